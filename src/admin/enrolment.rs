@@ -1,4 +1,4 @@
-//! Orders of operators about enrolments: invite a peer, and redeem a peer's token.
+//! Requests of operators about enrolments: to invite a peer, and to redeem a peer's token.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use super::Sources;
 use crate::api::peer::{Invitation, Token, WrittenLink};
 use crate::discovery::peer::enrolled::{EnrolledLink, GatewayAddress};
-use crate::discovery::peer::invitations::Keeping;
+use crate::discovery::peer::invitations::{Existing, Keeping, Terms};
 use crate::document::scalar;
 use crate::snapshot::policy::ListenerProtocol;
 
-/// How long an invitation is valid if the operator does not say.
+/// The default validity of an invitation.
 const VALID: Duration = Duration::from_secs(15 * 60);
 
-/// The parameters of a request.
+/// The query parameters of a request.
 type Query = BTreeMap<String, String>;
 
-/// Invites a peer.
+/// Creates the token with which a peer can be enrolled.
 pub fn invite(sources: &Sources, peer: &str, query: &Query) -> Result<Token, String> {
     let valid = match query.get("valid") {
         Some(text) => scalar::duration(text).map_err(|fault| format!("valid: {}", fault.message))?,
@@ -26,28 +26,38 @@ pub fn invite(sources: &Sources, peer: &str, query: &Query) -> Result<Token, Str
         Some(all) => all.split(',').map(str::to_owned).collect(),
         None => addresses(sources),
     };
-    let token = sources.enrolment.invite(peer, &addresses, valid, keeping(query))?;
+    let token = sources.enrolment.invite(peer, &addresses, valid, terms(query)?)?;
     Ok(Token { token, addresses, valid_seconds: valid.as_secs() })
 }
 
-/// Returns the state of the last invitation of a peer; `None` if there is none.
+/// Returns the state of the last invitation for a peer; `None` if there is none.
 pub fn invitation(sources: &Sources, peer: &str) -> Option<Invitation> {
     let (state, link) = sources.enrolment.invitation(peer)?;
     Some(Invitation { state: state.text().to_owned(), link: link.map(|link| written(peer, &link)) })
 }
 
-/// Redeems the token of a peer.
+/// Redeems a token that a peer has issued.
 pub async fn join(sources: &Sources, peer: &str, token: &str, query: &Query) -> Result<WrittenLink, String> {
-    let link = sources.enrolment.join(peer, token, keeping(query)).await?;
+    let link = sources.enrolment.join(peer, token, terms(query)?).await?;
     Ok(written(peer, &link))
 }
 
-fn keeping(query: &Query) -> Keeping {
-    if query.contains_key("print") { Keeping::Return } else { Keeping::Store }
+fn terms(query: &Query) -> Result<Terms, String> {
+    let keeping = if query.contains_key("print") { Keeping::Return } else { Keeping::Store };
+    let existing = match query.get("replace").map(String::as_str) {
+        None => Existing::Keep,
+        Some("" | "1" | "true") => Existing::Replace,
+        Some(other) => {
+            return Err(format!(
+                "replace: {other:?} is neither 1 nor true; omit the parameter to keep an existing link"
+            ));
+        }
+    };
+    Ok(Terms { keeping, existing })
 }
 
-/// Returns the addresses at which other organisations reach this gateway: those of the gateways of its network, or else those of
-/// its own listeners that take links.
+/// Returns the addresses at which other organisations reach this gateway: the addresses of its network's gateways, or if there
+/// are none, those of its own listeners that accept links.
 fn addresses(sources: &Sources) -> Vec<String> {
     let snapshot = sources.reader.latest();
     let network = snapshot.networks().get(&snapshot.policy.node.network);
@@ -69,7 +79,7 @@ fn addresses(sources: &Sources) -> Vec<String> {
     own.map(|(_, address)| address.to_string()).collect()
 }
 
-/// Returns a link as an operator writes it.
+/// Returns a link in the form in which an operator writes it into the config.
 fn written(peer: &str, link: &EnrolledLink) -> WrittenLink {
     let file = format!("{peer}.pem");
     let (identity, dialling) = (&link.identity, link.dialling_key());

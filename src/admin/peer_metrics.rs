@@ -1,19 +1,20 @@
-//! The metrics of peers (SPEC §18), made from their state at each scrape, so that a removed peer leaves no metrics.
+//! The metrics of peers (SPEC §18), computed from their state at each scrape, so that a removed peer leaves no metrics.
 
 use super::Sources;
 use super::peers::{Linked, PeerState};
 use crate::telemetry::exposition::{Exposition, Kind};
 
-/// Names and descriptions of the metrics.
+/// The names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 3] = [
     ("isthmus_peer_up", "1 if a link with the peer is live, else 0."),
     (
         "isthmus_peer_rtt_seconds",
-        "Time between the last heartbeat and its answer, of the fastest link with the peer; absent without a link.",
+        "Round-trip time of the last heartbeat on the fastest link with the peer, in seconds; absent without a link.",
     ),
     (
         "isthmus_peer_services",
-        "Services exchanged with a peer, by direction: `out` those of this mesh that it may reach, `in` those that it has given.",
+        "Services exchanged with a peer, by direction: `out` counts services of this mesh that the peer may reach, `in` counts \
+         services of the peer.",
     ),
 ];
 

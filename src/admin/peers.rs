@@ -1,4 +1,4 @@
-//! The peers, and what is exchanged with them, as the API shows them.
+//! The peers and the services exchanged with them, in the form of the API.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,30 +15,32 @@ use crate::snapshot::peer::{Peer, place_of};
 use crate::snapshot::service_view::ServiceView;
 use crate::telemetry::clock::rfc3339;
 
-/// Lines of services that are left out, of each peer.
+/// The largest number of lines in `left_out`, which lists the services that are not exchanged with a peer; further lines are
+/// omitted.
 const LEFT_OUT_MAX: usize = 100;
 
-/// The state of a peer: of its links, and without one, of what is left of its services.
+/// The state of a peer: the state of its links, or if there is no link, the state of its services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
     /// A link is live.
     Live,
-    /// A link is there, but heartbeats are not answered.
+    /// A link exists, but its heartbeats are not answered.
     Suspect,
     /// There is no link, and no service of the peer is known.
     Down,
     /// There is no link; the services of the peer stay in use.
     Stale,
-    /// There is no link for longer; the services count only where no other registry has a ready endpoint.
+    /// The link has been missing for longer than in the state `Stale`. An endpoint of the peer is used only for a service port
+    /// that has no ready endpoint in any other registry.
     Demoted,
-    /// The services of the peer have no endpoints.
+    /// The link has been missing for so long that no endpoint of the peer is used.
     Expired,
-    /// No identity and no roots of the peer are known.
+    /// The identity and the roots of the peer are unknown.
     NotEnrolled,
 }
 
 impl PeerState {
-    /// Returns the state of a peer, of its links and of its registry.
+    /// Returns the state of a peer from the states of its links and of its registry.
     pub(super) fn of(peer: &Peer, links: &[LinkStatus], registry: Option<&RegistryStatus>) -> Self {
         let has = |state: LinkState| links.iter().any(|link| link.state == state);
         if peer.who.is_none() {
@@ -78,7 +80,7 @@ pub(super) struct Linked {
 }
 
 impl Linked {
-    /// Returns the peers of the config in its order.
+    /// Returns the peers of the config, in the order of the file.
     pub(super) fn all(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStatus) -> Vec<Self> {
         let mut all = links.all();
         let one = |peer: &Arc<Peer>| {
@@ -91,7 +93,7 @@ impl Linked {
         snapshot.policy.peers.iter().map(one).collect()
     }
 
-    /// Returns when the peer came into its state.
+    /// Returns the time since which the peer has been in its state.
     fn since(&self) -> Option<SystemTime> {
         let of_state = |state| {
             let links = self.links.iter().filter(move |link| link.state == state);
@@ -107,27 +109,27 @@ impl Linked {
         }
     }
 
-    /// Returns why the peer is not live.
+    /// Returns the reason why the peer is not live.
     pub(super) fn problem(&self) -> Option<String> {
         let of_link = || self.links.iter().find_map(|link| link.problem.clone());
         let of_registry = || self.registry.as_ref().and_then(|registry| registry.problems.first().cloned());
         match self.state {
             PeerState::Live => None,
             PeerState::NotEnrolled => Some(format!(
-                "run `isthmus peer invite --name {}` here, and `isthmus peer join` with its token on the other side, or the other way \
-                 round",
+                "run `isthmus peer invite --name {}` here, and `isthmus peer join` with the printed token on the other side, \
+                 or vice versa",
                 self.peer.name
             )),
             _ => of_link().or_else(of_registry).or_else(|| Some("the peer has not connected yet".to_owned())),
         }
     }
 
-    /// Returns the clock skew of the link whose clock differs most.
+    /// Returns the largest clock skew of the peer's links in milliseconds.
     pub(super) fn clock_skew_ms(&self) -> Option<i64> {
         self.links.iter().filter_map(|link| link.clock_skew_ms).max_by_key(|skew| skew.unsigned_abs())
     }
 
-    /// Returns the shortest round trip.
+    /// Returns the shortest round-trip time of the peer's links.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         let live = self.links.iter().filter(|link| link.state != LinkState::Down);
         live.filter_map(|link| link.round_trip).min()
@@ -138,23 +140,24 @@ impl Linked {
         self.registry.as_ref().map_or(0, |registry| registry.items.services)
     }
 
-    /// Returns the services that one side offers and the other does not take, a sentence each.
+    /// Returns the services that one of the two meshes offers and the other refuses, one sentence each.
     pub(super) fn refused(&self) -> Vec<String> {
         let name = &self.peer.name;
         let lines = |link: &LinkStatus| {
             let theirs = link.refused.iter();
             let theirs = theirs.map(|(item, why)| format!("the peer {name} does not take {item}: {why}"));
             let ours = link.left_out.iter();
-            let ours = ours.map(|(item, why)| format!("{item} of the peer {name} is not taken: {why}"));
+            let ours = ours
+                .map(|(item, why)| format!("this gateway does not take {item} of the peer {name}: {why}"));
             theirs.chain(ours).collect::<Vec<_>>()
         };
-        // Replicas give and refuse the same items.
+        // The links of several replicas report the same items.
         let all: BTreeSet<String> = self.links.iter().flat_map(lines).collect();
         all.into_iter().collect()
     }
 }
 
-/// Returns the peers in the order of the file.
+/// Returns the peers in the order of the config file.
 pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStatus) -> Vec<api::peer::Peer> {
     let services = snapshot.services();
     let gateways = networks::gateways(snapshot);
@@ -219,7 +222,7 @@ pub fn peer(snapshot: &Snapshot, name: &str) -> Option<PeerDetail> {
     })
 }
 
-/// Returns the services of ours that a peer may reach, in order of exported name.
+/// Returns the services of this mesh that a peer may reach, in order of exported name.
 fn exported(snapshot: &Snapshot, peer: &str) -> Vec<Exchanged> {
     let all = snapshot.exports_to(peer).into_iter();
     all.map(|export| exchanged(export.name, export.service, &export.service.namespace)).collect()

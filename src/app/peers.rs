@@ -1,4 +1,4 @@
-//! The links with peers: connects the part that speaks with a peer to the registry that takes its services.
+//! The links with peers. This module connects the link protocol with the registries that hold the services of peers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use crate::discovery::peer::importer::{Done, Importer, Received, Refusals};
 use crate::discovery::peer::links::Links;
 use crate::net::handed::HandedOver;
 use crate::net::scope::Scope;
+use crate::telemetry::control::Control;
 use crate::tls::context::CertificateRotation;
 use crate::world::Reader;
 
-/// Hands what links receive to the registries of peers.
+/// Passes the updates that links receive to the registries of peers.
 struct Registries {
     inbox: Inbox,
     scope: Scope,
@@ -38,7 +39,7 @@ impl Importer for Registries {
     }
 
     fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool) {
-        // The link may have been dropped, so that nobody waits for this.
+        // The caller may be dropping the link, and a drop cannot wait. So a task does the work.
         let (inbox, peer, instance) = (self.inbox.clone(), peer.clone(), instance.clone());
         let why = why.to_owned();
         self.scope.spawn(async move { inbox.down(&peer, &instance, &why, forget).await });
@@ -50,51 +51,46 @@ impl Importer for Registries {
 }
 
 /// Starts the links of a config.
-pub(super) fn start(
+pub(super) async fn start(
     config: &Config,
     reader: &Reader,
     identity: &CertificateRotation,
     inbox: &Inbox,
     arrivals: mpsc::Receiver<HandedOver>,
+    control: &Arc<Control>,
     scope: &Scope,
 ) -> Result<Links, String> {
     let importer = Arc::new(Registries { inbox: inbox.clone(), scope: scope.clone() });
-    let links = Links::start(
-        reader.clone(),
-        identity.context(),
-        identity.roots(),
-        importer,
-        arrivals,
-        instance(config),
-        scope,
-    );
+    let links =
+        Links::start(reader.clone(), identity, importer, arrivals, instance(config), control.clone(), scope);
     let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
     links.read_times(config.aggregator.state.as_deref());
-    configure(&links, config);
+    configure(&links, config).await;
     Ok(links)
 }
 
 /// Applies the peers of a config.
-pub(super) fn configure(links: &Links, config: &Config) {
+pub(super) async fn configure(links: &Links, config: &Config) {
     let own = &config.policy.mesh.trust_domain;
     let state = config.aggregator.state.as_ref();
-    links.enrolment().configure(own, &suggested_name(config), &config.links, state);
     links.configure(own, &config.links, state.map(PathBuf::as_path));
+    links.enrolment().configure(own, &suggested_name(config), &config.links, state).await;
 }
 
-/// Returns the name that the other side of an enrolment may give us: our cluster's, else the first label of our trust domain.
+/// Returns the name that the other organisation of an enrolment may use for us: our cluster, or if it is empty, the first label
+/// of our trust domain.
 fn suggested_name(config: &Config) -> String {
     let cluster = config.policy.node.cluster.to_string();
     let domain = config.policy.mesh.trust_domain.as_str();
     if cluster.is_empty() { domain.split('.').next().unwrap_or(domain).to_owned() } else { cluster }
 }
 
-/// Parts from peers that the config does not have. To be called before their roots are removed.
+/// Ends the links with peers that are not in the config. Must be called before the roots of these peers are removed.
 pub(super) fn part(links: &Links, config: &Config) {
     links.part(&config.links);
 }
 
-/// Names this process among the replicas of the gateway.
+/// Returns the name of this process among the replicas of the gateway.
 fn instance(config: &Config) -> Arc<str> {
     use std::hash::{BuildHasher, RandomState};
     format!("{}-{:016x}", config.policy.node.name, RandomState::new().hash_one(())).into()

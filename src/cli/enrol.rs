@@ -1,4 +1,4 @@
-//! `isthmus peer invite` and `isthmus peer join`: two gateways are linked by a token.
+//! `isthmus peer invite` and `isthmus peer join`, which link two gateways by a token.
 
 use std::io::{self, Read as _, Write};
 use std::time::{Duration, Instant};
@@ -8,40 +8,46 @@ use clap::Args;
 use super::{Admin, Failure, client};
 use crate::api::peer::{Invitation, Peer, Token, WrittenLink};
 use crate::api::text::{clean, encoded, lasting};
+use crate::discovery::peer::enrolment::JOIN_WITHIN;
 
-/// How often a state is asked for again.
+/// The interval at which commands request the state of an enrolment or link while they wait for a change.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How long the exchange with the other side may take, at all addresses of a token.
-const JOIN_WITHIN: Duration = Duration::from_secs(120);
-/// How long `join` waits for the link.
+/// The time that `join` waits for the response of its own gateway. The gateway tries each address of the token, and responds
+/// within [`JOIN_WITHIN`].
+const ANSWERED_WITHIN: Duration = JOIN_WITHIN.saturating_add(Duration::from_secs(30));
+/// The time that `join` waits until the link is live.
 const LIVE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Shown behind the options of `invite`.
+/// The text below the options of `invite`.
 pub(super) const INVITE_EXAMPLES: &str = "Examples:
   isthmus peer invite --name west --address gw.east.example:15443
   isthmus peer invite --name west --address gw.east.example:15443 --print > west.txt   print the link instead of storing it
 
-Give the token to the operator of the other side over a channel that nobody else reads. It can be used once.";
+Give the token to the operator of the other gateway over a channel that nobody else can read. A token can be used once.";
 
-/// Shown behind the options of `join`.
+/// The text below the options of `join`.
 pub(super) const JOIN_EXAMPLES: &str = "Examples:
   isthmus peer join TOKEN --name east
-  isthmus peer join - --name east < token        read the token from the standard input";
+  isthmus peer join - --name east < token        read the token from the standard input
+  isthmus peer join TOKEN --name east --replace  in place of the link that the peer has";
 
 #[derive(Debug, Args)]
 pub(super) struct Invite {
-    /// Our name for the other side, as under `peers` of the config
+    /// Name of the other organisation, as under `peers` of the config
     #[arg(long, value_name = "NAME")]
     name: String,
-    /// Where the other side reaches this gateway [default: its listeners of protocol auto and hbone]
+    /// Address at which the other gateway reaches this gateway [default: the listeners of protocol auto and hbone]
     #[arg(long = "address", value_name = "HOST:PORT")]
     addresses: Vec<String>,
-    /// How long the token can be used
+    /// Time for which the token is valid
     #[arg(long, value_name = "TIME", default_value = "15m")]
     valid: String,
     /// Wait until the token is used, and print the link as configuration and roots instead of storing it
     #[arg(long)]
     print: bool,
+    /// Let the new link take the place of the one that the peer has
+    #[arg(long)]
+    replace: bool,
     #[command(flatten)]
     admin: Admin,
 }
@@ -51,12 +57,15 @@ pub(super) struct Join {
     /// The token of `isthmus peer invite`; `-` for the standard input
     #[arg(value_name = "TOKEN")]
     token: String,
-    /// Our name for the other side, as under `peers` of the config
+    /// Name of the other organisation, as under `peers` of the config
     #[arg(long, value_name = "NAME")]
     name: String,
     /// Print the link as configuration and roots instead of storing it
     #[arg(long)]
     print: bool,
+    /// Let the new link take the place of the one that the peer has
+    #[arg(long)]
+    replace: bool,
     #[command(flatten)]
     admin: Admin,
 }
@@ -69,22 +78,21 @@ pub(super) fn invite(arguments: &Invite, out: &mut impl Write) -> Result<(), Fai
     if !addresses.is_empty() {
         parameters.push(("address", &addresses));
     }
-    if arguments.print {
-        parameters.push(("print", "1"));
-    }
+    parameters.extend(switches([("print", arguments.print), ("replace", arguments.replace)]));
     let path = format!("/api/v1/peers/{}/invite", encoded(&arguments.name));
     let value = client::post(&admin, &format!("{path}?{}", client::query(&parameters)))?.json()?;
     let token: Token = client::typed(value)?;
     if !arguments.print {
         writeln!(out, "{}", token.token)?;
         return note(&format!(
-            "valid for {}, once, at {}; on the other side: isthmus peer join TOKEN --name NAME",
+            "the token can be used once within {}, at {}; the operator of the other gateway runs: isthmus peer join TOKEN \
+             --name NAME",
             lasting(token.valid_seconds),
             token.addresses.join(", ")
         ));
     }
     note(&format!(
-        "token: {}\nwaiting for {} until it is used …",
+        "token: {}\nwaiting up to {} until the token is used …",
         token.token,
         lasting(token.valid_seconds)
     ))?;
@@ -96,7 +104,7 @@ pub(super) fn invite(arguments: &Invite, out: &mut impl Write) -> Result<(), Fai
             (None, "open" | "redeemed") if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
             (None, state) => {
                 return Err(Failure::Wrong(format!(
-                    "the invitation of {} is {}",
+                    "there is no link with {}, because the invitation is {}",
                     arguments.name,
                     clean(state)
                 )));
@@ -113,9 +121,9 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
             .map_err(|error| Failure::Wrong(format!("cannot read the token: {error}")))?,
         token => token.to_owned(),
     };
-    let how = if arguments.print { "?print=1" } else { "" };
-    let path = format!("/api/v1/peers/{}/join{how}", encoded(&arguments.name));
-    let value = client::post_text(&admin, &path, token.trim(), JOIN_WITHIN)?.json()?;
+    let parameters: Vec<_> = switches([("print", arguments.print), ("replace", arguments.replace)]).collect();
+    let path = format!("/api/v1/peers/{}/join?{}", encoded(&arguments.name), client::query(&parameters));
+    let value = client::post_text(&admin, &path, token.trim(), ANSWERED_WITHIN)?.json()?;
     let link: WrittenLink = client::typed(value)?;
     if arguments.print {
         return print(&link, out);
@@ -139,7 +147,12 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
     }
 }
 
-/// Prints a link as configuration, and its roots.
+/// Returns the parameters of the API for the switches that are on.
+fn switches(all: [(&str, bool); 2]) -> impl Iterator<Item = (&str, &str)> {
+    all.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| (name, "1"))
+}
+
+/// Prints a link as configuration, followed by its roots.
 fn print(link: &WrittenLink, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "# Add these keys to the entry of the peer in the config.")?;
     lines(&link.config, out)?;
@@ -147,12 +160,12 @@ fn print(link: &WrittenLink, out: &mut impl Write) -> Result<(), Failure> {
     lines(&link.roots, out)
 }
 
-/// Prints lines without characters that a terminal would act on.
+/// Prints lines without characters that could control the terminal.
 fn lines(text: &str, out: &mut impl Write) -> Result<(), Failure> {
     text.lines().try_for_each(|line| Ok(writeln!(out, "{}", clean(line))?))
 }
 
-/// Writes a line beside the result, which may be piped.
+/// Writes a line to stderr, because stdout may be piped.
 fn note(text: &str) -> Result<(), Failure> {
     Ok(writeln!(io::stderr(), "{text}")?)
 }

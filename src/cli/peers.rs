@@ -1,4 +1,4 @@
-//! `isthmus peers`: other organisations, their links, and what is exchanged with them.
+//! `isthmus peers`: other organisations, the links with them, and the services exchanged with them.
 
 use std::io::Write;
 
@@ -21,7 +21,7 @@ const PEERS: [Column<Peer>; 9] = [
     ("LEFT OUT", |peer| peer.left_out.len().to_string()),
 ];
 
-/// A link with the name of its peer.
+/// A link, and the name of its peer.
 struct Row<'a> {
     peer: &'a str,
     link: &'a Link,
@@ -100,7 +100,9 @@ mod tests {
             imported: 2,
             links: vec![link],
             gateways: vec![Gateway { usable: true, ..Gateway::default() }, Gateway::default()],
-            left_out: vec!["the peer west does not take a.global: it is not imported".to_owned()],
+            left_out: vec![
+                "the peer west does not take a.global: no import rule matches the service".to_owned(),
+            ],
             ..Peer::default()
         };
         let south = Peer {
@@ -120,7 +122,7 @@ mod tests {
             "west  gw-1      192.0.2.1:15443  us          live   isthmus 0.1.0  1.25 ms     -12 ms  3      2",
             "",
             "west, left out:",
-            "  the peer west does not take a.global: it is not imported",
+            "  the peer west does not take a.global: no import rule matches the service",
             "",
             "south is not enrolled: no identity\\u{1b}\n",
         ];

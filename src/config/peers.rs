@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::aggregator::peer::spec::PeerSpec;
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::discovery::peer::enrolled::{Dialling, EnrolledLink};
-use crate::discovery::peer::options::LinkOptions;
+use crate::discovery::peer::options::{LinkOptions, Stored};
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::document::table::AnyKey;
@@ -26,13 +26,13 @@ use super::table::peers as keys;
 /// The peers, as each part of the program needs them.
 #[derive(Default)]
 pub(super) struct Peers {
-    /// Their names, identities and rules.
+    /// The names, identities and rules of the peers.
     pub(super) peers: Vec<Arc<Peer>>,
-    /// The roots that verify their identities.
+    /// The roots that verify the identities of each peer.
     pub(super) trust: Vec<PeerTrust>,
-    /// The ways in which the links come about.
+    /// The settings of the links with the peers.
     pub(super) links: Vec<LinkOptions>,
-    /// The registry of the services of each of them.
+    /// The registry of each peer's services.
     pub(super) registries: Vec<RegistrySpec>,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn read(
     peers
 }
 
-/// Reports what links need and the file lacks.
+/// Reports settings that links need and the file lacks.
 fn needed(
     root: &Fields<'_>,
     listeners: &[Arc<Listener>],
@@ -75,12 +75,12 @@ fn needed(
     problems: &mut Problems,
 ) {
     if root.at(&Root::IDENTITY).is_none() {
-        let fault = "found peers, but no identity, so there is no certificate to show them";
+        let fault = "found peers, but no identity, so the gateway has no certificate for links with peers";
         problems.error(position, list, fault);
     }
     let takes_links = listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni);
-    // An enrolment must not make the file illegal.
-    if peers.links.iter().any(|link| link.accept && !link.is_enrolled) && !takes_links {
+    // Enrolled links are left out: an enrolment must not make the file illegal.
+    if peers.links.iter().any(|link| link.accept && link.stored != Stored::InUse) && !takes_links {
         let fault = "found accept: true, but peers can connect only to a listener of protocol auto or hbone, and there is none";
         problems.error(position, list, fault);
     }
@@ -94,15 +94,19 @@ struct Enrolled {
     dialling: Dialling,
 }
 
+/// The error for an enrolment's stored link that cannot be used. The fault of the link has already been reported.
+struct Unusable;
+
 struct Reader<'r> {
     problems: &'r mut Problems,
     mesh: &'r Mesh,
-    /// The roots of files for this mesh.
+    /// The entries of `trust`. A peer's alias must differ from their trust domains.
     own_trust: &'r [TrustFile],
     /// The folder with the links of enrolments; `None`: there is none.
     state: Option<PathBuf>,
-    /// The positions of names and of trust domains as we know them, to find duplicates.
+    /// The positions of the peers' names, to find duplicates.
     names: HashMap<Arc<str>, Position>,
+    /// The positions of the trust domains or their aliases, to find duplicates.
     aliases: HashMap<TrustDomain, Position>,
     peers: Peers,
 }
@@ -124,19 +128,24 @@ impl Reader<'_> {
             && dial.is_none()
             && fields.at(&keys::Peer::DIAL).is_none()
         {
-            let fault = "found neither accept: true nor dial, so no link can come about";
+            let fault = "found neither accept: true nor dial, so there can be no link with the peer";
             self.problems.error(position, path, fault);
         }
         if who.is_some() != trust.is_some() {
             let (found, missing) = if who.is_some() { ("identity", "trust") } else { ("trust", "identity") };
             let fault = format!(
-                "found {found}, but no {missing}; expected both, or neither with `isthmus peer invite` and `join`"
+                "found {found}, but no {missing}; set both, or set neither and enrol the peer with `isthmus peer invite` and \
+                 `join`"
             );
             self.problems.error(position, path, fault);
         }
         let enrolled = self.enrolled(fields, &name, named.position, path);
-        let is_enrolled = enrolled.is_some();
-        if let Some(Enrolled { identity, roots, dialling }) = enrolled {
+        let stored = match &enrolled {
+            Ok(None) => Stored::Nothing,
+            Ok(Some(_)) => Stored::InUse,
+            Err(Unusable) => Stored::Unusable,
+        };
+        if let Ok(Some(Enrolled { identity, roots, dialling })) = enrolled {
             (who, trust) = (Some(identity), Some(roots));
             match dialling {
                 Dialling::Theirs => accept = true,
@@ -185,7 +194,7 @@ impl Reader<'_> {
             name: place.as_str().into(),
             cluster: ClusterId::new(&place),
             network: Network::new(&place),
-            // The registry itself keeps to networks below its own.
+            // The scope need not limit networks, because the name of each of this registry's networks begins with `place`.
             scope: RegistryScope {
                 services: Vec::new(),
                 networks: None,
@@ -204,18 +213,18 @@ impl Reader<'_> {
             trust_domain: fields.get(&keys::Peer::TRUST_DOMAIN),
             alias: fields.get(&keys::Peer::TRUST_ALIAS),
             trust,
-            is_enrolled,
+            stored,
         });
         self.peers.peers.push(peer);
     }
 
-    /// Reads who the peer is; `None` if that is left to an enrolment, or wrong.
+    /// Reads the identity of the peer; `None` if an enrolment has to provide it, or if the value is wrong.
     fn who(&mut self, fields: &Fields<'_>, path: &Path<'_>) -> Option<PeerIdentity> {
         let (gateway, node) = fields.found(&keys::Peer::IDENTITY)?;
         let of_gateway = TrustDomain::parse(gateway.trust_domain()).ok()?;
         let trust_domain = fields.get(&keys::Peer::TRUST_DOMAIN).unwrap_or_else(|| of_gateway.clone());
         if trust_domain != of_gateway {
-            let fault = format!("found {node}, which is not of the trustDomain {trust_domain}");
+            let fault = format!("found {node}, which is not in the trustDomain {trust_domain}");
             self.problems.error(node.position, &path.key(keys::Peer::IDENTITY.name()), fault);
         }
         let written = fields.found(&keys::Peer::TRUST_ALIAS);
@@ -229,22 +238,23 @@ impl Reader<'_> {
         Some(PeerIdentity { gateway, trust_domain, alias })
     }
 
-    /// Notes that a peer's trust domain is known as `alias`, or says why it cannot be.
+    /// Records the alias of a peer's trust domain. The error says why the alias cannot be used.
     fn take_alias(&mut self, alias: &TrustDomain, position: Position) -> Result<(), String> {
         if *alias == self.mesh.trust_domain {
             return Err(format!(
-                "the trust domain {alias} is this mesh's own; give the peer's another name with trustAlias"
+                "the trust domain {alias} is that of this mesh; give the trust domain of the peer another name with trustAlias"
             ));
         }
         if self.own_trust.iter().any(|file| file.trust_domain == *alias) {
             return Err(format!(
-                "the trust domain {alias} has roots of its own in trust; give the peer's another name with trustAlias, or \
-                 leave it out there"
+                "the trust domain {alias} also has roots in trust; give the trust domain of the peer another name with \
+                 trustAlias, or remove {alias} from trust"
             ));
         }
         match self.aliases.get(alias) {
             Some(first) => Err(format!(
-                "two peers have the trust domain {alias}, first at {}; name one of them with trustAlias",
+                "two peers have the trust domain {alias}; first at {}; give it another name for one of the peers with \
+                 trustAlias",
                 self.problems.place(*first)
             )),
             None => {
@@ -254,26 +264,23 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the link that an enrolment has stored for a peer of which the file does not say who it is. What is wrong with it
-    /// is a warning, and the peer is not enrolled: the rest of the file is used.
+    /// Reads the link that an enrolment has stored for a peer whose identity the file does not give. A fault of the stored link
+    /// is only a warning: the peer then counts as not enrolled, and the rest of the file is used.
     fn enrolled(
         &mut self,
         fields: &Fields<'_>,
         name: &str,
         position: Position,
         path: &Path<'_>,
-    ) -> Option<Enrolled> {
+    ) -> Result<Option<Enrolled>, Unusable> {
         let is_written =
             fields.at(&keys::Peer::IDENTITY).is_some() || fields.at(&keys::Peer::TRUST).is_some();
-        let state = self.state.clone().filter(|_| !is_written)?;
-        match self.load_enrolled(fields, name, position, &state) {
-            Ok(enrolled) => enrolled,
-            Err(fault) => {
-                let fault = format!("the link that was stored when {name} was enrolled is not used: {fault}");
-                self.problems.warn(position, path, fault);
-                None
-            }
-        }
+        let Some(state) = self.state.clone().filter(|_| !is_written) else { return Ok(None) };
+        self.load_enrolled(fields, name, position, &state).map_err(|fault| {
+            let fault = format!("the link that was stored when {name} was enrolled is not used: {fault}");
+            self.problems.warn(position, path, fault);
+            Unusable
+        })
     }
 
     fn load_enrolled(
@@ -288,7 +295,7 @@ impl Reader<'_> {
             TrustDomain::parse(link.identity.trust_domain()).map_err(|error| error.to_string())?;
         if let Some(wanted) = fields.get(&keys::Peer::TRUST_DOMAIN).filter(|wanted| *wanted != trust_domain) {
             return Err(format!(
-                "the peer is of the trust domain {trust_domain}, and trustDomain is {wanted}"
+                "the peer has the trust domain {trust_domain}, but the key trustDomain is {wanted}"
             ));
         }
         let alias = fields.get(&keys::Peer::TRUST_ALIAS).unwrap_or_else(|| trust_domain.clone());

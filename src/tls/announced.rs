@@ -1,5 +1,6 @@
-//! The roots that peers have announced, in the state folder: `peers/NAME.roots.pem`. A gateway that starts while a peer has
-//! other roots than its file says verifies the peer by those that it announced last, until its link is back.
+//! The roots that peers have announced, stored in the state folder as `peers/NAME.roots.pem`. A peer may have announced other
+//! roots than those of its configured file. After a restart, the gateway verifies such a peer with the stored roots, until the
+//! link is open again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,18 +11,18 @@ use super::root_file::{FOLDER, RootFile};
 use super::roots::{Announced, PeerTrust, RootStore, kept_text};
 use crate::net::whole_file::{remove, set_aside};
 
-/// The kind of the file.
+/// The kind of file that the first line names.
 const KIND: &str = "peer roots";
 
-/// The end of the name of a file, behind the name of the peer.
+/// The suffix of file names, after the name of the peer.
 const SUFFIX: &str = ".roots.pem";
 
 fn path(state: &Path, peer: &str) -> PathBuf {
     state.join(FOLDER).join(format!("{peer}{SUFFIX}"))
 }
 
-/// Applies the roots that were kept for peers that have announced none to this process. A file that cannot be used is named in
-/// the status, and set aside if it is damaged.
+/// Applies the kept roots of peers that have announced no roots to this process. A file that cannot be used is reported in the
+/// status; a damaged file is also set aside.
 pub(super) async fn restore(store: &RootStore, state: &Path) {
     let known = store.roots.borrow().clone();
     let missing: Vec<PeerTrust> = known
@@ -35,7 +36,9 @@ pub(super) async fn restore(store: &RootStore, state: &Path) {
         forget_others(&state, &names);
         missing.into_iter().map(|peer| (read(&path(&state, &peer.peer), &peer), peer)).collect::<Vec<_>>()
     });
-    let Ok(read) = reading.await else { return tracing::error!("reading the announced roots panicked") };
+    let Ok(read) = reading.await else {
+        return tracing::error!("internal error: reading the announced roots of peers panicked");
+    };
     for (read, peer) in read {
         let restored = match read {
             Ok(Some(announced)) => store.restore(&peer.alias, announced),
@@ -45,14 +48,15 @@ pub(super) async fn restore(store: &RootStore, state: &Path) {
         if let Err(fault) = restored {
             let name = &peer.peer;
             let text = format!(
-                "the roots that the peer {name} announced to an earlier process are not used: {fault}"
+                "the stored roots that the peer {name} announced before the last start are not used: {fault}"
             );
             store.problem(&kept_text(&peer.alias), text);
         }
     }
 }
 
-/// Removes what peers announced that are no peers any more: a peer that is added again begins with the roots of its file. Blocks.
+/// Removes the files of peers that are not configured. A peer that is added again begins with the roots of its configured file.
+/// Blocks.
 fn forget_others(state: &Path, peers: &BTreeSet<String>) {
     let Ok(folder) = fs::read_dir(state.join(FOLDER)) else { return };
     for file in folder.flatten() {
@@ -64,10 +68,10 @@ fn forget_others(state: &Path, peers: &BTreeSet<String>) {
     }
 }
 
-/// Reads the roots of a peer; `None` if none were kept, or those of another trust domain. Blocks.
+/// Reads the stored roots of a peer; `None` if there are none, or if they are of another trust domain. Blocks.
 fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
-    let file =
-        RootFile::load(path, KIND).map_err(|fault| format!("{fault}; it is kept as {}", set_aside(path)))?;
+    let file = RootFile::load(path, KIND)
+        .map_err(|fault| format!("{fault}; the file is not used and was renamed to {}", set_aside(path)))?;
     let Some(file) = file else { return Ok(None) };
     let is_of_peer = file.field("alias") == Some(peer.alias.as_str())
         && file.field("trustDomain") == Some(peer.trust_domain.as_str());
@@ -75,7 +79,7 @@ fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
     Ok(base.filter(|_| is_of_peer).map(|base| Announced { roots: file.roots, base }))
 }
 
-/// Keeps what peers announce from here on.
+/// Writes the announced roots of each peer to the peer's file, whenever the roots change.
 pub(super) async fn keep(store: RootStore, state: PathBuf) {
     let mut changes = store.roots.subscribe();
     let mut kept: BTreeMap<PathBuf, Option<RootFile>> = BTreeMap::new();
@@ -85,7 +89,8 @@ pub(super) async fn keep(store: RootStore, state: PathBuf) {
             let kept = |(peer, announced): (&PeerTrust, Option<&Announced>)| {
                 (path(&state, &peer.peer), announced.map(|announced| file(peer, announced)))
             };
-            // While a peer's own file cannot be read, nobody knows whether what is kept goes with it.
+            // Whether kept roots are valid depends on the peer's configured file. While that file cannot be read, the kept
+            // roots stay.
             let is_known = |(peer, announced): &(&PeerTrust, Option<&Announced>)| {
                 announced.is_some() || peer.roots.is_none() || roots.of_peers.contains_key(&peer.alias)
             };
@@ -99,7 +104,7 @@ pub(super) async fn keep(store: RootStore, state: PathBuf) {
         kept = next;
         let writing = tokio::task::spawn_blocking(move || changed.into_iter().for_each(write));
         if writing.await.is_err() {
-            tracing::error!("writing the announced roots panicked");
+            tracing::error!("internal error: writing the announced roots of peers panicked");
         }
         if changes.changed().await.is_err() {
             return;
@@ -107,14 +112,14 @@ pub(super) async fn keep(store: RootStore, state: PathBuf) {
     }
 }
 
-/// Writes a file, or removes it. Blocks.
+/// Writes a file, or removes it if there are no roots. Blocks.
 fn write((path, file): (PathBuf, Option<RootFile>)) {
     let written = match file {
         Some(file) => file.store(&path, KIND),
         None => remove(&path),
     };
     if let Err(error) = written {
-        tracing::error!("{}: the roots that a peer has announced cannot be kept: {error}", path.display());
+        tracing::error!("cannot store the roots that a peer announced in {}: {error}", path.display());
     }
 }
 
@@ -161,7 +166,7 @@ mod tests {
         certificates(authority.certificate_pem().as_bytes()).expect("PEM")
     }
 
-    /// A store of a process that knows the peer west by this file.
+    /// Returns the store of a process whose file for the peer west has these roots.
     fn store(of_file: &[CertificateDer<'static>]) -> RootStore {
         let store = RootStore::of(Map::new());
         let west = PeerTrust {
@@ -177,7 +182,7 @@ mod tests {
         store
     }
 
-    /// Runs the keeper until the file is there, or is not.
+    /// Runs [`keep`] until the file exists, or with `is_there` false until it does not exist.
     async fn kept(store: &RootStore, state: &Path, is_there: bool) {
         let waiting = async {
             while path(state, "west").exists() != is_there {
@@ -203,7 +208,7 @@ mod tests {
         let other = store(&root());
         restore(&other, state).await;
         assert!(other.announced(&domain("alias")).is_empty(), "the operator has replaced the file");
-        // Nothing is announced any more.
+        // The peer withdraws the announced roots.
         second.announce(&domain("alias"), Vec::new()).expect("good");
         kept(&second, state, false).await;
     }
@@ -246,8 +251,11 @@ mod tests {
         let second = store(&old);
         restore(&second, state).await;
         assert!(second.announced(&domain("alias")).is_empty());
-        let problem = second.status.borrow().problems["trust of alias kept from its link"].clone();
-        assert!(problem.contains("it is damaged") && problem.contains("west.roots.pem.damaged"), "{problem}");
+        let problem = second.status.borrow().problems["trust of alias (stored roots)"].clone();
+        assert!(
+            problem.contains("the file is damaged") && problem.contains("west.roots.pem.damaged"),
+            "{problem}"
+        );
         assert!(!file.exists() && state.join("peers/west.roots.pem.damaged").exists());
         second.announce(&domain("alias"), root()).expect("good");
         assert!(second.status.borrow().problems.is_empty(), "the link has said it again");

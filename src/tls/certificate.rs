@@ -13,15 +13,15 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::model::identity::{Identity, IdentityError};
 
-/// Characters in a line of PEM (RFC 7468 §2).
+/// The number of characters in a line of PEM (RFC 7468 §2).
 const PEM_LINE: usize = 64;
 
 /// A certificate of this gateway, with its key.
 #[derive(Debug)]
 pub struct Certificate {
-    /// The SPIFFE ID in its URI.
+    /// The SPIFFE ID in the certificate's URI.
     pub identity: Identity,
-    /// When it is valid.
+    /// The time span in which the certificate is valid.
     pub validity: Validity,
     /// The serial number in hexadecimal digits.
     pub serial: String,
@@ -33,16 +33,19 @@ impl Certificate {
     /// Returns an error text if `expected` is another identity.
     pub(super) fn is_not_of(&self, expected: Option<&Identity>) -> Option<String> {
         let expected = expected.filter(|expected| **expected != self.identity)?;
-        Some(format!("its identity is {}, but the node's is {expected}", self.identity))
+        Some(format!(
+            "the identity of the certificate is {}, but node and mesh.trustDomain require {expected}",
+            self.identity
+        ))
     }
 }
 
 /// The validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// Valid from this time.
+    /// The certificate is valid from this time.
     pub not_before: SystemTime,
-    /// Valid until this time.
+    /// The certificate is valid until this time.
     pub not_after: SystemTime,
 }
 
@@ -64,16 +67,16 @@ impl Validity {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateFault {
     /// The text is not PEM.
-    #[error("it is not a PEM file of certificates: {0}")]
+    #[error("found no valid PEM with certificates: {0}")]
     Pem(rustls::pki_types::pem::Error),
     /// The chain has no certificate.
-    #[error("it has no certificate")]
+    #[error("found no certificate")]
     Empty,
     /// The key is malformed or of an unknown kind.
-    #[error("the key is not a PEM file with one private key: {0}")]
+    #[error("found no valid PEM with one private key: {0}")]
     Key(rustls::pki_types::pem::Error),
     /// The key does not belong to the certificate.
-    #[error("the certificate and the key do not belong together, or the key cannot be used: {0}")]
+    #[error("the key does not match the certificate, or is not usable: {0}")]
     Pair(rustls::Error),
     /// The certificate is malformed.
     #[error("the certificate cannot be read")]
@@ -166,7 +169,7 @@ pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, Identit
     let names = parsed.subject_alternative_name().map_err(|_| IdentityFault::Malformed)?;
     let mut uris = names.iter().flat_map(|names| &names.value.general_names).filter_map(|name| match name {
         GeneralName::URI(uri) => Some(Ok(*uri)),
-        // A URI that is not text counts as one: if it were skipped, a second URI would be the only one.
+        // A URI with illegal characters counts too: if it were skipped, a second URI would pass as the only one.
         GeneralName::Invalid(_, _) => Some(Err(IdentityFault::Malformed)),
         _ => None,
     });

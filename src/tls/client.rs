@@ -1,6 +1,6 @@
-//! TLS to servers that the operator names, such as etcd: verified against roots from files, with a client
-//! certificate if the server asks for one. Such a server is identified by its DNS name, not by a SPIFFE ID. And TLS to gateways
-//! of a trust domain ([`mutual`]), which have a SPIFFE ID.
+//! TLS to servers that the operator names, such as etcd. Such a server is verified by its DNS name and by roots from files, and
+//! gets a client certificate if it asks for one. [`mutual`] is for TLS to gateways of a trust domain, which are identified by
+//! SPIFFE IDs.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ use crate::net::latest::Latest;
 pub struct Files {
     /// The PEM file of the roots that verify the server's certificate.
     pub roots: PathBuf,
-    /// The client certificate; `None`: the client shows none.
+    /// The client certificate; `None`: the client has no certificate.
     pub certificate: Option<CertificateFiles>,
 }
 
@@ -68,7 +68,7 @@ impl CertificateFiles {
         let chain = certificates(&read(&self.chain)?)
             .map_err(|fault| format!("{}: {fault}", self.chain.display()))?;
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|fault| {
-            format!("{}: it is not a PEM file with a private key: {fault}", self.key.display())
+            format!("{}: found no valid PEM with a private key: {fault}", self.key.display())
         })?;
         Ok((chain, key))
     }
@@ -78,18 +78,18 @@ impl CertificateFiles {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFault {
     /// A root cannot be used; roots are counted from 1.
-    #[error("root {0} cannot be used: {1}")]
+    #[error("root certificate {0} cannot be used: {1}")]
     Root(usize, rustls::Error),
     /// The client certificate or its key cannot be used.
-    #[error("the certificate and the key do not belong together, or the key cannot be used: {0}")]
+    #[error("the key does not match the certificate, or is not usable: {0}")]
     OwnCertificate(rustls::Error),
     /// The cryptography provider does not support the protocol versions.
     #[error("{0}")]
     Provider(rustls::Error),
 }
 
-/// Makes a config of a client that trusts servers whose certificates chain to `roots`, and shows `own` to
-/// servers that ask for a certificate.
+/// Makes a client config that trusts servers whose certificates chain to `roots`. The client presents `own` to servers that ask
+/// for a certificate.
 pub fn config(
     roots: &[CertificateDer<'static>],
     own: Option<OwnCertificate>,
@@ -109,9 +109,9 @@ pub fn config(
     Ok(Arc::new(config))
 }
 
-/// Makes a config of a client of one trust domain's servers: it shows the newest certificate of this gateway, and accepts the
-/// certificates that the newest roots of `domain` verify. Whose the server is, [`Proof::of_server`](super::proof::Proof) says.
-/// The hello has no server name, and no session is resumed.
+/// Makes a client config for servers of one trust domain. The client presents the newest certificate of this gateway, and
+/// accepts a server certificate that the newest roots of `domain` verify. [`Proof::of_server`](super::proof::Proof) then
+/// returns the server's identity. The ClientHello has no server name, and no session is resumed.
 pub fn mutual(
     certificate: Latest<Certificate>,
     trust: Latest<TrustBundles>,
@@ -136,7 +136,7 @@ pub fn mutual(
 #[derive(Debug)]
 struct DomainVerifier {
     trust: Latest<TrustBundles>,
-    /// The trust domain under which the servers' identities are known.
+    /// The name by which this mesh knows the trust domain of the servers.
     domain: TrustDomain,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -174,7 +174,7 @@ impl ResolvesClientCert for Newest {
     }
 }
 
-/// Returns a name for servers that are known by their identity or key: it is not sent, and not compared.
+/// Returns a placeholder name for servers that are identified by SPIFFE ID or key. The name is neither sent nor compared.
 pub fn no_name() -> ServerName<'static> {
     ServerName::from(Ipv4Addr::UNSPECIFIED)
 }
@@ -183,7 +183,7 @@ pub fn no_name() -> ServerName<'static> {
 pub fn server_name(host: &Host) -> Result<ServerName<'static>, InvalidDnsNameError> {
     match host {
         Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
-        // URLs have one address.
+        // A URL has one address, so this case does not occur.
         Host::Ips(ips) => {
             let first = ips.first().copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
             Ok(ServerName::IpAddress(first.into()))

@@ -1,6 +1,6 @@
-//! A development CA that issues SPIFFE workload certificates (X.509-SVID), for `isthmus certs`, `isthmus
-//! demo` and tests. Input and output are values and PEM texts; `cli::certs` owns the files. Not for
-//! production: the CA's key is kept in a plain file.
+//! A development CA that issues SPIFFE workload certificates (X.509-SVID), for `isthmus certs`, `isthmus demo` and tests. Input
+//! and output are values and PEM texts; `cli::certs` owns the files. The CA is not for production, because its key is in a
+//! plain file.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -18,7 +18,8 @@ use crate::model::name::{NamePattern, PatternError};
 
 /// The validity of a CA in days.
 const AUTHORITY_DAYS: u32 = 3650;
-/// How long before the present certificates become valid, for clients whose clock is behind.
+/// How long before the issue of a certificate its validity begins, so that gateways whose clocks are behind accept a new
+/// certificate.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 const SECONDS_PER_DAY: u64 = 86_400;
 
@@ -29,7 +30,7 @@ pub enum DevelopmentError {
     #[error("the identity is illegal: {0}")]
     Identity(#[from] IdentityError),
     /// The identity is of another trust domain than the CA.
-    #[error("{0} is not of the trust domain {1}")]
+    #[error("{0} is not in the trust domain {1}")]
     TrustDomain(Identity, TrustDomain),
     /// A further subject name is malformed.
     #[error("'{0}' is not a DNS name: {1}")]
@@ -37,13 +38,13 @@ pub enum DevelopmentError {
     /// The key of the CA is malformed.
     #[error("the CA's key is not a private key in PEM")]
     Key(#[source] rcgen::Error),
-    /// The certificate of the CA is malformed, or was not made by this program.
+    /// The certificate of the CA is malformed.
     #[error("the CA's certificate is not a certificate in PEM")]
     Certificate,
     /// The CA's key does not belong to its certificate.
     #[error("the CA's certificate does not belong to the CA's key")]
     Pair,
-    /// The CA is of another trust domain.
+    /// The CA is of another trust domain, or was not made by this program.
     #[error("the CA was not made by isthmus for the trust domain {0}")]
     Foreign(TrustDomain),
     /// Signing failed.
@@ -58,7 +59,7 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A workload's certificate, without that of its CA, and its key.
+/// A workload's certificate, without the certificate of its CA, and its key.
 pub struct Issued {
     /// The certificate in PEM.
     pub certificate_pem: String,
@@ -84,8 +85,8 @@ impl Authority {
         let key = KeyPair::from_pem(key).map_err(DevelopmentError::Key)?;
         let found = anchor(certificate).ok_or(DevelopmentError::Certificate)?;
         let params = authority_params(&trust_domain)?;
-        // A certificate made again with the same key and trust domain differs from the file only in time and
-        // signature.
+        // The certificate is made again from the key and the trust domain. If the certificate in the file was made from the
+        // same two, both certificates have the same public key and subject.
         let again = params.self_signed(&key).map_err(DevelopmentError::Sign)?.pem();
         let again = anchor(&again).ok_or(DevelopmentError::Certificate)?;
         if found.public_key != again.public_key {
@@ -121,7 +122,7 @@ impl Authority {
         self.sign(identity, names, days)
     }
 
-    /// Issues a certificate for any identity, as an authority does that does not keep to its trust domain.
+    /// Issues a certificate for any identity, even outside the CA's trust domain, as a dishonest authority would.
     pub(super) fn sign(
         &self,
         identity: &Identity,
@@ -155,7 +156,7 @@ fn authority_params(trust_domain: &TrustDomain) -> Result<CertificateParams, Dev
     Ok(params)
 }
 
-/// Returns parameters with nothing but the validity set.
+/// Returns certificate parameters that have only the validity set.
 fn params(days: u32) -> CertificateParams {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let epoch = date_time_ymd(1970, 1, 1);

@@ -1,4 +1,4 @@
-//! Certificates and roots in PEM files: read again when they change, however they are replaced.
+//! Certificates and roots in PEM files. A file is read again after each change, whether it was replaced or written in place.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::telemetry::clock::rfc3339;
 /// The size limit of a PEM file in bytes.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// Returns the files that options name.
+/// Returns the paths that the options name.
 pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
     let of_peers = options.peers.iter().filter_map(|peer| peer.roots.clone());
     let mut paths: Vec<PathBuf> =
@@ -33,12 +33,12 @@ pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
     paths
 }
 
-/// How long reading the files may take.
+/// The time limit for reading the files.
 pub const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Reads of one source that may hang at the same time.
+/// The largest number of reads of one source that may hang at the same time.
 const READINGS: usize = 3;
 
-/// Reads the files of one source; a read that hangs is given up.
+/// Reads the files of one source. A read that hangs is abandoned after [`READ_WITHIN`].
 #[derive(Clone)]
 pub(super) struct Reader {
     options: Options,
@@ -59,16 +59,16 @@ impl Reader {
         }
     }
 
-    /// Reads the files and applies them; for a file that cannot be read the last contents stay in use.
+    /// Reads the files and applies them. If a file cannot be read, its last contents stay in use.
     pub(super) async fn read(&self) {
         let (options, sink) = (self.options.clone(), self.sink.clone());
         if let Err(unread) = self.readings.read(READ_WITHIN, move || take_all(&options, &sink)).await {
-            self.sink.failed(format!("cannot be read from its files: {unread}"));
+            self.sink.failed(format!("cannot read the files of the certificate and the roots: {unread}"));
         }
     }
 }
 
-/// Applies the present contents of the files. For a file that cannot be read the last contents stay in use.
+/// Applies the present contents of the files. If a file cannot be read, its last contents stay in use.
 fn take_all(options: &Options, sink: &Sink) {
     if let Some(Source::Files { certificate, key }) = &options.source {
         match read_pair(certificate, key, sink.provider()) {
@@ -98,7 +98,7 @@ fn files_of_peers(options: &Options) -> impl Iterator<Item = (&TrustDomain, &Pat
     options.peers.iter().filter_map(|peer| Some((&peer.alias, peer.roots.as_deref()?)))
 }
 
-/// Reads files of roots. For a file that cannot be read its last contents stay.
+/// Reads files of roots. If a file cannot be read, its last contents stay in use.
 fn take_roots<'a>(
     files: impl Iterator<Item = (&'a TrustDomain, &'a Path)>,
     last: &BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
@@ -130,7 +130,9 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
         let problem = match read_pair(certificate, key, &provider()) {
             Ok(found) => found.is_not_of(options.expected.as_ref()).or_else(|| {
                 let (until, over) = (found.validity.not_after, found.validity.is_over(SystemTime::now()));
-                over.then(|| format!("{}: it expired at {}", certificate.display(), rfc3339(until)))
+                over.then(|| {
+                    format!("{}: the certificate expired at {}", certificate.display(), rfc3339(until))
+                })
             }),
             Err(problem) => Some(problem),
         };
@@ -149,7 +151,8 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
             Err(problem) => problems.push((trust_of(domain), problem)),
         }
     }
-    // Trust domains of this mesh may have roots in common, as while one takes the place of another.
+    // Only shared roots of peers are a problem. Trust domains of this mesh may share roots, for example while a new trust
+    // domain replaces an old one.
     let found = shared(read.iter().map(|(domain, roots)| (*domain, roots)));
     let found = found.into_iter().filter(|(domain, _)| is_of_peer(domain));
     problems.extend(found.map(|(domain, problem)| (trust_of(&domain), problem)));

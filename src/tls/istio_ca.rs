@@ -35,10 +35,11 @@ use crate::telemetry::clock::rfc3339;
 
 /// The deadline of one attempt, from the look-up of the name to the response.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Reads of the authority's files that may hang at the same time.
+/// The largest number of reads of the authority's files that may hang at the same time.
 const READINGS: usize = 3;
-/// Limits of a response: certificates of the chain without root, and roots.
+/// The largest number of certificates in the chain of a response, without the root.
 const CHAIN_MAX: usize = 16;
+/// The largest number of roots in a response.
 const ROOTS_MAX: usize = 256;
 
 const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
@@ -48,36 +49,38 @@ const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 enum IstioCaFault {
     #[error("{0}")]
     File(String),
-    #[error("the token in {0} is empty, or has characters that cannot be sent")]
+    #[error("the token in {0} is empty, or has characters that an HTTP header cannot have")]
     Token(String),
-    #[error("the name of the cluster cannot be sent")]
+    #[error("node.cluster has characters that an HTTP header cannot have")]
     Cluster,
-    #[error("its address has no name to verify")]
+    #[error(
+        "the host in the address is not a legal name, so the certificate of the authority cannot be verified"
+    )]
     Address(#[from] InvalidDnsNameError),
-    #[error("making a key failed: {0}")]
+    #[error("cannot generate a key: {0}")]
     Key(#[from] rcgen::Error),
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot connect: {0}")]
     Unreachable(io::Error),
-    #[error("TLS with it failed: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(String),
     #[error("there was no answer within {} s", ATTEMPT.as_secs())]
     Late,
     #[error("{0}")]
     Call(#[from] CallFault),
-    #[error("its answer is invalid: {0}")]
+    #[error("the answer is invalid: {0}")]
     Answer(#[from] AnswerFault),
 }
 
 /// The reason why a response is not accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum AnswerFault {
-    #[error("it holds {0} items, but at least a certificate and a root are required")]
+    #[error("number of certificates: {0}; expected at least 2, a certificate and a root")]
     NoRoot(usize),
-    #[error("it holds more than {CHAIN_MAX} certificates and {ROOTS_MAX} roots")]
+    #[error("found more than {CHAIN_MAX} certificates and {ROOTS_MAX} roots")]
     TooLong,
-    #[error("item {0}: {1}")]
+    #[error("certificate {0}: {1}")]
     Item(usize, String),
-    #[error("root {0} cannot be used: {1}")]
+    #[error("root certificate {0} cannot be used: {1}")]
     Root(usize, String),
     #[error("{0}")]
     Certificate(String),
@@ -205,7 +208,7 @@ async fn connect(
     let host = origin.host().unwrap_or_default().trim_matches(['[', ']']);
     let name = ServerName::try_from(host.to_owned())?;
     let config = client::config(&roots, None, provider, &[b"h2"]).map_err(|fault| match fault {
-        ConfigFault::Root(..) => IstioCaFault::Tls(format!("{fault}, of its file")),
+        ConfigFault::Root(..) => IstioCaFault::Tls(format!("{fault} (identity.istioCa.roots)")),
         ConfigFault::OwnCertificate(_) | ConfigFault::Provider(_) => IstioCaFault::Tls(fault.to_string()),
     })?;
     let port = origin.port_u16().unwrap_or_default();
@@ -213,7 +216,7 @@ async fn connect(
     client::secure(stream, name, config).await.map_err(IstioCaFault::Tls)
 }
 
-/// Returns the certificate for `key` and the roots of a response.
+/// Parses a response. Returns its certificate, which must be for `key`, and its roots.
 fn read_answer(
     items: &[String],
     key: &KeyPair,

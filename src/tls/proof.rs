@@ -1,4 +1,4 @@
-//! The identity that a peer has proven in a TLS handshake, and the check of it against newer roots.
+//! The identity that the other party of a TLS handshake has proven, and the check of that identity against newer roots.
 
 use std::io;
 
@@ -9,29 +9,30 @@ use super::trust::{Shower, TrustBundles, describe};
 use crate::model::identity::Identity;
 use crate::net::latest::Latest;
 
-/// A verified peer: its identity and certificates.
+/// A verified party of a TLS connection: its identity and certificates.
 #[derive(Debug)]
 pub struct Proof {
-    /// The SPIFFE ID of the peer's certificate, as it is known here.
+    /// The SPIFFE ID of the certificate; for a certificate of a peer, with our alias in place of the trust domain.
     pub identity: Identity,
-    /// True if the identity is of a trust domain of a peer of the mesh.
+    /// True if the identity belongs to a peer of this mesh.
     pub is_of_peer: bool,
     shower: Shower,
-    /// The certificate chain that the peer sent, leaf first.
+    /// The certificate chain that the party sent, leaf first.
     chain: Vec<CertificateDer<'static>>,
     /// The time of the handshake, at which the chain was verified.
     verified: UnixTime,
 }
 
 impl Proof {
-    /// Takes the client's identity from a handshake that a [`mutual`](super::server::mutual) server has completed; the error text
-    /// says why there is none. `trust` is marked as seen before the handshake; roots that changed since verify the chain again.
+    /// Returns the client's identity after a handshake that a [`mutual`](super::server::mutual) server has completed; the error
+    /// text says why there is no identity. [`Latest::see`] must have been called on `trust` before the handshake: if newer
+    /// roots were published since then, the chain is verified again against them.
     pub fn of(session: &ServerConnection, trust: &mut Latest<TrustBundles>) -> Result<Self, String> {
         Self::new(Shower::Client, session.peer_certificates().unwrap_or_default(), trust)
     }
 
-    /// Takes the server's identity from a handshake that a [`mutual`](super::client::mutual) client has completed, as
-    /// [`of`](Self::of) does.
+    /// Returns the server's identity after a handshake that a [`mutual`](super::client::mutual) client has completed. The same
+    /// conditions apply as for [`of`](Self::of).
     pub fn of_server(session: &ClientConnection, trust: &mut Latest<TrustBundles>) -> Result<Self, String> {
         Self::new(Shower::Server, session.peer_certificates().unwrap_or_default(), trust)
     }
@@ -41,7 +42,7 @@ impl Proof {
         chain: &[CertificateDer<'_>],
         trust: &mut Latest<TrustBundles>,
     ) -> Result<Self, String> {
-        let (leaf, rest) = chain.split_first().ok_or("the caller showed no certificate")?;
+        let (leaf, rest) = chain.split_first().ok_or("the caller sent no certificate")?;
         let now = UnixTime::now();
         let (bundles, identity) = match trust.unseen() {
             Some(changed) => {
@@ -60,20 +61,23 @@ impl Proof {
         Ok(Self { identity, is_of_peer, shower, chain, verified: now })
     }
 
-    /// Verifies the chain against these roots, as of the time of the handshake: a certificate that has
-    /// expired since then stays accepted. Roots that make another identity of it do not verify it.
+    /// Verifies the chain against these roots. The validity is checked at the time of the handshake, so a certificate that has
+    /// expired since then stays accepted. Returns an error also if these roots give the certificate another identity.
     pub fn verify_against(&self, trust: &TrustBundles) -> Result<(), Error> {
         let (leaf, intermediates) = self.chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         let identity = trust.verify_of(self.shower, leaf, intermediates, self.verified)?;
         if identity == self.identity {
             Ok(())
         } else {
-            Err(Error::General(format!("the roots have verified {}, and now {identity}", self.identity)))
+            Err(Error::General(format!(
+                "the identity of the certificate was {}, but the changed roots make it {identity}",
+                self.identity
+            )))
         }
     }
 
-    /// Waits until newer roots do not verify the chain any more. `trust` must have seen the roots that the
-    /// handshake used.
+    /// Waits until newer roots do not verify the chain any more. [`Latest::see`] must have been called on `trust` before the
+    /// handshake.
     pub async fn until_distrusted(&self, mut trust: Latest<TrustBundles>) -> Error {
         loop {
             if let Err(error) = self.verify_against(&*trust.changed().await) {

@@ -1,5 +1,5 @@
-//! Root certificates with some fields before them, as a file of the state folder: written whole, and a file of roots as any
-//! other.
+//! Root certificates with some fields before them, in a file of the state folder. The file is replaced atomically, and it is a
+//! legal PEM file of roots.
 //!
 //! ```text
 //! isthmus peer link 1
@@ -9,7 +9,7 @@
 //! -----BEGIN CERTIFICATE-----
 //! ```
 //!
-//! The first line names the kind of file and the version. `sum` is the XXH3 hash of all bytes but its own line.
+//! The first line names the kind of file and the version. `sum` is the XXH3 hash of all bytes except its own line.
 
 use std::fmt;
 use std::fs;
@@ -24,11 +24,11 @@ use super::certificate::{certificates, pem};
 use crate::net::file;
 use crate::net::whole_file::write_whole;
 
-/// The folder in the state folder that has what is known of peers.
+/// The subfolder of the state folder with the files about peers.
 pub const FOLDER: &str = "peers";
 /// The largest file in bytes: 64 KiB of roots are less than 128 KiB as PEM.
 const BYTES_MAX: u64 = 256 << 10;
-const DAMAGED: &str = "it is damaged, or not written by this version of isthmus";
+const DAMAGED: &str = "the file is damaged, or was not written by this version of isthmus";
 
 /// Roots, and the fields before them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,14 +40,15 @@ pub struct RootFile {
 }
 
 impl RootFile {
-    /// Reads a file of this kind; `None` if there is none. An error names the file and what is wrong with it. Blocks.
+    /// Reads a file of this kind; `None` if there is no file. An error names the file and the cause. Blocks.
     pub fn load(path: &Path, kind: &str) -> Result<Option<Self>, String> {
         let named = |fault: &dyn fmt::Display| format!("{}: {fault}", path.display());
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(named(&error)),
             Ok(metadata) if metadata.is_file() && metadata.permissions().mode() & 0o002 != 0 => {
-                let fault = "anybody may write it, so anybody may have; run chmod 600 on it if you know what is in it";
+                let fault = "any user may write this file, so its contents cannot be trusted; check the contents, then run \
+                             chmod 600 on the file";
                 return Err(named(&fault));
             }
             Ok(_) => {}
@@ -57,7 +58,7 @@ impl RootFile {
         Self::parse(text, kind).map(Some).ok_or_else(|| named(&DAMAGED))
     }
 
-    /// Replaces a file. Blocks.
+    /// Replaces the file at `path` by one with these fields and roots. Blocks.
     pub fn store(&self, path: &Path, kind: &str) -> io::Result<()> {
         write_whole(path, |mut file| {
             file.write_all(self.text(kind).as_bytes())?;
@@ -126,7 +127,10 @@ mod tests {
         let bytes = fs::read(&path).expect("written");
         assert_eq!(certificates(&bytes).expect("a file of roots"), file().roots);
         assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
-        assert!(RootFile::load(&path, "other").is_err_and(|fault| fault.contains("west.pem: it is damaged")));
+        assert!(
+            RootFile::load(&path, "other")
+                .is_err_and(|fault| fault.contains("west.pem: the file is damaged"))
+        );
         fs::set_permissions(&path, fs::Permissions::from_mode(0o606)).expect("set");
         let refused = RootFile::load(&path, "test").expect_err("others may have written it");
         assert!(refused.contains("west.pem") && refused.contains("chmod 600"), "{refused}");

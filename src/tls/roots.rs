@@ -1,9 +1,9 @@
-//! All known roots by their source, and the one place that makes the trust bundles of them: files, the source of this gateway's
-//! certificate, and what peers announce over their links.
+//! All known roots by source, and the one place that makes the trust bundles from them. The sources are files, the source of
+//! this gateway's certificate, and the announcements of peers over their links.
 //!
-//! The roots of a peer in use are those that it has announced since its file changed, if there are any, else those of its file.
-//! A root is of one bundle only: a bundle of a peer with a root of another bundle, or with one that cannot be used, is not
-//! applied, and the last good one of that peer stays.
+//! For a peer, the announced roots are in use if the peer's file has not changed since the announcement, otherwise the roots of
+//! the file. A root belongs to one bundle only. A peer's bundle that contains a root of another bundle, or a root that cannot
+//! be used, is not applied, and the peer's last good bundle stays in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -36,26 +36,26 @@ type RootList = Vec<CertificateDer<'static>>;
 pub struct PeerTrust {
     /// The peer.
     pub peer: Arc<str>,
-    /// Our name for its trust domain: its identities are known under it.
+    /// The alias: our name for the peer's trust domain, under which this mesh knows the peer's identities.
     pub alias: TrustDomain,
-    /// The trust domain that its certificates name.
+    /// The trust domain that the peer's certificates name.
     pub trust_domain: TrustDomain,
-    /// A PEM file of its roots; `None`: it has only those that it announces.
+    /// The PEM file of the peer's roots; `None`: only announced roots are used.
     pub roots: Option<PathBuf>,
 }
 
-/// All known roots by source.
+/// All roots, by the source that they come from.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Roots {
-    /// Those of files for this mesh's trust domains.
+    /// Roots from files, for this mesh's trust domains.
     pub(super) configured: BTreeMap<TrustDomain, RootList>,
-    /// Those that the certificate's source has given.
+    /// Roots that the source of the certificate has provided.
     pub(super) supplied: BTreeMap<TrustDomain, RootList>,
-    /// The peers, in the order of the file.
+    /// The peers, in the order of the config.
     pub(super) peers: Vec<PeerTrust>,
-    /// Those of files for peers, by alias.
+    /// Roots from files, for peers, by alias.
     pub(super) of_peers: BTreeMap<TrustDomain, RootList>,
-    /// Those that peers have announced, by alias.
+    /// Roots that peers have announced, by alias.
     announced: BTreeMap<TrustDomain, Announced>,
 }
 
@@ -63,7 +63,8 @@ pub(super) struct Roots {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Announced {
     pub(super) roots: RootList,
-    /// The hash of the roots of its file at that time. A file with other roots counts more: the operator has replaced it since.
+    /// The hash of the roots in the peer's file at the time of the announcement. If the hash of the file differs, the operator
+    /// has replaced the file later, and the file takes precedence.
     pub(super) base: Hash,
 }
 
@@ -74,7 +75,8 @@ pub struct RootStore {
     pub(super) status: watch::Sender<SourceStatus>,
     pub(super) provider: Arc<CryptoProvider>,
     trust: LatestWriter<TrustBundles>,
-    /// Held while bundles are made, so that the last to be published are of the newest roots.
+    /// The lock that a thread holds while it makes and publishes bundles. Without the lock, bundles with older roots could be
+    /// published last.
     publishing: Arc<Mutex<()>>,
 }
 
@@ -105,31 +107,32 @@ impl RootStore {
         self.trust.reader()
     }
 
-    /// Sets the roots that a peer has announced, in place of those that it announced before: during a rotation the old and the
-    /// new one, then the new one alone. Without a root, those of its file are in use again. Connections of callers whom the
-    /// roots vouch for no longer end. An error says what is wrong with the roots; nothing changes then.
+    /// Replaces the roots that a peer has announced. During a rotation a peer announces the old and the new root, and later the
+    /// new root alone. With an empty list, the roots of the peer's file are in use again. Connections end if the new roots do
+    /// not verify their certificates. An error says what is wrong with the roots; nothing changes then.
     pub fn announce(&self, alias: &TrustDomain, roots: RootList) -> Result<(), String> {
         if self.take(alias, roots, None)? {
-            tracing::info!(%alias, "the peer's roots have changed over its link");
+            tracing::info!(%alias, "the peer announced other roots over its link");
         }
         self.solved(&kept_text(alias));
         Ok(())
     }
 
-    /// Sets the roots that a peer has announced to an earlier process, unless its file has changed since. An error says what is
-    /// wrong with them.
+    /// Sets the roots that a peer announced to an earlier process, unless the peer's file has changed since then. An error says
+    /// what is wrong with the roots.
     pub(super) fn restore(&self, alias: &TrustDomain, announced: Announced) -> Result<(), String> {
         self.take(alias, announced.roots, Some(announced.base)).map(drop)
     }
 
-    /// Sets announced roots; those of an earlier process count only with the file of that time. Returns true if they changed.
+    /// Sets announced roots. With `of_base`, they are set only if the peer's file has that hash. Returns true if the roots
+    /// changed.
     fn take(&self, alias: &TrustDomain, roots: RootList, of_base: Option<Hash>) -> Result<bool, String> {
         let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.roots.borrow().clone();
         let Some(peer) = known.peers.iter().find(|peer| peer.alias == *alias) else {
             return Err(format!("no peer has the trust domain {alias}"));
         };
-        self.check(alias, &roots)?;
+        self.check(alias, None, &roots)?;
         if !roots.is_empty() {
             let owner = Owner::Peer { named: peer.trust_domain.clone() };
             Bundle::new(alias, owner, roots.clone(), &self.provider).map_err(|fault| fault.to_string())?;
@@ -151,23 +154,29 @@ impl RootStore {
         Ok(changed)
     }
 
-    /// Checks roots that a peer gives for the trust domain that is known as `alias`. An error says what is wrong with them.
-    pub fn check(&self, alias: &TrustDomain, roots: &[CertificateDer<'static>]) -> Result<(), String> {
+    /// Checks the roots that a peer sends for its trust domain, whose alias is `alias`. They may be roots of `replaced`, the
+    /// alias of the peer's earlier trust domain. An error says what is wrong with the roots.
+    pub fn check(
+        &self,
+        alias: &TrustDomain,
+        replaced: Option<&TrustDomain>,
+        roots: &[CertificateDer<'static>],
+    ) -> Result<(), String> {
         let keys = check_announced(roots, &self.provider)?;
         let known = self.roots.borrow();
-        let taken = known.others(alias).find_map(|(other, theirs)| {
+        let taken = known.others(alias, replaced).find_map(|(other, theirs)| {
             let theirs = keys_of(theirs);
             keys.iter().position(|key| theirs.contains(key)).map(|at| (at + 1, other))
         });
         match taken {
             Some((at, other)) => Err(format!(
-                "root {at} is a root of the trust domain {other} too; a root is of one trust domain"
+                "root {at} is also a root of the trust domain {other}; a root can belong to one trust domain only"
             )),
             None => Ok(()),
         }
     }
 
-    /// Returns the roots that a peer announced last; empty if it has announced none.
+    /// Returns the roots that a peer announced last; empty if it has announced no roots.
     pub fn announced(&self, alias: &TrustDomain) -> RootList {
         self.roots.borrow().announced.get(alias).map(|announced| announced.roots.clone()).unwrap_or_default()
     }
@@ -186,13 +195,13 @@ impl RootStore {
         self.trust.newest().is_some()
     }
 
-    /// Applies all known roots; if some of this mesh's own cannot be used, the bundles in use stay.
+    /// Applies all known roots. If a root of this mesh cannot be used, the bundles in use stay.
     pub(super) fn publish(&self) {
         let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         self.make();
     }
 
-    /// Makes the bundles. The caller holds `publishing`.
+    /// Makes and publishes the bundles. The caller holds `publishing`.
     fn make(&self) {
         let roots = self.roots.borrow().clone();
         let aliases: BTreeSet<&TrustDomain> = roots.peers.iter().map(|peer| &peer.alias).collect();
@@ -216,7 +225,7 @@ impl RootStore {
         self.trust.set(Arc::new(bundles));
     }
 
-    /// Adds the bundle of a peer, or the last good one if the roots cannot be used.
+    /// Adds the bundle of a peer, or its last good bundle if the roots cannot be used.
     fn add_peer(
         &self,
         peer: &PeerTrust,
@@ -230,11 +239,12 @@ impl RootStore {
         let Some(list) = roots.of_peer(alias) else { return self.solved(&of) };
         let free = |list: &[CertificateDer<'static>]| {
             let other = keys_of(list).iter().find_map(|key| taken.get(key).cloned());
-            other
-                .map_or(Ok(()), |other| Err(format!("one of them is a root of the trust domain {other} too")))
+            other.map_or(Ok(()), |other| {
+                Err(format!("one of these roots is also a root of the trust domain {other}"))
+            })
         };
         let made = free(list).and_then(|()| {
-            // Bundles that did not change are shared, so that readers can tell.
+            // An unchanged bundle is shared, so that readers can tell that it is unchanged.
             if let Some(same) = last.as_ref().filter(|last| last.roots == *list && last.owner == owner) {
                 return Ok(same.clone());
             }
@@ -259,9 +269,9 @@ impl RootStore {
     }
 }
 
-/// Returns the key of a problem with announced roots of a peer that were kept.
+/// Returns the key in [`SourceStatus::problems`] of a problem with the roots that a peer announced to an earlier process.
 pub(super) fn kept_text(alias: &TrustDomain) -> String {
-    format!("{} kept from its link", trust_of(alias))
+    format!("{} (stored roots)", trust_of(alias))
 }
 
 /// Returns the hash of the roots of a peer's file.
@@ -269,13 +279,13 @@ fn base(roots: Option<&RootList>) -> Hash {
     sha256(pem(roots.map(Vec::as_slice).unwrap_or_default()).as_bytes())
 }
 
-/// Returns the key of a problem with the roots of a peer that were read.
+/// Returns the key under which a problem with the roots in use of a peer is reported.
 fn roots_text(alias: &TrustDomain) -> String {
-    format!("{} in use", trust_of(alias))
+    format!("{} (roots in use)", trust_of(alias))
 }
 
 impl Roots {
-    /// Changes the peers; what others announced is forgotten.
+    /// Replaces the peers. Roots of peers that are not in the list are removed.
     pub(super) fn set_peers(&mut self, peers: &[PeerTrust]) {
         let has = |alias: &TrustDomain| peers.iter().any(|peer| peer.alias == *alias);
         self.of_peers.retain(|alias, _| has(alias));
@@ -283,27 +293,35 @@ impl Roots {
         self.peers = peers.to_vec();
     }
 
-    /// Returns what each peer has announced, by its name; `None` for nothing.
+    /// Returns each peer with its announced roots; `None`: it has announced no roots.
     pub(super) fn announced_by(&self) -> impl Iterator<Item = (&PeerTrust, Option<&Announced>)> {
         self.peers.iter().map(|peer| (peer, self.announced.get(&peer.alias)))
     }
 
-    /// Returns the roots of a peer that are to be used.
+    /// Returns the roots in use for a peer: the announced roots, or the roots of the peer's file if nothing was announced or if
+    /// the file has changed since the announcement.
     fn of_peer(&self, alias: &TrustDomain) -> Option<&RootList> {
         let of_file = self.of_peers.get(alias);
         let announced = self.announced.get(alias).filter(|announced| announced.base == base(of_file));
         announced.map(|announced| &announced.roots).or(of_file)
     }
 
-    /// Returns all roots of other trust domains, in use or not.
-    fn others(&self, alias: &TrustDomain) -> impl Iterator<Item = (&TrustDomain, &RootList)> {
-        let files = [&self.configured, &self.supplied, &self.of_peers].into_iter().flatten();
+    /// Returns the roots of all trust domains except `alias` and `replaced`, whether the roots are in use or not. `replaced` is
+    /// the alias of a peer.
+    fn others(
+        &self,
+        alias: &TrustDomain,
+        replaced: Option<&TrustDomain>,
+    ) -> impl Iterator<Item = (&TrustDomain, &RootList)> {
+        let own = [&self.configured, &self.supplied].into_iter().flatten();
         let announced = self.announced.iter().map(|(domain, announced)| (domain, &announced.roots));
-        files.chain(announced).filter(move |(domain, _)| *domain != alias)
+        let of_peers =
+            self.of_peers.iter().chain(announced).filter(move |(domain, _)| Some(*domain) != replaced);
+        own.chain(of_peers).filter(move |(domain, _)| *domain != alias)
     }
 }
 
-/// Returns a text for each root of a file that a file of another trust domain has too.
+/// Returns a problem for each root in a file that is also in a file of another trust domain.
 pub(super) fn shared<'a>(
     files: impl Iterator<Item = (&'a TrustDomain, &'a RootList)>,
 ) -> Vec<(TrustDomain, String)> {
@@ -313,7 +331,7 @@ pub(super) fn shared<'a>(
         for (at, key) in keys_of(list).into_iter().enumerate() {
             match taken.get(&key) {
                 Some(other) if *other != domain => {
-                    let text = format!("root {} is a root of the trust domain {other} too", at + 1);
+                    let text = format!("root {} is also a root of the trust domain {other}", at + 1);
                     problems.push((domain.clone(), text));
                 }
                 Some(_) | None => drop(taken.insert(key, domain)),
@@ -323,8 +341,8 @@ pub(super) fn shared<'a>(
     problems
 }
 
-/// Returns what is wrong with the roots of a peer that a file has, if they verify nothing, or if one of them never can: a
-/// certificate of a gateway in their place is the likeliest mistake. A root that has expired beside one that is valid is none.
+/// Returns the fault of a file that contains a peer's roots: a certificate in the file is not that of an authority (often it is
+/// that of a gateway), or all roots in the file have expired. An expired root beside a valid one is no fault.
 pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Option<String> {
     let mut expired = None;
     let mut has_valid = false;
@@ -335,7 +353,8 @@ pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Opt
         };
         if !parsed.is_ca() {
             return Some(format!(
-                "certificate {number} ({}) is not of an authority, so it verifies no other; expected the roots of the peer",
+                "certificate {number} ({}) is not a CA certificate, so it cannot verify others; expected the root certificates \
+                 of the peer",
                 parsed.subject()
             ));
         }
@@ -347,13 +366,13 @@ pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Opt
             expired = expired.max(Some(until));
         }
     }
-    expired
-        .filter(|_| !has_valid)
-        .map(|until| format!("no root of it is valid; the last expired at {}", rfc3339(until)))
+    expired.filter(|_| !has_valid).map(|until| {
+        format!("all root certificates in the file have expired, the last one at {}", rfc3339(until))
+    })
 }
 
-/// Returns the public keys of roots: two certificates of one key are one authority. A root that cannot be read counts by its
-/// bytes.
+/// Returns the public keys of roots, because two certificates with one key are one authority. For a root that cannot be parsed,
+/// returns the bytes of the whole certificate.
 fn keys_of(roots: &[CertificateDer<'static>]) -> Vec<Vec<u8>> {
     let key = |root: &CertificateDer<'static>| match X509Certificate::from_der(root) {
         Ok((_, parsed)) => parsed.public_key().raw.to_vec(),
@@ -362,8 +381,9 @@ fn keys_of(roots: &[CertificateDer<'static>]) -> Vec<Vec<u8>> {
     roots.iter().map(key).collect()
 }
 
-/// Returns the public keys of the roots that a peer announces, or what is wrong with them. Each must have signed itself, which
-/// proves that whoever made it has its key: the peer's authority, and not that of somebody else below another name.
+/// Returns the public keys of the roots that a peer announces, or what is wrong with the roots. Each root must be self-signed,
+/// which proves that its issuer has the key. Otherwise a peer could announce the key of another authority under a different
+/// name.
 fn check_announced(
     roots: &[CertificateDer<'static>],
     provider: &CryptoProvider,
@@ -371,7 +391,7 @@ fn check_announced(
     let bytes: usize = roots.iter().map(|root| root.len()).sum();
     if roots.len() > ANNOUNCED_MAX || bytes > ANNOUNCED_BYTES_MAX {
         return Err(format!(
-            "there are {} roots of {bytes} bytes; the most are {ANNOUNCED_MAX} roots of {ANNOUNCED_BYTES_MAX} bytes",
+            "there are {} roots of {bytes} bytes, but at most {ANNOUNCED_MAX} roots of {ANNOUNCED_BYTES_MAX} bytes are allowed",
             roots.len()
         ));
     }
@@ -380,10 +400,10 @@ fn check_announced(
         let (rest, parsed) =
             X509Certificate::from_der(root).map_err(|_| format!("root {number} cannot be read"))?;
         if !rest.is_empty() {
-            return Err(format!("root {number} has bytes behind its end"));
+            return Err(format!("root {number} has bytes after its end"));
         }
         if !parsed.is_ca() || parsed.subject() != parsed.issuer() || !has_signed_itself(&parsed, provider) {
-            return Err(format!("root {number} is not an authority that has signed itself"));
+            return Err(format!("root {number} is not a self-signed CA certificate"));
         }
     }
     Ok(keys_of(roots))
@@ -392,7 +412,7 @@ fn check_announced(
 fn has_signed_itself(certificate: &X509Certificate<'_>, provider: &CryptoProvider) -> bool {
     let key = &certificate.public_key().subject_public_key.data;
     let (message, signature) = (certificate.tbs_certificate.as_ref(), &certificate.signature_value.data);
-    // A key of another kind than the algorithm's is refused by it, so the right one need not be looked up.
+    // Each algorithm refuses keys of other kinds, so that the matching algorithm need not be looked up.
     let mut all = provider.signature_verification_algorithms.all.iter();
     all.any(|algorithm| algorithm.verify_signature(key, message, signature).is_ok())
 }

@@ -32,7 +32,7 @@ pub struct Options {
     pub trust: Vec<TrustFile>,
     /// The trust domains of peers.
     pub peers: Vec<PeerTrust>,
-    /// The state folder, which keeps what peers announce; `None`: nothing is kept.
+    /// The state folder, in which announced roots are kept; `None`: they are not kept.
     pub state: Option<PathBuf>,
     /// The identity that the certificate must have, and that [`IstioCa`] certifies; `None`: any.
     pub expected: Option<Identity>,
@@ -48,9 +48,9 @@ pub enum Source {
         /// The PEM file of the private key.
         key: PathBuf,
     },
-    /// Istio's certificate authority, which provides the roots of this gateway's trust domain too.
+    /// Istio's certificate authority, which also provides the roots of this gateway's trust domain.
     IstioCa(IstioCa),
-    /// The SPIFFE Workload API on a unix socket, which provides roots too.
+    /// The SPIFFE Workload API on a unix socket, which also provides roots.
     WorkloadApi {
         /// The path of the socket.
         socket: PathBuf,
@@ -77,7 +77,7 @@ pub struct IstioCa {
 pub struct TrustFile {
     /// The trust domain.
     pub trust_domain: TrustDomain,
-    /// A PEM file.
+    /// The PEM file of the roots.
     pub roots: PathBuf,
 }
 
@@ -103,8 +103,7 @@ impl Sink {
         &self.store.provider
     }
 
-    /// Applies a certificate and returns true. A certificate of another identity is refused, and the status
-    /// says so.
+    /// Applies a certificate and returns true. A certificate of another identity is refused and reported in the status.
     pub fn offer(&self, certificate: Certificate) -> bool {
         let ours = self.is_ours(&certificate);
         if ours {
@@ -113,8 +112,7 @@ impl Sink {
         ours
     }
 
-    /// Applies a certificate with all roots that the source knows; if the certificate is refused, so are the
-    /// roots.
+    /// Applies a certificate and all roots that the source knows. If the certificate is refused, the roots are refused too.
     pub fn offer_with(
         &self,
         certificate: Certificate,
@@ -131,7 +129,7 @@ impl Sink {
 
     fn is_ours(&self, certificate: &Certificate) -> bool {
         if let Some(problem) = certificate.is_not_of(self.expected.as_ref()) {
-            self.failed(format!("{problem}; the last good one stays in use"));
+            self.failed(format!("{problem}; the last good certificate stays in use"));
             return false;
         }
         true
@@ -143,7 +141,7 @@ impl Sink {
             tracing::error!(identity = %certificate.identity, until, "this gateway's certificate is in use \
                                                                       although it has expired");
         } else {
-            tracing::info!(identity = %certificate.identity, until, "new certificate in use");
+            tracing::info!(identity = %certificate.identity, until, "a new certificate is in use");
         }
         self.certificate.set(Arc::new(certificate));
         self.status.send_modify(|status| {
@@ -162,9 +160,9 @@ impl Sink {
         self.status.send_modify(|status| status.next = Some(next));
     }
 
-    /// Applies roots: all that the source knows. Roots of domains that the config file names are ignored.
+    /// Replaces the roots of the source. Roots of domains that the config file names are ignored.
     pub fn supply_trust(&self, mut domains: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>) {
-        // Also if the file of a domain could never be read: the source cannot override the config.
+        // The source cannot override the config, even if the file of a domain could never be read.
         domains.retain(|domain, _| !self.configured.contains(domain));
         let changed = self.store.roots.send_if_modified(|roots| {
             let changed = roots.supplied != domains;
@@ -259,7 +257,10 @@ mod tests {
         assert_eq!(trusted(&sink), [""; 0]);
         let problem = sink.status.borrow().problems[CERTIFICATE].clone();
         assert!(
-            problem.contains("its identity is spiffe://td/b, but the node's is spiffe://td/a"),
+            problem.contains(
+                "the identity of the certificate is spiffe://td/b, but node and mesh.trustDomain require \
+                              spiffe://td/a"
+            ),
             "{problem}"
         );
         assert!(sink.offer_with(certificate(&authority, "spiffe://td/a"), roots(&authority, &["td"])));

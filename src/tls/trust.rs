@@ -1,8 +1,9 @@
 //! The trusted roots of each trust domain. A certificate is verified against the roots of the domain in its
 //! own SPIFFE ID only, so that one domain's authority cannot certify another domain's workloads.
 //!
-//! The trust domain of a peer is known here under a name of ours, its alias, as two organisations may have given theirs the same
-//! name: where several bundles are of the domain that a certificate names, the one whose roots verify it decides.
+//! This mesh knows the trust domain of a peer under an alias, because two organisations may have given their trust domains the
+//! same name. If several bundles belong to the domain that a certificate names, the bundle whose roots verify the certificate
+//! decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,25 +23,27 @@ use crate::telemetry::clock::rfc3339;
 /// The roots of all trust domains.
 #[derive(Debug, Default)]
 pub struct TrustBundles {
-    /// The bundles by the trust domain under which identities are known.
+    /// The bundles by trust domain. The key of this mesh's own trust domain is its name; the key of a peer's trust domain is
+    /// our alias for it.
     domains: BTreeMap<TrustDomain, Arc<Bundle>>,
-    /// The same by the trust domain that certificates name; ours come before those of peers.
+    /// For each trust domain that certificates name, the matching keys of `domains`. The key of our own trust domain comes
+    /// before those of peers.
     named: BTreeMap<TrustDomain, Vec<TrustDomain>>,
 }
 
-/// Whose a trust domain is.
+/// The owner of a trust domain: this mesh or a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// This mesh's: certificates name the domain under which they are known.
+    /// This mesh. The name in the certificates is also the name that this gateway uses for the trust domain.
     Ours,
-    /// A peer's.
+    /// A peer.
     Peer {
         /// The trust domain that the peer's certificates name.
         named: TrustDomain,
     },
 }
 
-/// The side of a handshake that shows a certificate, which its extended key usage must allow.
+/// The role of the party that presents a certificate in a handshake. The certificate's extended key usage must allow the role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shower {
     /// The client.
@@ -52,11 +55,11 @@ pub enum Shower {
 /// The roots of one trust domain.
 #[derive(Debug)]
 pub struct Bundle {
-    /// Whose the trust domain is.
+    /// The owner of the trust domain.
     pub owner: Owner,
     /// The root certificates.
     pub roots: Vec<CertificateDer<'static>>,
-    /// When the last of the roots expires; `None` if a validity cannot be read.
+    /// The time at which the last of the roots expires; `None` if no validity can be read.
     pub not_after: Option<SystemTime>,
     verifier: Arc<dyn ClientCertVerifier>,
     anchors: Arc<RootCertStore>,
@@ -69,19 +72,19 @@ pub enum TrustFault {
     /// A root is malformed; roots are counted from 1.
     #[error("root certificate {0} of the trust domain {1} cannot be used: {2}")]
     Root(usize, TrustDomain, Error),
-    /// No verifier can be made of the roots.
+    /// No verifier can be made from the roots.
     #[error("the roots of the trust domain {0} cannot be used: {1}")]
     Roots(TrustDomain, rustls::server::VerifierBuilderError),
 }
 
-/// The reason why a peer's certificate is not accepted; the text goes into the log.
+/// The reason why the certificate of the other party is not accepted. The text goes into the log.
 #[derive(Clone, Debug, thiserror::Error)]
 enum Distrust {
     #[error("the certificate {0}")]
     Identity(IdentityFault),
-    #[error("the trust domain of {0} is not trusted here")]
+    #[error("this gateway has no roots for the trust domain of {0}")]
     Domain(Identity),
-    #[error("the roots of several peers verify the certificate of {0}, so it is nobody's")]
+    #[error("the roots of several peers verify the certificate of {0}, so its owner is ambiguous")]
     Ambiguous(Identity),
 }
 
@@ -121,7 +124,7 @@ pub fn is_expired(error: &Error) -> bool {
 }
 
 impl TrustBundles {
-    /// Makes the verifiers of all trust domains.
+    /// Makes the bundles of this mesh's own trust domains.
     pub fn new(
         domains: impl IntoIterator<Item = (TrustDomain, Vec<CertificateDer<'static>>)>,
         provider: &Arc<CryptoProvider>,
@@ -142,30 +145,30 @@ impl TrustBundles {
         self.domains.insert(alias.clone(), bundle);
     }
 
-    /// Returns the trust domains under which identities are known, with their roots, in order of name.
+    /// Returns the bundles, each with its trust domain, and sorted by trust domain. For a peer, the trust domain is our alias.
     pub fn domains(&self) -> impl Iterator<Item = (&TrustDomain, &Arc<Bundle>)> {
         self.domains.iter()
     }
 
-    /// Returns the bundle of the trust domain under which identities are known.
+    /// Returns the bundle of a trust domain. For the trust domain of a peer, `domain` is our alias.
     pub fn bundle(&self, domain: &TrustDomain) -> Option<&Arc<Bundle>> {
         self.domains.get(domain)
     }
 
-    /// Returns the roots of the trust domain under which identities are known.
+    /// Returns the roots of a trust domain. For the trust domain of a peer, `domain` is our alias.
     pub fn roots_of(&self, domain: &TrustDomain) -> Option<&[CertificateDer<'static>]> {
         self.domains.get(domain).map(|bundle| bundle.roots.as_slice())
     }
 
-    /// Returns true if an identity that was verified is that of a peer.
+    /// Returns true if a verified identity belongs to a peer.
     pub fn is_of_peer(&self, identity: &Identity) -> bool {
         let domain = TrustDomain::parse(identity.trust_domain()).ok();
         let bundle = domain.and_then(|domain| self.domains.get(&domain));
         bundle.is_some_and(|bundle| bundle.owner != Owner::Ours)
     }
 
-    /// Returns the identity, as it is known here, of the client with this certificate if it chains to the roots of its own trust
-    /// domain.
+    /// Verifies a client's certificate against the roots of the trust domain that it names. Returns the identity under which
+    /// this mesh knows the client.
     pub fn verify(
         &self,
         leaf: &CertificateDer<'_>,
@@ -175,7 +178,7 @@ impl TrustBundles {
         self.verify_of(Shower::Client, leaf, intermediates, now)
     }
 
-    /// Returns the identity of the shower of a certificate, as [`verify`](Self::verify) does.
+    /// Verifies the certificate of a client or of a server. For a client, this is the same as [`verify`](Self::verify).
     pub fn verify_of(
         &self,
         shower: Shower,
@@ -188,11 +191,12 @@ impl TrustBundles {
         let mut fault = None;
         for (domain, bundle) in candidates {
             match bundle.verify(shower, leaf, intermediates, now) {
-                // What our own roots verify is ours, whatever a peer announces.
+                // A certificate that our own roots verify is ours, whatever roots peers announce.
                 Ok(()) if bundle.owner == Owner::Ours => return Ok(identity.in_domain(domain)),
                 Ok(()) if verified.is_some() => return Err(Distrust::Ambiguous(identity).into()),
                 Ok(()) => verified = Some(domain),
-                // The roots of others of that name know nothing of the certificate; the cause is what its own say.
+                // A bundle of another owner with the same domain name reports an unknown issuer. Therefore an error other than
+                // that is the true cause.
                 Err(error) if fault.is_none() || error != CertificateError::UnknownIssuer.into() => {
                     fault = Some(error);
                 }
@@ -206,8 +210,8 @@ impl TrustBundles {
         }
     }
 
-    /// Returns the identity of the shower of a certificate that these bundles have verified; verifies it again only where several
-    /// bundles are of the domain that it names.
+    /// Returns the identity of a certificate that these bundles have verified. Verifies the certificate again only if several
+    /// bundles belong to the domain that the certificate names.
     pub(super) fn identity_of_verified(
         &self,
         shower: Shower,
@@ -236,7 +240,7 @@ impl TrustBundles {
 }
 
 impl Bundle {
-    /// Checks the roots of the trust domain that is known as `domain`.
+    /// Makes the bundle of the trust domain known as `domain`. An error names the root that cannot be used.
     pub(super) fn new(
         domain: &TrustDomain,
         owner: Owner,
@@ -270,7 +274,7 @@ impl Bundle {
     }
 }
 
-/// Parses roots. The error has the number of the root, counted from 1, that cannot be used.
+/// Parses roots. The error has the number, counted from 1, of the root that cannot be used.
 pub(super) fn anchors(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, (usize, Error)> {
     let mut store = RootCertStore::empty();
     for (index, root) in roots.iter().enumerate() {
@@ -321,14 +325,14 @@ mod tests {
         let now = UnixTime::now();
         assert_eq!(text(trust.verify(&leaf(&east), &[], now)), "spiffe://east/ns/shop/sa/cart");
         assert_eq!(text(trust.verify(&leaf(&west), &[], now)), "spiffe://west/ns/shop/sa/cart");
-        // The certificate of each domain is verified against the roots of the other.
+        // The certificate of each domain is verified against the roots of the other domain.
         let swapped = bundles(&[("east", &west), ("west", &east)]);
         for own in [&east, &west] {
             let error = text(swapped.verify(&leaf(own), &[], now));
             assert!(error.contains("UnknownIssuer") || error.contains("BadSignature"), "{error}");
         }
         let error = text(bundles(&[("east", &east)]).verify(&leaf(&west), &[], now));
-        assert!(error.contains("is not trusted here"), "{error}");
+        assert!(error.contains("has no roots for the trust domain"), "{error}");
     }
 
     #[test]

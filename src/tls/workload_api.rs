@@ -29,9 +29,9 @@ use crate::net::scope::Scope;
 use crate::proto::{X509svid, X509svidRequest, X509svidResponse};
 use crate::telemetry::clock::rfc3339;
 
-/// How long the first message may take. An agent that has just started may wait for its server.
+/// The time limit for the first message. An agent that has just started may wait for its server.
 const FIRST_ANSWER: Duration = Duration::from_secs(30);
-/// Limits of a message: certificates of a chain, certificates of a bundle, and bundles.
+/// The largest numbers of certificates in a chain, of certificates in a bundle, and of bundles in a message.
 const CHAIN_MAX: usize = 16;
 const BUNDLE_MAX: usize = 256;
 const DOMAINS_MAX: usize = 1024;
@@ -44,30 +44,30 @@ const FEDERATION: &str = "federated trust";
 /// Roots by trust domain.
 type Bundles = BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>;
 
-/// The reason why a stream ended or gave no certificate.
+/// The reason why a stream ended or delivered no certificate.
 #[derive(Debug, thiserror::Error)]
 enum WorkloadApiFault {
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot connect: {0}")]
     Unreachable(io::Error),
     #[error("there was no answer within {} s", FIRST_ANSWER.as_secs())]
     Late,
     #[error("{0}")]
     Call(#[from] CallFault),
-    #[error("the stream ended")]
+    #[error("the stream of certificates ended")]
     Ended,
     #[error("the certificate has a quarter of its lifetime left and has not been replaced")]
     Silent,
-    #[error("its answer is invalid: {0}")]
+    #[error("the answer is invalid: {0}")]
     Answer(#[from] AnswerFault),
-    /// The sink has reported the cause.
-    #[error("it is the certificate of another identity")]
+    /// The certificate is of another identity. The sink has reported the cause.
+    #[error("the certificate of the Workload API is not for this gateway's identity")]
     Foreign,
 }
 
-/// The reason why a message is not accepted.
+/// The reason why a message of the Workload API is not accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum AnswerFault {
-    #[error("it provides no identity")]
+    #[error("the answer has no identity")]
     Empty,
     #[error("{0} of {1}: {2}")]
     Der(&'static str, String, DerFault),
@@ -75,13 +75,13 @@ enum AnswerFault {
     Root(String, usize, String),
     #[error("the certificate of {0}: {1}")]
     Certificate(String, String),
-    #[error("the certificate sent for {0} is of {1}")]
+    #[error("the certificate for {0} has the identity {1}")]
     Other(String, Identity),
     #[error("the certificate of {0} expired at {1}")]
     Expired(Identity, String),
-    #[error("it has bundles of more than {DOMAINS_MAX} trust domains")]
+    #[error("the answer of the Workload API has bundles of more than {DOMAINS_MAX} trust domains, the limit")]
     TooMany,
-    #[error("it names an invalid trust domain: {0}")]
+    #[error("the trust domain of a bundle is invalid: {0}")]
     Domain(IdentityError),
 }
 
@@ -90,18 +90,18 @@ enum AnswerFault {
 enum DerFault {
     #[error("certificate {0} cannot be read")]
     Malformed(usize),
-    #[error("it has no certificate")]
+    #[error("found no certificate")]
     Empty,
-    #[error("it has more than {0} certificates")]
+    #[error("found more than {0} certificates")]
     TooMany(usize),
 }
 
-/// The contents of a message.
+/// The contents of a message of the Workload API.
 #[derive(Debug)]
 struct Update {
     certificate: Certificate,
     bundles: Bundles,
-    /// Problems of single bundles of other domains, by domain; all else of the message is applied.
+    /// Problems of bundles of other trust domains, by domain. The rest of the message is applied.
     problems: BTreeMap<String, String>,
 }
 
@@ -148,7 +148,7 @@ async fn open(
     let stream = UnixStream::connect(socket).await.map_err(WorkloadApiFault::Unreachable)?;
     let mut channel = Channel::open(stream, Uri::from_static("http://localhost"), scope).await?;
     let mut request = Request::new(X509svidRequest {});
-    // Required by the Workload API (§3): web pages cannot send this header.
+    // The Workload API (§3) requires this header, which web pages cannot send.
     request.metadata_mut().insert("workload.spiffe.io", MetadataValue::from_static("true"));
     let mut stream = channel.stream(METHOD, request).await?;
     let message = next(&mut stream).await?;
@@ -186,14 +186,15 @@ fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, WorkloadA
     if sink.offer_with(given.certificate, bundles) { Ok(ask_again) } else { Err(WorkloadApiFault::Foreign) }
 }
 
-/// Returns the time at which a quarter of the validity is left, or the end if that time has passed.
+/// Returns the time at which a quarter of the validity is left, or the end of the validity if that time has passed.
 fn last_quarter(validity: Validity) -> SystemTime {
     let life = validity.not_after.duration_since(validity.not_before).unwrap_or_default();
     let at = validity.not_after - life / 4;
     if at > SystemTime::now() { at } else { validity.not_after }
 }
 
-/// Parses a message: the certificate of `expected` if there is one, else the first, which is the default.
+/// Parses a message. Takes the certificate of `expected` if the message has it, otherwise the first certificate, which is the
+/// default.
 fn read_answer(
     message: &X509svidResponse,
     expected: Option<&Identity>,
@@ -220,7 +221,7 @@ fn read_answer(
         let name = name.strip_prefix("spiffe://").unwrap_or(name);
         let domain = TrustDomain::parse(name).map_err(AnswerFault::Domain);
         match domain.and_then(|domain| Ok((read_bundle(domain.as_str(), der)?, domain))) {
-            // A federated bundle cannot override that of this gateway's own domain.
+            // A federated bundle cannot override the bundle of this gateway's own domain.
             Ok((roots, domain)) => drop(bundles.entry(domain).or_insert(roots)),
             Err(fault) => drop(problems.insert(beginning(name), fault.to_string())),
         }
@@ -248,7 +249,7 @@ fn read_bundle(domain: &str, der: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     Ok(roots)
 }
 
-/// Returns the beginning of a name of any length; trust domains have at most 255 bytes.
+/// Returns the first 256 characters of a name; trust domains have at most 255 bytes.
 fn beginning(name: &str) -> String {
     name.chars().take(256).collect()
 }

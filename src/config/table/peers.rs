@@ -1,4 +1,4 @@
-//! The keys of `peers`: other organisations, what each of them may reach, and what is taken from it.
+//! The keys of `peers`: other organisations, the services that each of them may reach, and the services that it offers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,23 +19,24 @@ keys! {
         /// Address and port of the other side's gateway, to which this gateway connects.
         DIAL "dial": form::Target => "the other side connects";
         /// SPIFFE ID of the gateways that speak for the other side.
-        IDENTITY "identity": form::Identity => "that of the enrolment";
+        IDENTITY "identity": form::Identity => "stored by the enrolment";
         /// The only trust domain that the other side's certificates may name.
-        TRUST_DOMAIN "trustDomain": form::TrustDomain => "that of `identity`";
-        /// Your name for that trust domain in rules, logs and metrics. It is needed where the trust domain is named like yours or
-        /// like that of another peer.
+        TRUST_DOMAIN "trustDomain": form::TrustDomain => "the trust domain of `identity`";
+        /// Your name for that trust domain in rules, logs and metrics. This key is required if the trust domain has the
+        /// same name as yours or as that of another peer.
         TRUST_ALIAS "trustAlias": form::TrustDomain => "`trustDomain`";
         /// PEM file of the other side's root certificates, read again when it changes. The other side announces further roots
         /// over the link.
-        TRUST "trust": form::Path => "those of the enrolment";
+        TRUST "trust": form::Path => "stored by the enrolment";
         /// Source addresses of the other side's clients that call by SNI.
-        FROM "from": form::NonEmpty<form::Cidr> => "only HBONE callers with an identity of the other side are let in";
+        FROM "from": form::NonEmpty<form::Cidr> => "no SNI clients: only HBONE callers with an identity of the other side may \
+                                                    connect";
         /// Address blocks of the other side's gateways, including addresses that host names resolve to. A loopback or link-local
         /// address is allowed only by a block within the loopback or link-local range.
         ADDRESSES "addresses": form::NonEmpty<form::Cidr> => "all but loopback and link-local";
         /// Services that the other side may reach. This is the permission; no rule in `exports` is needed.
         EXPORT "export": form::List<PeerExport> => "nothing";
-        /// Services that are taken from the other side.
+        /// Services that this gateway takes from the other side.
         IMPORT "import": form::List<PeerImport> => "nothing";
         /// After the link has been lost for this time, the other side's services are used only where no other registry has a
         /// ready endpoint.
@@ -55,7 +56,7 @@ keys! {
         EXCEPT "except": form::List<form::Pattern> => "none";
         /// Name under which the other side knows the service. `{service}` is the first label of its host name, `{namespace}` its
         /// namespace.
-        AS "as": Template => "its host name";
+        AS "as": Template => "the host name of the service";
     }
 
     /// Services that are taken from a peer. The first rule that matches a service applies.
@@ -64,18 +65,18 @@ keys! {
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
         /// Name of the service here. `{service}` is the first label of the exported name, `{namespace}` the namespace on the
         /// other side.
-        AS "as": Template => "its exported name";
+        AS "as": Template => "the exported name";
         /// Largest number of services that the rule takes. Further ones are left out, in order of name.
         LIMIT "limit": form::Integer<usize, 1, 1_000_000> => "none";
     }
 
     /// Limits of what a peer may use.
     pub(in crate::config) PeerUse "peerLimits" {
-        /// Services that are taken from it.
+        /// Largest number of services that this gateway takes from the peer.
         SERVICES "services": form::Integer<usize, 1, 1_000_000> = PeerLimits::default().services;
-        /// Simultaneous connections and CONNECT streams of its callers.
+        /// Simultaneous connections and CONNECT streams of the peer's callers.
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = PeerLimits::default().connections;
-        /// New connections and CONNECT streams of its callers in a second.
+        /// New connections and CONNECT streams of the peer's callers per second.
         NEW_PER_SECOND "newPerSecond": form::Integer<u32, 1, 1_000_000> = PeerLimits::default().new_per_second;
     }
 }
@@ -102,5 +103,5 @@ fn peer_name(text: &str) -> Result<Arc<str>, InvalidValue> {
     {
         return Ok(text.into());
     }
-    Err(InvalidValue::new("it is no label".to_owned()))
+    Err(InvalidValue::new("it is not a DNS label".to_owned()))
 }

@@ -1,11 +1,11 @@
-//! `peers`.
+//! Tests of `peers`.
 
 use super::bad::refused_with;
 use super::*;
 use crate::aggregator::spec::RegistryKind;
 use crate::snapshot::peer::PeerLimits;
 
-/// The keys that peers need beside themselves.
+/// The other keys that a config with `peers` needs.
 const GATEWAY: &str = "listeners: [{name: l, bind: ':15443', protocol: auto}]\n\
                        identity: {files: {certificate: c.pem, key: k.pem}}\ntrust: [{trustDomain: cluster.local, roots: r.pem}, {trustDomain: other.mesh, roots: o.pem}]\n";
 
@@ -57,11 +57,11 @@ fn bad_peers() {
     bad("{name: a, identity: 'spiffe://d/x', trust: t}", "peers[0]: found neither accept: true nor dial");
     bad(
         "{name: a, identity: 'spiffe://d/x', trustDomain: e, trust: t, accept: true}",
-        "peers[0].identity: found \"spiffe://d/x\", which is not of the trustDomain e",
+        "peers[0].identity: found \"spiffe://d/x\", which is not in the trustDomain e",
     );
     bad(
         "{name: a, identity: 'spiffe://cluster.local/x', trust: t, accept: true}",
-        "peers[0].trustAlias: the trust domain cluster.local is this mesh's own",
+        "peers[0].trustAlias: the trust domain cluster.local is that of this mesh",
     );
     bad(
         "{name: a, identity: 'spiffe://d/x', trust: t, accept: true}, {name: b, identity: 'spiffe://d/y', trust: t, accept: true}",
@@ -69,7 +69,7 @@ fn bad_peers() {
     );
     bad(
         "{name: a, identity: 'spiffe://d/x', trustAlias: other.mesh, trust: t, accept: true}",
-        "peers[0].trustAlias: the trust domain other.mesh has roots of its own in trust",
+        "peers[0].trustAlias: the trust domain other.mesh also has roots in trust",
     );
     bad("{name: a, export: [{services: ['*'], as: '{name}.x'}]}", "peers[0].export[0].as: found");
     refused_with(

@@ -1,4 +1,4 @@
-//! A link that an enrolment gave, as a file of the state folder: `peers/NAME.pem`.
+//! A link that an enrolment created, stored as a file of the state folder: `peers/NAME.pem`.
 //!
 //! ```text
 //! isthmus peer link 1
@@ -6,7 +6,7 @@
 //! dial: gw.west.example:15443
 //! ```
 //!
-//! Instead of `dial` there is `accept: true` where the peer dials. The roots follow ([`RootFile`]).
+//! Where the peer dials, the line `accept: true` replaces the line `dial`. The roots follow as PEM ([`RootFile`]).
 
 use std::fmt;
 use std::io;
@@ -19,21 +19,23 @@ use crate::model::identity::Identity;
 use crate::tls::certificate::pem;
 use crate::tls::root_file::{FOLDER, RootFile};
 
-/// The kind of the file.
+/// The kind of file, as the first line of the file names it.
 const KIND: &str = "peer link";
+/// The beginning of the file, in each version.
+pub(super) const HEAD: &str = "isthmus peer link ";
 
-/// The stored facts of a link with a peer.
+/// A link with a peer as an enrolment stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolledLink {
-    /// The SPIFFE ID of its gateways; its certificates are of the trust domain of this.
+    /// The SPIFFE ID of the peer's gateways. Its trust domain is that of the peer.
     pub identity: Identity,
-    /// The root certificates of that trust domain.
+    /// The root certificates of the peer's trust domain.
     pub roots: Vec<CertificateDer<'static>>,
-    /// Which side dials.
+    /// The gateway that dials.
     pub dialling: Dialling,
 }
 
-/// Which side dials.
+/// The gateway that opens the connection of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dialling {
     /// The peer dials.
@@ -42,7 +44,7 @@ pub enum Dialling {
     Ours(GatewayAddress),
 }
 
-/// Where a gateway takes connections of peers: `host:port`.
+/// The address at which a gateway accepts connections of peers: `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayAddress {
     /// The host.
@@ -54,7 +56,7 @@ pub struct GatewayAddress {
 impl GatewayAddress {
     /// Reads `10.0.0.1:443`, `[fd00::1]:443` or `gw.west.example:443`; an error says what is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no address; expected host:port");
+        let wrong = || format!("{text:?} is not an address; expected host:port");
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
         // Without brackets, the last part of an IPv6 address looks like a port.
         if host.contains(':') && !host.starts_with('[') {
@@ -81,17 +83,18 @@ impl EnrolledLink {
         state.join(FOLDER).join(format!("{peer}.pem"))
     }
 
-    /// Reads the link of a peer; `None` if it is not enrolled. An error names the file and what is wrong with it. Blocks.
+    /// Reads the link of a peer; `None` if the peer is not enrolled. An error names the file and what is wrong with it. Blocks.
     pub fn load(state: &Path, peer: &str) -> Result<Option<Self>, String> {
         let path = Self::path(state, peer);
-        let again =
-            |fault: String| format!("{fault}; enrol the peer again with `isthmus peer invite` and `join`");
+        let again = |fault: String| {
+            format!("{fault}; enrol the peer again with `isthmus peer invite --replace` and `join --replace`")
+        };
         let Some(file) = RootFile::load(&path, KIND).map_err(again)? else { return Ok(None) };
         let link = Self::of_file(file);
-        link.map(Some).ok_or_else(|| again(format!("{}: a field cannot be read", path.display())))
+        link.map(Some).ok_or_else(|| again(format!("{}: a field of the file is malformed", path.display())))
     }
 
-    /// Writes the link of a peer, in place of an earlier one. Blocks.
+    /// Writes the link of a peer, and replaces an earlier one. Blocks.
     pub fn store(&self, state: &Path, peer: &str) -> io::Result<()> {
         let dialling = match &self.dialling {
             Dialling::Theirs => ("accept".to_owned(), "true".to_owned()),
@@ -110,7 +113,7 @@ impl EnrolledLink {
         Some(Self { identity: Identity::parse(file.field("identity")?).ok()?, roots: file.roots, dialling })
     }
 
-    /// Returns the key of the config that says which side dials.
+    /// Returns the line of the config that says which gateway dials.
     pub fn dialling_key(&self) -> String {
         match &self.dialling {
             Dialling::Theirs => "accept: true".to_owned(),
@@ -162,7 +165,10 @@ mod tests {
         ] {
             file(fields).store(&EnrolledLink::path(state.path(), "west"), KIND).expect("stored");
             let fault = EnrolledLink::load(state.path(), "west").expect_err("illegal");
-            assert!(fault.contains("west.pem: a field cannot be read; enrol the peer again"), "{fault}");
+            assert!(
+                fault.contains("west.pem: a field of the file is malformed; enrol the peer again"),
+                "{fault}"
+            );
         }
     }
 

@@ -1,5 +1,5 @@
-//! When services were first exported, by peer and exported name. The links of a peer share the times, and a file of the state
-//! folder keeps them over a restart, because peers give virtual addresses in their order.
+//! The time at which each service was first exported, by peer and exported name. All links of a peer share the times. A file in
+//! the state folder keeps them over a restart, because the peer assigns virtual addresses in the order of these times.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,28 +16,29 @@ use crate::net::whole_file::set_aside;
 
 /// The name of the file.
 const FILE: &str = "export-times";
-/// Times that are known. Above that, those that this process has not asked for are forgotten first.
+/// The largest number of recorded export times. When it is reached, the times of services that this process has not exported
+/// are dropped.
 const TIMES_MAX: usize = 1 << 20;
 const LIST: LineFile = LineFile { name: "export times", lines_max: TIMES_MAX, line_bytes_max: 1_024 };
 /// The shortest time between two writes.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 
-/// When services were first exported.
+/// The time at which each service was first exported.
 pub(super) struct ExportTimes {
     known: Mutex<BTreeMap<(Arc<str>, HostName), Time>>,
-    /// Where the file is; `None`: there is no state folder.
+    /// The path of the file; `None`: there is no state folder.
     place: Mutex<Option<PathBuf>>,
     /// Held while the file is written, so that the last write is of the newest times.
     writing: Mutex<()>,
-    /// Changes with the times.
+    /// Notified when the times or the path of the file change.
     changes: watch::Sender<()>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Time {
-    /// In seconds since 1970.
+    /// The time of the first export, in seconds since 1970.
     at: u64,
-    /// True if this process has asked for it.
+    /// True if this process has exported the service.
     is_used: bool,
 }
 
@@ -77,8 +78,8 @@ impl ExportTimes {
                 Err(fault) => {
                     let aside = set_aside(&place);
                     tracing::error!(
-                        "{}: {fault}; it is kept as {aside}, and services count as exported from this time on, so that new peers may \
-                         give them other virtual addresses",
+                        "{}: {fault}; the file is not used and was renamed to {aside}, and all services count as exported from this time on, so \
+                         new peers may assign other virtual addresses to them",
                         place.display()
                     );
                 }
@@ -96,7 +97,7 @@ impl ExportTimes {
         }
     }
 
-    /// Returns the time of the first export, which is `now` if there was none.
+    /// Returns the time of the first export in seconds since 1970. If there was none, it is `now`.
     pub(super) fn of(&self, peer: &Arc<str>, name: &HostName, now: u64) -> u64 {
         let mut known = lock(&self.known);
         let key = (peer.clone(), name.clone());
@@ -114,14 +115,14 @@ impl ExportTimes {
         now
     }
 
-    /// Forgets a service that is exported no longer.
+    /// Forgets the time of a service that is not exported to the peer any more.
     pub(super) fn forget(&self, peer: &Arc<str>, name: &HostName) {
         if lock(&self.known).remove(&(peer.clone(), name.clone())).is_some() {
             self.changes.send_replace(());
         }
     }
 
-    /// Writes the file soon after each change, until the times are dropped.
+    /// Starts a task that writes the file soon after each change, until `self` is dropped.
     pub(super) fn keep(self: &Arc<Self>, scope: &Scope) {
         let (times, mut changes) = (Arc::downgrade(self), self.changes.subscribe());
         scope.spawn(async move {
@@ -130,7 +131,7 @@ impl ExportTimes {
                 changes.mark_unchanged();
                 let Some(times) = times.upgrade() else { break };
                 if tokio::task::spawn_blocking(move || times.write()).await.is_err() {
-                    tracing::error!("writing the times of exports panicked");
+                    tracing::error!("internal error: writing the times of exports panicked");
                 }
             }
         });
@@ -143,7 +144,7 @@ impl ExportTimes {
         let all: Vec<_> = lock(&self.known).iter().map(|(key, time)| (key.clone(), time.at)).collect();
         let lines = all.iter().map(|((peer, name), at)| Line(peer, name, *at));
         if let Err(error) = LIST.store(&place, lines) {
-            tracing::error!("{}: the times of exports cannot be written: {error}", place.display());
+            tracing::error!("cannot write the times of exports to {}: {error}", place.display());
         }
     }
 }

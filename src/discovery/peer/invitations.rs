@@ -9,16 +9,34 @@ use tokio::time::Instant;
 use super::enrolled::EnrolledLink;
 use crate::tls::pinned::Hash;
 
-/// The largest number of invitations. Those that cannot be redeemed make room for new ones.
+/// The largest number of invitations. Redeemed and expired invitations make room for new ones.
 const INVITATIONS_MAX: usize = 256;
 
-/// The ways to keep the link that an enrolment gives.
+/// The place where the link that an enrolment creates is kept: the state folder or the config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
     /// The link is stored in `state.dir`, and takes effect.
     Store,
-    /// The link is returned, for a config that the operator writes.
+    /// The link is returned, so that the operator can write it into the config.
     Return,
+}
+
+/// The treatment of the link that a peer already has when it is enrolled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// The existing link stays, and the enrolment is refused.
+    Keep,
+    /// The new link replaces the existing one.
+    Replace,
+}
+
+/// The operator's permissions for an enrolment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The use of the link: it is stored, or returned to be printed.
+    pub keeping: Keeping,
+    /// The treatment of an existing link with the same peer.
+    pub existing: Existing,
 }
 
 /// One invitation.
@@ -28,19 +46,19 @@ struct Invitation {
     hash: Hash,
     until: Instant,
     is_redeemed: bool,
-    keeping: Keeping,
-    /// The link that it gave, if it is to be returned.
+    terms: Terms,
+    /// The link from the redemption of the invitation; set only with [`Keeping::Return`].
     link: Option<EnrolledLink>,
 }
 
-/// Whether an invitation can be redeemed.
+/// The state of an invitation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It can.
+    /// The invitation can be redeemed.
     Open,
-    /// It was redeemed.
+    /// The invitation was redeemed.
     Redeemed,
-    /// Its time is over.
+    /// The invitation was not redeemed in time.
     Expired,
 }
 
@@ -55,18 +73,19 @@ impl State {
     }
 }
 
-/// The reason why a secret redeems nothing.
+/// The reason why a secret does not redeem an invitation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     /// No invitation of this process has the secret.
     #[error(
-        "the token is not one of this gateway, or another was made for the same peer since, or the gateway was restarted"
+        "this gateway does not know the token: another gateway made it, a later token for the same peer replaced it, or the \
+         gateway was restarted"
     )]
     Unknown,
     /// The invitation was redeemed.
-    #[error("the token was used already")]
+    #[error("the token was already used")]
     Used,
-    /// The time of the invitation is over.
+    /// The invitation has expired.
     #[error("the token has expired")]
     Expired,
 }
@@ -76,22 +95,25 @@ pub(super) enum Refusal {
 pub(super) struct Invitations(BTreeMap<Arc<str>, Invitation>);
 
 impl Invitations {
-    /// Invites a peer; an earlier invitation of it is void. An error says why there is no room.
+    /// Invites a peer; an earlier invitation of the peer becomes void. Returns an error if too many invitations are open.
     pub(super) fn open(
         &mut self,
         peer: &Arc<str>,
         hash: Hash,
         times: (Instant, Instant),
-        keeping: Keeping,
+        terms: Terms,
     ) -> Result<(), String> {
         let (now, until) = times;
         if self.0.len() >= INVITATIONS_MAX && !self.0.contains_key(peer) {
             self.0.retain(|_, one| one.state_at(now) == State::Open);
             if self.0.len() >= INVITATIONS_MAX {
-                return Err(format!("there are {INVITATIONS_MAX} invitations that were not used yet"));
+                return Err(format!(
+                    "there are already {INVITATIONS_MAX} invitations that were not used yet; wait until one of \
+                                    them has expired"
+                ));
             }
         }
-        let invitation = Invitation { hash, until, is_redeemed: false, keeping, link: None };
+        let invitation = Invitation { hash, until, is_redeemed: false, terms, link: None };
         self.0.insert(peer.clone(), invitation);
         Ok(())
     }
@@ -101,20 +123,21 @@ impl Invitations {
         self.0.is_empty()
     }
 
-    /// Removes the invitations of peers that the config does not have.
+    /// Removes the invitations of peers for which `has` is false, because the config does not name them.
     pub(super) fn retain(&mut self, has: impl Fn(&str) -> bool) {
         self.0.retain(|peer, _| has(peer));
     }
 
-    /// Returns the state of the last invitation of a peer, and the link that it gave if that is to be returned.
+    /// Returns the state of the peer's last invitation. With [`Keeping::Return`], also returns the link if the invitation was
+    /// redeemed.
     pub(super) fn state(&self, peer: &str, now: Instant) -> Option<(State, Option<EnrolledLink>)> {
         let one = self.0.get(peer)?;
         Some((one.state_at(now), one.link.clone()))
     }
 
-    /// Returns the peer whose invitation has the secret of this hash, and what is done with its link.
-    pub(super) fn find(&self, hash: &Hash, now: Instant) -> Result<(Arc<str>, Keeping), Refusal> {
-        // Every invitation is compared, so that the time says nothing about which one it is.
+    /// Returns the peer whose invitation has the secret with this hash, and what the invitation allows.
+    pub(super) fn find(&self, hash: &Hash, now: Instant) -> Result<(Arc<str>, Terms), Refusal> {
+        // Every invitation is compared, so that the time taken does not reveal which one matches.
         let mut found = None;
         for (peer, one) in &self.0 {
             if is_same(&one.hash, hash) {
@@ -123,20 +146,20 @@ impl Invitations {
         }
         let (peer, one) = found.ok_or(Refusal::Unknown)?;
         match one.state_at(now) {
-            State::Open => Ok((peer.clone(), one.keeping)),
+            State::Open => Ok((peer.clone(), one.terms)),
             State::Redeemed => Err(Refusal::Used),
             State::Expired => Err(Refusal::Expired),
         }
     }
 
-    /// Redeems the invitation with the secret of this hash: of two that come at once, the second is refused.
+    /// Redeems the invitation whose secret has this hash. A second call with the same hash is refused.
     pub(super) fn redeem(&mut self, hash: &Hash, now: Instant) -> Result<(), Refusal> {
         let (peer, _) = self.find(hash, now)?;
         self.0.entry(peer).and_modify(|one| one.is_redeemed = true);
         Ok(())
     }
 
-    /// Keeps the link of a peer to be returned.
+    /// Stores the link from the redemption of the peer's invitation, so that [`Self::state`] returns it.
     pub(super) fn give(&mut self, peer: &Arc<str>, link: EnrolledLink) {
         self.0.entry(peer.clone()).and_modify(|one| one.link = Some(link));
     }
@@ -152,7 +175,7 @@ impl Invitation {
     }
 }
 
-/// Compares in a time that does not depend on the bytes.
+/// Compares two hashes in a time that does not depend on their bytes.
 fn is_same(one: &Hash, other: &Hash) -> bool {
     let differing = one.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
     std::hint::black_box(differing) == 0
@@ -165,11 +188,13 @@ mod tests {
     use super::*;
 
     const LIFE: Duration = Duration::from_secs(900);
+    const STORED: Terms = Terms { keeping: Keeping::Store, existing: Existing::Keep };
+    const RETURNED: Terms = Terms { keeping: Keeping::Return, existing: Existing::Replace };
 
     fn opened(now: Instant) -> Invitations {
         let mut all = Invitations::default();
-        all.open(&"west".into(), [1; 32], (now, now + LIFE), Keeping::Store).expect("room");
-        all.open(&"south".into(), [2; 32], (now, now + LIFE / 2), Keeping::Return).expect("room");
+        all.open(&"west".into(), [1; 32], (now, now + LIFE), STORED).expect("room");
+        all.open(&"south".into(), [2; 32], (now, now + LIFE / 2), RETURNED).expect("room");
         all
     }
 
@@ -177,12 +202,8 @@ mod tests {
     fn a_secret_redeems_its_invitation_once() {
         let now = Instant::now();
         let mut all = opened(now);
-        assert_eq!(
-            all.find(&[1; 32], now),
-            Ok(("west".into(), Keeping::Store)),
-            "finding it does not redeem it"
-        );
-        assert_eq!(all.find(&[2; 32], now), Ok(("south".into(), Keeping::Return)));
+        assert_eq!(all.find(&[1; 32], now), Ok(("west".into(), STORED)), "finding it does not redeem it");
+        assert_eq!(all.find(&[2; 32], now), Ok(("south".into(), RETURNED)));
         assert_eq!(all.redeem(&[1; 32], now), Ok(()));
         assert_eq!(
             (all.redeem(&[1; 32], now), all.find(&[1; 32], now)),
@@ -191,7 +212,7 @@ mod tests {
         assert_eq!(all.redeem(&[9; 32], now), Err(Refusal::Unknown));
         let state = |all: &Invitations, peer: &str| all.state(peer, now).map(|(state, _)| state);
         assert_eq!((state(&all, "west"), state(&all, "south")), (Some(State::Redeemed), Some(State::Open)));
-        all.open(&"west".into(), [3; 32], (now, now + LIFE), Keeping::Store).expect("room");
+        all.open(&"west".into(), [3; 32], (now, now + LIFE), STORED).expect("room");
         assert_eq!(all.redeem(&[1; 32], now), Err(Refusal::Unknown), "the earlier one is void");
         assert_eq!(all.redeem(&[3; 32], now), Ok(()));
         all.retain(|peer| peer == "south");
@@ -211,7 +232,7 @@ mod tests {
         let now = Instant::now();
         let mut all = Invitations::default();
         let mut open = |number: usize, now: Instant| {
-            all.open(&format!("p{number}").into(), [0; 32], (now, now + LIFE), Keeping::Store)
+            all.open(&format!("p{number}").into(), [0; 32], (now, now + LIFE), STORED)
         };
         for number in 0..INVITATIONS_MAX {
             open(number, now).expect("room");

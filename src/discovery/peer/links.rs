@@ -1,4 +1,4 @@
-//! The owner of all links: dials the peers that the config says to dial, takes the links that arrive at a listener, and ends
+//! The owner of all links: dials the peers that the config says to dial, accepts links that arrive at a listener, and ends
 //! links whose configuration has changed.
 
 use std::collections::BTreeMap;
@@ -32,27 +32,28 @@ use crate::net::scope::Scope;
 use crate::net::throttle::LogThrottle;
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::peer::{LINK_PROTOCOL, Peer, PeerIdentity};
-use crate::tls::context::NodeContext;
+use crate::telemetry::control::Control;
+use crate::tls::context::{CertificateRotation, NodeContext};
 use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::roots::RootStore;
 use crate::tls::trust::{TrustBundles, describe};
 use crate::tls::{client, server};
 use crate::world::Reader;
 
-/// How long connecting, TLS and opening the link may take, each.
+/// The time limit of each step: connecting, TLS, and opening the link.
 const STEP_WITHIN: Duration = Duration::from_secs(10);
-/// The longest wait between two attempts to dial.
+/// The longest wait between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(15);
-/// Links of one peer that may exist at the same time.
+/// The largest number of simultaneous links with one peer.
 const LINKS_OF_PEER_MAX: usize = 64;
-/// How often it is logged that a link was refused: anybody can cause it.
+/// The shortest time between two log lines about refused links: anybody can cause such a refusal.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// The parts that all links share.
+/// The state and the handles that all links of this gateway share.
 struct Shared {
     reader: Reader,
     context: NodeContext,
-    /// The TLS of links that peers dial.
+    /// The TLS configuration for links that peers dial.
     tls: Arc<ServerConfig>,
     roots: RootStore,
     importer: Arc<dyn Importer>,
@@ -62,7 +63,7 @@ struct Shared {
     scope: Scope,
     enrolment: Enrolment,
     numbers: AtomicU64,
-    /// Connections whose other end is not known yet.
+    /// Limits for connections that are not authenticated yet.
     unknown: Arc<Admission>,
     refusals: LogThrottle,
     configured: Mutex<BTreeMap<Arc<str>, Configured>>,
@@ -70,12 +71,12 @@ struct Shared {
     own: Mutex<Option<TrustDomain>>,
 }
 
-/// One peer of the config.
+/// A peer of the config, and the values that all links with it share.
 struct Configured {
     options: LinkOptions,
     stop: watch::Sender<Order>,
     seats: Arc<Semaphore>,
-    /// Ends the older link of an instance when a newer one comes.
+    /// The newest link of each process of the peer.
     instances: Instances,
 }
 
@@ -84,20 +85,21 @@ struct Configured {
 pub struct Links(Arc<Shared>);
 
 impl Links {
-    /// Starts without peers; `arrivals` are connections that a listener has found to be links.
+    /// Starts without peers. `arrivals` delivers the connections that a listener has recognised as links or enrolments.
     pub fn start(
         reader: Reader,
-        context: NodeContext,
-        roots: RootStore,
+        identity: &CertificateRotation,
         importer: Arc<dyn Importer>,
         arrivals: mpsc::Receiver<HandedOver>,
         instance: Arc<str>,
+        control: Arc<Control>,
         scope: &Scope,
     ) -> Result<Self, rustls::Error> {
+        let (context, roots) = (identity.context(), identity.roots());
         let times = Arc::<ExportTimes>::default();
         times.keep(scope);
         let tls = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL])?;
-        let enrolment = Enrolment::new(context.clone(), roots.clone(), scope)?;
+        let enrolment = Enrolment::new(context.clone(), roots.clone(), control, scope)?;
         let links = Self(Arc::new(Shared {
             enrolment,
             tls: Arc::new(tls),
@@ -119,25 +121,27 @@ impl Links {
         Ok(links)
     }
 
-    /// Returns the links, for status.
+    /// Returns the table of all links, for status.
     pub fn table(&self) -> Arc<LinkTable> {
         self.0.table.clone()
     }
 
-    /// Returns the enrolments of peers.
+    /// Returns the handle that invites peers and redeems tokens.
     pub fn enrolment(&self) -> &Enrolment {
         &self.0.enrolment
     }
 
-    /// Ends the links with peers that are not in the list, because the operator has removed them: they forget our services. To be
-    /// called while the roots of these peers are still known; without them the links end without Goodbye.
+    /// Ends the links with peers that are not in the list, because the operator has removed these peers: each of them is asked
+    /// to remove our services. Must be called while the roots of the removed peers are still trusted; otherwise the links end
+    /// without Goodbye.
     pub fn part(&self, peers: &[LinkOptions]) {
         let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = configured.iter().filter(|(name, _)| peers.iter().all(|peer| peer.peer.name != **name));
         gone.for_each(|(_, link)| link.end(Order::Part));
     }
 
-    /// Replaces the peers. Links of peers that did not change go on, and peers that are no more are [parted](Self::part) from.
+    /// Replaces the peers. Links of unchanged peers go on; links with peers that are not in the list end as [`Self::part`] ends
+    /// them.
     pub fn configure(&self, own: &TrustDomain, peers: &[LinkOptions], state: Option<&Path>) {
         self.0.times.keep_in(state);
         self.part(peers);
@@ -178,12 +182,12 @@ impl Links {
         }
     }
 
-    /// Reads what an earlier process knew of the links. Is called once, before peers are there. Blocks.
+    /// Reads the export times that an earlier process has written. Must be called once, before peers are configured. Blocks.
     pub fn read_times(&self, state: Option<&Path>) {
         self.0.times.read(state);
     }
 
-    /// Writes what a restarted process has to know of the links. Blocks.
+    /// Writes the export times for the next process. Blocks.
     pub fn write_times(&self) {
         self.0.times.write();
     }
@@ -198,7 +202,7 @@ impl Links {
         while let Some(arrival) = arrivals.recv().await {
             let source = arrival.source;
             let Some(place) = Place::take(&self.0.unknown, source.ip()) else {
-                self.refused(source, "too many connections whose other end is not known yet");
+                self.refused(source, "there are too many connections whose peer is not verified yet");
                 continue;
             };
             let links = self.clone();
@@ -208,7 +212,7 @@ impl Links {
                     Purpose::Enrolment => {
                         let served = Box::pin(links.0.enrolment.serve(arrival)).await;
                         drop(place);
-                        served.map_err(|problem| format!("enrolment: {problem}"))
+                        served.map_err(|problem| format!("the enrolment failed: {problem}"))
                     }
                 };
                 if let Err(problem) = served {
@@ -220,7 +224,7 @@ impl Links {
 
     fn refused(&self, source: SocketAddr, problem: &str) {
         if let Some(times) = self.0.refusals.occurred() {
-            tracing::warn!(%source, times, "a link from another side ended, or was refused: {problem}");
+            tracing::warn!(%source, times, "a connection of a peer was refused or ended: {problem}");
         }
     }
 
@@ -228,35 +232,37 @@ impl Links {
     async fn serve(&self, arrival: HandedOver, place: Place) -> Result<(), String> {
         let HandedOver { socket, source, first, .. } = arrival;
         let socket = transport::stream(socket).map_err(|error| error.to_string())?;
-        // Roots that change from here on are checked again.
+        // If the roots change after this line, the client's certificate is verified again.
         let mut trust = self.0.context.trust.clone();
         trust.see();
         let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(Peeked::new(first, socket));
-        let stream =
-            timeout(STEP_WITHIN, accepting).await.map_err(|_| "TLS was not agreed on in time".to_owned())?;
+        let stream = timeout(STEP_WITHIN, accepting)
+            .await
+            .map_err(|_| "the TLS handshake took too long".to_owned())?;
         let stream =
             stream.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
         let proof = Proof::of(stream.get_ref().1, &mut trust)?;
         let (peer, stop, seats, instances) = self.peer_of(&proof.identity)?;
-        let _seat = seats.try_acquire_owned().map_err(|_| format!("{} has too many links", peer.name))?;
+        let _seat =
+            seats.try_acquire_owned().map_err(|_| format!("the peer {} has too many links", peer.name))?;
         let (opened, mut arriving) = mpsc::channel(1);
         let scope = self.0.scope.clone();
         let serving = self.0.scope.spawn(async move { drop(transport::serve(stream, &scope, opened).await) });
         let first = timeout(STEP_WITHIN, arriving.recv()).await;
         let Ok(Some(Opened { incoming, outgoing })) = first else {
             serving.abort();
-            return Err("the other side opens no link".to_owned());
+            return Err("the peer did not open a link in time".to_owned());
         };
         drop(place);
         let link = Link { peer, address: source.to_string(), dialled: false, stop, instances };
         let ended = self.run(link, Outgoing::Accepted(outgoing), incoming, (proof, trust)).await;
-        // The last message is on its way.
+        // This pause gives the connection time to send the last message.
         tokio::time::sleep(Duration::from_millis(50)).await;
         serving.abort();
         Err(ended)
     }
 
-    /// Returns the peer that speaks with this identity.
+    /// Returns the peer whose gateways have this identity, if the peer may connect.
     fn peer_of(&self, identity: &Identity) -> Result<Accepted, String> {
         let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
         let speaks = |link: &&Configured| {
@@ -264,11 +270,11 @@ impl Links {
                 && link.options.peer.who.as_ref().is_some_and(|who| who.known_gateway() == *identity)
         };
         let link = configured.values().find(speaks);
-        let link = link.ok_or_else(|| format!("{identity} speaks for no peer that may connect"))?;
+        let link = link.ok_or_else(|| format!("no peer with accept: true has the identity {identity}"))?;
         Ok((link.options.peer.clone(), link.stop.subscribe(), link.seats.clone(), link.instances.clone()))
     }
 
-    /// Runs one link to its end; returns why it ended.
+    /// Runs one link to its end; returns the reason why it ended.
     async fn run(
         &self,
         link: Link,
@@ -302,20 +308,20 @@ impl Links {
         };
         let (proof, trust) = verified;
         let ended = tokio::select! {
-            // An order to end is carried out with Goodbye also where the peer's roots are gone as well.
+            // The session comes first: it can say Goodbye even if the order to end comes together with the loss of the roots.
             biased;
             ended = Box::pin(session.run()) => ended,
-            // The roots of the peer have changed, and do not vouch for it any more.
+            // The roots have changed and do not verify the peer's certificate any more.
             error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
         };
         shared.table.remove(&peer.name, number);
         match ended {
             Ended::Lost(why) => why,
-            Ended::Goodbye(why, _) => format!("the other side said Goodbye: {why}"),
+            Ended::Goodbye(why, _) => format!("the peer ended the link: {why}"),
         }
     }
 
-    /// Returns the roots that peers are told: those of our own trust domain.
+    /// Returns a function that reads the newest roots of our own trust domain, for messages to peers.
     fn own_roots(&self) -> Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync> {
         let shared = self.0.clone();
         Arc::new(move || {
@@ -328,7 +334,8 @@ impl Links {
     }
 }
 
-/// The peer of an accepted link, with what its links share.
+/// The peer of an accepted link, and the values that all links with this peer share: orders, the limit of links, the newest
+/// link of each process.
 type Accepted = (Arc<Peer>, watch::Receiver<Order>, Arc<Semaphore>, Instances);
 
 /// A link that is about to run.
@@ -341,13 +348,13 @@ struct Link {
 }
 
 impl Configured {
-    /// Ends dialling at once, and each open link after Goodbye.
+    /// Stops the attempts to connect at once, and ends each open link with Goodbye.
     fn end(&self, order: Order) {
         self.stop.send_replace(order);
     }
 }
 
-/// Dials one peer, again and again.
+/// Connects to one peer, and again after each failure.
 struct Dialler {
     links: Links,
     peer: Arc<Peer>,
@@ -358,10 +365,11 @@ struct Dialler {
     instances: Instances,
 }
 
-/// A link that was opened, and who is at its other end.
+/// An open link, with the verified identity of the peer's gateway.
 type OpenLink = (Outgoing, tonic::Streaming<proto::Message>, Verified);
 
-/// Who is at the other end of a link, and the roots that have verified it, as far as they were seen.
+/// The verified identity of the peer's gateway, and a reader of the roots. The roots that the reader saw last have verified the
+/// identity.
 type Verified = (Proof, Latest<TrustBundles>);
 
 impl Dialler {
@@ -372,7 +380,7 @@ impl Dialler {
         loop {
             let started = tokio::time::Instant::now();
             let mut stop = self.stop.clone();
-            // An open link ends by itself after Goodbye; all before it is given up at once.
+            // An open link ends by itself with Goodbye; an attempt to open one is dropped at once.
             let opened = tokio::select! {
                 _ = stop.wait_for(|order| *order != Order::GoOn) => break,
                 opened = Box::pin(self.open()) => opened,
@@ -390,7 +398,7 @@ impl Dialler {
             tracing::warn!(
                 peer = &*self.peer.name,
                 address = self.address,
-                "no link with the peer: {problem}"
+                "there is no link with the peer: {problem}"
             );
             table.change(&self.peer.name, number, |status| {
                 (status.state, status.dialled, status.problem) = (LinkState::Down, true, Some(problem));
@@ -405,7 +413,7 @@ impl Dialler {
         table.remove(&self.peer.name, number);
     }
 
-    /// Runs a link to its end; returns why there is none any more.
+    /// Runs a link to its end; returns the reason why it ended.
     async fn link(&self, number: u64, (outgoing, incoming, verified): OpenLink) -> String {
         self.links.0.table.remove(&self.peer.name, number);
         let instances = self.instances.clone();
@@ -438,15 +446,19 @@ impl Dialler {
         let mut trust = context.trust.clone();
         trust.see();
         let tls = TlsConnector::from(Arc::new(config)).connect(client::no_name(), socket);
-        let stream =
-            timeout(STEP_WITHIN, tls).await.map_err(|_| format!("{} does not answer TLS", self.address))?;
+        let stream = timeout(STEP_WITHIN, tls)
+            .await
+            .map_err(|_| format!("{} does not answer the TLS handshake", self.address))?;
         let stream = stream.map_err(|error| {
             let text = tls_error_of(&error).map_or_else(|| error.to_string(), describe);
             format!("{}: {text}", self.address)
         })?;
         let proof = Proof::of_server(stream.get_ref().1, &mut trust)?;
         if proof.identity != self.who.known_gateway() {
-            return Err(format!("{} is {}, not {}", self.address, proof.identity, self.who.gateway));
+            return Err(format!(
+                "the gateway at {} has the identity {}, expected {}",
+                self.address, proof.identity, self.who.gateway
+            ));
         }
         let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.scope)).await;
         let link = opening.map_err(|_| format!("{} does not answer", self.address))??;

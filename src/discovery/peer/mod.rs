@@ -1,17 +1,18 @@
-//! The link with a peer: another organisation with which services are exchanged (SPEC §18). docs/peer-protocol.md has the
-//! protocol.
+//! The link with a peer: another organisation with which services are exchanged (SPEC §18). docs/peer-protocol.md describes
+//! the protocol.
 //!
-//! - `options`: how a link comes about. `links`: the owner of all links: dials, and takes those that arrive at a listener.
+//! - `options`: the settings of a link. `links`: the owner of all links, which dials peers and accepts links from a listener.
 //! - `transport`: TLS and gRPC under a link. `session`: one link, from Hello to Goodbye.
 //! - `instances`: the newest link of each process of a peer.
-//! - `offer`: what one peer is offered, and what it has of that. `export_times`: since when. `taken`: what it has given.
-//!   `record`: a service as the link carries it.
-//! - `unknown`: connections whose other end is not known yet. `status`: for operators.
-//! - `enrolment`: two gateways exchange what a link needs, by a token. `token`, `invitations`: what redeems it, and once.
-//!   `party`: what
-//!   one side says of itself. `enrolled`: the link that came of it, on disk.
+//! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
+//!   time of each service's first export. `taken`: the items that the peer has sent. `record`: a service as the link carries
+//!   it.
+//! - `unknown`: connections that are not authenticated yet. `status`: the links for operators.
+//! - `enrolment`: two gateways exchange identities and roots by a token. `token`: the token. `invitations`: the secrets that
+//!   can be used, each once. `party`: the identity, roots and clock that a gateway sends about itself. `enrolled`: the file of
+//!   a link that an enrolment created. `removed`: the stored links of peers that the config does not have.
 //!
-//! What comes from a peer is handed to an [`importer::Importer`], which is not part of this module.
+//! The services of a peer are handed to an [`importer::Importer`], which is not part of this module.
 
 pub mod enrolled;
 pub mod enrolment;
@@ -22,11 +23,12 @@ pub mod invitations;
 pub mod links;
 mod offer;
 pub mod options;
-mod party;
+pub mod party;
 mod record;
+mod removed;
 mod session;
 pub mod status;
 mod taken;
-mod token;
+pub mod token;
 mod transport;
 mod unknown;

@@ -1,4 +1,4 @@
-//! How a link with a peer comes about, as data of the config.
+//! The settings of the link with a peer, as the config gives them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,14 +14,26 @@ pub struct LinkOptions {
     pub peer: Arc<Peer>,
     /// True if the peer connects to one of our listeners.
     pub accept: bool,
-    /// The gateway of the peer to which we connect.
+    /// The address of the peer's gateway to which we connect.
     pub dial: Option<(Host, u16)>,
     /// The trust domain that the peer must have, if the config names one.
     pub trust_domain: Option<TrustDomain>,
     /// Our name for the peer's trust domain, if the config names one.
     pub alias: Option<TrustDomain>,
-    /// The PEM file of the peer's roots; `None`: it is not enrolled.
+    /// The PEM file of the peer's roots; `None`: the peer is not enrolled.
     pub trust: Option<PathBuf>,
-    /// True if it was an enrolment that said who the peer is, and not the config.
-    pub is_enrolled: bool,
+    /// The state of the link that an enrolment has stored for the peer; [`Stored::Nothing`] if the config itself names the
+    /// peer's identity.
+    pub stored: Stored,
+}
+
+/// The state of the link that an enrolment has stored for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// No link, or the config itself names the peer's identity.
+    Nothing,
+    /// A file that cannot be used.
+    Unusable,
+    /// A link that is in use.
+    InUse,
 }

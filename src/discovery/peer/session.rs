@@ -1,4 +1,4 @@
-//! One link, from Hello to its end. Both sides run the same code, whoever has dialled.
+//! One link, from Hello to its end. Both gateways run the same code, whichever of them has dialled.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,39 +26,39 @@ use crate::world::Reader;
 
 /// The version of the protocol.
 const VERSION: u32 = 1;
-/// How long the other side may take to say Hello.
+/// The time within which the peer must send Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// How often a heartbeat is sent.
+/// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Heartbeats without an answer after which the link is suspect, and after which it ends.
+/// Two numbers of unanswered heartbeats: after the first number the link is suspect, and after the second it ends.
 const MISSED: (u32, u32) = (2, 4);
-/// The shortest time between two messages with changes: changes meanwhile are one message.
+/// The shortest time between two messages with changes. One message carries all changes of this time.
 const FLUSH: Duration = Duration::from_millis(100);
-/// How long a message may wait until the other side reads.
+/// The longest time that a message may wait for the peer to read.
 const SEND_WITHIN: Duration = Duration::from_secs(20);
-/// The shortest time between two listings that this side asks for because the other's contents are not what it says.
+/// The shortest time between two full listings that we request because the peer's items do not match its checksum.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
-/// Patterns that a peer may subscribe to.
+/// The largest number of patterns that a peer may subscribe to.
 const PATTERNS_MAX: usize = 1_024;
-/// Bytes of a text of the peer's that are shown.
+/// The largest length of a displayed text of the peer, in characters.
 const WORDS_MAX: usize = 200;
 
 /// An order to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The link goes on.
+    /// The link continues.
     GoOn,
-    /// The link ends: the gateway stops, or the link is made anew with another configuration.
+    /// The link ends: the gateway stops, or the peer's configuration has changed.
     End,
-    /// The link ends, and the other side forgets what it was given: the operator has removed the peer.
+    /// The operator has removed the peer. The link ends, and this gateway asks the peer to remove our services.
     Part,
 }
 
-/// The sending half of a link.
+/// The sending direction of a link.
 pub(super) enum Outgoing {
-    /// Of the side that has dialled.
+    /// The sender of a link that we dialled.
     Dialled(mpsc::Sender<proto::Message>),
-    /// Of the side that was dialled.
+    /// The sender of a link that the peer dialled.
     Accepted(mpsc::Sender<Result<proto::Message, Status>>),
 }
 
@@ -73,33 +73,33 @@ impl Outgoing {
         });
         match sent.await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Ended::Lost("the other side closed the link".to_owned())),
-            Err(_) => Err(Ended::Lost("the other side does not read".to_owned())),
+            Ok(false) => Err(Ended::Lost("the peer closed the link".to_owned())),
+            Err(_) => Err(Ended::Lost("the peer does not read".to_owned())),
         }
     }
 }
 
-/// Why a link ended.
+/// The reason why a link ended.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// The connection broke, or the other side broke the protocol.
+    /// The connection broke, a gateway broke the protocol, or this gateway ended the link.
     Lost(String),
-    /// The other side said Goodbye; true if its services shall be forgotten.
+    /// The peer has sent Goodbye with this reason; true if the peer's services are to be removed.
     Goodbye(String, bool),
 }
 
-/// The parts of a session.
+/// One running link with a peer: its connection, and the handles that the link needs.
 pub(super) struct Session {
     pub(super) peer: Arc<Peer>,
-    /// The number of the link in the table.
+    /// The key of the link in `table`, unique in this process.
     pub(super) number: u64,
-    /// This process among the replicas of its side.
+    /// The ID of this process, which tells the replicas of this gateway apart.
     pub(super) instance: Arc<str>,
     pub(super) reader: Reader,
     pub(super) times: Arc<ExportTimes>,
     pub(super) trust: Latest<TrustBundles>,
     pub(super) roots: Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync>,
-    /// Takes the roots that the peer announces.
+    /// Verifies and stores the roots that the peer announces.
     pub(super) peer_roots: RootStore,
     pub(super) importer: Arc<dyn Importer>,
     pub(super) table: Arc<LinkTable>,
@@ -107,26 +107,26 @@ pub(super) struct Session {
     pub(super) incoming: Streaming<proto::Message>,
     /// Orders the link to end with Goodbye.
     pub(super) stop: watch::Receiver<Order>,
-    /// Becomes true when a newer link of the same instance has come.
+    /// Becomes true when the same process of the peer opens a newer link.
     pub(super) replaced: watch::Receiver<bool>,
     pub(super) newest: Newest,
 }
 
-/// How far both directions of a link have come.
+/// The progress of both directions of a link.
 struct Exchange {
     offer: Offer,
     taken: Taken,
-    /// The numbers of the last heartbeat, and of the last one that was answered.
+    /// The numbers of the last heartbeat, and of the last answered heartbeat.
     beat: u64,
     answered: u64,
     beat_at: Instant,
-    /// The number of the last message with items.
+    /// The number of the last message with items that we sent.
     sequence: u64,
-    /// True until that message is answered.
+    /// True until the peer acknowledges the message with the number `sequence`.
     in_flight: bool,
     /// The earliest time of the next message with items.
     next_flush: Instant,
-    /// When a full listing was last asked for because the contents differed.
+    /// The time at which a full listing was last requested because of a checksum that did not match.
     listed_at: Option<Instant>,
 }
 
@@ -148,7 +148,7 @@ impl Session {
         ended
     }
 
-    /// Says Hello, and returns the instance at the other end.
+    /// Sends Hello and waits for the Hello of the peer; returns the ID of the peer's process.
     async fn greet(&mut self) -> Result<Arc<str>, Ended> {
         let hello = proto::Hello {
             version: VERSION,
@@ -159,12 +159,12 @@ impl Session {
         };
         self.outgoing.send(Kind::Hello(hello)).await?;
         let first = timeout(HELLO_WITHIN, receive(&mut self.incoming)).await;
-        let first = first.map_err(|_| Ended::Lost("the other side does not say Hello".to_owned()))??;
+        let first = first.map_err(|_| Ended::Lost("the peer sent no Hello message in time".to_owned()))??;
         let Kind::Hello(hello) = first else {
-            return Err(Ended::Lost("the other side's first message is not Hello".to_owned()));
+            return Err(Ended::Lost("the first message of the peer is not Hello".to_owned()));
         };
         if hello.version == 0 {
-            return Err(Ended::Lost("the other side names no version of the protocol".to_owned()));
+            return Err(Ended::Lost("the Hello message of the peer has no protocol version".to_owned()));
         }
         let skew = i64::try_from(i128::from(hello.time_ms) - i128::from(now_ms())).ok();
         let instance: Arc<str> = words(&hello.instance).into();
@@ -172,7 +172,7 @@ impl Session {
             peer = &*self.peer.name,
             instance = &*instance,
             software = words(&hello.software),
-            "link with a peer"
+            "the link with a peer opened"
         );
         self.note(|link| {
             (link.instance, link.software) = (instance.clone(), words(&hello.software));
@@ -209,11 +209,11 @@ impl Session {
                 biased;
                 order = end_ordered(&mut self.stop) => {
                     let (forget, why) = match order {
-                        Order::Part => (true, "its operator has removed the peer"),
-                        Order::End | Order::GoOn => (false, "the configuration has changed, or the gateway stops"),
+                        Order::Part => (true, "the peer was removed from the config"),
+                        Order::End | Order::GoOn => (false, "the config has changed, or the gateway stops"),
                     };
                     let why = why.to_owned();
-                    // The link ends in any case.
+                    // The link ends even if Goodbye cannot be sent.
                     let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.clone(), forget })).await;
                     return Err(Ended::Lost(why));
                 }
@@ -231,7 +231,7 @@ impl Session {
                 }
                 _ = self.trust.changed() => exchange.offer.roots_changed(),
                 renewed = renewals.changed() => {
-                    // The task that takes the peer's services has begun anew, and knows nothing.
+                    // The task that imports the peer's services was restarted, and has none of them yet.
                     if renewed.is_err() {
                         return Err(Ended::Lost("the gateway stops".to_owned()));
                     }
@@ -255,7 +255,7 @@ impl Session {
         self.outgoing.send(Kind::Heartbeat(heartbeat)).await
     }
 
-    /// Takes a message of the other side.
+    /// Handles a message of the peer.
     async fn heard(&self, message: Kind, instance: &Arc<str>, exchange: &mut Exchange) -> Result<(), Ended> {
         match message {
             Kind::Heartbeat(heartbeat) if !heartbeat.answer => {
@@ -285,7 +285,7 @@ impl Session {
                 });
                 Ok(())
             }
-            // Of a listing that was begun anew since.
+            // The Ack answers a listing that a newer listing has replaced, so it is ignored.
             Kind::Ack(_) => Ok(()),
             Kind::Delta(delta) => {
                 let sequence = delta.sequence;
@@ -303,11 +303,11 @@ impl Session {
                 self.list_again(differs, exchange).await
             }
             Kind::Goodbye(goodbye) => Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
-            Kind::Hello(_) => Err(Ended::Lost("the other side says Hello twice".to_owned())),
+            Kind::Hello(_) => Err(Ended::Lost("the peer sent two Hello messages".to_owned())),
         }
     }
 
-    /// Tells the other side what it does not have yet.
+    /// Sends the next items that the peer does not have yet.
     async fn tell(&self, exchange: &mut Exchange) -> Result<(), Ended> {
         exchange.offer.follow();
         let next = exchange.offer.next(exchange.sequence + 1, steady_seconds(), || (self.roots)());
@@ -315,7 +315,7 @@ impl Session {
             None => return Ok(()),
             Some(Next::Delta(delta)) => {
                 self.note(|link| LinkStatus::renew(&mut link.refused, &delta));
-                // Within a listing, the answer of the other side is all that is waited for.
+                // Within a listing, the next message waits only for the peer's Ack.
                 let pause = if delta.after.is_some() { FLUSH } else { Duration::ZERO };
                 exchange.next_flush = Instant::now() + pause;
                 Kind::Delta(delta)
@@ -332,7 +332,7 @@ impl Session {
         Kind::Subscribe(proto::Subscribe { services: wanted.map(ToString::to_string).collect() })
     }
 
-    /// Asks for a full listing if the contents are not what the other side says they are.
+    /// Requests a full listing if the peer's items do not match the checksum that the peer sent.
     async fn list_again(&self, differs: bool, exchange: &mut Exchange) -> Result<(), Ended> {
         if !differs || exchange.listed_at.is_some_and(|at| at.elapsed() < LIST_AGAIN) {
             return Ok(());
@@ -340,13 +340,13 @@ impl Session {
         exchange.listed_at = Some(Instant::now());
         tracing::warn!(
             peer = &*self.peer.name,
-            "the peer's services are not what it says they are; they are listed again"
+            "the services received from the peer do not match its checksum; the gateway requests a full listing"
         );
         self.outgoing.send(self.subscription()).await
     }
 
-    /// Hands on the items of a message; returns those that are refused, and true if the contents differ from what the other
-    /// side says.
+    /// Delivers the items of a message to the importer. Returns the refused items, and true if the peer's items do not match
+    /// the checksum that the peer sent.
     async fn take(
         &self,
         instance: &Arc<str>,
@@ -357,10 +357,7 @@ impl Session {
         if let Some(roots) = delta.roots.take()
             && let Err(problem) = self.take_roots(&roots)
         {
-            tracing::warn!(
-                peer = &*self.peer.name,
-                "the roots that the peer announces are refused: {problem}"
-            );
+            tracing::warn!(peer = &*self.peer.name, "refused the roots that the peer announced: {problem}");
             refused.push(proto::Refusal { item: "roots".to_owned(), problem });
         }
         self.note(|link| LinkStatus::renew(&mut link.left_out, &delta));
@@ -378,12 +375,12 @@ impl Session {
         Ok((refused, differs))
     }
 
-    /// Takes the roots that the peer announces for its own trust domain.
+    /// Stores the roots that the peer announces for its own trust domain.
     fn take_roots(&self, roots: &proto::Roots) -> Result<(), String> {
         let Some(who) = &self.peer.who else { return Ok(()) };
         if roots.trust_domain != who.trust_domain.as_str() {
             return Err(format!(
-                "they are of the trust domain {}, not {}",
+                "the roots are of the trust domain {}, expected {}",
                 words(&roots.trust_domain),
                 who.trust_domain
             ));
@@ -392,20 +389,20 @@ impl Session {
     }
 }
 
-/// Waits until the flag is set.
+/// Waits until the flag is true.
 async fn ordered(flag: &mut watch::Receiver<bool>) {
     if flag.wait_for(|flag| *flag).await.is_err() {
-        // Nobody is left who could order it.
+        // The sender is gone, so that the flag cannot become true.
         std::future::pending().await
     }
 }
 
-/// Waits for the order to end.
+/// Waits for an order to end the link.
 async fn end_ordered(order: &mut watch::Receiver<Order>) -> Order {
     let ordered = order.wait_for(|order| *order != Order::GoOn).await.map(|order| *order);
     match ordered {
         Ok(order) => order,
-        // Nobody is left who could order it.
+        // The sender is gone, so that no order can come.
         Err(_) => std::future::pending().await,
     }
 }
@@ -414,9 +411,10 @@ async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended
     loop {
         match incoming.message().await {
             Ok(Some(proto::Message { kind: Some(kind) })) => return Ok(kind),
-            // A kind of message that a later version has.
+            // A peer with a later version of the protocol may send kinds of messages that this version does not know. They are
+            // ignored.
             Ok(Some(proto::Message { kind: None })) => {}
-            Ok(None) => return Err(Ended::Lost("the other side closed the link".to_owned())),
+            Ok(None) => return Err(Ended::Lost("the peer closed the link".to_owned())),
             Err(status) => return Err(Ended::Lost(words(status.message()))),
         }
     }
@@ -424,13 +422,13 @@ async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended
 
 fn patterns(wanted: proto::Subscribe) -> Result<Vec<NamePattern>, Ended> {
     if wanted.services.len() > PATTERNS_MAX {
-        return Err(Ended::Lost(format!("the other side subscribes to more than {PATTERNS_MAX} patterns")));
+        return Err(Ended::Lost(format!("the peer subscribed to more than {PATTERNS_MAX} patterns")));
     }
-    // A pattern that cannot be read matches nothing.
+    // A pattern that cannot be parsed matches nothing.
     Ok(wanted.services.iter().filter_map(|text| NamePattern::parse(text).ok()).collect())
 }
 
-/// Returns a text of the peer's for display: bounded, and without control characters.
+/// Returns a text of the peer for display: at most [`WORDS_MAX`] characters, without control characters.
 fn words(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).take(WORDS_MAX).collect()
 }
@@ -440,7 +438,7 @@ fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the certificates of a message.
+/// Returns the certificates that the peer announces as its roots.
 fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
     roots.certificates.iter().map(|der| CertificateDer::from(der.clone())).collect()
 }

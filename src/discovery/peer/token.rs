@@ -1,4 +1,4 @@
-//! The token of an invitation: everything that the other side needs to redeem it, as one word of text.
+//! The token of an invitation: all that the invited gateway needs to redeem the invitation, as text without spaces.
 
 use std::fmt;
 
@@ -14,38 +14,38 @@ use crate::tls::pinned::Hash;
 const PREFIX: &str = "isthmus1.";
 /// The longest token in bytes.
 const BYTES_MAX: usize = 8 << 10;
-/// Addresses of a token.
-pub(super) const ADDRESSES_MAX: usize = 16;
-/// The longest suggested name that is shown, in bytes.
+/// The largest number of addresses in a token; a token with more is refused.
+pub const ADDRESSES_MAX: usize = 16;
+/// The largest length of the suggested name in bytes; a token with a longer name is refused.
 const NAME_BYTES_MAX: usize = 253;
 
-/// What a token carries.
+/// The contents of a token.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Token {
-    /// The name that the inviting side suggests for itself.
-    pub(super) name: String,
-    /// Where its gateway takes enrolments.
-    pub(super) addresses: Vec<GatewayAddress>,
-    /// The pin of its gateway.
-    pub(super) pin: Hash,
+pub struct Token {
+    /// The name that the inviting gateway suggests for itself.
+    pub name: String,
+    /// The addresses at which the inviting gateway accepts enrolments.
+    pub addresses: Vec<GatewayAddress>,
+    /// The pin of the inviting gateway's key.
+    pub pin: Hash,
     /// The secret that redeems the invitation, once.
-    pub(super) secret: Hash,
+    pub secret: Hash,
 }
 
 /// The reason why a text is no token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TokenError {
+pub enum TokenError {
     /// The text does not begin as tokens do.
-    #[error("this is no token of `isthmus peer invite`, or of a later version of isthmus")]
+    #[error("the text is not a token of `isthmus peer invite`, or a later version of isthmus made it")]
     Foreign,
     /// A part of the text is missing, or was changed.
-    #[error("the token is damaged; copy it whole")]
+    #[error("the token is damaged or incomplete; copy all of it")]
     Damaged,
 }
 
 impl Token {
     /// Reads a token.
-    pub(super) fn parse(text: &str) -> Result<Self, TokenError> {
+    pub fn parse(text: &str) -> Result<Self, TokenError> {
         let rest = text.trim().strip_prefix(PREFIX).ok_or(TokenError::Foreign)?;
         if rest.len() > BYTES_MAX {
             return Err(TokenError::Damaged);
@@ -75,22 +75,26 @@ impl Token {
         })
     }
 
-    /// Writes the token.
-    pub(super) fn text(&self) -> String {
+    /// Returns the text of the token.
+    pub fn text(&self) -> String {
         let message = proto::Token {
             name: self.name.clone(),
             addresses: self.addresses.iter().map(ToString::to_string).collect(),
             pin: self.pin.to_vec(),
             secret: self.secret.to_vec(),
         };
-        let message = message.encode_to_vec();
-        let sum = XxHash3_64::oneshot(&message).to_be_bytes();
-        format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode([&sum, &*message].concat()))
+        sealed(&message.encode_to_vec())
     }
 }
 
+/// Returns the text of an encoded `Token` message.
+pub fn sealed(message: &[u8]) -> String {
+    let sum = XxHash3_64::oneshot(message).to_be_bytes();
+    format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode([&sum, message].concat()))
+}
+
 impl fmt::Debug for Token {
-    /// Leaves the secret out.
+    /// Formats the token without its secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Token");
         shown.field("name", &self.name).field("addresses", &self.addresses).finish_non_exhaustive()

@@ -1,4 +1,5 @@
-//! TLS and gRPC under a link: mutual TLS 1.3 without a server name, by which a listener knows links from other connections.
+//! TLS and gRPC under a link. TLS is mutual and of version 1.3. A listener recognises a link by its ClientHello, which has no
+//! server name and offers the ALPN protocol of links alone.
 
 use std::future::ready;
 use std::io;
@@ -24,18 +25,18 @@ use crate::net::channel::{self, Channel, Limits, Tasks, TwoWay};
 use crate::net::scope::Scope;
 use crate::proto::isthmus::peer::v1 as proto;
 
-/// The gRPC methods.
+/// The path of the gRPC method.
 const LINK: &str = "/isthmus.peer.v1.Peer/Link";
 /// The largest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Messages that may wait to be sent.
+/// The largest number of messages that may wait to be sent.
 const SENDING_MAX: usize = 8;
 /// The largest header list of a request in bytes.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
-/// How often HTTP/2 checks that the other side is there.
+/// The interval of the HTTP/2 pings that detect a lost connection.
 const PING: Duration = Duration::from_secs(30);
 
-/// A socket of which some bytes were read already.
+/// A socket from which some bytes were already read.
 pub(super) struct Peeked {
     first: io::Cursor<Box<[u8]>>,
     socket: TcpStream,
@@ -83,14 +84,14 @@ impl AsyncWrite for Peeked {
     }
 }
 
-/// Takes a socket into this runtime.
+/// Registers a socket with this runtime.
 pub(super) fn stream(socket: OwnedFd) -> io::Result<TcpStream> {
     let socket = std::net::TcpStream::from(socket);
     socket.set_nonblocking(true)?;
     TcpStream::from_std(socket)
 }
 
-/// A link that the other side has opened: what it sends, and where to send to.
+/// A link that the peer has opened: the messages of the peer, and the sender for ours.
 pub(super) struct Opened {
     pub(super) incoming: Streaming<proto::Message>,
     pub(super) outgoing: mpsc::Sender<Result<proto::Message, Status>>,
@@ -113,12 +114,12 @@ where
     let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING) };
     let mut channel =
         Channel::open_with(stream, origin, scope, limits).await.map_err(|fault| fault.to_string())?;
-    // Servers that send no headers before they have a message would wait for one.
+    // A server may send no headers before it has a message to answer, so the client sends an empty one.
     let first = Request::new(proto::Message::default());
     channel.two_way(LINK, first).await.map_err(|fault| fault.to_string())
 }
 
-/// Serves a connection that a peer has dialled; each link that it opens is given to `opened`.
+/// Serves a connection that a peer has dialled. Each link that the peer opens on it is sent to `opened`.
 pub(super) async fn serve<S>(
     stream: S,
     scope: &Scope,
@@ -162,7 +163,7 @@ impl StreamingService<proto::Message> for Opener {
         let opened = Opened { incoming: request.into_inner(), outgoing };
         ready(match self.0.try_send(opened) {
             Ok(()) => Ok(Response::new(ReceiverStream::new(sending))),
-            Err(_) => Err(Status::resource_exhausted("the connection has a link already")),
+            Err(_) => Err(Status::resource_exhausted("the connection already has a link")),
         })
     }
 }

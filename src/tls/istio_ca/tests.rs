@@ -93,11 +93,11 @@ fn answers_that_are_of_no_use_are_refused() {
     let leaf = certified(&key, &root, (2020, 4000));
     let refused = |items: &[String]| answer(items, &key).expect_err("refused").to_string();
     let cases = [
-        (vec![String::new(), root.pem()], "item 1: it has no certificate"),
-        (vec![leaf.clone(), "none".to_owned()], "item 2: it has no certificate"),
+        (vec![String::new(), root.pem()], "certificate 1: found no certificate"),
+        (vec![leaf.clone(), "none".to_owned()], "certificate 2: found no certificate"),
         (
             vec![leaf.clone(), leaf.clone(), "-----BEGIN CERTIFICATE-----\n!".to_owned()],
-            "item 3: it is not a PEM",
+            "certificate 3: found no valid PEM",
         ),
         (vec![leaf.replacen("MII", "MIA", 1), root.pem()], "cannot be read"),
         (
@@ -113,9 +113,9 @@ fn answers_that_are_of_no_use_are_refused() {
         let found = refused(&items);
         assert!(found.contains(expected), "no {expected:?} in {found:?}");
     }
-    // The certificate is of another key than that of the request.
+    // The certificate has another key than the request.
     let other = certified(&KeyPair::generate().expect("a key"), &root, (2020, 4000));
-    assert!(refused(&[other, root.pem()]).contains("do not belong together"));
+    assert!(refused(&[other, root.pem()]).contains("the key does not match the certificate"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The trust of peers: which roots are theirs, and whose identities the roots make.
+//! The trust in peers: the roots in use, and the identities that these roots verify.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn certificate(authority: &Authority, identity: &str) -> Certificate {
         .expect("usable")
 }
 
-/// Returns a store of a mesh with this trust domain and root, and of peers: alias, trust domain, root.
+/// Returns the store of a mesh with this trust domain and root, and with peers, each given by its alias, trust domain and root.
 fn store(ours: (&str, &Authority), peers: &[(&str, &str, &Authority)]) -> RootStore {
     let store = RootStore::default();
     let trusts: Vec<PeerTrust> = peers
@@ -54,7 +54,7 @@ fn store(ours: (&str, &Authority), peers: &[(&str, &str, &Authority)]) -> RootSt
     store
 }
 
-/// Returns the identity that the store's bundles make of a certificate, or why they make none.
+/// Returns the identity that the store's bundles verify in a certificate, or the text of the error.
 fn verified(store: &RootStore, certificate: &Certificate) -> String {
     let bundles = store.reader().newest().expect("published");
     let [leaf, rest @ ..] = certificate.key.cert.as_slice() else { panic!("a leaf") };
@@ -77,9 +77,9 @@ fn the_roots_decide_whose_an_identity_is_where_trust_domains_have_one_name() {
     assert_eq!(verified(&store, &certificate(&west, cart)), "spiffe://west/ns/shop/sa/cart");
     assert_eq!(verified(&store, &certificate(&south, cart)), "spiffe://south/ns/shop/sa/cart");
     assert!(verified(&store, &certificate(&stranger, cart)).contains("UnknownIssuer"));
-    // The alias is our name: no certificate can name it.
+    // The alias is only our name for the domain: a certificate that names the alias is not trusted.
     let named = verified(&store, &certificate(&west, "spiffe://west/ns/shop/sa/cart"));
-    assert!(named.contains("is not trusted here"), "{named}");
+    assert!(named.contains("has no roots for the trust domain"), "{named}");
 }
 
 #[test]
@@ -140,7 +140,9 @@ fn announced_roots_of_others_are_refused() {
         let refused = announce([root(&west), root(other)].concat()).expect_err("a root of another");
         assert_eq!(
             refused,
-            format!("root 2 is a root of the trust domain {name} too; a root is of one trust domain")
+            format!(
+                "root 2 is also a root of the trust domain {name}; a root can belong to one trust domain only"
+            )
         );
     }
     let refused = store.announce(&domain("north"), root(&west)).expect_err("nobody");
@@ -150,11 +152,28 @@ fn announced_roots_of_others_are_refused() {
 }
 
 #[test]
+fn a_peer_with_a_new_trust_domain_may_bring_the_roots_of_the_old_one_along_and_no_others() {
+    let (ours, west, south) = (authority("east"), authority("w"), authority("s"));
+    let store = store(("east", &ours), &[("old", "old.example", &west), ("south", "s", &south)]);
+    store.announce(&domain("old"), root(&west)).expect("good");
+    let check = |replaced: Option<&str>, of: &Authority| {
+        store.check(&domain("new"), replaced.map(domain).as_ref(), &root(of))
+    };
+    let is_taken = |checked: Result<(), String>, by: &str| {
+        checked.is_err_and(|fault| fault.contains(&format!("also a root of the trust domain {by}")))
+    };
+    assert!(is_taken(check(None, &west), "old"));
+    assert_eq!(check(Some("old"), &west), Ok(()));
+    assert!(is_taken(check(Some("old"), &south), "south"));
+    assert!(is_taken(check(Some("east"), &ours), "east"), "those of this mesh are not a peer's to take");
+}
+
+#[test]
 fn an_announced_root_has_signed_itself() {
     let (ours, west) = (authority("east"), authority("w"));
     let store = store(("east", &ours), &[("west", "w", &west)]);
     let refuses = |der: Vec<u8>| store.announce(&domain("west"), vec![der.into()]).expect_err("refused");
-    // The key of an intermediate of somebody else, in certificates that its owner and a stranger have made.
+    // The stranger has signed both certificates of `key`. In the second one, issuer and subject have the same name.
     let (key, stranger) =
         (rcgen::KeyPair::generate().expect("a key"), rcgen::KeyPair::generate().expect("a key"));
     let mut params = rcgen::CertificateParams::default();
@@ -164,12 +183,12 @@ fn an_announced_root_has_signed_itself() {
     for issuer in [named, params.clone()] {
         let issuer = rcgen::Issuer::new(issuer, &stranger);
         let forged = params.signed_by(&key, &issuer).expect("signed").der().to_vec();
-        assert_eq!(refuses(forged), "root 1 is not an authority that has signed itself");
+        assert_eq!(refuses(forged), "root 1 is not a self-signed CA certificate");
     }
     let leaf = rcgen::CertificateParams::default().self_signed(&key).expect("signed").der().to_vec();
-    assert_eq!(refuses(leaf), "root 1 is not an authority that has signed itself");
+    assert_eq!(refuses(leaf), "root 1 is not a self-signed CA certificate");
     let good = params.self_signed(&key).expect("signed").der().to_vec();
-    assert_eq!(refuses([good.clone(), vec![0]].concat()), "root 1 has bytes behind its end");
+    assert_eq!(refuses([good.clone(), vec![0]].concat()), "root 1 has bytes after its end");
     assert_eq!(refuses(b"x".to_vec()), "root 1 cannot be read");
     let many =
         store.announce(&domain("west"), vec![good.clone().into(); ANNOUNCED_MAX + 1]).expect_err("many");
@@ -189,18 +208,18 @@ fn a_file_with_a_root_of_ours_is_a_problem_and_the_last_good_one_stays() {
     assert_eq!(verified(&store, &certificate(&west, "spiffe://w/a")), "spiffe://west/a");
     let refused = verified(&store, &certificate(&ours, "spiffe://w/a"));
     assert!(refused.contains("UnknownIssuer"), "{refused}");
-    let problem = store.status.borrow().problems["trust of west in use"].clone();
-    assert!(problem.contains("one of them is a root of the trust domain east too"), "{problem}");
+    let problem = store.status.borrow().problems["trust of west (roots in use)"].clone();
+    assert!(problem.contains("one of these roots is also a root of the trust domain east"), "{problem}");
     store.roots.send_modify(|roots| drop(roots.of_peers.insert(domain("west"), root(&west))));
     store.publish();
     assert!(store.status.borrow().problems.is_empty());
     let (ours, west) = (root(&ours), root(&west));
     let files = [(domain("east"), ours.clone()), (domain("west"), [west, ours].concat())];
     let found = shared(files.iter().map(|(domain, roots)| (domain, roots)));
-    assert_eq!(found, [(domain("west"), "root 2 is a root of the trust domain east too".to_owned())]);
+    assert_eq!(found, [(domain("west"), "root 2 is also a root of the trust domain east".to_owned())]);
 }
 
-/// Lets both sides of a handshake talk until they have agreed, or one refuses the other.
+/// Exchanges the bytes of a handshake until both parties have finished, or one of them refuses the other.
 fn handshake(client: &mut ClientConnection, server: &mut ServerConnection) -> Result<(), rustls::Error> {
     for _ in 0..4 {
         let mut bytes = Vec::new();
@@ -254,11 +273,11 @@ fn both_sides_of_a_link_know_each_other_by_their_aliases() {
     let caller = Proof::of(&server, &mut seen_by_west).expect("proven");
     assert_eq!(caller.identity.as_str(), "spiffe://east/ns/isthmus/sa/gateway");
     assert!(gateway.is_of_peer && caller.is_of_peer);
-    // Roots that make it the identity of somebody else end the connection.
+    // Roots that give the certificate another identity end the connection.
     let elsewhere = store(("cluster.local", &east), &[("south", "cluster.local", &west)]);
     let bundles = elsewhere.reader().newest().expect("published");
     assert!(gateway.verify_against(&bundles).is_err());
-    // A gateway of another trust domain is none of this peer's.
+    // A gateway of another trust domain is not accepted as a gateway of this peer.
     let (mut client, mut server) =
         (dials("south", &at_east), ServerConnection::new(accepts).expect("a server"));
     assert!(handshake(&mut client, &mut server).is_err());

@@ -90,7 +90,7 @@ fn a_bundle_of_another_domain_that_is_bad_stops_nothing_else() {
     let given = read(&message, None).expect("given");
     assert_eq!(given.bundles.len(), 1);
     assert!(given.problems["west"].contains("the bundle of west: certificate 1 cannot be read"));
-    assert!(given.problems["EAST"].contains("it names an invalid trust domain"));
+    assert!(given.problems["EAST"].contains("the trust domain of a bundle is invalid"));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_bundle_that_cannot_be_read_stays_as_it_was_and_one_that_is_not_there_goes()
     let sink = Sink::alone(None, &[]);
     let mut message = of(vec![svid("spiffe://td/a", &own, 4000)]);
     let mut tell = |west: Option<Vec<u8>>| {
-        // A bad bundle under the gateway's own domain changes nothing either.
+        // A malformed bundle for the gateway's own domain has no effect.
         message.federated_bundles = west.into_iter().map(|der| ("spiffe://west".to_owned(), der)).collect();
         message.federated_bundles.insert("spiffe://td".to_owned(), b"no".to_vec());
         take(&message, &sink).expect("taken");
@@ -135,15 +135,15 @@ fn answers_that_are_of_no_use_are_refused() {
         refused(&of(vec![svid]))
     };
     let cases = [
-        (refused(&of(Vec::new())), "it provides no identity"),
-        (with(|svid| svid.x509_svid.clear()), "the certificate of spiffe://td/a: it has no certificate"),
+        (refused(&of(Vec::new())), "the answer has no identity"),
+        (with(|svid| svid.x509_svid.clear()), "the certificate of spiffe://td/a: found no certificate"),
         (with(|svid| svid.x509_svid.truncate(9)), "certificate 1 cannot be read"),
-        (with(|svid| svid.x509_svid_key.truncate(9)), "the key cannot be used"),
-        (with(|svid| svid.spiffe_id = "spiffe://td/b".to_owned()), "is of spiffe://td/a"),
-        (with(|svid| svid.bundle.clear()), "the bundle of td: it has no certificate"),
+        (with(|svid| svid.x509_svid_key.truncate(9)), "is not usable"),
+        (with(|svid| svid.spiffe_id = "spiffe://td/b".to_owned()), "has the identity spiffe://td/a"),
+        (with(|svid| svid.bundle.clear()), "the bundle of td: found no certificate"),
         (
             with(|svid| svid.x509_svid = svid.x509_svid.repeat(CHAIN_MAX + 1)),
-            "it has more than 16 certificates",
+            "found more than 16 certificates",
         ),
         (refused(&of(vec![svid("spiffe://td/a", &root, 2021)])), "expired at 2021-01-01T00:00"),
         (refused(&of(vec![svid("https://td/a", &root, 4000)])), "a URI that is not a SPIFFE identity"),
@@ -158,10 +158,10 @@ fn answers_that_are_of_no_use_are_refused() {
 
 #[test]
 fn it_is_asked_again_when_a_quarter_of_the_life_is_left() {
-    // Whole seconds, in a future that stays one.
+    // Whole seconds, far in the future.
     let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(40_000_000_000 + seconds);
     assert_eq!(last_quarter(Validity { not_before: at(0), not_after: at(400) }), at(300));
-    // The time has passed: the end counts.
+    // The last quarter has begun, so the end of the validity is returned.
     let now = SystemTime::now();
     let (not_before, not_after) = (now - Duration::from_secs(900), now + Duration::from_secs(100));
     assert_eq!(last_quarter(Validity { not_before, not_after }), not_after);
