@@ -1,4 +1,4 @@
-//! The answer to a query, from its bytes to bytes.
+//! The answer to a query: a function from the bytes of the query to the bytes of the answer.
 
 use std::net::IpAddr;
 
@@ -8,15 +8,16 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::names::{Found, Names};
 
-/// The lifetime of records in seconds. Virtual addresses last, but a service may go, and its name with it.
+/// The lifetime of records in seconds. A virtual address does not change, but a service and its name may be removed.
 const TTL: u32 = 30;
-/// The lifetime of a negative answer in seconds: a service that is exported while its clients look for it is found soon.
+/// The lifetime of a negative answer in seconds. It is short, so that clients soon find a service that is exported after they
+/// asked for it.
 const NEGATIVE_TTL: u32 = 5;
-/// The largest answer over UDP in bytes, which no path fragments (DNS flag day 2020).
+/// The largest answer over UDP in bytes: datagrams of this size are not fragmented on any usual path (DNS flag day 2020).
 pub const UDP_BYTES_MAX: u16 = 1_232;
 /// The largest answer over UDP to a query without EDNS (RFC 1035 §4.2.1).
 const PLAIN_BYTES_MAX: u16 = 512;
-/// The length of a header.
+/// The length of a message header in bytes.
 pub const HEADER_BYTES: usize = 12;
 /// The largest number of addresses in an answer.
 const ADDRESSES_MAX: usize = 256;
@@ -24,38 +25,38 @@ const ADDRESSES_MAX: usize = 256;
 /// The transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Datagrams: an answer that is too long is truncated.
+    /// Datagrams: an answer above the size limit is truncated.
     Udp,
-    /// A stream.
+    /// A stream: an answer has at most 65,535 bytes.
     Tcp,
 }
 
-/// A bound on how much of an answer is given.
+/// The part of an answer that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it.
+    /// The whole answer.
     Full,
-    /// None of it: the client is to ask over TCP, which shows that its address is its own.
+    /// An answer without records and with the TC flag. The client is to ask over TCP, which proves its address.
     Truncated,
 }
 
-/// The consequence of a query.
+/// The result of examining a query.
 #[derive(Debug)]
 pub enum Verdict {
-    /// The bytes of an answer.
+    /// The server answers with these bytes.
     Reply(Reply),
-    /// Another server answers.
+    /// The question must be forwarded to another server.
     Forward(Box<Question>),
-    /// There is no answer: the bytes are no query.
+    /// There is no answer, because the bytes are not a query.
     Drop,
 }
 
 /// An answer.
 #[derive(Debug)]
 pub struct Reply {
-    /// Its bytes.
+    /// The bytes of the answer.
     pub bytes: Vec<u8>,
-    /// Its code.
+    /// The response code of the answer.
     pub code: ResponseCode,
 }
 
@@ -73,7 +74,7 @@ impl Question {
         self.transport
     }
 
-    /// Returns the query for another server, with an id of its own.
+    /// Encodes the question as a query to another server, with a new id.
     pub fn query(&self, id: u16) -> Option<Vec<u8>> {
         let mut metadata = Metadata::new(id, MessageType::Query, OpCode::Query);
         metadata.recursion_desired = true;
@@ -90,8 +91,8 @@ impl Question {
         query.to_vec().ok()
     }
 
-    /// Returns true if these bytes are an answer to a query that [`query`](Self::query) has made: same id, same question, case
-    /// included (0x20), which an attacker off the path has to guess.
+    /// Returns true if `bytes` are an answer to `query`, which [`Self::query`] made: the id and the question are the same,
+    /// including the case of letters (0x20). An attacker off the path has to guess all of them.
     pub fn is_answered_by(&self, query: &[u8], bytes: &[u8]) -> bool {
         let Some(question) = query.get(HEADER_BYTES..).and_then(|rest| rest.get(..self.question_bytes()))
         else {
@@ -106,7 +107,7 @@ impl Question {
 
     /// Returns the length of the question section.
     fn question_bytes(&self) -> usize {
-        // Each label is a byte longer than its text, then come the root's empty label, the type and the class.
+        // Each label takes one byte more than its text. The empty label of the root (1 byte), type and class (4 bytes) follow.
         let name = self
             .query
             .queries
@@ -115,7 +116,7 @@ impl Question {
         name + 1 + 4
     }
 
-    /// Makes the answer for the client of another server's answer.
+    /// Converts the answer of another server into the answer for the client.
     pub fn relay(&self, mut bytes: Vec<u8>) -> Reply {
         let code = ResponseCode::from(0, bytes.get(3).map_or(0, |flags| flags & 0x0f));
         let too_long = bytes.len() > limit(&self.query, self.transport);
@@ -131,22 +132,22 @@ impl Question {
         Reply { bytes, code }
     }
 
-    /// Makes the answer for the client if no other server answers.
+    /// Returns the answer for the client if no other server answers.
     pub fn failed(&self) -> Reply {
         let mut reply = response(&self.query, ResponseCode::ServFail);
         reply.metadata.recursion_available = true;
         encode(&reply, limit(&self.query, self.transport))
     }
 
-    /// Makes the answer for a client that may not ask for names of other zones.
+    /// Returns the answer for a client that may not ask for names of other zones.
     pub fn refused(&self) -> Reply {
         encode(&response(&self.query, ResponseCode::Refused), limit(&self.query, self.transport))
     }
 }
 
-/// Answers a query.
+/// Examines a query and makes its answer.
 pub fn answer(bytes: &[u8], names: &Names, transport: Transport, extent: Extent) -> Verdict {
-    // An answer to an answer could go on without end.
+    // Answers get no answer: otherwise two servers could answer each other without end.
     let Some([high, low, flags, ..]) = bytes.get(..HEADER_BYTES).filter(|head| head[2] & 0x80 == 0) else {
         return Verdict::Drop;
     };
@@ -194,18 +195,19 @@ fn examine(query: &Message) -> Result<&Query, ResponseCode> {
     match question.query_type() {
         RecordType::AXFR | RecordType::IXFR => Err(ResponseCode::Refused),
         RecordType::OPT | RecordType::TSIG => Err(ResponseCode::FormErr),
-        // Meta types that are no data (RFC 6895 §3.1), of which ANY has an answer.
+        // Meta types hold no data (RFC 6895 §3.1). Only ANY has an answer.
         RecordType::Unknown(number) if (128..=255).contains(&number) => Err(ResponseCode::NotImp),
         _ => Ok(question),
     }
 }
 
-/// Returns the refusal of an operation that is not a query.
+/// Returns the response code for an operation other than a query.
 fn refusal(code: OpCode) -> ResponseCode {
     if code == OpCode::Update { ResponseCode::Refused } else { ResponseCode::NotImp }
 }
 
-/// Returns a name in lower case, without the last dot. A byte that no host name has becomes `?`, which no service has either.
+/// Returns a name in lower case without the last dot. A byte that is illegal in host names becomes `?`, so that the name
+/// matches no service.
 fn lower(name: &Name) -> String {
     let mut text = String::with_capacity(name.len());
     for (at, label) in name.iter().enumerate() {
@@ -220,13 +222,13 @@ fn lower(name: &Name) -> String {
     text
 }
 
-/// Adds the records that answer a question, or that say that there are none.
+/// Adds the records that answer a question. If there are none, adds the SOA record of a negative answer.
 fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>, names: &Names) {
     let owner = question.name();
     let kind = question.query_type();
     let record = |data: RData| Record::from_rdata(owner.clone(), TTL, data);
     match found {
-        // RFC 8482 §4.2: one small record stands for all of a name.
+        // RFC 8482 §4.2: the answer to ANY is one small record.
         Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above if kind == RecordType::ANY => {
             reply.answers.push(record(RData::HINFO(HINFO::new("RFC8482".to_owned(), String::new()))));
         }
@@ -237,12 +239,23 @@ fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>,
             reply.answers.extend(of_kind.take(ADDRESSES_MAX).map(address).map(record));
         }
         Found::Port(service, port) if kind == RecordType::SRV => {
-            // The part of the name after the port and the protocol, in the letters of the client.
+            // The service's name: the question's name after the port and the protocol, in the client's case.
             let target = owner.trim_to(usize::from(owner.num_labels()).saturating_sub(2));
-            reply.answers.push(record(RData::SRV(SRV::new(0, 0, port.port, target.clone()))));
-            let addresses = names.addresses(service).into_iter().take(ADDRESSES_MAX);
-            let more = addresses.map(|ip| Record::from_rdata(target.clone(), TTL, address(ip)));
-            reply.additionals.extend(more);
+            let mut targets: Vec<(Name, Vec<IpAddr>)> = names
+                .pods(service)
+                .filter_map(|(pod, addresses)| Some((Name::from_ascii(format!("{pod}.")).ok()?, addresses)))
+                .take(ADDRESSES_MAX)
+                .collect();
+            if targets.is_empty() {
+                targets.push((target, names.addresses(service)));
+            }
+            for (target, addresses) in targets {
+                reply.answers.push(record(RData::SRV(SRV::new(0, 0, port.port, target.clone()))));
+                let more =
+                    addresses.into_iter().map(|ip| Record::from_rdata(target.clone(), TTL, address(ip)));
+                let room = ADDRESSES_MAX.saturating_sub(reply.additionals.len());
+                reply.additionals.extend(more.take(room));
+            }
         }
         Found::Nothing => reply.metadata.response_code = ResponseCode::NXDomain,
         Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above | Found::Foreign => {}
@@ -259,7 +272,7 @@ fn address(ip: IpAddr) -> RData {
     }
 }
 
-/// Returns the record that says who answers for the zone of a name, and for how long it is known that a name does not exist.
+/// Returns the SOA record of the zone of a name; its last field is the lifetime of negative answers.
 fn soa(owner: &Name, name: &str, names: &Names, ttl: u32) -> Option<Record> {
     let zone = names.zone_of(name)?;
     let labels = zone.as_str().split('.').count();
@@ -283,7 +296,7 @@ fn response(query: &Message, code: ResponseCode) -> Message {
     reply
 }
 
-/// Returns our EDNS for an answer to a query, or for the query to another server.
+/// Returns the EDNS options of this server, for an answer to a query or for a forwarded query.
 fn edns_of(query: &Message) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(UDP_BYTES_MAX);
@@ -291,13 +304,13 @@ fn edns_of(query: &Message) -> Edns {
     edns
 }
 
-/// Returns the length of the largest answer over UDP that the client of a query takes.
+/// Returns the largest answer over UDP that the client accepts, in bytes.
 fn udp_limit(query: &Message) -> u16 {
     let asked = query.edns.as_ref().map_or(PLAIN_BYTES_MAX, Edns::max_payload);
     asked.clamp(PLAIN_BYTES_MAX, UDP_BYTES_MAX)
 }
 
-/// Returns the length of the largest answer that the client of a query takes.
+/// Returns the largest answer that the client accepts, in bytes.
 fn limit(query: &Message, transport: Transport) -> usize {
     match transport {
         Transport::Udp => usize::from(udp_limit(query)),
@@ -305,7 +318,7 @@ fn limit(query: &Message, transport: Transport) -> usize {
     }
 }
 
-/// Returns the bytes of an answer. One that is longer than the limit loses its records, and says so.
+/// Encodes an answer. An answer above the limit loses its records and gets the TC flag.
 fn encode(reply: &Message, limit: usize) -> Reply {
     let code = reply.metadata.response_code;
     let whole = reply.to_vec().unwrap_or_default();

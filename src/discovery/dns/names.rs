@@ -1,8 +1,9 @@
-//! The names that the DNS server knows: services of the snapshot in its zones, and the names above them.
+//! The names that the DNS server answers for: the services of the snapshot in its zones, and the names above these services.
 //!
-//! A name above a service has no records and exists all the same (RFC 8020 §2): a resolver that sends only as many labels as it has
-//! to (RFC 9156) would take `NXDOMAIN` for `west.global` as the word that nothing below it exists.
+//! A name above a service has no records but exists (RFC 8020 §2). A resolver that asks for one more label at a time (RFC
+//! 9156) would conclude from an `NXDOMAIN` for `west.global` that no name below it exists.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,10 +16,12 @@ use crate::snapshot::service_view::{PortView, ServiceView};
 use crate::snapshot::virtual_addresses::Ranges;
 use crate::world::Since;
 
-/// Endpoints of a service without addresses that a question looks at.
+/// The largest number of endpoints that are examined for one question about a service without addresses.
 const ENDPOINTS_MAX: usize = 4_096;
+/// The largest number of pods that are examined for one question. Each costs a look-up of a service.
+const PODS_MAX: usize = 512;
 
-/// The names of one snapshot.
+/// The names that the DNS server answers for, from one snapshot.
 #[derive(Clone)]
 pub struct Names {
     snapshot: Arc<Snapshot>,
@@ -26,29 +29,38 @@ pub struct Names {
     ranges: Ranges,
     /// The names between a zone and its services, each with the number of services below it.
     pub(super) above: NameMap<u32>,
+    /// The names of the pods of headless services, by the name of the service.
+    pub(super) pods: NameMap<Arc<BTreeSet<Arc<str>>>>,
     pub(super) services: usize,
 }
 
-/// What a name is.
+/// The result of looking up a name.
 pub enum Found<'a> {
-    /// It is in none of the zones.
+    /// The name is in none of the zones.
     Foreign,
-    /// It is the zone itself.
+    /// The name is that of a zone.
     Zone,
-    /// It is a service.
+    /// The name is that of a service.
     Service(&'a ServiceView),
-    /// It is that of a port of a service, such as `_https._tcp.ratings.pay.west.global`.
+    /// The name is that of a service port, such as `_https._tcp.ratings.pay.west.global`.
     Port(&'a ServiceView, &'a PortView),
-    /// It has no records, but names below it have some.
+    /// The name has no records, but names below it have some.
     Above,
-    /// It does not exist.
+    /// The name does not exist.
     Nothing,
 }
 
 impl Names {
-    /// Makes the names of a snapshot. Visits all services.
+    /// Collects the names of a snapshot. Visits all services.
     pub fn new(snapshot: Arc<Snapshot>, zones: Arc<[HostName]>, ranges: Ranges) -> Self {
-        let mut names = Self { snapshot, zones, ranges, above: NameMap::default(), services: 0 };
+        let mut names = Self {
+            snapshot,
+            zones,
+            ranges,
+            above: NameMap::default(),
+            pods: NameMap::default(),
+            services: 0,
+        };
         let snapshot = names.snapshot.clone();
         for service in snapshot.services() {
             names.count(service, 1);
@@ -76,18 +88,29 @@ impl Names {
         next
     }
 
-    /// Counts a service that comes (1) or goes (-1).
+    /// Counts a service that is added (1) or removed (-1).
     fn count(&mut self, service: &ServiceView, change: i32) {
         let Some(zone) = self.zone_of(&service.name).filter(|_| is_answered(service)).cloned() else {
             return;
         };
         self.services = self.services.saturating_add_signed(if change > 0 { 1 } else { -1 });
+        if let Some(of) = service_of_pod(service) {
+            let mut pods = self.pods.remove(of.as_str()).unwrap_or_default();
+            let all = Arc::make_mut(&mut pods);
+            match change > 0 {
+                true => drop(all.insert(service.name.clone())),
+                false => drop(all.remove(&service.name)),
+            }
+            if !all.is_empty() {
+                self.pods.insert(of, pods);
+            }
+        }
         let mut name = &*service.name;
         while let Some((_, above)) = name.split_once('.')
             && above.len() > zone.as_str().len()
         {
             name = above;
-            // The names above a legal name are legal.
+            // Each name above a legal name is legal.
             let Ok(key) = HostName::parse(above) else { return };
             let count = self.above.get(above).copied().unwrap_or(0).saturating_add_signed(change);
             match count {
@@ -97,17 +120,17 @@ impl Names {
         }
     }
 
-    /// Returns the snapshot.
+    /// Returns the snapshot that the names come from.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
 
-    /// Returns the zones.
+    /// Returns the zones that the server answers for.
     pub fn zones(&self) -> &[HostName] {
         &self.zones
     }
 
-    /// Returns the number of services that are answered for.
+    /// Returns the number of services whose names are in one of the zones.
     pub fn services(&self) -> usize {
         self.services
     }
@@ -121,7 +144,7 @@ impl Names {
         self.zones.iter().filter(within).max_by_key(|zone| zone.as_str().len())
     }
 
-    /// Returns what a name in lower case is.
+    /// Looks up a name, which must be in lower case.
     pub fn find(&self, name: &str) -> Found<'_> {
         let Some(zone) = self.zone_of(name) else { return Found::Foreign };
         if let Some(service) = self.service(name) {
@@ -152,31 +175,42 @@ impl Names {
         Some((service.ports.iter().find(|view| view.name.eq_ignore_ascii_case(port))?, service))
     }
 
-    /// Returns the addresses of a service: virtual addresses for an imported one, and its own for one of ours. Those of the own
-    /// cluster come alone, as a virtual address means nothing in another one.
+    /// Returns the addresses of a service: for an imported service its virtual addresses, otherwise its own addresses. If this
+    /// gateway's cluster gives addresses, only these are returned, because virtual addresses of other clusters have no meaning
+    /// here.
     pub fn addresses(&self, service: &ServiceView) -> Vec<IpAddr> {
         if service.import.is_some() {
             return service.addresses.iter().copied().filter(|ip| self.ranges.has(*ip)).collect();
         }
-        // An alias has the addresses of the service that it stands for.
+        // An alias has the addresses of its target.
         let stands_for =
             (*service.export_name != *service.name).then(|| self.snapshot.service(&service.export_name));
-        let service = stands_for.flatten().map_or(service, |service| service);
+        let original = stands_for.flatten().map_or(service, |service| service);
         let own =
-            service.parts.iter().filter(|part| part.origin.cluster == self.snapshot.policy.node.cluster);
+            original.parts.iter().filter(|part| part.origin.cluster == self.snapshot.policy.node.cluster);
         let mut own: Vec<IpAddr> = own.flat_map(|part| part.service.addresses.iter().copied()).collect();
         own.sort_unstable();
         own.dedup();
-        match (own.is_empty(), service.addresses.is_empty()) {
+        match (own.is_empty(), original.addresses.is_empty()) {
             (false, _) => own,
-            (true, false) => service.addresses.clone(),
+            (true, false) => original.addresses.clone(),
+            // The name of a pod of a headless service has only the addresses of that pod's endpoint.
             (true, true) => self.addresses_of_endpoints(service),
         }
     }
 
-    /// Returns the addresses of the ready endpoints on the own network of a service without addresses, which Kubernetes calls
-    /// headless. A client calls them on the ports of the service, so endpoints that listen on others are left out; those on other
-    /// networks are not reached by their addresses.
+    /// Returns the pods of a headless service that have names and are ready on this gateway's network, each with its addresses.
+    pub fn pods(&self, service: &ServiceView) -> impl Iterator<Item = (&Arc<str>, Vec<IpAddr>)> {
+        let names = self.pods.get(&*service.name).into_iter().flat_map(|names| &**names);
+        names.take(PODS_MAX).filter_map(|name| {
+            let addresses = self.addresses(self.service(name)?);
+            (!addresses.is_empty()).then_some((name, addresses))
+        })
+    }
+
+    /// Returns the addresses of the ready endpoints on this gateway's network, for a service without addresses (headless in
+    /// Kubernetes). Clients call these addresses on the service's ports, so endpoints that listen on other ports are left out.
+    /// Endpoints on other networks cannot be reached by their addresses.
     fn addresses_of_endpoints(&self, service: &ServiceView) -> Vec<IpAddr> {
         let own = &self.snapshot.policy.node.network;
         let has_own_ports = service.ports.iter().all(|port| service.target_port(port) == Some(port.port));
@@ -192,7 +226,28 @@ impl Names {
     }
 }
 
-/// Returns the addresses of an endpoint; none of one that has a host name.
+/// If a service is a pod of a headless service, returns the name of the headless service. For the pod
+/// `db-0.db.shop.svc.cluster.local` this is `db.shop.svc.cluster.local`. For `db-0.east.db.shop.svc.clusterset.local`, where
+/// `east` is the cluster, it is `db.shop.svc.clusterset.local`.
+fn service_of_pod(service: &ServiceView) -> Option<HostName> {
+    let (_, above) = service.name.split_once('.')?;
+    if *service.export_name == *service.name {
+        return None;
+    }
+    if *service.export_name == *above {
+        return HostName::parse(above).ok();
+    }
+    let (_, above) = above.split_once('.')?;
+    let is_same = own_part(above)? == own_part(&service.export_name)?;
+    is_same.then(|| HostName::parse(above).ok()).flatten()
+}
+
+/// Returns the part of a service's name before the domain of its cluster or cluster set: `db.shop`.
+fn own_part(name: &str) -> Option<&str> {
+    name.split_once(".svc.").map(|(own, _)| own)
+}
+
+/// Returns the IP addresses of an endpoint; none if its host is a name.
 fn ips(host: &Host) -> &[IpAddr] {
     match host {
         Host::Ip(ip) => std::slice::from_ref(ip),
@@ -201,8 +256,8 @@ fn ips(host: &Host) -> &[IpAddr] {
     }
 }
 
-/// Returns true if the server answers for a service: it is a peer's, or a rule exports it. Other services are no more reachable by
-/// name than by a listener.
+/// Returns true if the server answers for a service: the service is a peer's, or a rule exports one of its ports. Other
+/// services cannot be reached through a listener, so the server does not answer for them.
 fn is_answered(service: &ServiceView) -> bool {
     service.import.is_some() || service.ports.iter().any(|port| !port.rules.is_empty())
 }

@@ -25,18 +25,18 @@ pub struct Server {
     pub(super) metrics: NameMetrics,
 }
 
-/// The consequence of the bytes of a client.
+/// The reaction to a message of a client.
 pub(super) enum Next {
     /// An answer is ready.
     Send(Reply),
-    /// Another server is asked.
+    /// Another server must be asked.
     Ask(Box<Question>),
-    /// Nothing.
+    /// The message gets no answer.
     Ignore,
 }
 
 impl Server {
-    /// Makes the server of a bound address. At most `pending` questions to other servers wait at a time.
+    /// Makes the server for a bound address. At most `pending` questions to other servers wait at a time.
     pub fn new(
         options: &Options,
         address: SocketAddr,
@@ -58,7 +58,7 @@ impl Server {
         })
     }
 
-    /// Follows the snapshots until there is no further one.
+    /// Updates the names for each new snapshot, until there are no more snapshots.
     pub async fn follow(self: Arc<Self>, reader: Reader) {
         loop {
             let names = self.names.load_full();
@@ -68,7 +68,7 @@ impl Server {
                 return;
             }
             let (server, reader) = (self.clone(), reader.clone());
-            // A new policy may change every service.
+            // A new policy may change every service, so the update runs in the background.
             let renewed = background::run(move || {
                 let snapshot = reader.latest();
                 let before = server.names.load_full();
@@ -77,7 +77,7 @@ impl Server {
             });
             if renewed.await.is_err() {
                 tracing::error!(
-                    "the names of the DNS server cannot be renewed; it answers with the last ones"
+                    "internal error: cannot update the names of the DNS server; the server answers with the names before"
                 );
                 return;
             }
@@ -85,7 +85,7 @@ impl Server {
         }
     }
 
-    /// Notes that queries are answered.
+    /// Records that the server is serving.
     pub fn serves(&self) {
         self.serving.store(true, Ordering::Relaxed);
     }
@@ -105,17 +105,17 @@ impl Server {
         self.address
     }
 
-    /// Returns the zones.
+    /// Returns the zones that the server answers for, as text.
     pub fn zones(&self) -> Vec<String> {
         self.names.load().zones().iter().map(ToString::to_string).collect()
     }
 
-    /// Returns the number of services that are answered for.
+    /// Returns the number of services in the zones.
     pub fn services(&self) -> usize {
         self.names.load().services()
     }
 
-    /// Decides on the bytes of a client.
+    /// Returns the reaction to a message of a client.
     pub(super) fn decide(&self, bytes: &[u8], client: IpAddr, transport: Transport, extent: Extent) -> Next {
         match answer(bytes, &self.names.load(), transport, extent) {
             Verdict::Reply(reply) => Next::Send(reply),
@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Passes a question on to another server.
+    /// Forwards a question to another server.
     pub(super) async fn ask(&self, question: &Question) -> Reply {
         self.forwarder.ask(question, &self.metrics).await
     }

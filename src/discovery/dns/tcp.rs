@@ -1,4 +1,5 @@
-//! Queries over TCP (RFC 7766): a client may send several before it reads an answer, and gets each answer as soon as it is there.
+//! Queries over TCP (RFC 7766): a client may send several queries before it reads an answer, and gets each answer as soon as it
+//! is ready.
 
 use std::io;
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use crate::net::scope::Scope;
 
 /// The longest query in bytes.
 const QUERY_BYTES_MAX: usize = 4_096;
-/// Queries of one connection that wait for another server; further ones are not read meanwhile.
+/// The largest number of queries of one connection that wait for another server. Further queries are not read meanwhile.
 pub const PENDING_MAX: usize = 16;
-/// How long a client may send nothing while no answer is due.
+/// The longest time without a byte from a client while no answer is pending.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// Returns the limits of the listener for this many connections.
@@ -36,7 +37,7 @@ pub async fn serve(server: Arc<Server>, incoming: Incoming, scope: Scope) {
         scope.spawn(async move {
             let peer = seat.peer();
             if let Err(error) = connection(&server, stream, &seat).await {
-                tracing::debug!(listener = "dns", %peer, %error, "a connection ended");
+                tracing::debug!(listener = "dns", %peer, %error, "a DNS connection over TCP ended");
             }
         });
     }
@@ -59,12 +60,12 @@ async fn connection(server: &Server, stream: TcpStream, seat: &Arc<Seat>) -> io:
             }
         }
         let is_full = pending.len() >= PENDING_MAX;
-        // Answers first: they make room for queries. Both arms can be dropped without a loss.
+        // Answers come first, because they make room for queries. Both futures can be dropped without losing data.
         tokio::select! {
             biased;
             Some(reply) = pending.next() => write(server, &mut stream, &reply).await?,
             read = timeout(IDLE, stream.read_buf(&mut buffer)), if !is_full => match read {
-                // What the client has asked before it closed its side is still answered.
+                // Queries that came before the client's FIN are answered below.
                 Ok(Ok(0)) => break,
                 Ok(read) => drop(read?),
                 Err(_) if pending.is_empty() => return Err(io::ErrorKind::TimedOut.into()),
@@ -78,7 +79,7 @@ async fn connection(server: &Server, stream: TcpStream, seat: &Arc<Seat>) -> io:
     stream.shutdown().await
 }
 
-/// Takes the next whole query from what was read.
+/// Removes the next query from the buffer; `None` if it is not complete yet.
 fn take(buffer: &mut BytesMut) -> io::Result<Option<BytesMut>> {
     let Some([high, low]) = buffer.get(..2) else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes([*high, *low]));

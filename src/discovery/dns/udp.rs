@@ -1,4 +1,4 @@
-//! Queries in datagrams. One task reads and answers them; those that another server answers have a task each.
+//! Queries in datagrams. One task reads and answers them. Each forwarded question has a task of its own.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ use crate::net::scope::Scope;
 use crate::net::throttle::LogThrottle;
 use crate::telemetry::names::Unanswered;
 
-/// The longest query in bytes: longer ones come over TCP.
+/// The longest query in bytes; longer queries must come over TCP.
 const QUERY_BYTES_MAX: usize = 4_096;
-/// The queries that are answered before other tasks run.
+/// The number of queries that are answered before the task yields.
 const BATCH: usize = 64;
-/// The pause after the kernel could not give a datagram.
+/// The pause after a failed read.
 const REST: Duration = Duration::from_millis(50);
-/// The shortest time between two log lines about that.
+/// The shortest time between two log lines about failed reads.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
 /// Answers the queries of a socket.
@@ -55,7 +55,7 @@ pub async fn serve(server: Arc<Server>, socket: UdpSocket, scope: Scope) {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A client that has gone (ICMP) ends nothing.
+                // The error is about an earlier client that has gone (ICMP). The socket remains usable.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) => {
                     rest(&error, &said).await;
@@ -69,12 +69,12 @@ pub async fn serve(server: Arc<Server>, socket: UdpSocket, scope: Scope) {
 
 async fn rest(error: &io::Error, said: &LogThrottle) {
     if let Some(times) = said.occurred() {
-        tracing::warn!(listener = "dns", %error, times, "cannot read queries");
+        tracing::warn!(listener = "dns", %error, times, "cannot read DNS queries");
     }
     tokio::time::sleep(REST).await;
 }
 
-/// Sends an answer, unless the socket takes no more: the client asks again.
+/// Sends an answer. If the socket is full, the answer is dropped, and the client asks again.
 fn send(server: &Server, socket: &UdpSocket, reply: &Reply, client: SocketAddr) {
     match socket.try_send_to(&reply.bytes, client) {
         Ok(_) => server.metrics.answered(reply.code.into()),

@@ -1,4 +1,4 @@
-//! Answers to the bytes of queries, with a world of a few services.
+//! Answers to the bytes of queries, for a snapshot of a few services.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,17 @@ fn imported(listing: &mut Listing, hostname: &str) {
     }
 }
 
-/// The services of `SERVICES`: the first is imported, the others are exported but for the hidden one.
+/// Makes the services of pods aliases of `original`, as Kubernetes registries do for a headless service.
+fn standing_for(listing: &mut Listing, original: &str) {
+    let is_alias = |hostname: &str| hostname != original && hostname.contains("db.shop.svc.");
+    for (key, service) in &mut listing.services {
+        if is_alias(key.hostname.as_str()) {
+            *service = Arc::new(Service { exported_as: Some(name(original)), ..(**service).clone() });
+        }
+    }
+}
+
+/// The services of `SERVICES`: the first is imported, the others are exported except the hidden one.
 struct World {
     policy: Arc<Policy>,
     shards: Vec<Arc<Shard>>,
@@ -58,6 +68,7 @@ impl World {
         let listing = read_registry("x".as_ref(), text, &ClusterId::new("c0"), &Network::new("east"));
         let mut listing = listing.expect("good");
         imported(&mut listing, "ratings.pay.west.global");
+        standing_for(&mut listing, "db.shop.svc.cluster.local");
         let exports = ["cart.shop.east.global", "v4.east.global", "*.cluster.local"].map(rule).to_vec();
         let policy = Arc::new(Policy { exports, ..policy_of("c0", "east") });
         let mut addresses = VirtualAddresses::new(Ranges::default());
@@ -109,7 +120,7 @@ fn reply_to(query: &Message, transport: Transport) -> (Message, usize) {
     match answer(&bytes, &names(), transport, Extent::Full) {
         Verdict::Reply(reply) => {
             let message = Message::from_vec(&reply.bytes).expect("a message");
-            // 16 has two names.
+            // The numbers are compared, because the code 16 has two names (BADVERS and BADSIG).
             assert_eq!(u16::from(message.metadata.response_code), u16::from(reply.code));
             assert_eq!((message.metadata.id, message.metadata.message_type), (4711, MessageType::Response));
             (message, reply.bytes.len())
@@ -166,6 +177,71 @@ fn a_named_port_has_a_service_record_with_the_addresses() {
     is_negative(&asked("_tcp.ratings.pay.west.global.", RecordType::SRV), ResponseCode::NoError);
     is_negative(&asked("_grpc._tcp.ratings.pay.west.global.", RecordType::SRV), ResponseCode::NXDomain);
     is_negative(&asked("_https._udp.ratings.pay.west.global.", RecordType::SRV), ResponseCode::NXDomain);
+}
+
+#[test]
+fn a_headless_service_has_a_service_record_for_each_pod_that_has_a_name_and_is_ready_here() {
+    let db = |hostname: &str, endpoints: &str| {
+        format!(
+            "- {{hostname: {hostname}, namespace: shop, ports: [{{name: db, port: 5432}}], endpoints: [{endpoints}]}}\n"
+        )
+    };
+    let pod = |name: &str| format!("{name}.c0.db.shop.svc.clusterset.local");
+    let ready = ["{address: 10.7.1.1}", "{address: 10.7.1.2}", "{address: 10.7.1.3}"];
+    let sick = "{address: 10.7.1.4, health: unhealthy}";
+    let away = "{address: 10.7.1.5, network: net-west}";
+    let all = [&ready[..], &[sick, away]].concat().join(", ");
+    let lines = [
+        db("db.shop.svc.cluster.local", &all),
+        db("db.shop.svc.clusterset.local", &all),
+        db(&pod("db-0"), ready[0]),
+        db(&pod("db-1"), ready[1]),
+        db(&pod("db-2"), sick),
+        db(&pod("db-3"), away),
+        db("db-0.db.shop.svc.cluster.local", ready[0]),
+        // This service is not a pod of `db.shop`, although it has an endpoint of `db.shop`.
+        db("other.shop.svc.clusterset.local", ready[2]),
+    ];
+    let world = World::new(&format!("services:\n{}", lines.concat()));
+    let zones: Arc<[HostName]> = ["cluster.local", "clusterset.local"].map(name).into();
+    let names = Names::new(world.snapshot(), zones, Ranges::default());
+    let asked = |names: &Names, name: &str, kind| {
+        let query = query(name, kind).to_vec().expect("encoded");
+        let Verdict::Reply(reply) = answer(&query, names, Transport::Tcp, Extent::Full) else {
+            panic!("no reply")
+        };
+        Message::from_vec(&reply.bytes).expect("a message")
+    };
+    let record = "_db._tcp.db.shop.svc.clusterset.local.";
+    let reply = asked(&names, record, RecordType::SRV);
+    let of_pods = ["db-0", "db-1"].map(|name| format!("0 0 5432 {}.", pod(name)));
+    assert_eq!(data(&reply.answers), of_pods);
+    assert_eq!(data(&reply.additionals), ["10.7.1.1", "10.7.1.2"]);
+    // Each target has the address of its pod alone.
+    for (name, wanted) in [("db-0", &["10.7.1.1"][..]), ("db-1", &["10.7.1.2"]), ("db-2", &[]), ("db-3", &[])]
+    {
+        assert_eq!(data(&asked(&names, &format!("{}.", pod(name)), RecordType::A).answers), wanted, "{name}");
+    }
+    let whole = asked(&names, "db.shop.svc.clusterset.local.", RecordType::A);
+    assert_eq!(data(&whole.answers), ["10.7.1.1", "10.7.1.2", "10.7.1.3"]);
+    let within = asked(&names, "_db._tcp.db.shop.svc.cluster.local.", RecordType::SRV);
+    assert_eq!(data(&within.answers), ["0 0 5432 db-0.db.shop.svc.cluster.local."]);
+    // An incremental update removes the pods; then the service itself is the target.
+    let next = World::new(&format!("services:\n{}", lines[..2].concat()));
+    let next = World { policy: world.policy, ..next };
+    let dirty = Dirty {
+        services: ["db-0", "db-1", "db-2", "db-3"].map(|pod_name| name(&pod(pod_name))).into(),
+        ..Dirty::default()
+    };
+    let resolved = Resolved::default();
+    let (snapshot, delta) = build::next(names.snapshot(), next.inputs(&resolved), &dirty);
+    let later = names.next(Arc::new(snapshot), &Since::Deltas(vec![Arc::new(delta)]));
+    let reply = asked(&later, record, RecordType::SRV);
+    assert_eq!(data(&reply.answers), ["0 0 5432 db.shop.svc.clusterset.local."]);
+    assert!(
+        later.pods.get("db.shop.svc.clusterset.local").is_none(),
+        "nothing is kept of those that are gone"
+    );
 }
 
 #[test]
@@ -251,7 +327,7 @@ fn an_answer_is_as_long_as_its_client_takes() {
     for (query, transport, fits, limit) in [
         (plain.clone(), Transport::Udp, false, 512),
         (with_edns(plain.clone(), 512), Transport::Udp, false, 512),
-        // Longer than what no path fragments, whatever the client would take.
+        // The client accepts more, but longer datagrams may be fragmented.
         (with_edns(plain.clone(), 65_535), Transport::Udp, false, 1_232),
         (with_edns(plain.clone(), 0), Transport::Udp, false, 512),
         (plain.clone(), Transport::Tcp, true, 65_535),
@@ -283,7 +359,7 @@ fn what_is_no_query_gets_no_answer_or_an_error_without_its_bytes() {
         let Verdict::Reply(reply) = given(&good[..length]) else { panic!("no reply") };
         assert_eq!((reply.code, reply.bytes.len()), (ResponseCode::FormErr, HEADER_BYTES));
     }
-    // A name that points at itself.
+    // A compressed name that points to itself.
     let mut looping = good[..HEADER_BYTES].to_vec();
     looping.extend_from_slice(&[0xc0, 12, 0, 1, 0, 1]);
     assert!(matches!(given(&looping), Verdict::Reply(reply) if reply.code == ResponseCode::FormErr));
