@@ -30,7 +30,7 @@ const SUFFIX: &str = ".copy";
 /// The shortest time between two copies of one registry.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
-/// Stores copies if the config says so; cheap to clone.
+/// Reads and writes the copies, if the config gives a state folder; cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CopyStore {
     shared: Arc<Shared>,
@@ -48,9 +48,10 @@ struct Shared {
 struct Orders {
     /// The state folder; `None`: nothing is stored.
     state: Option<PathBuf>,
-    /// `None`: no copies are stored.
+    /// The folder of the copies; `None`: no copies are stored.
     folder: Option<Folder>,
-    /// The registries of the config, if they have changed; other copies are removed.
+    /// The registries whose copies remain when all other copies are removed, as a new config has ordered; `None`: no removal is
+    /// pending.
     only: Option<BTreeSet<Arc<str>>>,
     /// The newest state of registries whose copy is older or absent.
     store: BTreeMap<Arc<str>, Arc<Shard>>,
@@ -60,11 +61,11 @@ struct Orders {
     written: BTreeMap<Arc<str>, Instant>,
     /// The newest leases of virtual addresses, if those on disk are older.
     leases: Option<Leases>,
-    /// When the leases were written last.
+    /// The time at which the leases were last written.
     leases_written: Option<Instant>,
 }
 
-/// The result of an order.
+/// The result of an order to read or write a copy.
 #[derive(Debug)]
 pub(super) enum CopyEvent {
     Written(Arc<str>, io::Result<()>),
@@ -74,7 +75,7 @@ pub(super) enum CopyEvent {
 }
 
 impl CopyStore {
-    /// Sets the registries whose copies are kept below `dir`; copies of others are removed.
+    /// Sets the registries whose copies are kept below `dir`; copies of other registries are removed.
     pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>) {
         let mut orders = self.orders();
         orders.state = dir.map(Path::to_owned);
@@ -85,7 +86,7 @@ impl CopyStore {
         self.shared.ordered.notify_one();
     }
 
-    /// Orders the write of a copy, replacing the one before.
+    /// Requests that a registry's copy be written. A pending request for the same registry is replaced.
     pub(super) fn store(&self, registry: &Arc<str>, shard: Arc<Shard>) {
         let mut orders = self.orders();
         if orders.folder.is_some() {
@@ -94,7 +95,7 @@ impl CopyStore {
         }
     }
 
-    /// Orders the write of the leases of virtual addresses, replacing those before.
+    /// Orders the write of the leases of virtual addresses. A pending order is replaced.
     pub(super) fn store_leases(&self, leases: &Leases) {
         let mut orders = self.orders();
         if orders.state.is_some() {
@@ -112,8 +113,8 @@ impl CopyStore {
     /// Carries out orders and sends their results, until the receiver is gone.
     pub(super) async fn run(self, news: mpsc::Sender<CopyEvent>) {
         loop {
-            let due = self.orders().due(Instant::now());
-            if due.is_nothing() {
+            let now = Instant::now();
+            if !self.orders().is_due(now) {
                 let next = self.orders().next_due();
                 // The order does not matter: both arms lead to another check.
                 tokio::select! {
@@ -123,10 +124,10 @@ impl CopyStore {
                 continue;
             }
             let copies = self.clone();
-            let Ok(all) = tokio::task::spawn_blocking(move || copies.carry_out(due)).await else {
+            let Ok(all) = tokio::task::spawn_blocking(move || copies.carry_out(now)).await else {
                 tracing::error!(
-                    "writing or reading the copies of registries panicked; no more copies are written \
-                     until a restart"
+                    "internal error: writing or reading the copies of registries panicked; no copies are written until a \
+                     restart"
                 );
                 return;
             };
@@ -143,9 +144,9 @@ impl CopyStore {
         let mut orders = self.orders();
         orders.written.clear();
         orders.leases_written = None;
-        let due = Due { load: BTreeSet::new(), ..orders.due(Instant::now()) };
+        orders.load.clear();
         drop(orders);
-        for one in self.carry_out(due) {
+        for one in self.carry_out(Instant::now()) {
             match one {
                 CopyEvent::Written(name, Err(error)) => {
                     tracing::error!(registry = &*name, %error, "cannot write the registry's last good copy");
@@ -158,13 +159,15 @@ impl CopyStore {
         }
     }
 
-    fn carry_out(&self, due: Due) -> Vec<CopyEvent> {
-        let Due { state, leases, folder, only, store, load } = due;
+    /// Takes the orders that are due and carries them out. Blocks.
+    fn carry_out(&self, now: Instant) -> Vec<CopyEvent> {
+        // Locked before orders are taken: otherwise the end of the process would find neither an order nor a write to wait for. If the
+        // lock is poisoned, a thread that panicked may have left an incomplete file. Such a file is written again.
+        let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Due { state, leases, folder, only, store, load } = self.orders().due(now);
         let Some(folder) = folder else {
             return load.into_iter().map(|name| CopyEvent::Read(name, Ok(None))).collect();
         };
-        // A thread that panicked may have left an incomplete file, which is written again.
-        let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(only) = only {
             folder.retain(&only);
         }
@@ -188,7 +191,7 @@ impl CopyStore {
     }
 }
 
-/// Orders that are carried out now.
+/// The reads and writes of copies that are due.
 #[derive(Debug, Default)]
 struct Due {
     state: Option<PathBuf>,
@@ -199,14 +202,17 @@ struct Due {
     load: BTreeSet<Arc<str>>,
 }
 
-impl Due {
-    fn is_nothing(&self) -> bool {
-        self.only.is_none() && self.store.is_empty() && self.load.is_empty() && self.leases.is_none()
-    }
-}
-
 impl Orders {
-    /// Takes the orders that are due.
+    /// Returns true if there are orders to carry out.
+    fn is_due(&self, now: Instant) -> bool {
+        let waits = |at: &Instant| now < *at + WRITE_EVERY;
+        self.only.is_some()
+            || !self.load.is_empty()
+            || self.store.keys().any(|name| !self.written.get(name).is_some_and(waits))
+            || (self.leases.is_some() && !self.leases_written.as_ref().is_some_and(waits))
+    }
+
+    /// Removes and returns the orders that are due.
     fn due(&mut self, now: Instant) -> Due {
         if self.folder.is_none() {
             self.store.clear();
@@ -273,10 +279,9 @@ impl Folder {
                 match remove(&entry.path()) {
                     Ok(()) => tracing::info!(
                         copy = name,
-                        "removed the copy of a registry that is no longer \
-                         configured"
+                        "removed the copy of a registry that the config does not have"
                     ),
-                    Err(error) => tracing::warn!(copy = name, %error, "cannot remove an old copy"),
+                    Err(error) => tracing::warn!(copy = name, %error, "cannot remove the copy of a registry"),
                 }
             }
         }
@@ -289,8 +294,7 @@ fn file_name(registry: &str) -> String {
     format!("{}-{:016x}{SUFFIX}", readable(registry), fnv(registry.as_bytes()))
 }
 
-/// Returns true for the name of a copy, complete or not, also for the folders in which earlier versions kept
-/// copies.
+/// Returns true if this is the name of a copy, complete or not, or of a folder in which earlier versions kept copies.
 fn is_copy_name(name: &str) -> bool {
     let base = [NEW, ".old"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
     let base = base.strip_suffix(SUFFIX).unwrap_or(base);
@@ -306,7 +310,7 @@ fn readable(name: &str) -> String {
     };
     let bytes = &name.as_bytes()[name.len().saturating_sub(READABLE_BYTES_MAX)..];
     let text: String = bytes.iter().copied().map(plain).collect();
-    // The name must not be hidden, nor be `..`.
+    // A leading dot would make the file hidden, or its name `..`.
     text.strip_prefix('.').map(|rest| format!("_{rest}")).unwrap_or(text)
 }
 
@@ -402,8 +406,7 @@ mod tests {
         let now = Instant::now();
         let write = |service: &str, after: Duration| {
             copies.store(&name, shard(service));
-            let due = copies.orders().due(now + after);
-            copies.carry_out(due);
+            copies.carry_out(now + after);
         };
         write("one", Duration::ZERO);
         write("two", WRITE_EVERY / 2);
@@ -414,5 +417,32 @@ mod tests {
         write("four", WRITE_EVERY + WRITE_EVERY / 2);
         copies.write_all();
         assert_eq!(loaded(&folder, "a"), Some(vec!["service n/four.mesh".to_owned()]));
+    }
+
+    #[test]
+    fn an_order_is_pending_until_it_is_carried_out() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let copies = CopyStore::default();
+        let name: Arc<str> = "a".into();
+        copies.keep(Some(temporary.path()), [name.clone()].into());
+        copies.store(&name, shard("one"));
+        let (news, mut carried_out) = mpsc::channel(8);
+        let mut run = Box::pin(copies.clone().run(news));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let mut step = |time: Duration| {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = &mut run => panic!("it ended"),
+                    event = carried_out.recv() => event,
+                    () = tokio::time::sleep(time) => None,
+                }
+            })
+        };
+        let writing = copies.shared.writing.lock().expect("not poisoned");
+        assert!(step(Duration::from_millis(100)).is_none());
+        assert!(copies.orders().store.contains_key(&name), "the end of the process would not write it");
+        drop(writing);
+        assert!(matches!(step(Duration::from_secs(20)), Some(CopyEvent::Written(..))));
+        assert!(loaded(&Folder(temporary.path().join("registries")), "a").is_some());
     }
 }

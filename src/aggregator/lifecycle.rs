@@ -1,5 +1,5 @@
-//! The lifecycle of one registry: the changes in use, those held back, and the standing of the registry while it cannot be
-//! read. A function of the changes and of time; it does no I/O and publishes nothing.
+//! The lifecycle of one registry: its items in use, an update that is held back, and its [`Standing`] while it cannot be read.
+//! The state depends only on the changes and on time; this module does no I/O and publishes nothing.
 //!
 //! ```text
 //!  Missing ─listed──▶ Live ◀─listed── Stale ──time──▶ (demoted, expired)
@@ -29,7 +29,7 @@ use crate::snapshot::shard::{Shard, Standing};
 const UNREAD: Duration = Duration::from_secs(3600);
 /// The largest number of flawed objects kept by name; further ones are counted.
 const FLAWS_MAX: usize = 1_000;
-/// The largest number of lines kept per flawed object.
+/// The largest number of lines stored per flawed object.
 const FLAW_LINES_MAX: usize = 20;
 
 /// The state of one registry.
@@ -44,21 +44,22 @@ pub(super) struct Lifecycle {
     listing: Option<Draft>,
     /// The newest state of the registry, while it is held back as a mass withdrawal.
     withheld: Option<Draft>,
-    /// True if the task has completed a listing, on which changes can build.
+    /// True if the task has completed a listing. Before that, single changes are dropped.
     is_listed: bool,
     /// Services that lost their last ready endpoint recently.
     lost: LostServices,
-    /// Why the registry cannot be read, or is not used as it was read.
+    /// The reasons why the registry cannot be read, or why its newest state is not in use.
     problems: Vec<String>,
     /// Objects with mistakes; their last good state is in use.
     flaws: BTreeMap<Arc<str>, Arc<[String]>>,
     /// The newest report of the task on how the registry is read.
     report: Option<Arc<Report>>,
-    /// Why there is no copy on disk.
+    /// Why the copy on disk cannot be read or written.
     pub(super) copy_problem: Option<String>,
-    /// When what the registry gave was last known to work although it cannot be read.
+    /// When the items in use were last known to work although the registry cannot be read ([`Change::StillWorks`]).
     worked: Option<Instant>,
-    /// When the process started; `None` if the registry was configured later, so that no client knows it.
+    /// When the process started; `None` if the registry was configured later, so that no client can have its items from an
+    /// earlier process.
     from_start: Option<Instant>,
     since: SystemTime,
     read: Option<SystemTime>,
@@ -98,13 +99,12 @@ struct Draft {
 #[derive(Debug, Default)]
 pub(super) struct Effect {
     pub(super) dirty: Dirty,
-    /// True if the shard is the registry's present state, so that a copy of it should be stored.
+    /// True if the shard equals the registry's present state; then a copy of the shard should be stored.
     pub(super) accepted: bool,
 }
 
 impl Lifecycle {
-    /// Makes a registry that exists from the start of the process: clients may know it from an earlier
-    /// process.
+    /// Makes a registry that exists from the start of the process, so that clients may have its items from an earlier process.
     pub(super) fn from_start(spec: RegistrySpec, epoch: Epoch, now: Instant) -> Self {
         Self { from_start: Some(now), ..Self::new(spec, epoch) }
     }
@@ -149,6 +149,7 @@ impl Lifecycle {
         Self {
             shard: Arc::new(shard.with_standing(standing)),
             phase,
+            worked: self.worked,
             from_start: self.from_start,
             since: self.since,
             read: self.read,
@@ -158,7 +159,7 @@ impl Lifecycle {
         }
     }
 
-    /// Prepares for a new task that replaces one which ended, or will end.
+    /// Prepares for a new task: drops the listing in progress, the held update and the flaws of the previous task.
     pub(super) fn restart(&mut self, epoch: Epoch) {
         self.epoch = epoch;
         self.listing = None;
@@ -211,7 +212,7 @@ impl Lifecycle {
             (failed, Some(draft)) if is_ordered => {
                 tracing::warn!(
                     registry = &*self.spec.name,
-                    "all items are removed by order of the registry's owner"
+                    "the peer ended the link by a Goodbye message, so this gateway removes all services and gateways that it has from the peer"
                 );
                 self.lost = LostServices::default();
                 let effect = self.accept(draft);
@@ -282,7 +283,7 @@ impl Lifecycle {
 
     /// Accepts a draft, or holds it back as a mass withdrawal.
     fn accept_or_hold(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
-        // The draft includes what was held back before.
+        // The held update is dropped, because the draft includes it.
         self.withheld = None;
         let withdrawal = Withdrawal::between(&self.shard, &draft.shard, &draft.dirty, &self.lost, now);
         if !withdrawal.is_suspicious() || options.withdrawal_hold.is_zero() {
@@ -290,15 +291,16 @@ impl Lifecycle {
             return self.accept(draft);
         }
         let text = format!(
-            "update held: it would leave {} of {} services without a ready endpoint; it is applied after {:?} if \
-             it persists",
+            "an update is held back, because it would leave {} of {} services without a ready endpoint; the gateway applies \
+             the update after {:?}, unless a later one restores the services",
             withdrawal.lost, withdrawal.ready, options.withdrawal_hold
         );
         if !matches!(self.phase, Phase::Held { .. }) {
             self.count(RegistryError::MassWithdrawal);
             tracing::warn!(registry = &*self.spec.name, "{text}");
         }
-        // Suspicious updates that follow one another are one withdrawal that persists.
+        // A suspicious update that follows a held update does not restart the hold, because it shows that the same withdrawal
+        // persists.
         let (until, stale) = match &self.phase {
             Phase::Held { until, stale, .. } => (*until, *stale),
             Phase::Stale { since } => (now + options.withdrawal_hold, Some(*since)),
@@ -310,13 +312,13 @@ impl Lifecycle {
         Effect::default()
     }
 
-    /// Applies the effects of time, if any.
+    /// Applies the time limits that have passed; returns the effect, if there is one.
     pub(super) fn tick(&mut self, now: Instant, options: &Options) -> Option<Effect> {
         let before = self.state();
         let effect = match &mut self.phase {
             Phase::Held { until, .. } if *until <= now => {
                 let next = self.newest_state();
-                tracing::warn!(registry = &*self.spec.name, "the held update has persisted and is applied");
+                tracing::warn!(registry = &*self.spec.name, "the update that was held back is applied");
                 self.lost = LostServices::default();
                 self.accept(next)
             }
@@ -343,7 +345,7 @@ impl Lifecycle {
         let before = self.state();
         tracing::warn!(
             registry = &*self.spec.name,
-            "the registry cannot be read; its last good copy is used"
+            "the registry was not read yet; the gateway uses the last good copy on disk"
         );
         let mut draft = Draft::of(&self.shard);
         items.into_iter().for_each(|item| draft.put(item));
@@ -354,8 +356,8 @@ impl Lifecycle {
         effect
     }
 
-    /// Drops the changes of a registry after a fault of this program: the shard from before stays, if the
-    /// registry was known then. Further changes are accepted only from the task of the next epoch.
+    /// Restores the shard as it was before the changes that made this program panic. A registry that had not been read before
+    /// these changes is missing again. Further changes are accepted only from the task of the next epoch.
     pub(super) fn contain(&mut self, before: (Arc<Shard>, bool), fault: &str, next: Epoch, now: Instant) {
         let (shard, was_known) = before;
         let before = self.state();
@@ -380,8 +382,8 @@ impl Lifecycle {
         self.entered(before);
     }
 
-    /// Returns true if clients must keep the endpoints that the registry may have: it was never read, for
-    /// less time than after which it would expire.
+    /// Returns true if clients must keep the endpoints that the registry may have. That is so if the registry was never read
+    /// since the start of the process, and the time after which its endpoints would be withdrawn has not passed.
     pub(super) fn is_unread(&self, now: Instant, options: &Options) -> bool {
         let limit = self.spec.patience(options).1.unwrap_or(UNREAD);
         !self.is_known() && self.from_start.is_some_and(|start| now.duration_since(start) < limit)
@@ -462,7 +464,7 @@ impl Lifecycle {
         self.phase = Phase::Stale { since };
     }
 
-    /// Puts a draft into use.
+    /// Replaces the items in use by those of a draft, and makes the registry live.
     fn accept(&mut self, draft: Draft) -> Effect {
         let is_first = !matches!(self.phase, Phase::Live);
         self.phase = Phase::Live;
@@ -498,12 +500,22 @@ impl Lifecycle {
     }
 
     fn stand(&mut self, standing: Standing) -> Effect {
+        let consequence = match (self.shard.origin.standing, standing) {
+            // The time limits were extended, or the items in use are known to work.
+            (_, Standing::Live) => "but its endpoints are used again like those of other registries",
+            (Standing::Expired, Standing::Demoted) => {
+                "but its endpoints are used again where no other registry has a ready endpoint (demoted)"
+            }
+            (_, Standing::Demoted) => {
+                "so its endpoints are used only where no other registry has a ready endpoint (demoted)"
+            }
+            (_, Standing::Expired) => "so its endpoints are removed (expired)",
+        };
         tracing::warn!(
             registry = &*self.spec.name,
             standing = standing.text(),
             services = self.shard.counts().services,
-            "the registry cannot be read; its endpoints are used only where no other registry has a ready one, or \
-             not at all"
+            "the registry still cannot be read, {consequence}"
         );
         self.shard = Arc::new(self.shard.with_standing(standing));
         Effect { dirty: self.shard.everything(), accepted: false }
@@ -534,7 +546,8 @@ impl Draft {
     }
 }
 
-/// Returns the standing of a registry that could not be read for `silent`, and of which nothing is known to have worked for `idle`.
+/// Returns the [`Standing`] of a registry that has been unreadable for `silent`; `idle` is the time since its items were last
+/// known to work.
 fn standing(
     silent: Duration,
     idle: Duration,

@@ -1,4 +1,4 @@
-//! Peers as operators see them: `isthmus peers`, `status`, `check`, metrics and the dashboard, on both sides of a link.
+//! Peers as operators see them: `isthmus peers`, `status`, `check`, metrics and the dashboard, at both ends of a link.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const SERVICES: &str = "services:\n  - {hostname: ratings.pay.svc.cluster.local,
                         endpoints: [{address: 10.2.0.1}]}\n  - {hostname: fees.pay.svc.cluster.local, namespace: pay, ports: [{name: \
                         http, port: 80}], endpoints: [{address: 10.2.0.2}]}\n";
 
-/// The one peer of a gateway, once `what` holds.
+/// Waits until a gateway's only peer fulfils a condition, and returns the peer.
 fn peer(gateway: &Gateway, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     eventually(what, || {
         let peer = gateway.json("/api/v1/peers")[0].clone();
@@ -28,7 +28,7 @@ fn metric(gateway: &Gateway, line: &str) -> Option<f64> {
 fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     let pair = Pair::new();
     let mut west = pair.start_west(SERVICES);
-    // East takes one service, so it refuses the other.
+    // East imports at most one service, so it refuses the other.
     let config =
         pair.east_config("").replace("[\"*.pay.west.global\"]}", "[\"*.pay.west.global\"], limit: 1}");
     assert!(config.contains("limit: 1"), "{config}");
@@ -47,7 +47,7 @@ fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     assert_eq!(of_east["gateways"][0]["address"], "127.0.0.1", "{of_east:#}");
     let left_out = &of_east["left_out"][0];
     assert!(
-        left_out.as_str().is_some_and(|line| line.contains("peers[0].import[0] takes at most 1")),
+        left_out.as_str().is_some_and(|line| line.contains("peers[0].import[0] has reached its limit of 1")),
         "{of_east:#}"
     );
     let of_west = peer(&west, "west to hear the refusal", |peer| peer["left_out"][0].is_string());
@@ -57,7 +57,7 @@ fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     );
     let refused = of_west["left_out"][0].as_str().unwrap_or_default();
     assert!(refused.starts_with("the peer east does not take "), "{refused}");
-    // The same for people.
+    // The tables for operators show the same.
     let table = run(&east, &["peers"]);
     for wanted in ["west  live", "isthmus 0.", "west, left out:"] {
         assert!(table.contains(wanted), "{wanted}: {table}");
@@ -65,7 +65,7 @@ fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     assert!(
         has_problem(&east, "peer_left_out")["text"]
             .as_str()
-            .is_some_and(|text| text.contains("takes at most 1"))
+            .is_some_and(|text| text.contains("has reached its limit of 1"))
     );
     let check = run(&east, &["check"]);
     assert!(check.contains("warning  peers") && !check.contains("peer_not_live"), "{check}");
@@ -77,7 +77,7 @@ fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     assert!(rtt.is_some_and(|rtt| rtt > 0.0 && rtt < 5.0), "{rtt:?}");
     assert_eq!(metric(&east, "isthmus_peer_services{peer=\"west\",direction=\"in\"}"), Some(1.0));
     assert_eq!(metric(&west, "isthmus_peer_services{peer=\"east\",direction=\"out\"}"), Some(2.0));
-    // The other side is gone: its services are used for a while, and the reason is the link's.
+    // West's gateway is killed. East uses west's services for a while, and reports the problem of the link.
     west.kill();
     let lost =
         peer(&east, "the peer to be lost", |peer| peer["state"] != "live" && peer["problem"].is_string());

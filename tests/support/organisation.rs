@@ -4,12 +4,13 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
+use super::etcd::free_ports;
 use super::gateway::Gateway;
 use super::pki::Pki;
 
 /// An organisation, with the files of its gateway.
 pub struct Organisation {
-    /// Its name, which is also that of its network and cluster.
+    /// The name of the organisation, its network and its cluster.
     pub name: &'static str,
     pub trust_domain: String,
     pub pki: Pki,
@@ -20,12 +21,12 @@ impl Organisation {
         Self { name, trust_domain: trust_domain.to_owned(), pki: Pki::new(&format!("the CA of {name}")) }
     }
 
-    /// Returns the SPIFFE ID of its gateway.
+    /// Returns the SPIFFE ID of the organisation's gateway.
     pub fn identity(&self) -> String {
         format!("spiffe://{}/ns/isthmus/sa/gateway", self.trust_domain)
     }
 
-    /// Makes the folder of its gateway: certificate, key and roots, and the roots of these peers.
+    /// Creates the folder of the organisation's gateway: its certificate, key and roots, and the roots of `peers`.
     pub fn folder(&self, peers: &[&Self]) -> TempDir {
         let folder = tempfile::tempdir().expect("a folder");
         self.certify(folder.path());
@@ -36,14 +37,15 @@ impl Organisation {
         folder
     }
 
-    /// Writes a certificate of its gateway.
+    /// Writes a new certificate and key of the organisation's gateway.
     pub fn certify(&self, folder: &Path) {
         let own = self.pki.issue(&[], Some(&self.identity()));
         write(folder, "cert.pem", &own.certificate_pem);
         write(folder, "key.pem", &own.key_pem);
     }
 
-    /// Returns the part of a config that every gateway of the organisation has: one listener `mesh` for SNI, HBONE and links.
+    /// Returns the part of a config that every gateway of the organisation has. Its one listener `mesh` accepts SNI, HBONE and
+    /// links of peers.
     pub fn base(&self, port: u16) -> String {
         let Self { name, trust_domain, .. } = self;
         format!(
@@ -55,7 +57,8 @@ impl Organisation {
         )
     }
 
-    /// Returns an entry of `peers` for this organisation, with further lines indented by four.
+    /// Returns an entry of `peers` for this organisation; `how` says how to reach it, and `more` is further lines, indented by
+    /// four spaces.
     pub fn as_peer(&self, how: &str, more: &str) -> String {
         let (name, identity) = (self.name, self.identity());
         format!(
@@ -65,19 +68,19 @@ impl Organisation {
 }
 
 fn write(folder: &Path, name: &str, text: &str) {
-    // In one step: the gateway may read the file meanwhile.
+    // A rename replaces the file in one step: the gateway may be reading it.
     let next = folder.join(format!(".{name}"));
     std::fs::write(&next, text).expect("written");
     std::fs::rename(next, folder.join(name)).expect("renamed");
 }
 
-/// Returns a port of loopback that was free a moment ago.
+/// Returns a loopback port that was free a moment ago. The port is outside the range from which the kernel chooses ports for
+/// connections of other tests.
 pub fn free_port() -> u16 {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    socket.local_addr().expect("an address").port()
+    free_ports(1)[0]
 }
 
-/// Starts a gateway in a folder that may have one from before.
+/// Starts a gateway in a folder, in which an earlier gateway may have run.
 pub fn start(folder: TempDir, config: &str) -> Gateway {
     Gateway::start_in(folder, config, &[])
 }

@@ -41,7 +41,7 @@ pub(in crate::aggregator) enum CopyFault {
     Damaged(&'static str),
 }
 
-/// Writes items.
+/// Writes items in the format of a copy.
 pub(super) fn write(items: impl Iterator<Item = Item>, to: impl Write) -> io::Result<()> {
     let mut to = Hashed { inner: to, hasher: XxHash3_64::new() };
     to.write_all(HEAD)?;
@@ -59,7 +59,7 @@ pub(super) fn write(items: impl Iterator<Item = Item>, to: impl Write) -> io::Re
     to.inner.flush()
 }
 
-/// Reads items that [`write`] has written, all or none.
+/// Reads items that [`write()`] has written, all or none.
 pub(super) fn read(from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
     let mut from = Hashed { inner: from, hasher: XxHash3_64::new() };
     let mut head = [0; HEAD.len()];
@@ -90,7 +90,7 @@ pub(super) fn read(from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
         }
     }
     if from.read(&mut [0])? > 0 {
-        return Err(CopyFault::Damaged("the file has bytes after its end mark"));
+        return Err(CopyFault::Damaged("the file has bytes after its end record"));
     }
     Ok(items)
 }
@@ -101,7 +101,7 @@ fn length(from: &mut impl Read) -> Result<u64, CopyFault> {
     loop {
         let mut byte = [0];
         if from.read(&mut byte)? == 0 {
-            return Err(CopyFault::Damaged("the file has no end mark"));
+            return Err(CopyFault::Damaged("the file has no end record"));
         }
         bytes.push(byte[0]);
         if byte[0] & 0x80 == 0 {
@@ -278,7 +278,7 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Decodes records into items; equal values are shared. `None` means a record that is not a valid item.
+/// Decodes records into items, which share equal values. Each function returns `None` for a record that is not a valid item.
 #[derive(Default)]
 struct Decoder {
     interner: Interner,
@@ -358,7 +358,7 @@ impl Decoder {
                 })),
                 None => None,
             },
-            // A copy is of what is believed.
+            // A copy does not record how many endpoints were withheld.
             withheld: Box::default(),
         })
     }
@@ -391,7 +391,7 @@ impl Decoder {
     }
 
     fn template(&mut self, workload: proto::Workload) -> Option<Arc<EndpointTemplate>> {
-        // 0: the instances do not listen for the port.
+        // The port 0 says that the instances do not listen for this service port.
         let port = |(name, port): (String, u32)| Some((self.interner.text(&name), u16::try_from(port).ok()?));
         let template = EndpointTemplate {
             ports: workload.ports.into_iter().map(port).collect::<Option<_>>()?,
@@ -431,7 +431,7 @@ impl Decoder {
         if text.is_empty() { Some(Locality::default()) } else { self.interner.locality(text).ok() }
     }
 
-    /// Returns an outer `None` for a text that is not an identity.
+    /// Parses an identity. The inner `None` means no identity; the outer `None` means that the text is not an identity.
     fn identity(&mut self, text: &str) -> Option<Option<Identity>> {
         if text.is_empty() { Some(None) } else { self.interner.identity(text).ok().map(Some) }
     }

@@ -1,4 +1,4 @@
-//! The lifecycle of a registry step by step, in simulated time.
+//! Tests the lifecycle of a registry step by step, in simulated time.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
 use crate::snapshot::policy::RegistryScope;
 
-/// A registry at a time that the test advances.
+/// A registry and a time that the test advances.
 struct Scenario {
     registry: Lifecycle,
     now: Instant,
@@ -43,7 +43,7 @@ impl Scenario {
         effect
     }
 
-    /// Lists this many services; returns how many have changed.
+    /// Lists this many services; returns the number of services that have changed.
     fn good(&mut self, services: usize) -> usize {
         self.apply(listing(services)).dirty.services.len()
     }
@@ -57,7 +57,7 @@ impl Scenario {
         self.registry.start_from_copy(items(copy), SystemTime::UNIX_EPOCH, self.now);
     }
 
-    /// Advances the time; returns how many services change by that.
+    /// Advances the time; returns the number of services that change as a result.
     fn pass(&mut self, seconds: u64) -> Option<usize> {
         self.now += Duration::from_secs(seconds);
         let effect = self.registry.tick(self.now, &self.options);
@@ -114,7 +114,7 @@ fn it_is_demoted_and_withdrawn_in_time_and_comes_back_at_once() {
     scenario.is(RegistryState::Stale, 3);
     assert_eq!(scenario.registry.status().problems, ["gone"]);
     assert_eq!(scenario.pass(119), None);
-    // A further failure does not restart the time.
+    // A further failure does not restart the time until the registry is demoted.
     scenario.bad();
     assert_eq!(scenario.pass(1), Some(3));
     scenario.is(RegistryState::Demoted, 3);
@@ -123,7 +123,7 @@ fn it_is_demoted_and_withdrawn_in_time_and_comes_back_at_once() {
     assert_eq!(scenario.pass(479), Some(3));
     scenario.is(RegistryState::Expired, 3);
     assert_eq!(scenario.registry.shard.origin.standing, Standing::Expired);
-    // All services change when the registry is live again, as all endpoints count again.
+    // When the registry is live again, all of its endpoints count again, so all services change.
     assert_eq!(scenario.good(3), 3);
     scenario.is(RegistryState::Live, 3);
     assert_eq!(scenario.registry.shard.origin.standing, Standing::Live);
@@ -169,7 +169,7 @@ fn a_suspicious_word_waits_and_is_dropped_by_a_better_one() {
     assert_eq!(scenario.good(19), 1);
     scenario.is(RegistryState::Live, 19);
     assert_eq!(scenario.pass(100), None);
-    // A held update is applied in its newest form when the first one has persisted.
+    // A newer update during the delay replaces the delayed update, and does not restart the delay.
     scenario.good(3);
     scenario.pass(20);
     scenario.good(2);
@@ -186,7 +186,7 @@ fn what_is_held_is_forgotten_when_the_registry_cannot_be_read() {
     scenario.is(RegistryState::Stale, 20);
     assert_eq!(scenario.pass(119), None);
     scenario.is(RegistryState::Stale, 20);
-    // The standing stays until an update is accepted.
+    // The registry stays demoted until an update is accepted.
     assert_eq!(scenario.pass(1), Some(20));
     scenario.is(RegistryState::Demoted, 20);
     scenario.good(3);
@@ -233,7 +233,7 @@ fn a_listing_takes_effect_when_it_is_complete_and_removes_what_it_does_not_name(
     // Changes after `Begin` belong to the listing.
     assert!(scenario.apply(vec![Change::Put(Item::Service(service(7)))]).dirty.is_empty());
     scenario.is(RegistryState::Live, 3);
-    // An item that exists and cannot be given stays as it is.
+    // `Keep` leaves an item of the listing as it is.
     let effect = scenario.apply(vec![Change::Keep(key(2)), Change::Complete]);
     let names: Vec<String> = effect.dirty.services.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["s1.mesh", "s7.mesh"]);
@@ -321,7 +321,7 @@ fn what_is_held_is_changed_further_and_applied_once_it_has_persisted() {
     assert_eq!(scenario.pass(29), None);
     assert_eq!(scenario.pass(1), Some(16));
     scenario.is(RegistryState::Live, 4);
-    // Endpoints that come back before that change nothing.
+    // Endpoints that come back while the mass withdrawal is held back change nothing.
     scenario.good(20);
     scenario.apply(removals(0..15));
     scenario.is(RegistryState::Held, 20);
@@ -359,7 +359,7 @@ fn under_another_config_it_keeps_what_the_new_scope_lets_it_say() {
     scenario.is(RegistryState::Live, 2);
     let names: BTreeSet<String> = scenario.registry.shard.hostnames().map(ToString::to_string).collect();
     assert_eq!(names, ["s1.mesh".to_owned(), "s2.mesh".to_owned()].into());
-    // The new task must list before its changes count.
+    // The new task must list before its changes are accepted.
     assert!(scenario.apply(removals(1..2)).dirty.is_empty());
     assert_eq!(scenario.good(4), 0);
     assert_eq!(scenario.registry.status().items.denied_items, 2);
@@ -414,7 +414,7 @@ fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
     scenario.is(RegistryState::Live, 19);
 }
 
-/// A peer whose services count less after 30 s without a link, and not after 15 minutes.
+/// Returns the registry of a peer that is demoted after 30 s without a link, and expires after 15 minutes.
 fn of_a_peer() -> Scenario {
     use crate::aggregator::peer::spec::PeerSpec;
     use crate::snapshot::peer::{Peer, PeerLimits};
@@ -434,7 +434,7 @@ fn f_5_a_lost_peer_passes_through_its_stages_at_its_own_times() {
     peer.is(RegistryState::Stale, 3);
     assert_eq!((peer.pass(29), peer.pass(1)), (None, Some(3)));
     peer.is(RegistryState::Demoted, 3);
-    // While its gateways answer, it does not expire.
+    // While the peer's gateways answer, its registry does not expire.
     for _ in 0..20 {
         assert_eq!(peer.pass(60), None);
         peer.apply(vec![Change::StillWorks]);
@@ -442,12 +442,28 @@ fn f_5_a_lost_peer_passes_through_its_stages_at_its_own_times() {
     peer.is(RegistryState::Demoted, 3);
     assert_eq!((peer.pass(899), peer.pass(1)), (None, Some(3)));
     peer.is(RegistryState::Expired, 3);
-    // They answer again: what was given is of use again.
+    // The gateways answer again, so the expired registry becomes demoted.
     peer.apply(vec![Change::StillWorks]);
     assert_eq!(peer.pass(1), Some(3));
     peer.is(RegistryState::Demoted, 3);
     peer.good(3);
     peer.is(RegistryState::Live, 3);
+}
+
+#[test]
+fn a_lost_peer_whose_config_changes_does_not_expire_while_its_gateways_answer() {
+    let mut peer = of_a_peer();
+    peer.good(3);
+    peer.bad();
+    assert_eq!(peer.pass(1_000 - 1), Some(3));
+    peer.is(RegistryState::Expired, 3);
+    peer.apply(vec![Change::StillWorks]);
+    assert_eq!(peer.pass(1), Some(3));
+    peer.is(RegistryState::Demoted, 3);
+    // The task of the next config has not probed the gateways yet.
+    peer.registry = peer.registry.succeeded_by(peer.registry.spec.clone(), Epoch(2));
+    assert_eq!(peer.pass(1), None);
+    peer.is(RegistryState::Demoted, 3);
 }
 
 #[test]
@@ -457,7 +473,7 @@ fn f_3_a_peer_that_restarts_empty_withdraws_nothing_within_the_guard() {
     assert!(peer.apply(removals(0..20)).dirty.services.is_empty());
     peer.is(RegistryState::Held, 20);
     assert_eq!(peer.pass(29), None);
-    // It has found its services again.
+    // The peer sends its services again before the end of the hold.
     peer.apply(puts(20));
     peer.is(RegistryState::Live, 20);
     peer.apply(removals(0..20));
@@ -475,7 +491,7 @@ fn what_a_peer_orders_to_forget_is_not_held_back_and_is_not_copied() {
     peer.is(RegistryState::Stale, 0);
     assert_eq!(peer.good(20), 20);
     peer.is(RegistryState::Live, 20);
-    // Also while an update is held back, and of what a copy has given.
+    // `Change::Forget` also removes the items while an update is held back, and items that come from a copy.
     peer.apply(removals(0..20));
     peer.is(RegistryState::Held, 20);
     assert_eq!(peer.apply(order()).dirty.services.len(), 20);

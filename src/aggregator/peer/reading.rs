@@ -1,4 +1,4 @@
-//! One record of a peer becomes one service of this mesh, or is refused with a text that the peer is shown.
+//! Converts one record of a peer into one service of this mesh, or refuses it with a text that is shown to the peer.
 
 use std::sync::Arc;
 
@@ -17,24 +17,25 @@ use crate::snapshot::change::{GatewayKey, RegistryGateway};
 use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::Gateway;
 
-/// Ports of one service.
+/// The largest number of ports of one service.
 const PORTS_MAX: usize = 256;
-/// Groups of endpoints of one service.
+/// The largest number of endpoint groups of one service.
 const GROUPS_MAX: usize = 1_024;
-/// Seconds by which a peer's clock may be ahead. A time in the future only puts its service behind others.
+/// The number of seconds by which a peer's clock may be ahead. A time of export in the future only puts the service behind
+/// others when virtual addresses are assigned.
 const CLOCKS_DIFFER: u64 = 24 * 3_600;
-/// Bytes of a name that is not a host name.
+/// The largest number of bytes of a name that is not a host name.
 const TEXT_BYTES_MAX: usize = 253;
 
-/// A service of the peer as it is known here.
+/// A service of the peer, with its name in this mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Read {
     pub(super) service: Arc<Service>,
-    /// The rule that takes it.
+    /// The import rule by which the service is imported.
     pub(super) rule: Arc<str>,
 }
 
-/// Reads a record that came at `now`, in seconds since 1970.
+/// Reads a record that arrived at `now`, in seconds since 1970.
 pub(super) fn service(
     peer: &Peer,
     record: &proto::Service,
@@ -42,16 +43,20 @@ pub(super) fn service(
     interner: &mut Interner,
 ) -> Result<Read, String> {
     let exported = HostName::parse(&record.name).map_err(|error| error.to_string())?;
-    let rule = peer.import_of(exported.as_str()).ok_or("it is not imported")?;
+    let rule = peer.import_of(exported.as_str()).ok_or("no import rule matches the service")?;
     let namespace = text("namespace", &record.namespace)?;
     let hostname = rule.imported_name(&exported, namespace);
-    let hostname = hostname.map_err(|error| format!("{} gives it no legal name: {error}", rule.rule))?;
+    let hostname = hostname
+        .map_err(|error| format!("the name that {} gives the service is not legal: {error}", rule.rule))?;
     if record.ports.is_empty() || record.ports.len() > PORTS_MAX {
-        return Err(format!("it has {} ports; from 1 to {PORTS_MAX} are taken", record.ports.len()));
+        return Err(format!(
+            "the service has {} ports; from 1 to {PORTS_MAX} are allowed",
+            record.ports.len()
+        ));
     }
     if record.groups.len() > GROUPS_MAX {
         return Err(format!(
-            "it has {} groups of endpoints; up to {GROUPS_MAX} are taken",
+            "the service has {} groups of endpoints; at most {GROUPS_MAX} are allowed",
             record.groups.len()
         ));
     }
@@ -59,7 +64,10 @@ pub(super) fn service(
     for port in &record.ports {
         let port = self::port(port, interner)?;
         if ports.iter().any(|known| known.name == port.name || known.port == port.port) {
-            return Err(format!("two of its ports have the name {} or the number {}", port.name, port.port));
+            return Err(format!(
+                "two ports of the service have the name {} or the number {}",
+                port.name, port.port
+            ));
         }
         ports.push(port);
     }
@@ -82,22 +90,24 @@ pub(super) fn service(
     Ok(Read { service: Arc::new(service), rule: rule.rule.clone() })
 }
 
-/// Returns the time of export of a record. One that is not said, or that is later than clocks differ, is the time at which the
-/// record came: with 0, a peer would have the first choice of addresses for ever.
+/// Returns the time of export of a record. Services get virtual addresses in the order of these times. Returns `now`, the time
+/// at which the record arrived, if the record gives no time (0, which would always be first) or one that is more than
+/// [`CLOCKS_DIFFER`] ahead.
 fn export_time(said: u64, now: u64) -> u64 {
     if said == 0 || said > now.saturating_add(CLOCKS_DIFFER) { now } else { said }
 }
 
 fn port(port: &proto::Port, interner: &mut Interner) -> Result<ServicePort, String> {
     let number = u16::try_from(port.number).ok().filter(|number| *number > 0);
-    let number = number.ok_or_else(|| format!("its port {} is not from 1 to 65535", port.number))?;
+    let number =
+        number.ok_or_else(|| format!("the port {} of the service is not from 1 to 65535", port.number))?;
     let protocol = PortProtocol::ALL.into_iter().find(|protocol| protocol.text() == port.protocol);
     let protocol = protocol.ok_or("a port has an unknown protocol")?;
     let name = interner.text(text("name of a port", &port.name)?);
     Ok(ServicePort { name, port: number, target_port: number, protocol })
 }
 
-/// Makes the one endpoint that stands for a group: without an address, as only the peer's gateways reach it.
+/// Makes the one endpoint that represents a group. It has no address, because only the peer's gateways reach it.
 fn endpoint(
     peer: &Peer,
     group: &proto::Group,
@@ -131,11 +141,11 @@ pub(super) fn gateway(peer: &Peer, gateway: &proto::Gateway) -> Result<RegistryG
     let port = |number: u32| match u16::try_from(number) {
         Ok(0) => Ok(None),
         Ok(port) => Ok(Some(port)),
-        Err(_) => Err(format!("its port {number} is not from 0 to 65535")),
+        Err(_) => Err(format!("the port {number} of the gateway is not from 0 to 65535")),
     };
     let (sni_port, hbone_port) = (port(gateway.sni_port)?, port(gateway.hbone_port)?);
     if sni_port.is_none() && hbone_port.is_none() {
-        return Err("it has no port".to_owned());
+        return Err("the gateway has no port".to_owned());
     }
     let network = network(peer, &gateway.network)?;
     let name: Arc<str> = text("key", &gateway.key)?.into();
@@ -147,14 +157,14 @@ pub(super) fn gateway(peer: &Peer, gateway: &proto::Gateway) -> Result<RegistryG
             hbone_port,
             cluster: ClusterId::default(),
             locality: locality(&gateway.locality)?,
-            weight: Weight::new(gateway.weight).ok_or("it has the weight 0")?,
+            weight: Weight::new(gateway.weight).ok_or("the gateway has the weight 0")?,
             identity: identity(peer, &gateway.identity)?,
             instances: Arc::default(),
         },
     })
 }
 
-/// Returns our name for a network of the peer.
+/// Returns the name that a network of the peer has in this mesh.
 fn network(peer: &Peer, name: &str) -> Result<Network, String> {
     Ok(peer.network(text("network", name)?))
 }
@@ -167,15 +177,15 @@ fn locality(text: &str) -> Result<Locality, String> {
     locality.ok_or_else(|| "a locality is not region/zone/subzone".to_owned())
 }
 
-/// Reads an identity; a peer speaks for its own trust domain alone.
+/// Reads an identity, which must be in the peer's own trust domain.
 fn identity(peer: &Peer, text: &str) -> Result<Option<Identity>, String> {
     if text.is_empty() {
         return Ok(None);
     }
-    let identity = Identity::parse(text).map_err(|error| format!("an identity cannot be read: {error}"))?;
+    let identity = Identity::parse(text).map_err(|error| format!("an identity is malformed: {error}"))?;
     let domain = peer.who.as_ref().map(|who| who.trust_domain.as_str()).unwrap_or_default();
     if identity.trust_domain() != domain {
-        return Err(format!("it names an identity outside the trust domain {domain}"));
+        return Err(format!("an identity is not in the trust domain {domain}"));
     }
     Ok(Some(identity))
 }
@@ -183,7 +193,7 @@ fn identity(peer: &Peer, text: &str) -> Result<Option<Identity>, String> {
 fn text<'a>(what: &str, text: &'a str) -> Result<&'a str, String> {
     if text.is_empty() || text.len() > TEXT_BYTES_MAX || text.chars().any(char::is_control) {
         return Err(format!(
-            "its {what} is empty, longer than {TEXT_BYTES_MAX} bytes, or has control characters"
+            "the {what} is empty, longer than {TEXT_BYTES_MAX} bytes, or has control characters"
         ));
     }
     Ok(text)

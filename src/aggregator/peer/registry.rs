@@ -1,5 +1,5 @@
-//! The task of a peer's registry: merges what the peer's replicas give, takes gateways out that do not answer, and decides when
-//! a lost peer counts no longer.
+//! The task of a peer's registry: merges the items of the peer's replicas, leaves out gateways that do not answer, and reports
+//! when the last link is lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -23,10 +23,12 @@ use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway};
 use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::Gateway;
+use crate::snapshot::shard::Shard;
 use crate::telemetry::clock::steady_seconds;
 
-/// The shortest time between two orders of a peer to forget its services. Such an order is not held back, so one who has the key of
-/// the peer's gateway could otherwise take the services away again and again. A further order counts as a lost link.
+/// The shortest time between two orders of a peer to remove its services; an order that comes sooner counts as a lost link.
+/// Otherwise a thief of the gateway's key could remove the services again and again, because such removals are applied at once
+/// and not delayed as mass withdrawals.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
 
 /// The registry of a peer.
@@ -55,14 +57,14 @@ impl Registry for PeerRegistry {
     }
 }
 
-/// One replica of the peer, and the items that it has given.
+/// One replica of the peer, and the items that it has sent.
 #[derive(Debug, Default)]
 struct Replica {
     instance: Arc<str>,
     items: Items,
     /// True once a full listing has ended.
     is_listed: bool,
-    /// A listing in progress; what was given before stays in use until it ends.
+    /// The listing in progress; `items` stay in use until it ends.
     listing: Option<Box<Items>>,
 }
 
@@ -71,32 +73,32 @@ struct Replica {
 struct Items {
     services: BTreeMap<String, reading::Read>,
     gateways: BTreeMap<String, RegistryGateway>,
-    /// The exported name of each service by its name here, which no two of them share.
+    /// The exported name of each service, by the service's name in this mesh. No two services share a name.
     names: HashMap<HostName, String>,
-    /// The number of services that each rule takes.
+    /// The number of services that are imported by each rule.
     taken: HashMap<Arc<str>, usize>,
 }
 
-/// The items that the aggregator was given.
+/// The items that were sent to the aggregator.
 #[derive(Debug, Default)]
 struct Given {
-    /// By exported name.
+    /// The services, by exported name.
     services: BTreeMap<String, Arc<Service>>,
     gateways: BTreeMap<GatewayKey, RegistryGateway>,
 }
 
 struct Follower {
     peer: PeerSpec,
-    /// The replica with the newest link comes first, and has precedence.
+    /// The replicas of the peer; the one with the newest link comes first, and has precedence.
     replicas: Vec<Replica>,
     given: Given,
-    /// True once a full listing was given.
+    /// True once a full listing was sent to the aggregator.
     has_given: bool,
-    /// True if the aggregator believes that there is no link.
+    /// True if the aggregator was last notified that there is no link; also true at the start.
     is_lost: bool,
-    /// True if the aggregator has to be told that there is a link again.
+    /// True if the aggregator must be notified that there is a link again.
     has_returned: bool,
-    /// When the peer last ordered to forget its services.
+    /// The time at which this peer's services were last removed because the peer ordered it.
     forgotten: Option<Instant>,
     probes: Probes,
 }
@@ -114,11 +116,11 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
         let batch = tokio::select! {
             event = events.recv() => match event {
                 Some(event) => follower.handle(event),
-                // A newer task of this registry has taken the queue.
+                // A newer task of this registry has replaced the queue.
                 None => std::future::pending().await,
             },
             _ = every.tick(), if probing.is_none() => {
-                let gateways = follower.known_gateways();
+                let gateways = follower.known_gateways(&changes.in_use());
                 if !gateways.is_empty() {
                     probing = Some(Box::pin(probes::round(gateways, scope.clone())));
                 }
@@ -129,7 +131,7 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
                 follower.probed(round)
             }
         };
-        // An empty batch says that the registry can be read again.
+        // An empty batch tells the aggregator that the registry can be read again.
         let has_returned = std::mem::take(&mut follower.has_returned);
         if !batch.is_empty() || has_returned {
             changes.send(batch).await?;
@@ -155,7 +157,7 @@ impl Follower {
         self.replicas.iter_mut().find(|replica| replica.instance == *instance)
     }
 
-    /// Takes an event; returns the changes that follow from it.
+    /// Applies an event; returns the changes that result from it.
     fn handle(&mut self, event: Event) -> Vec<Change> {
         match event {
             Event::Up { instance } => {
@@ -165,7 +167,7 @@ impl Follower {
             }
             Event::Delta { instance, delta, refused } => {
                 let (changes, refusals) = self.take(&instance, *delta);
-                // The link may have ended.
+                // This fails only if the link has ended.
                 let _ = refused.send(refusals);
                 changes
             }
@@ -177,7 +179,7 @@ impl Follower {
                 replica.is_listed = true;
                 self.has_returned = std::mem::take(&mut self.is_lost);
                 if self.has_returned {
-                    // Gateways that did not answer while the peer was gone would be left out until the next probe.
+                    // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
                     self.probes = Probes::default();
                 }
                 self.renew_all()
@@ -194,7 +196,7 @@ impl Follower {
         }
         let is_listing = replica.listing.is_some();
         let items = replica.listing.as_deref_mut().unwrap_or(&mut replica.items);
-        // The interner lives for one message, so that a peer with ever new values does not make it grow.
+        // The interner lives for one message, so that a peer that sends new values all the time does not make it grow.
         let (mut names, mut interner) = (BTreeSet::new(), Interner::default());
         for name in delta.removed_services {
             items.remove(&name);
@@ -204,7 +206,7 @@ impl Follower {
         for record in delta.services {
             let read = reading::service(&peer, &record, now, &mut interner);
             if let Err(problem) = read.and_then(|read| items.put(&peer, &record.name, read)) {
-                // The former state of the service is not the peer's any more.
+                // The peer has replaced the former record of the service.
                 items.remove(&record.name);
                 refused.push(proto::Refusal { item: record.name.clone(), problem });
             }
@@ -251,14 +253,17 @@ impl Follower {
         all
     }
 
-    /// Returns the gateways to probe: those of the replicas, or the last known ones while there is no link.
-    fn known_gateways(&self) -> Vec<(GatewayKey, Gateway)> {
-        let known = if self.has_listed() { self.gateways() } else { self.given.gateways.clone() };
-        known.into_iter().map(|(key, one)| (key, one.gateway)).collect()
+    /// Returns the gateways to probe: the gateways of the replicas if there has been a full listing, otherwise the gateways in
+    /// use, which may come from a previous task.
+    fn known_gateways(&self, in_use: &Shard) -> Vec<(GatewayKey, Gateway)> {
+        if self.has_listed() {
+            return self.gateways().into_iter().map(|(key, one)| (key, one.gateway)).collect();
+        }
+        in_use.gateways().map(|(key, gateway)| (key.clone(), gateway.clone())).collect()
     }
 
-    /// Returns the changes from everything that was given to everything that the replicas have. The first time it is a full
-    /// listing, which replaces the copy of an earlier process.
+    /// Returns the changes that turn the items in `given` into the items of all replicas. The first call returns them as a full
+    /// listing, which replaces the items that were read from an earlier process's copy.
     fn renew_all(&mut self) -> Vec<Change> {
         let of_replicas = self.listed().flat_map(|replica| replica.items.services.keys().cloned());
         let names: BTreeSet<String> = of_replicas.chain(self.given.services.keys().cloned()).collect();
@@ -271,7 +276,7 @@ impl Follower {
         changes
     }
 
-    /// Returns the changes of these services.
+    /// Updates these services in `given`; returns their changes.
     fn renew_services(&mut self, names: BTreeSet<String>) -> Vec<Change> {
         let mut changes = Vec::new();
         for name in names {
@@ -296,7 +301,8 @@ impl Follower {
         changes
     }
 
-    /// Returns a service as the replica with the newest link has it, with the earliest time of export that is known.
+    /// Returns the service from the replica with the newest link. The service's time of export is the earliest of the times in
+    /// the replicas and in `before`.
     fn service(&self, name: &str, before: Option<&Arc<Service>>) -> Option<Arc<Service>> {
         let all =
             || self.listed().filter_map(|replica| replica.items.services.get(name)).map(|read| &read.service);
@@ -308,7 +314,7 @@ impl Follower {
         })
     }
 
-    /// Returns the changes of gateways; those that do not answer are left out.
+    /// Returns the changes of gateways. Gateways that do not answer are left out.
     fn renew_gateways(&mut self) -> Vec<Change> {
         let mut next = self.gateways();
         next.retain(|key, _| !self.probes.is_dead(key));
@@ -334,24 +340,27 @@ impl Follower {
         }
         if self.forgotten.is_some_and(|at| at.elapsed() < FORGET_EVERY) {
             let text = format!(
-                "the peer has ended the link ({why}), and orders to forget its services for the second time within {FORGET_EVERY:?}; \
-                 they are treated as those of a lost link"
+                "the peer ended the link for good ({why}) for the second time within {FORGET_EVERY:?}, so its services stay as \
+                 after the loss of a link"
             );
             return vec![Change::Failed(vec![text])];
         }
         self.forgotten = Some(Instant::now());
         self.given = Given::default();
-        let text = format!("the peer has ended the link, and its services are forgotten: {why}");
+        let text = format!("the peer ended the link for good, so its services are removed: {why}");
         vec![Change::Forget, Change::Failed(vec![text])]
     }
 
-    /// Takes the results of probes.
+    /// Applies the results of probes; returns the changes that result from them.
     fn probed(&mut self, round: Vec<(GatewayKey, bool)>) -> Vec<Change> {
         let answers = round.iter().any(|(_, answers)| *answers);
         let changed = self.probes.note(round);
         for key in &changed {
-            let state =
-                if self.probes.is_dead(key) { "does not answer, and is taken out" } else { "answers again" };
+            let state = match (self.probes.is_dead(key), self.has_listed()) {
+                (true, true) => "does not answer and is not used",
+                (true, false) => "does not answer",
+                (false, _) => "answers again",
+            };
             tracing::warn!(
                 peer = &*self.peer.peer.name,
                 gateway = &*key.name,
@@ -359,7 +368,7 @@ impl Follower {
             );
         }
         if !self.has_listed() {
-            // The link is lost; what was given goes on being used while it works.
+            // The link is lost. The items in use do not expire while a gateway answers.
             return if answers { vec![Change::StillWorks] } else { Vec::new() };
         }
         if changed.is_empty() { Vec::new() } else { self.renew_gateways() }
@@ -376,17 +385,18 @@ impl Items {
         }
     }
 
-    /// Adds or replaces a service, unless its rule has taken as many as it may, or another service has its name here.
+    /// Adds or replaces a service, unless the limit of its import rule is reached, or another service already has the name that
+    /// this service would have in this mesh.
     fn put(&mut self, peer: &Peer, name: &str, read: reading::Read) -> Result<(), String> {
         self.remove(name);
         let hostname = &read.service.key.hostname;
         if let Some(other) = self.names.get(hostname) {
-            return Err(format!("its name here, {hostname}, is that of {other}"));
+            return Err(format!("another service of the peer, {other}, has the same name here, {hostname}"));
         }
         let taken = self.taken.entry(read.rule.clone()).or_default();
         let rule = peer.imports.iter().find(|rule| rule.rule == read.rule);
         if let Some(limit) = rule.and_then(|rule| rule.limit).filter(|limit| *taken >= *limit) {
-            return Err(format!("{} takes at most {limit} services", read.rule));
+            return Err(format!("{} has reached its limit of {limit} services", read.rule));
         }
         *taken += 1;
         self.names.insert(hostname.clone(), name.to_owned());
@@ -399,7 +409,7 @@ fn exported_at(service: &Service) -> u64 {
     service.import.as_ref().map_or(0, |import| import.exported_at)
 }
 
-/// Returns the earlier of two times, of which 0 is unknown.
+/// Returns the earlier of two times; 0 means an unknown time.
 fn earlier(one: u64, other: u64) -> u64 {
     match (one, other) {
         (0, known) | (known, 0) => known,

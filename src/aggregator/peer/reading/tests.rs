@@ -1,4 +1,4 @@
-//! Records of peers, good and bad.
+//! Tests good and bad records of peers.
 
 use super::*;
 use crate::model::identity::TrustDomain;
@@ -68,7 +68,7 @@ fn a_record_becomes_a_service_that_only_gateways_reach() {
     assert_eq!(endpoint.host, Host::Ips(Arc::default()));
     assert_eq!((endpoint.weight.value(), endpoint.locality.as_str()), (7, "eu/west"));
     assert_eq!(endpoint.template.network, Some(Network::new("peer/west/net-west")));
-    // The group serves one of the two ports.
+    // The group has only one of the service's two ports.
     let ports: Vec<_> = service.ports.iter().map(|port| endpoint.template.port_for(port)).collect();
     assert_eq!(ports, [Some(80), None]);
 }
@@ -81,14 +81,14 @@ fn what_a_peer_may_not_say_is_refused_with_a_text() {
         let problem = read(&record).expect_err("refused");
         assert!(problem.contains(wanted), "{problem}");
     };
-    refused(&|record| record.name = "ratings.shop.svc.cluster.local".into(), "not imported");
+    refused(&|record| record.name = "ratings.shop.svc.cluster.local".into(), "no import rule matches");
     refused(&|record| record.name = "a b".into(), "character");
     refused(&|record| record.name = "x".repeat(64 << 10), "long");
     refused(&|record| record.namespace = "a\nb".into(), "namespace");
     refused(&|record| record.namespace = "n".repeat(300), "namespace");
     refused(&|record| record.ports.clear(), "0 ports");
     refused(&|record| record.ports[0].number = 70_000, "not from 1 to 65535");
-    refused(&|record| record.ports[1].number = 80, "two of its ports");
+    refused(&|record| record.ports[1].number = 80, "two ports of the service");
     refused(&|record| record.ports[0].protocol = "SCTP".into(), "unknown protocol");
     refused(&|record| record.groups[0].weight = 0, "weight 0");
     refused(&|record| record.groups[0].tls = "maybe".into(), "unknown tls mode");
@@ -97,7 +97,7 @@ fn what_a_peer_may_not_say_is_refused_with_a_text() {
     // A peer speaks for no other trust domain, and not for ours.
     refused(
         &|record| record.groups[0].identity = "spiffe://east.example/ns/a/sa/b".into(),
-        "outside the trust domain",
+        "not in the trust domain",
     );
 }
 

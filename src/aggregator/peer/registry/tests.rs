@@ -1,7 +1,10 @@
-//! The registry of a peer, event by event.
+//! Tests the registry of a peer, event by event.
 
 use super::super::reading::tests::{peer, record};
 use super::*;
+use crate::model::place::ClusterId;
+use crate::snapshot::change::Dirty;
+use crate::snapshot::policy::RegistryScope;
 use std::time::Duration;
 
 fn follower(limit: Option<usize>) -> Follower {
@@ -24,7 +27,24 @@ fn gateway(key: &str) -> proto::Gateway {
     }
 }
 
-/// Hands in a message of a replica; returns what changes and what is refused.
+/// Returns a shard of the peer's registry that contains only these gateways.
+fn in_use(gateways: &[&str]) -> Shard {
+    let network = peer(None).network("net-west");
+    let mut shard = Shard::new(ClusterId::default(), network, &RegistryScope::default());
+    for key in gateways {
+        let gateway = reading::gateway(&peer(None), &gateway(key)).expect("taken");
+        shard.put(Item::Gateway(gateway), &mut Dirty::default());
+    }
+    assert_eq!(shard.counts().gateways, gateways.len(), "the scope allows them");
+    shard
+}
+
+/// Returns the keys of the gateways that are probed while `gateways` are in use.
+fn probed(follower: &Follower, gateways: &[&str]) -> Vec<GatewayKey> {
+    follower.known_gateways(&in_use(gateways)).into_iter().map(|(key, _)| key).collect()
+}
+
+/// Delivers a message of a replica; returns the changes and the refusals.
 fn give(follower: &mut Follower, replica: &str, delta: proto::Delta) -> (Vec<String>, Vec<String>) {
     let (changes, refused) = follower.take(&replica.into(), delta);
     (texts(&changes), refused.into_iter().map(|one| format!("{}: {}", one.item, one.problem)).collect())
@@ -83,7 +103,7 @@ fn a_listing_takes_effect_at_its_end_and_changes_at_once() {
     let gone =
         proto::Delta { removed_services: vec!["one.pay.west.global".into()], ..proto::Delta::default() };
     assert_eq!(give(&mut follower, "a", gone).0, ["without one.pay.here"]);
-    // A second listing of the same link.
+    // The same link lists a second time.
     assert_eq!(give(&mut follower, "a", services(true, &[("three", 3)])), NOTHING);
     assert_eq!(
         listed(&mut follower, "a"),
@@ -109,14 +129,16 @@ fn a_rule_takes_as_many_as_its_limit_and_a_name_belongs_to_one() {
     let mut follower = follower(Some(2));
     up(&mut follower, "a");
     let (_, refused) = give(&mut follower, "a", services(true, &[("a", 1), ("b", 1), ("c", 1)]));
-    assert_eq!(refused, ["c.pay.west.global: peers[0].import[0] takes at most 2 services"]);
-    // A service that is given again is not a further one.
+    assert_eq!(refused, ["c.pay.west.global: peers[0].import[0] has reached its limit of 2 services"]);
+    // A service that is sent again counts only once.
     assert_eq!(give(&mut follower, "a", services(false, &[("a", 2)])), NOTHING);
     let mut other = follower_of_two_namesakes();
     let (_, refused) = give(&mut other, "a", services(true, &[("x.one", 1), ("x.two", 1)]));
     assert_eq!(
         refused,
-        ["x.two.pay.west.global: its name here, x.pay.here, is that of x.one.pay.west.global"]
+        [
+            "x.two.pay.west.global: another service of the peer, x.one.pay.west.global, has the same name here, x.pay.here"
+        ]
     );
 }
 
@@ -133,7 +155,8 @@ fn replicas_are_merged_and_the_last_one_decides_about_loss() {
     give(&mut follower, "a", services(true, &[("one", 1), ("two", 2)]));
     listed(&mut follower, "a");
     up(&mut follower, "b");
-    // The newer link has precedence; a service that only the older has stays. The export is as old as the first says.
+    // The newer link has precedence. A service that only the older link offers remains. Of two export times, the earlier one is
+    // used.
     let mut newer = services(true, &[("one", 9)]);
     newer.services[0].exported_at = 9;
     assert_eq!(give(&mut follower, "b", newer), NOTHING);
@@ -141,7 +164,7 @@ fn replicas_are_merged_and_the_last_one_decides_about_loss() {
     assert_eq!(down(&mut follower, "a", false), ["without two.pay.here"]);
     assert_eq!(down(&mut follower, "a", false), Vec::<String>::new(), "it was down already");
     assert_eq!(down(&mut follower, "b", false), ["failed"]);
-    // The next link gives the difference to what is still in use.
+    // The changes of the next link start from the items in use.
     up(&mut follower, "c");
     give(&mut follower, "c", services(true, &[("one", 9)]));
     assert_eq!(listed(&mut follower, "c"), Vec::<String>::new());
@@ -154,7 +177,7 @@ fn replicas_are_merged_and_the_last_one_decides_about_loss() {
         ["forget", "failed"],
         "the peer said that it shall be forgotten"
     );
-    assert!(follower.known_gateways().is_empty());
+    assert!(follower.given.services.is_empty());
 }
 
 #[test]
@@ -173,7 +196,7 @@ fn a_peer_orders_to_forget_its_services_at_most_every_ten_minutes() {
     assert_eq!(forget(&mut follower), ["failed"], "what it has given stays in use");
     later(&mut follower);
     assert_eq!(forget(&mut follower), ["forget", "failed"]);
-    // The order of one replica does not concern what others still give.
+    // If one replica orders the removal of its items, the items of other replicas stay.
     later(&mut follower);
     for replica in ["a", "b"] {
         up(&mut follower, replica);
@@ -192,14 +215,14 @@ fn a_gateway_that_was_dead_while_the_peer_was_gone_is_used_when_the_peer_is_back
     give(&mut follower, "a", all());
     assert_eq!(listed(&mut follower, "a"), ["begin", "gateway g", "complete"]);
     assert_eq!(down(&mut follower, "a", false), ["failed"]);
-    let keys: Vec<GatewayKey> = follower.known_gateways().into_iter().map(|(key, _)| key).collect();
+    let keys = probed(&follower, &["g"]);
     for _ in 0..2 {
         follower.probed(keys.iter().map(|key| (key.clone(), false)).collect());
     }
     up(&mut follower, "b");
     give(&mut follower, "b", all());
     assert_eq!(listed(&mut follower, "b"), Vec::<String>::new(), "it is not taken out");
-    assert_eq!(follower.known_gateways().len(), 1);
+    assert_eq!(probed(&follower, &[]).len(), 1);
 }
 
 #[test]
@@ -210,7 +233,7 @@ fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
         proto::Delta { begins: true, gateways: vec![gateway("g"), gateway("h")], ..proto::Delta::default() };
     give(&mut follower, "a", all);
     listed(&mut follower, "a");
-    let keys: Vec<GatewayKey> = follower.known_gateways().into_iter().map(|(key, _)| key).collect();
+    let keys = probed(&follower, &[]);
     let mut round = |answers: [bool; 2]| {
         let round = keys.iter().cloned().zip(answers).collect();
         texts(&follower.probed(round))
@@ -225,4 +248,19 @@ fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
     };
     assert_eq!(round([false, true]), ["still works"]);
     assert_eq!(round([false, false]), Vec::<String>::new());
+}
+
+#[test]
+fn a_new_task_without_a_link_probes_the_gateways_that_are_in_use() {
+    let mut follower = follower(None);
+    assert_eq!(probed(&follower, &[]), Vec::new(), "no copy was read yet");
+    let keys = probed(&follower, &["g", "h"]);
+    assert_eq!(keys.iter().map(|key| &*key.name).collect::<Vec<_>>(), ["g", "h"]);
+    let round = keys.into_iter().zip([false, true]).collect();
+    assert_eq!(texts(&follower.probed(round)), ["still works"]);
+    // Once a link has listed no gateway, no gateway is probed, although the aggregator may still hold the listing back.
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &[("one", 1)]));
+    listed(&mut follower, "a");
+    assert_eq!(probed(&follower, &["g", "h"]), Vec::new());
 }

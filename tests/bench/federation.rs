@@ -1,0 +1,333 @@
+//! What a peer at ten times its limits costs another peer: `cargo bench --bench federation`.
+//!
+//! East has two peers, west and south, each a gateway of the real binary with a CA of its own. West exports ten times as many
+//! services as `limits.services` admits, and changes some of them all the time; clients of west hold and try to open ten times
+//! as many connections as `limits.connections` and `limits.newPerSecond` admit. Meanwhile the benchmark times the calls of
+//! south's clients through east, and the changes of south's service until east has published them. Phases with and without
+//! west's excess alternate. Each pair of phases gives a ratio, and the printed ratio is the median over all pairs. East runs
+//! alone on the first processor, because the other programs would run on other machines in practice. The benchmark fails only
+//! for reasons that do not depend on the machine: if a connection of south is refused, or if west was never above its limits.
+
+#![expect(clippy::print_stdout, reason = "it prints what it measures")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use support::backend::Backend;
+use support::far::{ROUND_TRIP, far_as};
+use support::gateway::Gateway;
+use support::organisation::{Organisation, free_port, start};
+use support::raw::{self, connect_from};
+use support::within;
+
+/// If this environment variable is set, the process plays the clients of west, and its value is east's address.
+const ROLE: &str = "ISTHMUS_BENCH_ROLE";
+const WEST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
+const SOUTH: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 88);
+/// West's limits in east.
+const SERVICES: usize = 1_000;
+const CONNECTIONS: usize = 100;
+const NEW_PER_SECOND: usize = 100;
+/// How many times its limits west asks for.
+const EXCESS: usize = 10;
+/// The number of west's services that change. East admits these services, because their names come first.
+const CHANGING: usize = 50;
+/// The time between two changes of west's services.
+const CHANGE_EVERY: Duration = Duration::from_millis(50);
+/// The pause before each call of south.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// How much is measured.
+struct Plan {
+    pairs: usize,
+    calls: usize,
+    far_calls: usize,
+    changes: usize,
+}
+
+const WHOLE: Plan = Plan { pairs: 7, calls: 3_000, far_calls: 150, changes: 150 };
+const SMALL: Plan = Plan { pairs: 3, calls: 1_000, far_calls: 50, changes: 50 };
+
+fn main() {
+    if let Ok(address) = std::env::var(ROLE) {
+        return press(address.parse().expect("an address"));
+    }
+    let plan = if std::env::var_os("ISTHMUS_BENCH_SMALL").is_some() { SMALL } else { WHOLE };
+    pin(1);
+    let scene = Scene::start();
+    let mut table: [Vec<[Duration; 2]>; 3] = Default::default();
+    for _ in 0..plan.pairs {
+        let phases = [false, true].map(|excess| {
+            let _west = excess.then(|| scene.exceed());
+            [
+                p99((0..plan.calls).map(|_| scene.call(SOUTH, scene.address)).collect()),
+                p99((0..plan.far_calls).map(|_| scene.call(SOUTH, scene.far)).collect()),
+                p99((0..plan.changes).map(|number| scene.change(number)).collect()),
+            ]
+        });
+        for (row, pairs) in table.iter_mut().enumerate() {
+            pairs.push([phases[0][row], phases[1][row]]);
+        }
+    }
+    println!(
+        "west asks for {EXCESS} times its limits: {} services of {SERVICES}, {} connections of {CONNECTIONS}, {} new ones a second \
+         of {NEW_PER_SECOND}\n",
+        SERVICES * EXCESS,
+        CONNECTIONS * EXCESS,
+        NEW_PER_SECOND * EXCESS
+    );
+    println!("| p99 of south | calm | beside west's excess | ratio, and its range |");
+    println!("|---|---|---|---|");
+    let rows = [
+        "a call, on loopback".to_owned(),
+        format!("a call, over {} ms", ROUND_TRIP.as_millis()),
+        "a change, until it is published in east".to_owned(),
+    ];
+    for (what, pairs) in rows.iter().zip(table) {
+        let mut ratios: Vec<f64> =
+            pairs.iter().map(|[calm, beside]| beside.as_secs_f64() / calm.as_secs_f64()).collect();
+        ratios.sort_by(f64::total_cmp);
+        let of = |side: usize| {
+            let mut all: Vec<Duration> = pairs.iter().map(|pair| pair[side]).collect();
+            all.sort_unstable();
+            all[all.len() / 2].as_secs_f64() * 1e3
+        };
+        println!(
+            "| {what} | {:.2} ms | {:.2} ms | {:.3} ({:.3} to {:.3}) |",
+            of(0),
+            of(1),
+            ratios[ratios.len() / 2],
+            ratios[0],
+            ratios[ratios.len() - 1]
+        );
+    }
+    scene.report();
+}
+
+/// East with both of its peers.
+struct Scene {
+    east: Gateway,
+    west: Gateway,
+    south: Gateway,
+    address: SocketAddr,
+    /// The same address over a distance, with south's source address.
+    far: SocketAddr,
+}
+
+/// Returns services with one endpoint each, as the text of a registry's file.
+fn services(names: impl Iterator<Item = String>, weight: usize) -> String {
+    let mut text = "services:\n".to_owned();
+    for name in names {
+        writeln!(
+            text,
+            "  - {{hostname: {name}.pay.svc.cluster.local, namespace: pay, ports: [{{name: p, port: 80}}], endpoints: \
+             [{{address: 10.2.0.1, weight: {weight}}}]}}"
+        )
+        .expect("memory");
+    }
+    text
+}
+
+fn changing(prefix: &str, count: usize, weight: usize) -> String {
+    services((0..count).map(|number| format!("{prefix}{number}")), weight)
+}
+
+fn replace(folder: &Path, text: &str) {
+    let next = folder.join(".changing");
+    std::fs::write(&next, text).expect("written");
+    std::fs::rename(next, folder.join("changing.yaml")).expect("renamed");
+}
+
+impl Scene {
+    fn start() -> Self {
+        let [east, west, south] =
+            ["east", "west", "south"].map(|name| Organisation::new(name, &format!("{name}.example")));
+        let ports = [(); 3].map(|()| free_port());
+        let backend = Backend::echo();
+        let admits = |from: Ipv4Addr, name: &str, limits: &str| {
+            format!(
+                "    from: [{from}/32]\n    export: [{{services: [echo.shop.mesh], as: \"{{service}}.{{namespace}}.east.global\"}}]\n\
+                 \x20   import: [{{services: [\"*.{name}.global\"]}}]\n{limits}"
+            )
+        };
+        let limits = format!(
+            "    limits: {{services: {SERVICES}, connections: {CONNECTIONS}, newPerSecond: {NEW_PER_SECOND}}}\n"
+        );
+        let config = format!(
+            "workers: 1\n{}exports: [{{services: [\"*.mesh\"]}}]\npeers:\n{}{}services:\n  - {{hostname: echo.shop.mesh, \
+             namespace: shop, ports: [{{name: p, port: 80, targetPort: {}, protocol: TLS}}], endpoints: [{{address: 127.0.0.1}}]}}\n",
+            east.base(ports[0]),
+            west.as_peer("accept: true", &admits(WEST, "west", &limits)),
+            south.as_peer("accept: true", &admits(SOUTH, "south", "")),
+            backend.address.port()
+        );
+        pin(0);
+        let gateway = start(east.folder(&[&west, &south]), &config);
+        pin(1);
+        let peer = |organisation: &Organisation, port: u16, more: &str, changing: &str| {
+            let name = organisation.name;
+            let export = format!(
+                "    export: [{{services: [\"*.pay.svc.cluster.local\"], as: \"{{service}}.{{namespace}}.{name}.global\"}}]\n"
+            );
+            let config = format!(
+                "workers: 1\n{}networks: {{net-{name}: {{gateways: [{{address: 127.0.0.1, sniPort: {port}, \
+                 hbonePort: {port}}}]}}}}\nregistries: [{{file: {{path: changing.yaml, cluster: {name}, network: net-{name}}}}}, \
+                 {{file: {{path: fixed.yaml, cluster: {name}-fixed, network: net-{name}}}}}]\npeers:\n{}",
+                organisation.base(port),
+                east.as_peer(&format!("dial: \"127.0.0.1:{}\"", ports[0]), &export)
+            );
+            let folder = organisation.folder(&[&east]);
+            replace(folder.path(), changing);
+            std::fs::write(folder.path().join("fixed.yaml"), more).expect("written");
+            start(folder, &config)
+        };
+        let fixed = services((0..SERVICES * EXCESS - CHANGING).map(|number| format!("s{number}")), 1);
+        let west = peer(&west, ports[1], &fixed, &changing("a", CHANGING, 1));
+        let south = peer(&south, ports[2], "services: []\n", &changing("a", 1, 1));
+        let address = gateway.listener("mesh");
+        let scene = Self { far: far_as(SOUTH, address), east: gateway, west, south, address };
+        within(Duration::from_secs(60), "south's service", || (scene.weight() == Some(1.0)).then_some(()));
+        within(Duration::from_secs(60), "west's services", || {
+            let peers = scene.east.json("/api/v1/peers").to_string();
+            peers.contains(&format!("more than {SERVICES} services")).then_some(())
+        });
+        scene
+    }
+
+    /// One call of a client: a connection, its hello, and the echo.
+    fn call(&self, source: Ipv4Addr, address: SocketAddr) -> Duration {
+        std::thread::sleep(PAUSE);
+        let begun = Instant::now();
+        let mut client = connect_from(source, address);
+        let hello = raw::hello(b"echo.shop.east.global");
+        let mut echoed = vec![0; hello.len()];
+        client.write_all(&hello).expect("sent");
+        client.read_exact(&mut echoed).expect("south is served");
+        assert_eq!(echoed, hello);
+        begun.elapsed()
+    }
+
+    /// Returns what south's service weighs in east.
+    fn weight(&self) -> Option<f64> {
+        let (status, body) =
+            self.east.get("/api/v1/horizon?network=net-east&cluster=east&service=a0.pay.south.global");
+        let value: serde_json::Value = serde_json::from_str(&body).ok()?;
+        (status == 200).then(|| {
+            value["entries"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|entry| entry["standsFor"].as_f64())
+                .sum()
+        })
+    }
+
+    /// Changes south's service, and returns the time until east has published the change.
+    fn change(&self, number: usize) -> Duration {
+        let weight = 2 + number % 2;
+        let text = changing("a", 1, weight);
+        let begun = Instant::now();
+        replace(self.south.folder(), &text);
+        while self.weight() != Some(weight as f64) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "a change of south is not published");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        begun.elapsed()
+    }
+
+    /// Makes west exceed its limits until the result is dropped.
+    fn exceed(&self) -> Excess {
+        let mut command = Command::new("/proc/self/exe");
+        command.env(ROLE, self.address.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
+        let clients = command.spawn().expect("it starts");
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let folder = self.west.folder().to_owned();
+        let changes = std::thread::spawn(move || {
+            let mut weight = 1;
+            while stopped.recv_timeout(CHANGE_EVERY).is_err() {
+                weight = 3 - weight;
+                replace(&folder, &changing("a", CHANGING, weight));
+            }
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        Excess { clients, stop, changes: Some(changes) }
+    }
+
+    fn report(&self) {
+        let count = |peer: &str, reason: &str| {
+            let labels = [format!("peer=\"{peer}\""), format!("reason=\"{reason}\"")];
+            self.east.metric("isthmus_peer_connections_total", &[&labels[0], &labels[1]])
+        };
+        let all =
+            |peer: &str| self.east.metric("isthmus_peer_connections_total", &[&format!("peer=\"{peer}\"")]);
+        let refused = count("west", "limit_source");
+        println!(
+            "\nconnections of west: {refused:.0} refused as limit_source, {:.0} otherwise; of south: {:.0}, all of them ok",
+            all("west") - refused,
+            all("south")
+        );
+        assert_eq!(all("south"), count("south", "ok"), "south is refused something");
+        assert!(refused > 10.0 * NEW_PER_SECOND as f64, "west was never above its limits");
+    }
+}
+
+/// West's excess; it ends when this is dropped.
+struct Excess {
+    clients: Child,
+    stop: std::sync::mpsc::Sender<()>,
+    changes: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Excess {
+    fn drop(&mut self) {
+        let _ = self.clients.kill();
+        let _ = self.clients.wait();
+        let _ = self.stop.send(());
+        if let Some(changes) = self.changes.take() {
+            let _ = changes.join();
+        }
+        // What waits in sockets is worked off before the next phase begins.
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Acts as the clients of west until the process is killed. Opens `NEW_PER_SECOND * EXCESS` connections per second, and keeps
+/// the last `CONNECTIONS * EXCESS` of them.
+fn press(address: SocketAddr) {
+    let hello = raw::hello(b"echo.shop.east.global");
+    let mut held = std::collections::VecDeque::new();
+    let (begun, mut opened) = (Instant::now(), 0_usize);
+    loop {
+        let due = Duration::from_secs_f64(opened as f64 / (NEW_PER_SECOND * EXCESS) as f64);
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        let mut client = connect_from(WEST, address);
+        let _ = client.write_all(&hello);
+        opened += 1;
+        held.push_back(client);
+        if held.len() > CONNECTIONS * EXCESS {
+            held.pop_front();
+        }
+    }
+}
+
+fn p99(mut all: Vec<Duration>) -> Duration {
+    all.sort_unstable();
+    all[all.len() * 99 / 100]
+}
+
+/// Binds this thread to one processor, if the system allows it. Threads and processes that this thread starts later run on the
+/// same processor.
+fn pin(processor: usize) {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    let _ = sched_setaffinity(None, &set);
+}
