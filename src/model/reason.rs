@@ -135,8 +135,13 @@ impl Reason {
                 "`detail`; the load balancer before the gateway; `listeners[].proxyProtocol`"
             }
             Self::TlsFailed => "`detail`; `isthmus get certificates`; the caller's TLS version",
-            Self::IdentityUntrusted => "`detail`; `isthmus get certificates`; `trust`",
-            Self::IdentityExpired => "`detail` names the certificate; its renewal; the clocks of both hosts",
+            Self::IdentityUntrusted => {
+                "`detail`; `isthmus get certificates`; the key `trust` of this gateway's config"
+            }
+            Self::IdentityExpired => {
+                "`detail`, which names the certificate; the renewal of that certificate; the clocks of \
+                                      both hosts"
+            }
             Self::IdentityRequired => {
                 "the caller's certificate; `exports[].to.identities` on an SNI listener"
             }
@@ -155,11 +160,12 @@ impl Reason {
             Self::EndpointUnreachable => "the host's routing table; `detail`",
             Self::ClientReset => "the client; `ended_by`, `bytes_up`, `bytes_down`",
             Self::Stalled => {
-                "`bytes_up` and `bytes_down` show which side does not read; `timeouts.stalled`, `hbone.stalled`"
+                "`bytes_up` and `bytes_down`, which show whether the client or the endpoint stopped reading; \
+                 `timeouts.stalled`, `hbone.stalled`"
             }
             Self::IdleTimeout => "`timeouts.idle`",
             Self::HalfCloseTimeout => {
-                "`ended_by` shows which side did not end its direction; `timeouts.halfClose`"
+                "`ended_by`; the program that kept its direction open; `timeouts.halfClose`"
             }
             Self::LimitSource => "`source`, `detail`; `isthmus explain NAME --from IP`; `limits.perSource`",
             Self::LimitService => "`service`, `route`; `isthmus explain NAME`; `limits.perService`",

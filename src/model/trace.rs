@@ -5,7 +5,7 @@ use std::fmt;
 /// The `traceparent` of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceParent {
-    /// The trace.
+    /// The id of the trace.
     pub trace: TraceId,
     /// The caller's span, the parent of ours.
     pub span: SpanId,
@@ -16,7 +16,7 @@ pub struct TraceParent {
 /// The span of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The trace.
+    /// The id of the trace.
     pub trace: TraceId,
     /// The span's own id.
     pub id: SpanId,
@@ -29,8 +29,16 @@ pub struct Span {
 /// decide the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// From 0 (no trace) to 2^63 (every trace).
+    /// The limit for the low 63 bits of a trace id, from 0 (no trace is sampled) to 2^63 (every trace is sampled).
     pub below: u64,
+}
+
+/// Bounds the share of connections that are sampled because of their trace id. A client that chooses its trace ids can choose
+/// ids that are always sampled; this bound stops such a client. Random ids stay below the bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    /// The number of traces that may be sampled at this moment; at most [`Allowance::MOST`].
+    traces: f64,
 }
 
 /// A trace id; not all zeroes.
@@ -43,7 +51,7 @@ pub struct SpanId(pub [u8; 8]);
 
 impl TraceId {
     /// Returns the id of the trace that a TLS connection begins: the last 16 bytes of the random of its ClientHello (RFC 8446
-    /// §4.1.2). Every gateway that passes the connection on sees the same, and none can change it.
+    /// §4.1.2). Every gateway on the path gets the same id, and no gateway can change it.
     pub fn of_hello(random: &[u8]) -> Option<Self> {
         let id: [u8; 16] = *random.last_chunk()?;
         (id != [0; 16]).then_some(Self(id))
@@ -57,7 +65,7 @@ impl TraceId {
 }
 
 impl TraceParent {
-    /// Parses `00-<trace>-<span>-<flags>`; a later version may have more fields behind these.
+    /// Parses `00-<trace>-<span>-<flags>`; a later version may have more fields after the flags.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let (version, rest) = (bytes.get(..2)?, bytes.get(2..55)?);
@@ -92,9 +100,9 @@ impl Sampling {
         last < u128::from(self.below)
     }
 
-    /// Returns the span of a connection, or `None` if its trace is not sampled. A trace that
-    /// the caller samples is sampled; of others the trace id decides. Without a caller a trace begins: that of the connection's
-    /// hello, or a new one.
+    /// Returns the span of a connection, or `None` if its trace is not sampled. A trace that the caller samples is sampled;
+    /// otherwise the trace id decides. Without a trace of the caller, the connection belongs to the trace of its hello, or to a
+    /// new one.
     pub fn span(
         self,
         caller: Option<TraceParent>,
@@ -111,6 +119,33 @@ impl Sampling {
         }
         let id = SpanId(random().max(1).to_be_bytes());
         Some(Span { trace, id, parent: caller.map(|caller| caller.span) })
+    }
+}
+
+impl Allowance {
+    /// The number of traces that may be sampled in a burst, whatever the share.
+    pub const MOST: f64 = 64.0;
+    /// The largest factor by which the sampled share of connections may exceed the configured share.
+    pub const SHARES: f64 = 2.0;
+
+    /// Increases the allowance for one more connection.
+    pub fn counted(&mut self, sampling: Sampling) {
+        self.traces = (self.traces + Self::SHARES * sampling.share()).min(Self::MOST);
+    }
+
+    /// Uses up one sampled trace of the allowance; returns false if none is left.
+    pub fn take(&mut self) -> bool {
+        let may = self.traces >= 1.0;
+        if may {
+            self.traces -= 1.0;
+        }
+        may
+    }
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self { traces: Self::MOST }
     }
 }
 
@@ -159,7 +194,7 @@ impl fmt::Debug for SpanId {
 mod tests {
     use super::*;
 
-    /// Returns numbers that count up.
+    /// Returns a generator of ascending numbers from 1.
     fn numbers() -> impl FnMut() -> u64 {
         let mut last = 0;
         move || {
@@ -191,6 +226,38 @@ mod tests {
                 parent: Some(SpanId([9; 8]))
             })
         );
+    }
+
+    #[test]
+    fn ids_that_clients_make_to_be_sampled_are_bounded_and_random_ones_are_not() {
+        let sampled = |share: f64, connections: usize, mut id: Box<dyn FnMut() -> u64>| {
+            let (sampling, mut allowance) = (Sampling::of(share), Allowance::default());
+            let mut counts = (0, 0);
+            for _ in 0..connections {
+                allowance.counted(sampling);
+                let trace = TraceId((1 << 64 | u128::from(id())).to_be_bytes());
+                if sampling.span(None, Some(trace), numbers()).is_some() {
+                    counts.0 += 1;
+                    counts.1 += usize::from(allowance.take());
+                }
+            }
+            counts
+        };
+        let made = || Box::new(|| 1);
+        assert_eq!(sampled(0.01, 10_000, made()), (10_000, 64 + 199));
+        assert_eq!(sampled(1.0, 10_000, made()), (10_000, 10_000), "all are to be sampled");
+        let mut state = 7_u64;
+        let random = move || {
+            // SplitMix64.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ mixed >> 31
+        };
+        for share in [0.001, 0.01, 0.3] {
+            let (chosen, taken) = sampled(share, 200_000, Box::new(random));
+            assert!(chosen > 100 && taken == chosen, "{share}: {taken} of {chosen}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Admission: decides whether a caller may reach what it names on a listener, and which endpoints that name
-//! means. Called alike by the data path, by `explain` and by the tests; there is no second matcher.
+//! Admission: decides whether a caller may reach the name that it asks for on a listener, and which endpoints that name means.
+//! The data path, `explain` and the tests all call this module; there is no second matcher.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use crate::model::name::{HostName, NameBuffer, canonical, is_ip_literal};
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 
-/// All inputs of an admission beside the snapshot.
+/// All inputs of an admission except the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionRequest<'a> {
-    /// The listener that took the connection.
+    /// The listener that accepted the connection.
     pub listener: &'a Listener,
     /// The name or address that the caller asks for.
     pub requested: Requested<'a>,
-    /// The caller's address. `None` only if `explain` is asked without one: rules about sources are then
-    /// shown, not applied.
+    /// The caller's address. It is `None` only in `explain`, if the request has no source. The explanation then shows the rules
+    /// about sources, but does not apply them.
     pub source: Option<IpAddr>,
-    /// The protocols that the caller offers by ALPN, perhaps none. `None` only if `explain` is asked without
-    /// them: the check is then shown, not applied.
+    /// The protocols that the caller offers by ALPN, perhaps an empty list. It is `None` only in `explain`, if the request
+    /// names no protocols. The explanation then shows the ALPN check, but does not apply it.
     pub alpn: Option<Protocols<'a>>,
     /// The caller's verified identity; only HBONE callers have one.
     pub identity: Option<&'a Identity>,
@@ -42,7 +42,7 @@ pub struct AdmissionRequest<'a> {
 /// The name or address that a caller asks for.
 #[derive(Clone, Copy, Debug)]
 pub enum Requested<'a> {
-    /// The server name of a ClientHello, as received; `None` without the extension.
+    /// The server name of a ClientHello, as received; `None` if the hello has no SNI extension.
     ServerName(Option<&'a [u8]>),
     /// The authority of a CONNECT.
     Authority(&'a Authority),
@@ -66,19 +66,19 @@ impl Trace for () {
 pub enum MatchKind {
     /// A route whose key is the name.
     ExactRoute,
-    /// A service, by the SNI dialect of the mesh.
+    /// A service, matched by its mesh name in the SNI.
     MeshName,
-    /// A service, by its bare host name.
+    /// A service, matched by its bare host name.
     Hostname,
     /// A route whose key is `*.suffix` or `*`.
     WildcardRoute,
     /// The route `"-"`, for hellos without SNI.
     NoSniRoute,
-    /// A service port, by an authority with a host name.
+    /// A service port, matched by an authority with a host name.
     Authority,
-    /// A service port, by an authority with a virtual address.
+    /// A service port, matched by an authority with a virtual address.
     VirtualAddress,
-    /// A service port, by an authority with the address of an endpoint.
+    /// A service port, matched by an authority with the address of an endpoint.
     EndpointAddress,
 }
 
@@ -91,7 +91,7 @@ impl MatchKind {
             Self::Hostname => "service hostname",
             Self::WildcardRoute => "wildcard route",
             Self::NoSniRoute => "route for no SNI",
-            Self::Authority => "service port by authority",
+            Self::Authority => "authority (host:port) of a service",
             Self::VirtualAddress => "virtual address of a service",
             Self::EndpointAddress => "endpoint of a service",
         }
@@ -111,21 +111,22 @@ pub struct ServiceTarget {
     pub subset: Arc<str>,
 }
 
-/// The rule that a name matched, as far as it was found: the log shows it of refusals too.
+/// The rule that a name matched. A refusal contains the fields that were determined before the refusal; the others have their
+/// defaults. The access log shows all of these fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouteMatch {
     /// The kind of rule; `None` if no rule matched.
     pub kind: Option<MatchKind>,
-    /// The key of the route, or the host name of the service.
+    /// The key of the route, or the host name of the service; `None` if no rule matched.
     pub rule: Option<Arc<str>>,
     /// The service that the name means; `None` for a route with endpoints of its own.
     pub service: Option<ServiceTarget>,
-    /// The peer whose caller it is; `None` for callers of our own.
+    /// The peer that the caller belongs to; `None` for callers of this mesh.
     pub peer: Option<Arc<str>>,
 }
 
 impl RouteMatch {
-    /// Returns the party that the connection is counted for under the limit of each service; `None` if no rule matched.
+    /// Returns the key under which the limit per service counts the connection; `None` if no rule matched.
     pub fn limit_key(&self) -> Option<ServiceLimitKey> {
         match &self.service {
             Some(service) => Some(ServiceLimitKey::Service(service.hostname.clone())),
@@ -166,9 +167,9 @@ pub enum Permit {
 /// The export of a service to a peer, as it was when the peer's caller was admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerPermit {
-    /// The peer.
+    /// The name of the peer.
     pub peer: Arc<str>,
-    /// The service.
+    /// The host name of the service.
     pub hostname: HostName,
     /// The namespace of the service.
     pub namespace: Arc<str>,
@@ -176,12 +177,12 @@ pub struct PeerPermit {
     pub name: Box<str>,
 }
 
-/// A request with what it is held against.
+/// A request, with the snapshot and the peers that decide on it.
 #[derive(Clone, Copy)]
 struct Asking<'a> {
     snapshot: &'a Snapshot,
     request: &'a AdmissionRequest<'a>,
-    /// The peers of the caller.
+    /// The peers that the caller belongs to.
     peers: PeersOf<'a>,
 }
 
@@ -197,14 +198,15 @@ impl<'a> Asking<'a> {
         Caller { listener: &listener.name, source, identity, is_ours: self.peers.is_ours() }
     }
 
-    /// Returns true if the policy still offers a service to the caller's peer as when it was admitted.
+    /// Returns true if the policy offers the caller's peer the same service under the same name as when the caller was
+    /// admitted.
     fn still_offers(&self, permit: &PeerPermit) -> bool {
         let mut same = self.peers.peers().filter(|peer| peer.name == permit.peer);
         same.any(|peer| peer.offers(&permit.hostname, &permit.namespace, &permit.name))
     }
 
-    /// Returns why a name that means nothing to the caller is refused: `otherwise`, unless it is a name by which a peer knows
-    /// a service of ours. Clients cannot tell these apart.
+    /// Returns the reason to refuse a name that has no meaning for this caller. The reason is `otherwise`, unless a peer knows
+    /// a service of this mesh under this name. The caller cannot distinguish these reasons on the wire.
     fn unknown(&self, name: &str, otherwise: Reason, trace: &mut impl Trace) -> Reason {
         let mut knowing = self.peers.all_knowing(name).peekable();
         let Some(first) = knowing.peek().map(|peer| peer.name.clone()) else { return otherwise };
@@ -214,7 +216,8 @@ impl<'a> Asking<'a> {
                 "{name} is the name of a service for the peer {first}, which has no `from`, so it is only for HBONE callers \
                  with an identity of the peer"
             ),
-            false => format!("{name} is the name of a service for the peer {first}, and this caller is none of that peer's"),
+            false => format!("{name} is the name of a service for the peer {first}, but this caller does not belong to that \
+                              peer"),
         });
         if by_identity { Reason::IdentityRequired } else { Reason::NotExported }
     }
@@ -223,7 +226,7 @@ impl<'a> Asking<'a> {
 /// The decision that the caller may not connect, or that there is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The reason.
+    /// The reason of the refusal.
     pub reason: Reason,
     /// The rule that the name matched, if any.
     pub matched: RouteMatch,
@@ -235,14 +238,14 @@ impl From<Reason> for Refusal {
     }
 }
 
-/// Returns an error unless the listener's `from` holds the source. Called before a byte is read, or after the PROXY header that
-/// announces the source.
+/// Returns an error unless the listener's `from` contains the source. Called before a byte is read, or after the PROXY header
+/// that announces the source.
 pub fn admit_source(listener: &Listener, source: IpAddr) -> Result<(), Reason> {
     if admits(&listener.from, source) { Ok(()) } else { Err(Reason::SourceDenied) }
 }
 
-/// Returns an error if the listener requires a PROXY header and does not believe those of this peer. Called before a byte is
-/// read.
+/// Returns an error if the listener requires a PROXY header and does not trust headers of this TCP peer. Called before a byte
+/// is read.
 pub fn admit_proxy(listener: &Listener, peer: IpAddr) -> Result<(), Reason> {
     match &listener.proxy_protocol {
         ProxyProtocol::Require { from } if !admits(from, peer) => Err(Reason::ProxyProtocol),
@@ -250,8 +253,9 @@ pub fn admit_proxy(listener: &Listener, peer: IpAddr) -> Result<(), Reason> {
     }
 }
 
-/// Decides on a whole ClientHello or the head of a CONNECT: source, ALPN, name, export, endpoints, in this
-/// order. The source was admitted before a byte was read, but a reload may have narrowed the listener since.
+/// Decides on a whole ClientHello, or on the head of a CONNECT. Checks the source, ALPN, the name, the export rules and the
+/// endpoints, in this order. The source was already checked before a byte was read. It is checked again, because a reload may
+/// have limited the listener to other sources since then.
 pub fn admit(
     snapshot: &Snapshot,
     request: &AdmissionRequest<'_>,
@@ -275,7 +279,8 @@ pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Per
     let asking = Asking::new(snapshot, request);
     let answer = admit_requested(&asking, &mut ());
     if let Permit::Peer(permit) = permit {
-        // The peer may know another service under the name since then; it is this one that the connection leads to.
+        // A reload may have given the requested name to another service. It is therefore not enough that the name is admitted:
+        // it must lead to the service of the permit.
         let leads_there = |admission: Admission| {
             admission.matched.service.is_some_and(|service| *service.hostname == *permit.hostname.as_str())
         };
@@ -325,14 +330,15 @@ fn admit_requested(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admiss
         Requested::Authority(authority) => match &authority.host {
             Host::Name(name) => admit_hostname(asking, name, authority.port, trace),
             Host::Ip(ip) => admit_address(asking, SocketAddr::new(*ip, authority.port), trace),
-            // An authority is parsed as at most one address.
+            // An authority contains a name or one address, never a list of addresses.
             Host::Ips(_) => Err(Reason::AuthorityUnknown.into()),
         },
     };
     if peer.is_none() {
         return answer;
     }
-    // An address can be of several peers: the one that knows the name comes before the first.
+    // A source address may belong to several peers. If the name is exported to one of them, `matched` contains that peer.
+    // Otherwise the first of these peers is added to `matched`.
     let of = |matched: RouteMatch| RouteMatch { peer: matched.peer.or(peer), ..matched };
     match answer {
         Ok(Admission { matched, candidates, clusters, permit }) => {
@@ -342,7 +348,7 @@ fn admit_requested(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admiss
     }
 }
 
-/// Names the caller's peers.
+/// Adds the names of the caller's peers to the trace.
 fn trace_peers(asking: &Asking<'_>, trace: &mut impl Trace) {
     if asking.peers.is_ours() {
         return;
@@ -354,7 +360,7 @@ fn trace_peers(asking: &Asking<'_>, trace: &mut impl Trace) {
     });
 }
 
-/// Decides on a server name by which the caller's peer knows a service; `None` if it knows none by it.
+/// Decides on a server name under which the caller's peer knows a service; `None` if that peer knows no service of this name.
 fn admit_exported_name(
     asking: &Asking<'_>,
     name: &str,
@@ -392,7 +398,7 @@ fn admit_exported_name(
     Some(admit_exported(asking, &found, port, mesh.subset, AskedBy::MeshName, trace))
 }
 
-/// A service by the name under which the caller's peer knows it.
+/// A service, found by the name under which the caller's peer knows it.
 struct Found<'a> {
     peer: &'a Arc<Peer>,
     service: &'a Arc<ServiceView>,
@@ -416,7 +422,7 @@ impl Found<'_> {
     }
 }
 
-/// Admits a caller of the peer that knows the service.
+/// Admits a caller of the peer to which the service is exported.
 fn admit_exported(
     asking: &Asking<'_>,
     found: &Found<'_>,
@@ -436,7 +442,7 @@ fn admit_exported(
     lead(asking, found.service, candidates, granted, found.matched(Some(port.port), subset), trace)
 }
 
-/// Decides on an authority `hostname:port`, which can only mean a service port of the mesh.
+/// Decides on an authority `hostname:port`, which can only mean a service port.
 fn admit_hostname(
     asking: &Asking<'_>,
     name: &HostName,
@@ -470,8 +476,8 @@ fn admit_hostname(
     admit_service(asking, service, view, "", AskedBy::Authority, matched(Some(port)), trace)
 }
 
-/// Decides on an authority `address:port`: the virtual address of a service, or an endpoint of a service on
-/// this network. An address that is neither is never dialled.
+/// Decides on an authority `address:port`: the virtual address of a service, or an endpoint of a service on this network. No
+/// other address is ever dialled.
 fn admit_address(
     asking: &Asking<'_>,
     address: SocketAddr,
@@ -660,7 +666,7 @@ fn admit_service(
     admit_to(asking, service, port, || port.candidates(subset, asked).cloned(), matched, trace)
 }
 
-/// Applies the export rules, then calls `candidates`.
+/// Applies the export rules, and calls `candidates` for the endpoints if a rule admits the caller.
 fn admit_to(
     asking: &Asking<'_>,
     service: &Arc<ServiceView>,
@@ -688,14 +694,15 @@ fn admit_to(
     lead(asking, service, candidates, Granted { clusters: granted.clusters, permit }, matched, trace)
 }
 
-/// What a caller has been granted.
+/// The result of the export rules for an admitted caller.
 struct Granted {
     /// The clusters whose endpoints may be chosen; `None`: all.
     clusters: Option<Arc<[ClusterId]>>,
     permit: Permit,
 }
 
-/// Leads an admitted caller to the endpoints of a service, or to its waypoint.
+/// Returns the endpoints of a service for an admitted caller. If the service has a waypoint, HBONE callers get the endpoints of
+/// the waypoint instead; only the waypoint itself gets those of the service.
 fn lead(
     asking: &Asking<'_>,
     service: &ServiceView,
@@ -706,7 +713,7 @@ fn lead(
 ) -> Result<Admission, Refusal> {
     let Granted { clusters, permit } = granted;
     if let (Requested::Authority(_), Some(waypoint)) = (asking.request.requested, &service.waypoint) {
-        // The waypoint is recognised by its certificate only: anybody could write a header.
+        // The waypoint is recognised by its certificate only, since anybody could forge a header.
         if waypoint.identity.is_some() && waypoint.identity.as_ref() == asking.request.identity {
             trace.step(|| {
                 "the caller is the service's waypoint, so it is connected to the endpoints".to_owned()
@@ -719,7 +726,7 @@ fn lead(
     connectable(candidates(), clusters, permit, matched, trace)
 }
 
-/// Decides by the target of a route.
+/// Decides by the target of the route that the name matched.
 fn follow(
     snapshot: &Snapshot,
     entry: &RouteEntry,
@@ -813,7 +820,7 @@ fn rule_text(rule: &ExportRule, request: &AdmissionRequest<'_>) -> String {
     }
     if !rule.clusters.is_empty() {
         let list = rule.clusters.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("; endpoints of clusters {list} only"));
+        text.push_str(&format!("; only endpoints of the clusters {list}"));
     }
     text
 }

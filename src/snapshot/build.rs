@@ -1,4 +1,4 @@
-//! Builds snapshots: from all inputs, or from the previous snapshot and what changed.
+//! Builds snapshots: from all inputs, or from the previous snapshot and a list of changes.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::model::place::Network;
 /// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;
 
-/// Builds a snapshot from all inputs: the first one, or one whose policy changes services.
+/// Builds a snapshot from all inputs: for the first snapshot, and after a policy change that affects services.
 pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
     let mut snapshot = Snapshot {
         generation,
@@ -45,8 +45,8 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
     snapshot
 }
 
-/// Builds the snapshot after `previous`. The inputs may differ from those of `previous` in what `dirty` names
-/// and in the policy.
+/// Builds the snapshot that follows `previous`. Its inputs may differ from those of `previous` only in the items that `dirty`
+/// names and in the policy.
 pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot, Delta) {
     let generation = previous.generation + 1;
     let same_policy = Arc::ptr_eq(inputs.policy, &previous.policy);
@@ -60,12 +60,16 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         peer_roots: inputs.peer_roots.clone(),
         ..previous.clone()
     };
-    // Names that are no longer used disappear from `resolved`, which changes nothing else.
+    // The new `resolved` lacks host names that no item uses. Nothing else in the snapshot depends on such names.
     next.resolved = Arc::new(inputs.resolved.clone());
     next.renew_routes(previous, inputs, dirty);
     let mut delta = Delta { generation, ..Delta::default() };
     let mut services: BTreeSet<HostName> = dirty.services.clone();
-    if let Some((networks, changed)) = previous.networks.with(&dirty.networks, &dirty.resolved, inputs) {
+    let mut touched = dirty.networks.clone();
+    if !same_policy {
+        touched.extend(inputs.policy.networks_apart(&previous.policy));
+    }
+    if let Some((networks, changed)) = previous.networks.with(&touched, &dirty.resolved, inputs) {
         let apart = networks.own_gateways_apart(&previous.networks);
         next.networks = Arc::new(networks);
         services.extend(next.services_at(&apart, inputs));
@@ -90,7 +94,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
 }
 
 impl Snapshot {
-    /// Rebuilds the routes of a changed policy, and those with a name in `dirty.resolved`.
+    /// Rebuilds the routes that the policy changed, and the routes that use a name in `dirty.resolved`.
     fn renew_routes(&mut self, previous: &Self, inputs: Inputs<'_>, dirty: &Dirty) {
         if !Arc::ptr_eq(inputs.policy, &previous.policy) {
             let routes = previous.routes.with_policy(&previous.policy, inputs.policy, inputs.resolved);
@@ -102,7 +106,7 @@ impl Snapshot {
         }
     }
 
-    /// Merges what the shards have of a host name, and stores the result.
+    /// Merges the services that the shards have under a host name, and stores the result.
     fn merge(&mut self, name: &HostName, inputs: Inputs<'_>) -> Option<Arc<ServiceView>> {
         let networks = self.networks.clone();
         let site = Site { inputs, networks: &networks };
@@ -121,7 +125,8 @@ impl Snapshot {
         view
     }
 
-    /// Returns the services that come from one of these peers. Their roots seldom change.
+    /// Returns the services that are imported from one of these peers. Visits all services, as the roots of peers seldom
+    /// change.
     fn imported_from(&self, peers: &BTreeSet<Arc<str>>) -> Vec<HostName> {
         let is_theirs =
             |view: &ServiceView| view.import.as_ref().is_some_and(|import| peers.contains(&import.peer));
@@ -129,7 +134,7 @@ impl Snapshot {
         services.filter(|(_, view)| is_theirs(view)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Updates the networks on which a service has endpoints.
+    /// Updates the index `behind` after the networks of a service's endpoints changed.
     fn move_behind(&mut self, name: &HostName, old: Option<&ServiceView>, new: Option<&ServiceView>) {
         let networks =
             |view: Option<&'_ ServiceView>| view.map(|view| view.networks.clone()).unwrap_or_default();
@@ -150,9 +155,9 @@ impl Snapshot {
         }
     }
 
-    /// Returns the services on the node's own network with an endpoint at one of these addresses, which are,
-    /// or were, gateways of that network: a gateway of the own network is not a candidate. Such gateways
-    /// seldom change.
+    /// Returns the services on the node's own network that have an endpoint at one of `addresses`. Each of these addresses has
+    /// become, or has ceased to be, the address of a gateway of that network. Such a gateway is never a candidate, so the
+    /// services must be merged again. The search visits many services, but such gateways seldom change.
     fn services_at(&self, addresses: &BTreeSet<SocketAddr>, inputs: Inputs<'_>) -> BTreeSet<HostName> {
         let ips: BTreeSet<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
         let is_there = |service: &&Arc<ServiceView>| {
@@ -163,7 +168,7 @@ impl Snapshot {
         if ips.is_empty() {
             return BTreeSet::new();
         }
-        // Endpoints of the unknown network can be reachable from the node's own too.
+        // Services on the unknown network are searched too, since their endpoints may be reachable from the node's own network.
         let unknown = Network::default();
         let names = [&inputs.policy.node.network, &unknown]
             .into_iter()
@@ -201,14 +206,14 @@ impl Snapshot {
     }
 }
 
-/// Adds the addresses of a service.
+/// Adds the addresses of a service to the index.
 fn enter(addresses: &mut AddressIndex, view: &ServiceView) {
     for address in view.addresses_here() {
         addresses.insert(address, &view.key.hostname);
     }
 }
 
-/// Removes the old addresses of a service and adds the new ones.
+/// Updates the address index after a service changed: removes its old addresses and adds the new ones.
 fn reenter(addresses: &mut AddressIndex, old: Option<&ServiceView>, new: Option<&ServiceView>) {
     let of = |view: Option<&ServiceView>| -> BTreeSet<IpAddr> {
         view.map(|view| view.addresses_here().collect()).unwrap_or_default()

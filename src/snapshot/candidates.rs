@@ -17,46 +17,47 @@ pub struct EndpointKey {
     pub address: SocketAddr,
 }
 
-/// Returns the service or route that a group of endpoints belongs to: the group of a service is `hostname:port`, and a key
-/// of a route has no colon.
+/// Returns the name of the service, or the key of the route, that a group of endpoints belongs to. The group of a service is
+/// `hostname:port`, so the name ends at the colon. The group of a route is its key, which has no colon.
 pub fn service_of(group: &str) -> &str {
     group.split(':').next().unwrap_or(group)
 }
 
-/// An endpoint on this network.
+/// An endpoint on this gateway's own network, to which connections can be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The key of its run-time state.
+    /// The key of the endpoint's run-time state.
     pub key: EndpointKey,
-    /// Its share within its level.
+    /// The weight of the endpoint among the candidates of the same level.
     pub weight: Weight,
-    /// The health that its registry gives.
+    /// The health that the registry of the endpoint reports.
     pub health: Health,
-    /// The cluster of its registry; empty for endpoints of routes.
+    /// The cluster of the endpoint's registry; empty for endpoints of routes.
     pub cluster: ClusterId,
-    /// Its locality.
+    /// The locality of the endpoint.
     pub locality: Locality,
-    /// Its level, counted from the node's locality.
+    /// The distance of the endpoint's locality from that of this gateway.
     pub distance: Distance,
-    /// The encapsulation in which CONNECT streams are passed to it.
+    /// The encapsulation of the CONNECT streams that are passed to the endpoint.
     pub encapsulation: Encapsulation,
 }
 
-/// Candidates in the order of choice, with their summed weights.
+/// Candidates sorted by preference, with their summed weights.
 #[derive(Clone, Debug)]
 pub struct Candidates {
     /// The group part of the candidates' keys.
     pub group: Arc<str>,
-    /// How endpoints are chosen and dialled.
+    /// The settings by which endpoints are chosen and dialled.
     pub tuning: Arc<Tuning>,
-    /// Ordered by distance (if the tuning uses it), then healthy before others, then cluster and address.
+    /// The candidates in order of distance (if the tuning takes distance into account); at equal distance the healthy ones
+    /// first, then by address and cluster.
     endpoints: Box<[Candidate]>,
     /// `sums[i]` is the summed weight of the healthy endpoints of a level up to and including `i`.
     sums: Box<[u64]>,
     levels: Vec<Level>,
 }
 
-/// The endpoints of one distance.
+/// The candidates that are equally far from this gateway.
 #[derive(Clone, Debug)]
 pub struct Level {
     /// The distance from the node's locality.
@@ -79,6 +80,13 @@ impl Candidates {
                 endpoint.distance = Distance::Elsewhere;
             }
         }
+        // If one cluster lists an address several times, only one of these entries is a candidate: the healthiest, or the
+        // nearest of several equally healthy entries, or the first of several equally near entries.
+        endpoints.sort_by(|a, b| {
+            let (of_a, of_b) = ((a.key.address, &a.cluster), (b.key.address, &b.cluster));
+            of_a.cmp(&of_b).then((a.health, a.distance).cmp(&(b.health, b.distance)))
+        });
+        endpoints.dedup_by(|a, b| a.key.address == b.key.address && a.cluster == b.cluster);
         let order = |a: &Candidate, b: &Candidate| {
             (a.distance, a.health, a.key.address, &a.cluster).cmp(&(
                 b.distance,
@@ -88,8 +96,6 @@ impl Candidates {
             ))
         };
         endpoints.sort_by(order);
-        // An address that is given twice counts once.
-        endpoints.dedup_by(|a, b| a.key.address == b.key.address && a.cluster == b.cluster);
         let mut levels = Vec::new();
         let mut sums = Vec::with_capacity(endpoints.len());
         let mut start = 0;
@@ -103,7 +109,7 @@ impl Candidates {
         Self { group, tuning, endpoints: endpoints.into(), sums: sums.into(), levels }
     }
 
-    /// Returns all endpoints, in the order of choice.
+    /// Returns all endpoints, sorted by preference.
     pub fn endpoints(&self) -> &[Candidate] {
         &self.endpoints
     }
@@ -194,5 +200,27 @@ pub(crate) mod tests {
         };
         assert_eq!(ports(near, 0..4), [1, 2, 2, 2]);
         assert_eq!(ports(far, 0..2), [3, 3]);
+    }
+
+    #[test]
+    fn an_address_that_one_cluster_gives_several_times_is_one_candidate() {
+        let of = |cluster: &str, one: Candidate| Candidate { cluster: ClusterId::new(cluster), ..one };
+        let set = candidates(
+            LocalityMode::Prefer,
+            vec![
+                candidate(1, 5, Health::Unhealthy, Distance::SameZone),
+                candidate(2, 7, Health::Healthy, Distance::Elsewhere),
+                candidate(1, 1, Health::Healthy, Distance::Elsewhere),
+                candidate(2, 2, Health::Healthy, Distance::SameZone),
+                candidate(2, 3, Health::Healthy, Distance::SameZone),
+                candidate(2, 9, Health::Draining, Distance::SameZone),
+                of("west", candidate(1, 4, Health::Healthy, Distance::Elsewhere)),
+            ],
+        );
+        let shown = |one: &Candidate| (one.key.address.port(), one.cluster.to_string(), one.weight.value());
+        let all: Vec<_> = set.endpoints().iter().map(shown).collect();
+        assert_eq!(all, [(2, String::new(), 2), (1, String::new(), 1), (1, "west".to_owned(), 4)]);
+        let [near, far] = set.levels() else { panic!("two levels") };
+        assert_eq!((near.weight, far.weight, far.healthy_weight), (2, 5, 5));
     }
 }

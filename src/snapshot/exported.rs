@@ -1,5 +1,6 @@
-//! The names under which peers know services of this mesh (SPEC §18). Each peer has a table of its own, so that a name means
-//! something to that peer alone; a name that several services would get belongs to the first of them by name.
+//! The names under which peers know services of this mesh (SPEC §18). Each peer has a table of its own, so that a name has a
+//! meaning for that peer alone. If the rules give several services the same name, the service with the lowest host name gets
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -14,42 +15,43 @@ use super::service_view::ServiceView;
 use crate::model::identity::Identity;
 use crate::model::name::{HostName, NameError};
 
-/// The problems of one peer that are kept with their names; further ones are counted.
+/// The largest number of problems that are listed for one peer; further problems are only counted.
 const PROBLEMS_SHOWN: usize = 10;
 
 /// The tables of all peers, in the order of the file.
 #[derive(Clone, Debug, Default)]
 pub struct PeerNames {
     tables: Vec<Arc<PeerTable>>,
-    /// The places in `tables` by the trust domain under which a peer's callers are known.
+    /// The index of each peer in `tables`, by our name for the trust domain of the peer.
     by_alias: Arc<HashMap<Arc<str>, usize>>,
-    /// True if a peer has sources of SNI callers.
+    /// True if at least one peer lists source addresses of SNI callers.
     has_sources: bool,
 }
 
-/// What one peer may reach, by the names that it uses.
+/// The services that one peer may reach, by the names that the peer uses.
 #[derive(Clone, Debug)]
 pub struct PeerTable {
     peer: Arc<Peer>,
     names: OwnerMap<HostName>,
-    /// Names that several services would get.
+    /// Names that the rules give to several services.
     contested: BTreeSet<HostName>,
-    /// Services whose name by the rule is no host name.
+    /// Services for which the rule yields an illegal host name.
     nameless: BTreeMap<HostName, NameError>,
 }
 
-/// A service of ours as one peer may reach it.
+/// A service of this mesh, as one peer may reach it.
 #[derive(Clone, Copy, Debug)]
 pub struct Exported<'a> {
     /// The name under which the peer knows the service.
     pub name: &'a HostName,
-    /// The service.
+    /// The service of this mesh.
     pub service: &'a Arc<ServiceView>,
-    /// The rule that offers it.
+    /// The rule that exports the service.
     pub rule: &'a PeerExport,
 }
 
-/// The peers of a caller: none for callers of our own. A source of SNI callers can be that of several peers.
+/// The peers that a caller belongs to; none for callers of this mesh. An SNI caller's source address can belong to several
+/// peers.
 #[derive(Clone, Copy, Debug)]
 pub struct PeersOf<'a> {
     names: &'a PeerNames,
@@ -58,11 +60,11 @@ pub struct PeersOf<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Caller {
-    /// The caller is not a peer's.
+    /// A caller that belongs to no peer.
     Ours,
-    /// An HBONE caller with an identity of the peer at this place.
+    /// An HBONE caller with an identity of the peer at this index.
     Identity(usize),
-    /// An SNI caller from an address that peers have named.
+    /// An SNI caller without an identity; its source address may belong to peers.
     Source(IpAddr),
 }
 
@@ -90,7 +92,7 @@ impl PeerNames {
         self.tables.is_empty()
     }
 
-    /// Moves a service from its names before a change to those after it.
+    /// Replaces the names under which peers know a service: `old` is the service before a change, and `new` after it.
     pub(super) fn renew(&mut self, old: Option<&ServiceView>, new: Option<&ServiceView>) {
         fn named(view: Option<&ServiceView>) -> Option<(&HostName, &Arc<str>)> {
             let view = view.filter(|view| view.import.is_none())?;
@@ -110,7 +112,7 @@ impl PeerNames {
         }
     }
 
-    /// Returns the peers of a caller, by its verified identity, or by its address if it has none.
+    /// Returns the peers that a caller belongs to, by its verified identity, or by its source address if it has no identity.
     pub(super) fn of_caller(&self, source: Option<IpAddr>, identity: Option<&Identity>) -> PeersOf<'_> {
         let of_peer = |identity: &Identity| self.by_alias.get(identity.trust_domain()).copied();
         let caller = match (identity, source) {
@@ -126,25 +128,25 @@ impl PeerNames {
     }
 }
 
-/// A service with the name that a rule gives it.
+/// A service, and the name that a rule gives it.
 struct Claim<'a> {
     service: &'a HostName,
     name: Result<HostName, NameError>,
 }
 
 impl Peer {
-    /// Returns the name that the peer's rules give a service of ours; `None` if they do not offer it.
+    /// Returns the name that the peer's rules give a service of this mesh; `None` if no rule offers the service.
     fn claim<'a>(&self, service: &'a HostName, namespace: &str) -> Option<Claim<'a>> {
         let rule = self.export_of(service.as_str())?;
         Some(Claim { service, name: rule.exported_name(service, namespace) })
     }
 
-    /// Returns true if `from` names an address.
+    /// Returns true if the source addresses of this peer's SNI callers contain the address.
     pub fn has_source(&self, source: IpAddr) -> bool {
         self.from.iter().any(|block| block.contains(&source))
     }
 
-    /// Returns true if the rules offer the peer a service under this name.
+    /// Returns true if the rules offer the peer this service under this name.
     pub(super) fn offers(&self, service: &HostName, namespace: &str, name: &str) -> bool {
         let claim = self.claim(service, namespace);
         claim.is_some_and(|claim| claim.name.is_ok_and(|given| given.as_str() == name))
@@ -176,7 +178,7 @@ impl PeerTable {
         }
     }
 
-    /// Returns the service that the peer knows under a name.
+    /// Returns the service that the peer knows under this name.
     fn service<'a>(&self, snapshot: &'a Snapshot, name: &str) -> Option<&'a Arc<ServiceView>> {
         snapshot.service(self.names.get(name).next()?.as_str())
     }
@@ -195,12 +197,12 @@ impl fmt::Display for PeerTable {
 }
 
 impl<'a> PeersOf<'a> {
-    /// Returns true if the caller is one of our own.
+    /// Returns true if the caller belongs to no peer.
     pub(super) fn is_ours(self) -> bool {
         self.peers().next().is_none()
     }
 
-    /// Returns the caller's peers, in the order of the file.
+    /// Returns the caller's peers, in the order of the config file.
     pub(super) fn peers(self) -> impl Iterator<Item = &'a Arc<Peer>> {
         self.tables().map(|table| &table.peer)
     }
@@ -214,7 +216,7 @@ impl<'a> PeersOf<'a> {
         self.tables().find_map(|table| Some((&table.peer, table.service(snapshot, name)?)))
     }
 
-    /// Returns the peers, of which the caller may be none, that know a service under this name.
+    /// Returns all peers that know a service under this name, including peers that the caller does not belong to.
     pub(super) fn all_knowing(self, name: &str) -> impl Iterator<Item = &'a Arc<Peer>> {
         let tables = self.names.tables.iter();
         tables.filter(move |table| table.names.get(name).next().is_some()).map(|table| &table.peer)
@@ -235,7 +237,7 @@ impl<'a> PeersOf<'a> {
 }
 
 impl Snapshot {
-    /// Returns the services of ours that a peer may reach, in order of exported name; none for an unknown peer.
+    /// Returns the services of this mesh that a peer may reach, in order of exported name; none for an unknown peer.
     pub fn exports_to<'a>(&'a self, peer: &str) -> Vec<Exported<'a>> {
         let Some(table) = self.peer_names.table(peer) else { return Vec::new() };
         table.names.keys().into_iter().filter_map(|name| table.exported(self, name)).collect()
@@ -246,8 +248,8 @@ impl Snapshot {
         self.peer_names.table(peer)?.exported(self, name)
     }
 
-    /// Returns the exported names of a peer whose services may differ from those in `held`, an earlier snapshot; `None` if any
-    /// name may. `deltas` lead from `held` to this snapshot.
+    /// Compares the names that are exported to a peer in this snapshot with those in the earlier snapshot `held`. Returns the
+    /// names whose services may differ; `None` if all names may differ. `deltas` are the steps from `held` to this snapshot.
     pub fn exported_names_changed(
         &self,
         held: &Self,
@@ -266,23 +268,27 @@ impl Snapshot {
         Some(names.collect())
     }
 
-    /// Returns why services that a peer's rules name cannot be reached by that peer, one sentence each.
+    /// Returns the reasons why a peer cannot reach services that its rules name, one sentence each.
     pub fn export_conflicts(&self, peer: &str) -> Vec<String> {
         let Some(table) = self.peer_names.table(peer) else { return Vec::new() };
         let contested = table.contested.iter().take(PROBLEMS_SHOWN).map(|name| {
             let all: Vec<&str> = table.names.get(name.as_str()).map(HostName::as_str).collect();
             let (first, others) = all.split_first().map_or(("", &[][..]), |(first, others)| (*first, others));
             let shown = others.iter().take(PROBLEMS_SHOWN).copied().collect::<Vec<_>>().join(", ");
-            format!("the peer {table} knows {first} as {name}, so it cannot reach {shown}, to which the rules give this name too")
+            format!("the export rules give several services the name {name} for the peer {table}: the name leads to {first}, \
+                     so the peer cannot reach {shown}")
         });
         let nameless = table.nameless.iter().take(PROBLEMS_SHOWN).map(|(service, error)| {
-            format!("the peer {table} cannot reach {service}: the name that the rule makes of it is not legal: {error}")
+            format!("the peer {table} cannot reach {service}, because the name that the export rule gives the service is not \
+                     legal: {error}")
         });
         let mut all: Vec<String> = contested.chain(nameless).collect();
         let more = table.contested.len().saturating_sub(PROBLEMS_SHOWN)
             + table.nameless.len().saturating_sub(PROBLEMS_SHOWN);
         if more > 0 {
-            all.push(format!("the peer {table} has {more} more such names"));
+            all.push(format!(
+                "{more} more names of exported services for the peer {table} conflict or are not legal"
+            ));
         }
         all
     }

@@ -7,8 +7,8 @@ use crate::model::mesh_name::{self, Dialect};
 use crate::model::name::{NameBuffer, canonical};
 use crate::model::reason::Reason;
 
-/// Returns why a name that is unknown may be known later: a registry that may have it has not been read. The first word is the
-/// code of the problem in `status`.
+/// Returns the explanation if the name is unknown and a registry that has not been read may have it. The explanation begins
+/// with the code of the problem in `status`.
 pub fn missing_for(snapshot: &Snapshot, reason: Reason, requested: Requested<'_>) -> Option<String> {
     let is_unknown = matches!(reason, Reason::SniUnknown | Reason::AuthorityUnknown);
     if !is_unknown || snapshot.unread.is_empty() {
@@ -31,7 +31,7 @@ pub fn missing_for(snapshot: &Snapshot, reason: Reason, requested: Requested<'_>
     };
     let registry = snapshot.unread.that_may_have(hostname).next()?;
     Some(format!(
-        "registry_missing: the registry {} has not been read since the start, and may have this name",
+        "registry_missing: the registry {} has not been read since the start, and may have a service of this name",
         registry.name
     ))
 }

@@ -1,5 +1,5 @@
-//! Counts the endpoints of a name that cannot be chosen on this network, by reason. `explain` and `validate`
-//! show the counts if a name has fewer candidates than its registries have endpoints.
+//! Counts the endpoints of a name that this gateway cannot choose, by reason. `explain` and `validate` show the counts if a
+//! name has fewer candidates than its registries have endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,25 +21,25 @@ use crate::model::service::Withheld;
 pub enum OmissionReason {
     /// The endpoint is on another network.
     OtherNetwork,
-    /// The endpoint is a name without addresses.
+    /// The endpoint has a host name that has not been resolved to an address.
     Unresolved,
-    /// The registry may not give this address.
+    /// The scope of the registry does not allow the address.
     AddressNotAllowed,
-    /// The address is a gateway of the own network.
+    /// The address is that of a gateway of the node's own network.
     Gateway,
-    /// The registry has another port under the number or name.
+    /// The registry uses the number or the name of the port for another port.
     PortConflict,
-    /// Endpoints of another TLS mode are preferred.
+    /// The endpoint has another TLS mode than the preferred one.
     OtherTlsMode,
-    /// Endpoints that take HBONE are preferred.
+    /// The endpoint does not accept HBONE, and endpoints that accept HBONE are preferred.
     NoTunnel,
-    /// No export rule covers the cluster.
+    /// The export rules do not cover the endpoint's cluster.
     OtherCluster,
-    /// The registry is demoted, and another has ready endpoints.
+    /// The registry could not be read for some time, and another registry that can be read has ready endpoints.
     Demoted,
-    /// The registry is expired.
+    /// The registry could not be read for so long that its endpoints are not used.
     Expired,
-    /// The registry does not believe in the endpoint.
+    /// The registry itself withholds the endpoint.
     Withheld(Withheld),
 }
 
@@ -79,7 +79,7 @@ impl OmissionReason {
         }
     }
 
-    /// Returns the meaning of the value: the table of `docs/reasons.md`.
+    /// Returns the meaning of the value, as `docs/reasons.md` shows it.
     pub fn meaning(self) -> &'static str {
         match self {
             Self::OtherNetwork => {
@@ -96,7 +96,7 @@ impl OmissionReason {
                  each other would pass a connection back and forth without end."
             }
             Self::PortConflict => {
-                "The endpoint's registry gives the port another number or protocol than an earlier registry does."
+                "The endpoint's registry defines the port with another number or protocol than an earlier registry."
             }
             Self::OtherTlsMode => {
                 "The gateway uses endpoints of one TLS mode per port, and this endpoint has another mode. For SNI \
@@ -110,17 +110,19 @@ impl OmissionReason {
             Self::Demoted => {
                 "The endpoint's registry cannot be read, and another registry has a ready endpoint for the port."
             }
-            Self::Expired => "The endpoint's registry could not be read for `aggregator.expireAfter`.",
+            Self::Expired => {
+                "The endpoint's registry could not be read for the time in `aggregator.expireAfter`."
+            }
             Self::Withheld(Withheld::Claimed) => {
-                "An EndpointSlice names a pod with another UID, namespace or address for the endpoint. Whoever may write \
-                 slices could otherwise make a service stand for any address."
+                "An EndpointSlice names a pod with another UID, namespace or address for the endpoint. Otherwise, anyone who \
+                 may write EndpointSlices could direct a service to any address."
             }
             Self::Withheld(Withheld::WaitingForPod) => {
                 "The EndpointSlice names a pod for this endpoint, and the API server has not listed that pod yet, or does \
                  not permit this gateway to list it."
             }
             Self::Withheld(Withheld::NoPod) => {
-                "An EndpointSlice gives the endpoint without a pod, and the registry has no `manualEndpoints: true`."
+                "An EndpointSlice has the endpoint without a pod, and the registry has no `manualEndpoints: true`."
             }
             Self::Withheld(Withheld::ForeignNetwork) => {
                 "The endpoint's pod has a network label that `allow.networks` of the registry does not list."
@@ -132,15 +134,15 @@ impl OmissionReason {
 /// The endpoints that are omitted for one reason on one network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Omitted {
-    /// The reason.
+    /// The reason why the endpoints cannot be chosen.
     pub reason: OmissionReason,
     /// The network of the endpoints.
     pub network: Network,
     /// The number of endpoints.
     pub count: usize,
-    /// The clusters whose registries give them.
+    /// The clusters whose registries list the endpoints.
     pub clusters: BTreeSet<ClusterId>,
-    /// The names without addresses, if that is the reason.
+    /// The host names without addresses, if the reason is [`OmissionReason::Unresolved`].
     pub names: BTreeSet<HostName>,
 }
 
@@ -180,7 +182,7 @@ impl Count {
     }
 }
 
-/// Counts the omitted endpoints of a name with this match.
+/// Counts the omitted endpoints of the rule that a name matched.
 pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &RouteMatch) -> Vec<Omitted> {
     let by_route = matches!(
         matched.kind,
@@ -197,14 +199,14 @@ pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &Ro
     let asked = match matched.kind {
         Some(MatchKind::MeshName) => AskedBy::MeshName,
         Some(MatchKind::Authority | MatchKind::VirtualAddress) => AskedBy::Authority,
-        // The caller named a single endpoint, so no other is omitted.
+        // The caller named the address of one endpoint, so that the other endpoints are not omissions.
         Some(MatchKind::EndpointAddress) => return Vec::new(),
         Some(
             MatchKind::Hostname | MatchKind::ExactRoute | MatchKind::WildcardRoute | MatchKind::NoSniRoute,
         )
         | None => AskedBy::Hostname,
     };
-    // A route and the export to a peer admit by themselves, whatever the export rules say.
+    // Export rules do not apply to a caller that a route, or the export to its peer, admits.
     let by_rules = !by_route && matched.peer.is_none();
     let AdmissionRequest { listener, source, identity, .. } = *request;
     let caller = Caller { listener: &listener.name, source, identity, is_ours: true };
@@ -230,7 +232,8 @@ fn of_route(snapshot: &Snapshot, route: &RouteEntry) -> Vec<Omitted> {
     count.finish()
 }
 
-/// Counts the endpoints of a service port that cannot be chosen for callers that ask in this way.
+/// Counts the endpoints of a service port that cannot be chosen, by reason. `asked` is the kind of name by which the caller
+/// asks for the service.
 pub fn of_port(
     snapshot: &Snapshot,
     service: &ServiceView,
@@ -242,7 +245,8 @@ pub fn of_port(
     let mut count = Count::default();
     let chosen = port.candidates(subset, asked);
     let labels = service.subsets.get(subset).filter(|_| !subset.is_empty());
-    // Applies the check that candidates have to pass.
+    // An endpoint at the address of a gateway of the node's own network is never a candidate. The choice of candidates applies
+    // the same check.
     let is_gateway = |ip: IpAddr, found: &PortEndpoint<'_>| {
         let tunnel = (found.encapsulation() == Encapsulation::Hbone).then_some(HBONE_PORT);
         let mut ports = tunnel.into_iter().chain([found.port]);
@@ -287,7 +291,7 @@ pub fn of_port(
         };
         count.add(reason, &found);
     }
-    // The scope kept these endpoints out of the shard, so they are counted only.
+    // The scope kept these endpoints out of the shard, so only their number is known.
     for _ in 0..service.denied_addresses {
         count.add_to(OmissionReason::AddressNotAllowed, &snapshot.policy.node.network, None, None);
     }
@@ -306,7 +310,8 @@ pub fn of_port(
     count.finish()
 }
 
-/// Describes the omissions of a name without candidates, each with the next step.
+/// Describes the omissions of a name, each with a next step for the operator. If the name has candidates, only unresolved names
+/// and missing networks are described.
 pub fn warnings(snapshot: &Snapshot, omitted: &[Omitted], candidates: usize) -> Vec<String> {
     let own = &snapshot.policy.node.network;
     let mut texts = Vec::new();
@@ -316,7 +321,9 @@ pub fn warnings(snapshot: &Snapshot, omitted: &[Omitted], candidates: usize) -> 
         let text = match reason {
             OmissionReason::Unresolved => {
                 let names = names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                format!("name_unresolved: {names} does not resolve: {count} of the endpoints have no address")
+                format!(
+                    "name_unresolved: {names} does not resolve, so {count} of the endpoints have no address"
+                )
             }
             OmissionReason::OtherNetwork if network.is_unknown() => format!(
                 "{count} endpoints of cluster {clusters} have no network, but this gateway is on {own}; set \

@@ -1,6 +1,7 @@
-//! The checked contents of the config file, ready for use: listeners, routes, exports, tuning, limits,
-//! timeouts. Made by `config`; a reload replaces it whole.
+//! The checked contents of the config file: listeners, routes, exports, tuning, limits, timeouts. The module `config` makes a
+//! [`Policy`]; a reload replaces all of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::model::place::{ClusterId, Locality, Network};
 /// All parts of the config file that the data path or the aggregator acts on.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// This gateway's own place in the mesh.
+    /// The identity and the location of this gateway.
     pub node: Node,
     /// Settings that hold for the whole mesh.
     pub mesh: Mesh,
@@ -28,7 +29,7 @@ pub struct Policy {
     pub routes: Vec<Arc<Route>>,
     /// The export rules, in the order of the file.
     pub exports: Vec<Arc<ExportRule>>,
-    /// Tuning of the mesh's services; the most specific name pattern counts whole.
+    /// Tuning of the mesh's services. Only the most specific name pattern that matches a service applies to it.
     pub tuning: ServiceTuning,
     /// The networks, in the order of the file; names are unique.
     pub networks: Vec<NetworkPolicy>,
@@ -43,12 +44,12 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Returns true if a listener takes HBONE, so that callers can ask for services by address.
+    /// Returns true if a listener accepts HBONE, so that callers can request services by address.
     pub fn takes_hbone(&self) -> bool {
         self.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni)
     }
 
-    /// Returns true if endpoints of a route or a service are checked.
+    /// Returns true if active checks are configured for any route or service.
     pub fn has_checks(&self) -> bool {
         let services = &self.tuning;
         services.default.health.is_some()
@@ -57,14 +58,29 @@ impl Policy {
     }
 
     /// Returns true if two policies build the same services from the same registries; they may differ in
-    /// listeners, routes and limits.
+    /// listeners, routes, limits, and the gateways and access of networks.
     pub fn is_same_for_services(&self, other: &Self) -> bool {
         self.node == other.node
             && self.mesh == other.mesh
             && self.exports == other.exports
             && self.tuning == other.tuning
-            && self.networks == other.networks
+            && self.blocks().eq(other.blocks())
             && self.peers == other.peers
+    }
+
+    /// Returns the addresses of the networks, which decide on which network an endpoint is.
+    fn blocks(&self) -> impl Iterator<Item = (&Network, &IpNet)> {
+        self.networks.iter().flat_map(|network| network.cidrs.iter().map(|block| (&network.name, block)))
+    }
+
+    /// Returns the networks whose settings only one of two policies has.
+    pub fn networks_apart<'a>(&'a self, other: &'a Self) -> BTreeSet<Network> {
+        let by_name = |policy: &'a Self| -> BTreeMap<&'a Network, &'a NetworkPolicy> {
+            policy.networks.iter().map(|network| (&network.name, network)).collect()
+        };
+        let (one, two) = (by_name(self), by_name(other));
+        let differs = |name: &&&Network| one.get(*name) != two.get(*name);
+        one.keys().chain(two.keys()).filter(differs).copied().cloned().collect()
     }
 }
 
@@ -79,9 +95,9 @@ pub struct Node {
     pub service_account: Arc<str>,
     /// The cluster of the gateway; may be empty.
     pub cluster: ClusterId,
-    /// The network of the gateway; its endpoints are reached directly.
+    /// The network of the gateway, which reaches endpoints on this network directly.
     pub network: Network,
-    /// The locality of the gateway, from which distances are counted.
+    /// The locality of the gateway, from which the distances of endpoints are computed.
     pub locality: Locality,
 }
 
@@ -99,9 +115,10 @@ pub struct Mesh {
 pub struct NetworkPolicy {
     /// The name of the network.
     pub name: Network,
-    /// How other networks reach its endpoints.
+    /// How other networks reach the endpoints of the network.
     pub access: Access,
-    /// The addresses of the network, for endpoints that give no network. No two networks share a block.
+    /// The address blocks of the network, which no other network shares. An endpoint without a network belongs to the network
+    /// whose block contains its address.
     pub cidrs: Vec<IpNet>,
     /// The gateways of the network.
     pub gateways: Vec<Gateway>,
@@ -110,10 +127,10 @@ pub struct NetworkPolicy {
 /// How endpoints of a network are reached from other networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Only through the network's gateways.
+    /// Endpoints are reached only through the network's gateways.
     #[default]
     Gateway,
-    /// By address: the network is routable from all others.
+    /// Endpoints are reached by their own addresses: the network is routable from all other networks.
     Direct,
 }
 
@@ -133,19 +150,19 @@ impl Access {
 /// A gateway through which other networks reach a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
-    /// The address. A name means all its addresses, each with an equal part of the weight.
+    /// The address of the gateway, or a host name. Each address of a name gets an equal part of the weight.
     pub host: Host,
-    /// The port that takes TLS routed by SNI. At least one of the two ports is set.
+    /// The port for TLS that is routed by SNI. At least one of `sni_port` and `hbone_port` is set.
     pub sni_port: Option<u16>,
-    /// The port that takes HBONE.
+    /// The port for HBONE.
     pub hbone_port: Option<u16>,
     /// The cluster that the gateway serves; `""`: all clusters of the network.
     pub cluster: ClusterId,
     /// The locality of the gateway.
     pub locality: Locality,
-    /// The share among the gateways of the network.
+    /// The weight among the gateways of the network.
     pub weight: Weight,
-    /// The SPIFFE ID that clients verify.
+    /// The SPIFFE ID that clients expect of the gateway.
     pub identity: Option<Identity>,
     /// The addresses of the gateway's instances on their own network, as far as a registry knows them.
     pub instances: Arc<[SocketAddr]>,
@@ -158,9 +175,9 @@ pub struct Listener {
     pub name: Arc<str>,
     /// The address of the socket.
     pub bind: Bind,
-    /// The protocols that the listener takes.
+    /// The protocols that the listener accepts.
     pub protocol: ListenerProtocol,
-    /// Protocols of which a hello routed by SNI must offer one; empty: no check.
+    /// The required ALPN protocols: a hello that is routed by SNI must offer at least one of them; empty: no check.
     pub alpn: Vec<Box<[u8]>>,
     /// Source addresses that are admitted; empty: all.
     pub from: Vec<IpNet>,
@@ -179,16 +196,16 @@ impl Listener {
     }
 }
 
-/// Whether the connections of a listener begin with a PROXY header. A header that may be there or not could be forged by
-/// everybody, so there is no third mode.
+/// The rule of a listener for PROXY headers at the beginning of its connections. There is no mode with an optional header,
+/// because every client could forge one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProxyProtocol {
-    /// There is no header; one is not TLS.
+    /// Connections have no header. A connection that begins with one is refused, as it is not TLS.
     #[default]
     Forbid,
     /// Each connection begins with a header, which announces the client's address.
     Require {
-        /// The peers whose headers are believed; not empty.
+        /// The addresses of TCP peers whose headers are trusted; not empty.
         from: Vec<IpNet>,
     },
 }
@@ -196,7 +213,7 @@ pub enum ProxyProtocol {
 /// The mode of [`ProxyProtocol`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// There is no header.
+    /// Connections have no header.
     #[default]
     Forbid,
     /// Each connection begins with a header.
@@ -216,7 +233,7 @@ impl ProxyMode {
     }
 }
 
-/// The protocols that a listener takes.
+/// The protocols that a listener accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ListenerProtocol {
     /// TLS, routed by its server name and passed on as it is.
@@ -245,37 +262,41 @@ impl ListenerProtocol {
 /// Limits of HBONE connections and their streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HboneLimits {
-    /// Concurrent streams of a connection.
+    /// The largest number of concurrent streams of a connection.
     pub streams: u32,
-    /// Receive window of a stream in bytes: what a client may send ahead of what the endpoint has taken.
+    /// The receive window of a stream, in bytes: how far a client may send ahead of the endpoint. For clients far away the
+    /// window is larger, up to `stream_window_max`.
     pub stream_window: u32,
-    /// Receive window of a connection in bytes.
+    /// The receive window of a stream of a client far away, in bytes; at least `stream_window`.
+    pub stream_window_max: u32,
+    /// The receive window of a connection, in bytes.
     pub connection_window: u32,
-    /// Largest accepted frame in bytes.
+    /// The size of the largest accepted frame, in bytes.
     pub frame_size: u32,
-    /// Largest accepted header list in bytes (RFC 9113 §6.5.2).
+    /// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
     pub header_bytes: u32,
-    /// Bytes that the streams of a connection may buffer together before a stalled stream is reset.
+    /// The number of bytes that the streams of a connection may buffer together before a stalled stream is reset.
     pub held_per_connection: usize,
-    /// Bytes that all HBONE connections of a worker may buffer together before a stalled stream is reset.
+    /// The number of bytes that all HBONE connections of a worker may buffer together before a stalled stream is reset.
     pub held_per_worker: usize,
-    /// How long a stream may stall while too much is buffered.
+    /// The time after which a stalled stream is reset, if more bytes are buffered than these limits allow. A stalled connection
+    /// of any listener is reset after the same time, if the kernel holds too much memory for peers that do not read.
     pub stalled: Duration,
-    /// From accept until the TLS and HTTP/2 handshakes are done.
+    /// The time from accept until the TLS and HTTP/2 handshakes are done.
     pub handshake_timeout: Duration,
-    /// How long a connection is silent before a PING is sent.
+    /// The time without received bytes after which a PING is sent.
     pub ping_interval: Duration,
-    /// How long the PING may stay unanswered.
+    /// The time within which the PING must be answered.
     pub ping_timeout: Duration,
-    /// How long a connection may have no stream.
+    /// The time after which a connection without streams is closed.
     pub idle: Duration,
-    /// Streams reset before they were answered, per second and connection.
+    /// The largest number of streams that a client may reset before they are answered, per second and connection.
     pub resets: u32,
-    /// PING frames per second and connection.
+    /// The largest number of PING frames per second and connection.
     pub pings: u32,
-    /// SETTINGS frames per second and connection.
+    /// The largest number of SETTINGS frames per second and connection.
     pub settings: u32,
-    /// Frames without content, per second and connection.
+    /// The largest number of frames without content, per second and connection.
     pub empty_frames: u32,
 }
 
@@ -285,7 +306,8 @@ impl Default for HboneLimits {
         Self {
             streams,
             stream_window,
-            // As much as all streams together need, but no more than protocol and memory allow.
+            stream_window_max: 24 << 20,
+            // The sum of all stream windows would exceed the limit of HTTP/2 (2^31 − 1 bytes), so this window is smaller.
             connection_window: 1 << 30,
             frame_size: 64 * 1024,
             header_bytes: 16 * 1024,
@@ -307,11 +329,11 @@ impl Default for HboneLimits {
 /// Limits of a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloLimits {
-    /// From accept to the whole hello.
+    /// The timeout for the whole hello, measured from accept; then the connection is refused.
     pub timeout: Duration,
-    /// The stream up to the end of the hello in bytes, record headers included.
+    /// The largest number of bytes up to the end of the hello, record headers included.
     pub bytes_max: usize,
-    /// TLS records of the hello.
+    /// The largest number of TLS records that the hello may span.
     pub records_max: usize,
 }
 
@@ -326,14 +348,14 @@ impl Default for HelloLimits {
 pub struct Route {
     /// The names that the route matches.
     pub key: RouteName,
-    /// Names of listeners; empty: all.
+    /// The names of the listeners on which the route applies; empty: all.
     pub listeners: Vec<Arc<str>>,
-    /// The target of the connections.
+    /// The destination of the route's connections.
     pub to: RouteTarget,
 }
 
 impl Route {
-    /// Returns true if endpoints of the route's own are checked.
+    /// Returns true if the route has its own endpoints and they are checked actively.
     pub fn is_checked(&self) -> bool {
         matches!(&self.to, RouteTarget::Endpoints { tuning, .. } if tuning.health.is_some())
     }
@@ -357,17 +379,17 @@ impl std::fmt::Display for RouteName {
     }
 }
 
-/// The target of a route.
+/// The destination of a route's connections.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RouteTarget {
-    /// Endpoints of the route's own.
+    /// The route's own endpoints.
     Endpoints {
         /// The endpoints, in the order of the file.
         endpoints: Vec<RouteEndpoint>,
-        /// How they are chosen and dialled.
+        /// The settings by which the endpoints are chosen and dialled.
         tuning: Arc<Tuning>,
     },
-    /// A service port, which is tuned as the service is.
+    /// A service port; the tuning of the service applies to it.
     Service {
         /// The host name of the service.
         hostname: HostName,
@@ -381,20 +403,20 @@ pub enum RouteTarget {
 /// An endpoint of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteEndpoint {
-    /// Its address, or a name that is resolved.
+    /// The address of the endpoint, or a host name that is resolved.
     pub host: Host,
     /// The port that is dialled.
     pub port: u16,
-    /// Its share.
+    /// The weight of the endpoint among the endpoints of the route.
     pub weight: Weight,
-    /// Its locality; may be empty.
+    /// The locality of the endpoint; may be empty.
     pub locality: Locality,
 }
 
 /// A rule that lets callers reach services. Without a rule no service can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportRule {
-    /// The name in messages: `exports[0]`.
+    /// The name of the rule in messages, such as `exports[0]`.
     pub name: Arc<str>,
     /// The services that the rule covers.
     pub services: Vec<NamePattern>,
@@ -404,9 +426,9 @@ pub struct ExportRule {
     pub ports: Vec<u16>,
     /// Clusters whose endpoints the rule offers; empty: all.
     pub clusters: Vec<ClusterId>,
-    /// The mark that the services must have, each in the cluster of its endpoints; `None`: none is needed.
+    /// The mark that a service needs in a cluster, so that its endpoints there are offered; `None`: no mark is needed.
     pub marked: Option<MarkCondition>,
-    /// Names of listeners; empty: all.
+    /// The names of the listeners on which the rule applies; empty: all.
     pub listeners: Vec<Arc<str>>,
     /// The callers that the rule admits.
     pub to: ExportScope,
@@ -424,7 +446,7 @@ pub enum MarkCondition {
 }
 
 impl MarkCondition {
-    /// Names the mark, for messages.
+    /// Returns a description of the mark, for messages.
     pub fn text(&self) -> String {
         let list = |labels: &Labels| {
             labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", ")
@@ -432,41 +454,44 @@ impl MarkCondition {
         match self {
             Self::ServiceExport => "a ServiceExport".to_owned(),
             Self::Labels(labels) => format!("the labels {} of the service", list(labels)),
-            Self::NamespaceLabels(labels) => format!("the labels {} of its namespace", list(labels)),
+            Self::NamespaceLabels(labels) => {
+                format!("the labels {} of the namespace of the service", list(labels))
+            }
         }
     }
 }
 
-/// The callers that a rule admits; a caller must match every kind that is given.
+/// The callers that a rule admits. If both lists are given, a caller must match both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportScope {
-    /// Source addresses; empty: all.
+    /// The source addresses that are admitted; empty: all.
     pub cidrs: Vec<IpNet>,
-    /// Identities; empty: any identity, or none.
+    /// The identities that are admitted; empty: callers with any identity, and callers without one.
     pub identities: Vec<IdentityPattern>,
 }
 
-/// How endpoints are chosen and dialled.
+/// The settings by which endpoints are chosen and dialled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// The method of choice.
+    /// The algorithm that chooses an endpoint, such as round robin.
     pub policy: LoadBalancing,
     /// The preference for nearer endpoints.
     pub locality: LocalityMode,
-    /// When a failing endpoint is ejected; `None`: never.
+    /// The conditions under which a failing endpoint is ejected; `None`: it is never ejected.
     pub ejection: Option<Ejection>,
-    /// How the gateway checks the endpoints; `None`: it does not.
+    /// The active checks of the endpoints; `None`: there are none.
     pub health: Option<HealthCheck>,
     /// Timeout of one attempt to connect.
     pub connect_timeout: Duration,
     /// True if endpoints that are not healthy are chosen when none is healthy.
     pub panic: bool,
-    /// The PROXY header that endpoints are sent before the client's first byte, but for those with `tunnel: hbone`.
+    /// The version of the PROXY header that is sent to endpoints before the client's first byte. Endpoints with `tunnel: hbone`
+    /// get none.
     pub send_proxy: Option<ProxyVersion>,
 }
 
 impl Tuning {
-    /// Returns the default of routes.
+    /// Returns the default settings for the endpoints of routes.
     pub fn for_routes(timeouts: &Timeouts) -> Self {
         Self {
             policy: LoadBalancing::LeastRequest,
@@ -479,13 +504,13 @@ impl Tuning {
         }
     }
 
-    /// Returns the version of the PROXY header that an endpoint is sent. A tunnel begins with TLS, and the bytes in it are not
-    /// the gateway's to add to.
+    /// Returns the version of the PROXY header to send to an endpoint. An endpoint with a tunnel gets no header: the tunnel
+    /// begins with TLS, and the gateway does not alter the bytes inside it.
     pub fn header_for(&self, encapsulation: Encapsulation) -> Option<ProxyVersion> {
         self.send_proxy.filter(|_| encapsulation == Encapsulation::None)
     }
 
-    /// Returns the default of services.
+    /// Returns the default settings for the endpoints of services.
     pub fn for_services(timeouts: &Timeouts) -> Self {
         Self { locality: LocalityMode::Ignore, ..Self::for_routes(timeouts) }
     }
@@ -496,7 +521,7 @@ impl Tuning {
 pub enum LoadBalancing {
     /// Weighted power of two choices by the number of connections in flight.
     LeastRequest,
-    /// Each in turn, by weight.
+    /// Each endpoint in turn, by weight.
     RoundRobin,
     /// At random, by weight.
     Random,
@@ -522,9 +547,9 @@ impl LoadBalancing {
 /// A preference for nearer endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalityMode {
-    /// The nearest level that has healthy endpoints comes first.
+    /// Endpoints are chosen first at the nearest distance that has a healthy endpoint.
     Prefer,
-    /// All endpoints form one level.
+    /// Distances are ignored.
     Ignore,
 }
 
@@ -541,23 +566,23 @@ impl LocalityMode {
     }
 }
 
-/// When an endpoint that fails is ejected.
+/// The conditions under which a failing endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ejection {
     /// Consecutive failures after which an endpoint is ejected.
     pub failures: u32,
-    /// How long an endpoint stays ejected.
+    /// The time for which an endpoint stays ejected.
     pub time: Duration,
     /// The largest share of a service's endpoints that may be ejected, in percent (0 to 100).
     pub share_max_percent: u8,
 }
 
-/// How endpoints are checked: by a TCP connect.
+/// The active check of endpoints by a TCP connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HealthCheck {
-    /// Time from one check of an endpoint to the next.
+    /// The time from one check of an endpoint to the next.
     pub interval: Duration,
-    /// Time that an endpoint may take to accept the connection of a check.
+    /// The time within which an endpoint must accept the connection of a check.
     pub timeout: Duration,
     /// Failed checks in a row after which an endpoint is unhealthy.
     pub unhealthy_after: u32,
@@ -566,7 +591,7 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// Returns the check of an endpoint that two services share: of each value the stricter one.
+    /// Returns the health check for an endpoint that belongs to two services: the stricter value of each field.
     pub fn strictest(self, other: Self) -> Self {
         Self {
             interval: self.interval.min(other.interval),
@@ -599,20 +624,21 @@ impl Default for Ejection {
 pub struct ServiceTuning {
     /// Tuning of services that no pattern matches.
     pub default: Arc<Tuning>,
-    /// Tuning by pattern; the most specific pattern counts.
+    /// Tuning of services whose host names match a pattern; only the most specific pattern applies.
     pub policies: Vec<(NamePattern, Arc<Tuning>)>,
 }
 
 /// Limits of the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Concurrent connections; the number of descriptors may allow fewer.
+    /// The largest number of concurrent connections; the number of descriptors may allow fewer.
     pub connections: usize,
-    /// Concurrent connections whose hello is not whole yet; `None`: 10,000 or a quarter of the descriptors.
+    /// The largest number of concurrent connections whose hello is incomplete; `None`: 10,000. The gateway never allows more
+    /// than a quarter of the descriptors.
     pub pending_hellos: Option<usize>,
-    /// Connections of one source.
+    /// The limits of connections from one source.
     pub per_source: SourceLimits,
-    /// Concurrent connections and CONNECT streams to one service; `None`: no limit.
+    /// The largest number of concurrent connections and CONNECT streams to one service; `None`: no limit.
     pub per_service: Option<usize>,
 }
 
@@ -628,13 +654,13 @@ impl Default for Limits {
 pub struct Timeouts {
     /// Timeout of one attempt to connect.
     pub connect: Duration,
-    /// After this time since the first attempt no further one begins.
+    /// The time, measured from the first attempt to connect, after which no further attempt begins.
     pub connect_total: Duration,
-    /// How long no byte may come in either direction; `None`: forever.
+    /// The time without bytes in either direction after which a connection is closed; `None`: never.
     pub idle: Option<Duration>,
-    /// How long no byte may come after one direction has ended; `None`: forever.
+    /// The time without bytes after which a half-closed connection is closed; `None`: never.
     pub half_close: Option<Duration>,
-    /// How long bytes may wait for a peer that is alive but does not read; `None`: forever.
+    /// The time after which a connection is closed if a peer is alive but does not read its bytes; `None`: never.
     pub stalled: Option<Duration>,
 }
 
@@ -650,29 +676,29 @@ impl Default for Timeouts {
     }
 }
 
-/// The items that a registry may give; others are dropped and counted.
+/// The items that a registry may give; all other items are dropped, and their number is reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegistryScope {
-    /// Services; empty: all.
+    /// The services that the registry may provide; empty: all.
     pub services: Vec<NamePattern>,
-    /// Networks that its endpoints may name; `None`: only the registry's own.
+    /// The networks that the endpoints of the registry may name; `None`: only the registry's own.
     pub networks: Option<Vec<Network>>,
-    /// True if the registry itself finds out which network is its own, and keeps to it.
+    /// True if the registry itself determines its networks, so that any network is allowed.
     pub finds_network: bool,
-    /// Addresses that its endpoints may have.
+    /// The addresses that the endpoints of the registry may have.
     pub addresses: AddressScope,
 }
 
-/// The addresses that the endpoints of a registry may have; it applies to the addresses of their names too.
+/// The addresses that the endpoints of a registry may have, also those to which host names of endpoints resolve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AddressScope {
     /// Any address that can be connected to.
     #[default]
     Any,
-    /// All but loopback and link-local addresses, which are this host and its surroundings.
+    /// All addresses except loopback and link-local ones, which belong to this host and its surroundings.
     Public,
-    /// Addresses in these blocks. A loopback or link-local address is allowed only by a block that lies
-    /// inside the special block: an operator who writes `0.0.0.0/0` does not mean loopback.
+    /// Addresses in these blocks. A loopback or link-local address is allowed only by a block that lies inside the loopback or
+    /// link-local range: an operator who writes `0.0.0.0/0` does not mean loopback.
     Blocks(Arc<[IpNet]>),
 }
 

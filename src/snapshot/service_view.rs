@@ -23,54 +23,55 @@ use crate::model::import::Import;
 use crate::model::place::{ClusterId, Distance, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 
-/// The inputs of merging one service: the shards and the networks' gateways.
+/// The inputs for merging one service: the shards and the networks' gateways.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site<'a> {
     pub(super) inputs: Inputs<'a>,
     pub(super) networks: &'a NetworkTable,
 }
 
-/// A merged service.
+/// One service of the mesh, merged from all registries that have it.
 #[derive(Clone, Debug)]
 pub struct ServiceView {
     /// The namespace and host name.
     pub key: ServiceKey,
     /// `key.hostname` as shared text, for labels.
     pub name: Arc<str>,
-    /// The name by which export rules know the service: `name`, unless it is an alias.
+    /// The host name that export rules match: `name`, unless the service is an alias of another one.
     pub export_name: Arc<str>,
     /// `key.namespace` as shared text, for labels.
     pub namespace: Arc<str>,
-    /// The virtual addresses: those that registries give, or for an imported service those of `dnsServer.vips`.
+    /// The virtual addresses: the addresses that registries give, or for an imported service its addresses in `dnsServer.vips`.
     pub addresses: Vec<IpAddr>,
     /// The merged ports, in order of registry.
     pub ports: Vec<PortView>,
-    /// Labels by the name of the subset. Names are in lower case, as in an SNI; the first registry that has a
-    /// name wins.
+    /// The labels of each subset, by the subset's name in lower case, as in an SNI. If several registries give a name, the
+    /// first one wins.
     pub subsets: BTreeMap<Arc<str>, Labels>,
-    /// The proxy that takes HBONE connections of the service; the first registry that gives one wins.
+    /// The waypoint proxy that accepts HBONE connections for the service. If several registries give one, the first one wins.
     pub waypoint: Option<WaypointView>,
-    /// The service as each registry gives it, in order of registry; endpoints are shared with the shards.
+    /// The service as each registry gives it, in order of registry. The endpoints are not copied, but shared with the
+    /// registries' shards.
     pub parts: Vec<Part>,
     /// Differences between registries that could not be merged.
     pub conflicts: Vec<Conflict>,
-    /// What the clusters that export the service disagree about; `None` but for names of the cluster set.
+    /// The conflict between the clusters that export the service; `None` except for names of the cluster set.
     pub export_conflict: Option<Arc<ExportConflict>>,
-    /// The number of endpoints and waypoints that are left out because their registries may not give their
+    /// The number of endpoints and waypoints that are left out because the scopes of their registries do not allow their
     /// addresses.
     pub denied_addresses: usize,
-    /// Further addresses of endpoints on this network, beside the one by which each is chosen.
+    /// Further addresses of endpoints on this network, beside the address by which each endpoint is chosen.
     pub other_addresses: Box<[IpAddr]>,
     /// The networks on which registries have endpoints of the service, in order.
     pub networks: Box<[Network]>,
-    /// What the service of a peer has beside the rest; `None` for services of our own.
+    /// The properties that only an imported service has; `None` for services of this mesh.
     pub import: Option<Arc<Import>>,
 }
 
-/// A difference between registries that could not be merged: what one of them gives does not apply.
+/// A difference between registries that could not be merged, so that the definition of one registry does not apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// The cluster of the registry whose service or port does not apply.
+    /// The cluster of the registry whose service or port is not used.
     pub cluster: ClusterId,
     /// The difference, in one sentence.
     pub text: String,
@@ -82,19 +83,19 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// The proxy that takes HBONE connections of a service.
+/// The waypoint proxy that accepts HBONE connections for a service.
 #[derive(Clone, Debug)]
 pub struct WaypointView {
     /// The identity by which the waypoint's own calls are recognised.
     pub identity: Option<Identity>,
-    /// The waypoint as the one candidate.
+    /// The waypoint as the only candidate.
     pub candidates: Arc<Candidates>,
 }
 
 /// A service as one registry gives it.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The cluster, network and standing of the registry.
+    /// The cluster, network and [`Standing`] of the registry.
     pub origin: Arc<Origin>,
     /// The service with all its endpoints.
     pub service: Arc<Service>,
@@ -103,7 +104,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns the part as the service that its cluster exports; `None` if it is not a name of the cluster set.
+    /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
     fn exported(&self) -> Option<Exported<'_>> {
         let export = self.marks.iter().find_map(|mark| mark.export.as_deref())?;
         Some(Exported { cluster: &self.origin.cluster, export, ports: &self.service.ports })
@@ -119,16 +120,16 @@ pub struct PortView {
     pub port: u16,
     /// The application protocol.
     pub protocol: PortProtocol,
-    /// The lowest standing whose parts count: `Demoted` if no live part has a ready endpoint for the port,
-    /// else `Live`.
+    /// The standing of the registries whose endpoints are used for this port: `Demoted` if no live registry has a ready
+    /// endpoint for the port, else `Live`.
     lowest_standing: Standing,
     /// The export rules that cover the port, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
-    /// Candidates on this network by subset; `""` has all of them.
+    /// The candidates on this network by subset; the key `""` has the candidates of all subsets.
     subsets: BTreeMap<Arc<str>, SubsetCandidates>,
 }
 
-/// The candidates of a service port and subset, for each way of asking.
+/// The candidates of a service port and subset, for each kind of request.
 #[derive(Clone, Debug)]
 struct SubsetCandidates {
     by_mesh_name: Arc<Candidates>,
@@ -136,14 +137,14 @@ struct SubsetCandidates {
     by_authority: Arc<Candidates>,
 }
 
-/// How a caller asked for a service, which decides the TLS mode that it expects of the endpoint.
+/// The kind of name by which a caller asks for a service. It decides which TLS mode the caller expects of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AskedBy {
     /// By a mesh name in the SNI.
     MeshName,
     /// By the bare host name in the SNI.
     Hostname,
-    /// By the authority of a CONNECT, which carries bytes of any kind.
+    /// By the authority of a CONNECT. The stream may carry TLS or plain bytes.
     Authority,
 }
 
@@ -153,7 +154,7 @@ pub const MESH_NAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Mesh, TlsMode::Own];
 pub const HOSTNAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Own, TlsMode::Mesh];
 
 impl PortView {
-    /// Returns the endpoints on this network; `None` if the service does not have the subset.
+    /// Returns the candidates on this network; `None` if the service does not have the subset.
     pub fn candidates(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
         let candidates = self.subsets.get(subset)?;
         Some(match asked {
@@ -163,7 +164,7 @@ impl PortView {
         })
     }
 
-    /// Returns one endpoint alone, for callers that ask for it by its own address.
+    /// Returns a single endpoint as the only candidate, for callers that ask for it by its own address.
     pub fn only(
         &self,
         endpoint: &PortEndpoint<'_>,
@@ -178,7 +179,7 @@ impl PortView {
         Some(Arc::new(Candidates::new(group, tuning, vec![only])))
     }
 
-    /// Returns the names of the subsets; `""` is among them.
+    /// Returns the names of the subsets, including `""`.
     pub fn subsets(&self) -> impl Iterator<Item = &Arc<str>> {
         self.subsets.keys()
     }
@@ -190,7 +191,7 @@ impl ServiceView {
         self.ports.iter().find(|view| view.port == port)
     }
 
-    /// Returns the virtual addresses and those of the endpoints on this network; an address may occur twice.
+    /// Returns the virtual addresses and the addresses of the endpoints on this network; an address may occur twice.
     pub fn addresses_here(&self) -> impl Iterator<Item = IpAddr> {
         let here = self.ports.iter().filter_map(|port| port.candidates("", AskedBy::Authority));
         let here =
@@ -198,7 +199,7 @@ impl ServiceView {
         self.addresses.iter().copied().chain(here).chain(self.other_addresses.iter().copied())
     }
 
-    /// Returns the endpoints of this network that listen on `address`, each with its service port.
+    /// Returns the endpoints on this network that listen on `address`, each with its service port.
     pub fn endpoints_at<'a>(
         &'a self,
         address: SocketAddr,
@@ -217,8 +218,8 @@ impl ServiceView {
         })
     }
 
-    /// Returns the one port of protocol TLS or HTTPS that rules offer on a listener: the bare host name means
-    /// this port.
+    /// Returns the port that the bare host name means on a listener: the only port of protocol TLS or HTTPS that export rules
+    /// offer there.
     pub fn hostname_port(&self, listener: &str) -> Option<&PortView> {
         let mut offered = self.ports.iter().filter(|view| {
             view.protocol.is_tls() && view.rules.iter().any(|rule| rule.on_listener(listener))
@@ -227,7 +228,7 @@ impl ServiceView {
         offered.next().is_none().then_some(first)
     }
 
-    /// Returns the one port of protocol TLS or HTTPS: a name by which a peer knows the service means this port.
+    /// Returns the port that a bare name means for a peer: the only port of protocol TLS or HTTPS.
     pub fn tls_port(&self) -> Option<&PortView> {
         let mut ports = self.ports.iter().filter(|view| view.protocol.is_tls());
         let first = ports.next()?;
@@ -244,8 +245,8 @@ impl ServiceView {
         offered.next().is_some_and(|only| only.port == port.port) && offered.next().is_none()
     }
 
-    /// Returns all endpoints of a port and subset on every network, in order of registry; `None` if the
-    /// service does not have the subset.
+    /// Returns all endpoints of a port and subset on every network, in order of registry; `None` if the service does not have
+    /// the subset.
     pub fn endpoints_of<'a>(
         &'a self,
         port: &'a PortView,
@@ -258,15 +259,16 @@ impl ServiceView {
         Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.template.has_labels(labels))))
     }
 
-    /// Returns the target port of a service port as the earliest registry gives it; single endpoints may have
-    /// another one.
+    /// Returns the target port of a service port in the first registry that has the port; single endpoints may have another
+    /// target port.
     pub fn target_port(&self, port: &PortView) -> Option<u16> {
         let mut serving = serving_parts(&self.parts, &port.name, port.port, port.protocol);
         serving.next().map(|(_, own)| own.target_port)
     }
 
-    /// Returns the network, cluster and weight of every endpoint of a subset that is not part of the port,
-    /// because its registry uses the port's name or number otherwise than an earlier registry.
+    /// Returns the endpoints of a subset that the port does not get because of a conflict, each as network, cluster and weight.
+    /// In a conflict, the endpoint's registry uses the name or number of the port for another port than an earlier registry
+    /// does.
     pub fn endpoints_in_conflict<'a>(
         &'a self,
         port: &'a PortView,
@@ -302,17 +304,18 @@ impl ServiceView {
         self.parts.iter().flat_map(of)
     }
 
-    /// Returns the parts whose endpoints count for a port, in order of registry, each with the registry's own
-    /// port, whose name and target port apply to its endpoints. Every caller uses this function, so that all
-    /// agree on what a demoted or expired registry counts for.
+    /// Returns the parts whose endpoints are used for a port, in order of registry. Each comes with the registry's own port,
+    /// whose name and target port apply to its endpoints. All callers use this function, so that they agree on when the
+    /// endpoints of a demoted or expired registry are used.
     fn counting_parts<'a>(&'a self, port: &'a PortView) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
         let lowest = port.lowest_standing;
         serving_parts(&self.parts, &port.name, port.port, port.protocol)
             .filter(move |(part, _)| part.origin.standing <= lowest)
     }
 
-    /// Returns all endpoints of the registries that have a port of this name or number, also of registries that do not count
-    /// now. The flag is true if the registry's port has the number, protocol and name of this one.
+    /// Returns all endpoints of the registries that have a port of this name or number, including endpoints that are not used
+    /// because their registry is demoted or expired. The flag is true if the registry's port has the same number, protocol and
+    /// name as `port`.
     pub(super) fn all_endpoints_of<'a>(
         &'a self,
         port: &'a PortView,
@@ -330,7 +333,7 @@ impl ServiceView {
         })
     }
 
-    /// Merges what the registries have of a host name; `None` if no registry has it.
+    /// Merges the services that the registries have under a host name; `None` if no registry has one.
     pub(super) fn merge(hostname: &str, site: Site<'_>, exports: &ExportIndex) -> Option<Self> {
         let world = site.inputs;
         let mut conflicts = Vec::new();
@@ -349,7 +352,8 @@ impl ServiceView {
             vips.extend(part.service.addresses.iter().copied());
         }
         if first.import.is_some() {
-            // What a peer calls an address of its service means nothing here.
+            // The addresses that the peer gave its service have no meaning here, so this gateway's own virtual addresses
+            // replace them.
             vips = world.virtual_addresses.iter().flat_map(|all| all.of(hostname)).collect();
         }
         vips.sort_unstable();
@@ -405,7 +409,7 @@ impl ServiceView {
 }
 
 impl super::policy::ServiceTuning {
-    /// Returns the tuning of a service: that of the most specific pattern, whole.
+    /// Returns the tuning of a service: the whole tuning of the most specific pattern that matches.
     pub fn of(&self, hostname: &str) -> &Arc<Tuning> {
         let specificity = |pattern: &crate::model::name::NamePattern| match pattern {
             crate::model::name::NamePattern::Exact(_) => usize::MAX,
@@ -420,8 +424,9 @@ impl super::policy::ServiceTuning {
     }
 }
 
-/// Returns the parts of a host name in the namespace that owns it: that of the earliest registry, then the
-/// lowest name (SPEC §1).
+/// Returns the parts of a host name that are in the namespace that owns the name. The owner is the namespace of the name in the
+/// first registry that has the name. If that registry has the name in several namespaces, the owner is the one that sorts first
+/// (SPEC §1).
 fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Conflict>) -> Vec<Part> {
     let mut owner: Option<&Arc<str>> = None;
     let mut parts = Vec::new();
@@ -434,10 +439,11 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Confli
             } else {
                 let cluster = shard.origin.cluster.clone();
                 let text = format!(
-                    "cluster {:?} has {hostname} in namespace {:?}, but the name belongs to namespace {owner:?}, \
-                     so the service of this cluster is not reachable",
+                    "cluster {:?} has {hostname} in namespace {:?}, but the first registry with that name has it in namespace \
+                     {owner:?}, so the service in cluster {:?} is not reachable",
                     cluster.as_str(),
-                    &*service.key.namespace
+                    &*service.key.namespace,
+                    cluster.as_str()
                 );
                 conflicts.push(Conflict { cluster, text });
             }
@@ -446,9 +452,9 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Confli
     parts
 }
 
-/// Sorts the parts of a service by the age of their ServiceExports, and by cluster among equally old ones (KEP-1645). Parts keep their
-/// order where one of them is not there by a ServiceExport: an operator who gives a service of that name decides. Returns what the
-/// parts are in order of, for messages.
+/// Sorts the parts of a service by the age of their ServiceExports, then by cluster (KEP-1645). If one part has no
+/// ServiceExport, an operator has defined a service of that name, and the parts keep the order of their registries. Returns the
+/// name of the sort criterion, for messages.
 fn oldest_first(parts: &mut [Part]) -> &'static str {
     if !parts.iter().all(|part| part.exported().is_some()) {
         return "registry";
@@ -460,7 +466,9 @@ fn oldest_first(parts: &mut [Part]) -> &'static str {
     "ServiceExport"
 }
 
-/// Merges the ports of a part: by name, then by protocol and number. The earlier part wins, whatever the `order` of parts is by.
+/// Adds the ports of a part (the service of one registry) to `ports`, except those whose name or number an earlier part has
+/// used. If two ports with the same name or number differ, adds the difference to `conflicts`. `order` names the criterion by
+/// which the parts are sorted.
 fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts: &mut Vec<Conflict>) {
     let cluster = &part.origin.cluster;
     let mut differs = |text: String| conflicts.push(Conflict { cluster: cluster.clone(), text });
@@ -469,7 +477,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts
         if let Some(known) = same_name {
             if (known.port, known.protocol) != (port.port, port.protocol) {
                 differs(format!(
-                    "cluster {:?} has port {:?} as {} {}, but an earlier {order} has it as {} {}, which applies",
+                    "cluster {:?} defines port {:?} as {} {}, but the definition of an earlier {order} applies: {} {}",
                     cluster.as_str(),
                     &*port.name,
                     port.protocol.text(),
@@ -484,7 +492,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts
             None => ports.push(port.clone()),
             Some(known) if known.protocol == port.protocol => {}
             Some(known) => differs(format!(
-                "cluster {:?} has port {} as {}, but an earlier {order} has it as {}, which applies",
+                "cluster {:?} defines port {} as {}, but the definition of an earlier {order} applies: {}",
                 cluster.as_str(),
                 port.port,
                 port.protocol.text(),
@@ -510,7 +518,9 @@ fn port_view(
         serving().flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks)).collect();
     let lowest = lowest_standing(all.iter(), world.resolved);
     let on_own_network = |found: &&PortEndpoint<'_>| on_own_network(found, &world.policy.node);
-    // A ready endpoint on another network does not count here: a gateway connects only to its own network.
+    // A gateway connects only to its own network, so a live endpoint on another network cannot replace the endpoints of a
+    // demoted registry here. For the candidates of this gateway, the lowest standing is therefore computed from the endpoints
+    // on this network alone.
     let lowest_here = lowest_standing(all.iter().filter(on_own_network), world.resolved);
     let here: Vec<PortEndpoint<'_>> = all
         .iter()
@@ -540,8 +550,8 @@ fn rules(parts: &[Part], port: u16, exports: &ExportIndex) -> Vec<Arc<ExportRule
     exports.applying(first.service.export_name().as_str(), port, &marks)
 }
 
-/// Returns the parts that have a port, whatever their standing, each with its own port of that name and
-/// number.
+/// Returns the parts that have a port of this number and protocol, with any [`Standing`], each with its own definition of the
+/// port. A part that uses the port's name for another port is left out.
 fn serving_parts<'a>(
     parts: &'a [Part],
     name: &str,
@@ -550,7 +560,7 @@ fn serving_parts<'a>(
 ) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
     parts.iter().filter_map(move |part| {
         let own = &part.service.ports;
-        // The registry may use the name for another number, or call this number by another name.
+        // A part may have this port under another name. Such a port fits too, unless the part uses `name` for a different port.
         let named = own.iter().any(|own| *own.name == *name);
         let fits = |own: &&ServicePort| {
             own.port == port && own.protocol == protocol && (*own.name == *name || !named)
@@ -559,7 +569,8 @@ fn serving_parts<'a>(
     })
 }
 
-/// Returns the lowest standing whose endpoints count: parts of demoted registries count if no live one has a ready endpoint.
+/// Returns [`Standing::Live`] if a live registry has a ready endpoint, so that the endpoints of demoted registries are not
+/// used; else [`Standing::Demoted`].
 fn lowest_standing<'a>(
     mut endpoints: impl Iterator<Item = &'a PortEndpoint<'a>>,
     resolved: &Resolved,
@@ -567,10 +578,10 @@ fn lowest_standing<'a>(
     if endpoints.any(|found| found.is_live_and_ready(resolved)) { Standing::Live } else { Standing::Demoted }
 }
 
-/// An endpoint as seen by one service port.
+/// An endpoint of one service port.
 #[derive(Clone, Copy, Debug)]
 pub struct PortEndpoint<'a> {
-    /// The endpoint.
+    /// The endpoint as its registry lists it.
     pub endpoint: &'a Endpoint,
     /// The network of the endpoint.
     pub network: &'a Network,
@@ -583,7 +594,7 @@ pub struct PortEndpoint<'a> {
 }
 
 impl<'a> PortEndpoint<'a> {
-    /// Returns the endpoints of a part for its own port.
+    /// Returns the endpoints of one registry's service for one of that service's ports.
     fn of(
         part: &'a Part,
         own: &'a ServicePort,
@@ -600,27 +611,28 @@ impl<'a> PortEndpoint<'a> {
         })
     }
 
-    /// Returns true if the registry is live and gives the endpoint as healthy, and the endpoint has an
-    /// address, or needs none because only gateways reach it.
+    /// Returns true if the registry is live and reports the endpoint as healthy, and the endpoint has an address. An endpoint
+    /// that is reached only through gateways needs no address.
     fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
         self.origin.standing == Standing::Live
             && self.endpoint.health == Health::Healthy
             && (!self.addresses(resolved).is_empty() || matches!(self.endpoint.host, Host::Ips(_)))
     }
 
-    /// Returns the encapsulation that the endpoint takes.
+    /// Returns the encapsulation that the endpoint accepts.
     pub fn encapsulation(&self) -> Encapsulation {
         self.endpoint.template.encapsulation
     }
 
-    /// Returns the addresses of the endpoint; none if its name is not resolved.
+    /// Returns the addresses of the endpoint; none if its host name has not been resolved.
     pub fn addresses<'r>(&self, resolved: &'r Resolved) -> Cow<'r, [IpAddr]>
     where
         'a: 'r,
     {
         let all = addresses(&self.endpoint.host, resolved);
         let allowed = |ip: &IpAddr| self.origin.addresses.allows(*ip);
-        // The scope was applied to addresses when the registry gave them.
+        // The scope was applied to literal addresses when they entered the shard, so only addresses of host names are checked
+        // here.
         if !matches!(self.endpoint.host, Host::Name(_)) || all.iter().all(allowed) {
             return Cow::Borrowed(all);
         }
@@ -628,8 +640,8 @@ impl<'a> PortEndpoint<'a> {
     }
 }
 
-/// Returns true if this gateway can reach the endpoint. Endpoints of the unknown network are reachable from
-/// it, and from their own cluster (SPEC §1).
+/// Returns true if this gateway can reach the endpoint directly. Endpoints of the unknown network can be reached from the
+/// unknown network, and from their own cluster (SPEC §1).
 pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
     is_own_network(found.network, found.origin, node)
 }
@@ -638,8 +650,8 @@ fn is_own_network(network: &Network, origin: &Origin, node: &Node) -> bool {
     *network == node.network || (network.is_unknown() && origin.cluster == node.cluster)
 }
 
-/// Returns the network of an endpoint: its own, else its registry's, else that of the longest CIDR, else
-/// unknown.
+/// Returns the network of an endpoint: the network that the endpoint names, else that of its registry, else that of the longest
+/// CIDR that contains its address, else the unknown network.
 pub fn network_of<'a>(endpoint: &'a Endpoint, origin: &'a Origin, networks: &'a NetworkTable) -> &'a Network {
     if let Some(network) = &endpoint.template.network {
         return network;
@@ -692,7 +704,8 @@ fn subset_candidates(
     SubsetCandidates { by_mesh_name, by_hostname, by_authority }
 }
 
-/// Returns HBONE if a ready endpoint takes it: then only such endpoints are chosen. Else none (SPEC §4).
+/// Returns HBONE if a ready endpoint accepts it, or if no endpoint works without it; else no encapsulation (SPEC §4). If the
+/// result is HBONE, only endpoints that accept HBONE are chosen.
 fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
     let has = |encapsulation, ready: bool| {
         here.iter().any(|here| {
@@ -706,7 +719,7 @@ fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
     }
 }
 
-/// Returns the first mode of `preference` that a ready endpoint has, else the first that any endpoint has.
+/// Returns the first mode of `preference` that a ready endpoint has, else the first mode that any endpoint has.
 fn mode_of(here: &[&PortEndpoint<'_>], preference: [TlsMode; 2]) -> Option<TlsMode> {
     let has = |mode, ready: bool| {
         here.iter().any(|here| here.tls == mode && (!ready || here.endpoint.health == Health::Healthy))
@@ -725,7 +738,7 @@ impl WaypointView {
             cluster: origin.cluster.clone(),
             locality: Locality::default(),
             distance: Distance::Elsewhere,
-            // Waypoints take nothing else.
+            // Waypoints accept only HBONE.
             encapsulation: Encapsulation::Hbone,
         };
         let candidates = Arc::new(Candidates::new(group, tuning.clone(), vec![candidate]));
@@ -736,7 +749,7 @@ impl WaypointView {
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
     let own = &site.inputs.policy.node.locality;
     let addresses = here.addresses(site.inputs.resolved);
-    // An endpoint with several addresses is one candidate.
+    // An endpoint with several addresses in its list is one candidate.
     let used = if matches!(here.endpoint.host, Host::Ips(_)) { 1 } else { addresses.len() };
     let addresses = addresses.iter().take(used).map(|ip| SocketAddr::new(*ip, here.port));
     addresses

@@ -1,7 +1,7 @@
-//! The items of one registry, cut to its scope, in tables that are copied on write by key.
+//! The items of one registry, limited to its scope, in tables that are copied on write by key.
 //!
-//! A clone shares all that does not change afterwards. So a listing is prepared, a mass withdrawal is held
-//! back, and a copy is written to disk, while the shard stays in use.
+//! A clone shares all entries that do not change afterwards, so clones are cheap. Therefore the shard stays in use while a
+//! listing is prepared, while a mass withdrawal is held, and while a copy is written to disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,20 +24,20 @@ use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
 
-/// How much the endpoints of a shard count. Services and ports stay known in every standing.
+/// Tells whether the endpoints of a shard are used. Services and ports stay known in every case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Standing {
-    /// All endpoints count: the registry can be read, or could a short time ago.
+    /// All endpoints are used: the registry can be read, or could be read a short time ago.
     #[default]
     Live,
-    /// Endpoints count only for a service port that has no ready endpoint from a live shard.
+    /// Endpoints are used only for a service port that has no ready endpoint from a live shard.
     Demoted,
-    /// No endpoint counts.
+    /// No endpoint is used.
     Expired,
 }
 
 impl Standing {
-    /// Returns the value as the status shows it.
+    /// Returns the name that the status shows.
     pub fn text(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -47,60 +47,59 @@ impl Standing {
     }
 }
 
-/// What all endpoints of a shard have in common.
+/// The properties that all endpoints of a shard have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The cluster of the registry.
     pub cluster: ClusterId,
-    /// The network of endpoints that give none.
+    /// The network of endpoints that do not name a network.
     pub network: Network,
-    /// How much the endpoints count.
+    /// Tells whether the endpoints are used.
     pub standing: Standing,
-    /// The addresses that names of its endpoints may resolve to.
+    /// The addresses to which host names of the registry's endpoints may resolve.
     pub addresses: AddressScope,
 }
 
 /// The items of one registry.
 #[derive(Clone, Debug, Default)]
 pub struct Shard {
-    /// Allocated apart from the shard, so that the parts of a service keep the origin alive without keeping
-    /// the shard.
+    /// The properties that all endpoints of the shard have in common. They have an [`Arc`] of their own, so that a part of a
+    /// merged service can keep them alive without the whole shard.
     pub origin: Arc<Origin>,
     scope: Arc<RegistryScope>,
-    /// Services by host name, each with the endpoints of its sets.
+    /// The services by host name, each with the endpoints of its sets.
     services: NameMap<Namespaces>,
-    /// The sets of services that have endpoint sets, also of services that are not known yet.
+    /// The endpoint sets of each service, also of services that are not known yet.
     sets: BucketMap<ServiceKey, Arc<Sets>>,
     gateways: Arc<BTreeMap<GatewayKey, Gateway>>,
     marks: BucketMap<ServiceKey, Arc<BTreeMap<MarkKey, Mark>>>,
-    /// What the scope has kept out, by item.
+    /// The parts that the scope denies, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
-    /// The endpoints and waypoints among them whose addresses the registry may not give, by host name of the
-    /// service.
+    /// The number of endpoints and waypoints that the scope denies because of their addresses, by host name of the service.
     denied_addresses: NameMap<usize>,
-    /// The services that give endpoints by a host name, by that name.
+    /// The services with endpoints that use a host name, by that host name.
     named: NameMap<Arc<BTreeSet<HostName>>>,
     counts: Counts,
 }
 
-/// The numbers of items of a shard, and of items that its scope has kept out.
+/// The numbers of items of a shard, and of items that its scope denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Services.
+    /// The number of services.
     pub services: usize,
-    /// Services with a healthy endpoint.
+    /// The number of services with a healthy endpoint.
     pub ready_services: usize,
-    /// Endpoints.
+    /// The number of endpoints.
     pub endpoints: usize,
-    /// Gateways.
+    /// The number of gateways.
     pub gateways: usize,
-    /// Marks.
+    /// The number of marks ([`Mark`]), which are the objects that mark services for export.
     pub marks: usize,
-    /// Services, gateways and marks that the scope does not allow.
+    /// The number of services, gateways and marks that the scope does not allow.
     pub denied_items: usize,
-    /// Endpoints on networks that the scope does not allow.
+    /// The number of endpoints on networks that the scope does not allow.
     pub denied_endpoints: usize,
-    /// Endpoints and waypoints at addresses that the scope does not allow.
+    /// The number of endpoints and waypoints at addresses that the scope does not allow.
     pub denied_addresses: usize,
 }
 
@@ -112,7 +111,7 @@ impl Shard {
         Self { origin: Arc::new(origin), scope: Arc::new(scope.clone()), ..Self::default() }
     }
 
-    /// Returns a shard with the services of a document.
+    /// Returns a shard with the services of a listing.
     pub fn of(listing: Listing, scope: &RegistryScope) -> Self {
         let mut shard = Self::new(listing.cluster, listing.network, scope);
         let mut dirty = Dirty::default();
@@ -122,8 +121,7 @@ impl Shard {
         shard
     }
 
-    /// Adds or replaces an item, without what the scope does not allow. What then differs is noted in
-    /// `dirty`.
+    /// Adds or replaces an item, without the parts that the scope does not allow. Adds the resulting changes to `dirty`.
     pub fn put(&mut self, item: Item, dirty: &mut Dirty) {
         match item {
             Item::Service(service) => self.put_service(service, dirty),
@@ -133,7 +131,7 @@ impl Shard {
         }
     }
 
-    /// Removes an item, if it exists, and notes what then differs in `dirty`.
+    /// Removes an item, if it exists, and adds the resulting changes to `dirty`.
     pub fn remove(&mut self, key: &Key, dirty: &mut Dirty) {
         self.note_denied(key.clone(), Denied::default(), dirty);
         match key {
@@ -161,7 +159,7 @@ impl Shard {
         }
     }
 
-    /// Returns the keys of all items, including those that the scope has kept out whole.
+    /// Returns the keys of all items, including the items that the scope denies entirely.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         let services = self.services().map(|service| Key::Service(service.key.clone()));
         let sets = self.sets.iter().flat_map(|(service, sets)| {
@@ -174,8 +172,8 @@ impl Shard {
         services.chain(sets).chain(gateways).chain(marks).chain(denied)
     }
 
-    /// Returns all items; put into an empty shard they make an equal one. Services that have sets come
-    /// without the endpoints of the sets.
+    /// Returns all items. If they are put into an empty shard, it becomes equal to this shard. Services with endpoint sets are
+    /// returned without the endpoints of the sets.
     pub fn items(&self) -> impl Iterator<Item = Item> {
         let definition = |service: &Arc<Service>| {
             let sets = self.sets.get(&service.key);
@@ -188,7 +186,7 @@ impl Shard {
                 Item::Endpoints(EndpointSet { key, endpoints: endpoints.clone() })
             })
         });
-        let gateways = self.gateways.iter().map(|(key, gateway)| {
+        let gateways = self.gateways().map(|(key, gateway)| {
             Item::Gateway(RegistryGateway { key: key.clone(), gateway: gateway.clone() })
         });
         let marks = self.marks.iter().flat_map(|(_, marks)| marks.values()).cloned().map(Item::Mark);
@@ -221,7 +219,8 @@ impl Shard {
         let whole = !allowed;
         self.note_denied(Key::Gateway(key.clone()), Denied { whole, ..Denied::default() }, dirty);
         if whole {
-            // The last good state of a gateway that was allowed before would be another address.
+            // The shard may have the same gateway with an earlier address that the scope allowed. That address may belong to
+            // another host, so the gateway is removed.
             return self.remove_gateway(&key, dirty);
         }
         if self.gateways.get(&key) == Some(&gateway) {
@@ -245,7 +244,8 @@ impl Shard {
 
     fn put_mark(&mut self, mark: Mark, dirty: &mut Dirty) {
         let service = mark.key.service.clone();
-        // Marks come after their services.
+        // A mark is allowed if the scope allows its service by name, or if its service is in the shard. Registries deliver
+        // services before their marks, so an allowed service is in the shard before its marks arrive.
         let whole = !self.takes_service(&service) && self.service(&service).is_none();
         self.note_denied(Key::Mark(mark.key.clone()), Denied { whole, ..Denied::default() }, dirty);
         if whole || self.marks.get(&service).and_then(|marks| marks.get(&mark.key)) == Some(&mark) {
@@ -258,7 +258,7 @@ impl Shard {
         self.marks.insert(service, marks);
     }
 
-    /// Replaces the service's own object and keeps its sets.
+    /// Replaces the service as its own object defines it, and keeps its endpoint sets.
     fn set_definition(&mut self, key: &ServiceKey, service: Option<Arc<Service>>, dirty: &mut Dirty) {
         let Some(sets) = self.sets.get_mut(key) else { return self.show(key, service, dirty) };
         let sets = Arc::make_mut(sets);
@@ -296,7 +296,8 @@ impl Shard {
         self.show(key, joined, dirty);
     }
 
-    /// Replaces the service that readers see, unless it is equal.
+    /// Stores a service, with the endpoints of its sets, in the form that readers get, and updates the counts and indexes. Does
+    /// nothing if the service is unchanged.
     fn show(&mut self, key: &ServiceKey, service: Option<Arc<Service>>, dirty: &mut Dirty) {
         let hostname = &key.hostname;
         let before = self.services.get(hostname.as_str()).cloned();
@@ -352,7 +353,7 @@ impl Shard {
                 0 => drop(self.denied_addresses.remove(hostname.as_str())),
                 now => drop(self.denied_addresses.insert(hostname.clone(), now)),
             }
-            // The service's view shows the number of denied addresses.
+            // The merged service contains the number of denied addresses, so it must be merged again.
             dirty.services.insert(hostname.clone());
         }
         let counts = &mut self.counts;
@@ -366,15 +367,15 @@ impl Shard {
         }
     }
 
-    /// Returns a shard with the same items and another standing.
+    /// Returns a shard with the same items and this standing.
     #[must_use]
     pub fn with_standing(&self, standing: Standing) -> Self {
         let origin = Arc::new(Origin { standing, ..(*self.origin).clone() });
         Self { origin, ..self.clone() }
     }
 
-    /// Returns an equal shard that shares equal items with an earlier shard of the same registry; what
-    /// differs is noted in `dirty`.
+    /// Returns an equal shard that shares equal items with an earlier shard of the same registry. Adds the differences to
+    /// `dirty`.
     #[must_use]
     pub fn sharing_with(mut self, earlier: &Self, dirty: &mut Dirty) -> Self {
         if self.origin != earlier.origin {
@@ -425,7 +426,12 @@ impl Shard {
         from.take_while(move |(key, _)| key.network == *network).map(|(_, gateway)| gateway)
     }
 
-    /// Returns the networks for which the registry gives gateways, in order.
+    /// Returns all gateways of the registry, in order of network and name.
+    pub fn gateways(&self) -> impl Iterator<Item = (&GatewayKey, &Gateway)> {
+        self.gateways.iter()
+    }
+
+    /// Returns the networks for which the registry has gateways, in order.
     pub fn gateway_networks(&self) -> BTreeSet<&Network> {
         self.gateways.keys().map(|key| &key.network).collect()
     }
@@ -445,19 +451,18 @@ impl Shard {
         self.services.iter().flat_map(|(_, services)| services.as_slice())
     }
 
-    /// Returns the services with an endpoint given by this name.
+    /// Returns the services with an endpoint that uses this host name.
     pub fn users_of(&self, name: &str) -> impl Iterator<Item = &HostName> {
         self.named.get(name).into_iter().flat_map(|users| users.iter())
     }
 
-    /// Returns true if an endpoint or a gateway is given by this name.
+    /// Returns true if an endpoint or a gateway uses this host name.
     pub fn uses_name(&self, name: &HostName) -> bool {
         self.named.contains_key(name.as_str())
             || self.gateways.values().any(|gateway| gateway.host.name() == Some(name))
     }
 
-    /// Returns the names by which endpoints and gateways are given, in no particular order; a name may occur
-    /// twice.
+    /// Returns the host names that endpoints and gateways use, in no particular order; a name may occur twice.
     pub fn names(&self) -> impl Iterator<Item = &HostName> {
         let of_gateways = self.gateways.values().filter_map(|gateway| gateway.host.name());
         self.named.iter().map(|(name, _)| name).chain(of_gateways)
@@ -473,7 +478,7 @@ impl Shard {
         self.services.is_empty() && self.sets.is_empty() && self.gateways.is_empty() && self.marks.is_empty()
     }
 
-    /// Returns a [`Dirty`] of all items, for a standing that changes or a shard that comes or goes.
+    /// Returns a [`Dirty`] that names all items, for when the standing changes, or the shard is added or removed.
     pub fn everything(&self) -> Dirty {
         Dirty {
             services: self.hostnames().cloned().collect(),
@@ -484,10 +489,10 @@ impl Shard {
         }
     }
 
-    /// Returns true if two shards of one origin have equal services of a host name.
+    /// Returns true if two shards of the same origin have equal services under a host name.
     pub fn says_the_same(&self, other: &Self, hostname: &str) -> bool {
         let (own, others) = (self.services_of(hostname), other.services_of(hostname));
-        // Shared values are equal without a comparison.
+        // Two pointers to the same value are equal, so the value is not compared with itself.
         let same = |(a, b): (&Arc<Service>, &Arc<Service>)| {
             (Arc::ptr_eq(a, b) || a == b) && self.marks_of(&a.key).eq(other.marks_of(&b.key))
         };

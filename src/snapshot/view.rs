@@ -1,8 +1,8 @@
-//! Split horizon: which endpoints of a service port a viewer gets (SPEC §9). Neighbours are given by address. All others are
-//! reached through the gateways of their networks, weighted by the endpoints behind them.
+//! Split horizon: the endpoints of a service port that a viewer gets (SPEC §9). Endpoints near the viewer are given by
+//! address. All others are reached through the gateways of their networks, weighted by the endpoints behind the gateways.
 //!
-//! Only this module decides that; xDS, `horizon` and the tests all call it. The result depends on the arguments alone, and
-//! equal arguments give equal entries in the same order.
+//! No other module decides which endpoints a viewer gets; xDS, `horizon` and the tests all call this one. The result depends
+//! only on the arguments: equal arguments give equal entries in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,32 +20,34 @@ use crate::model::address::Host;
 use crate::model::endpoint::{Encapsulation, Health, TlsMode};
 use crate::model::place::{ClusterId, Locality, Network};
 
-/// The receiver of endpoints. Equal viewers get the same.
+/// The client that asks for endpoints. Equal viewers get the same endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Viewer {
     /// The network of the viewer.
     pub network: Network,
     /// The cluster of the viewer; may be empty.
     pub cluster: ClusterId,
-    /// The address families that it can connect to.
+    /// The address families to which the viewer can connect.
     pub families: Families,
-    /// The kind of client, which limits what it can use.
+    /// The kind of client, which decides which endpoints the client can use.
     pub client: ClientKind,
-    /// The protocol by which it calls gateways.
+    /// The protocol by which the viewer calls gateways.
     pub tunnel: Tunnel,
-    /// The networks that it wants to see, sorted; empty: all.
+    /// The networks that the viewer wants to see, sorted; empty: all.
     pub sees: Arc<[Network]>,
 }
 
-/// The networks of a service's endpoints. Viewers who are on none of them, and alike otherwise, get the same.
+/// The networks of a service's endpoints. Two viewers on other networks get the same endpoints if they differ only in their
+/// network.
 #[derive(Debug)]
 pub struct Neighbourhood {
-    /// `None` if the network of any endpoint is unknown: each cluster sees that endpoint in its own way.
+    /// The networks. `None` if the network of any endpoint is unknown: which viewers get that endpoint depends on their
+    /// clusters.
     networks: Option<BTreeSet<Network>>,
 }
 
 impl Neighbourhood {
-    /// Returns the neighbourhood of a service, which may not exist.
+    /// Returns the networks of a service's endpoints; none if no such service exists.
     pub fn of(snapshot: &Snapshot, hostname: &str) -> Self {
         let service = snapshot.service(hostname);
         let networks: BTreeSet<&Network> =
@@ -54,8 +56,8 @@ impl Neighbourhood {
         Self { networks: is_known.then(|| networks.into_iter().cloned().collect()) }
     }
 
-    /// Returns the viewer without what makes no difference to the service's resources: viewers that this makes equal get
-    /// the same.
+    /// Returns the viewer without the properties that make no difference for the service. Viewers that are equal after this
+    /// step get the same endpoints.
     pub fn reduce(&self, viewer: &Arc<Viewer>) -> Arc<Viewer> {
         let Some(networks) = &self.networks else { return viewer.clone() };
         let network = networks.get(&viewer.network).cloned().unwrap_or_default();
@@ -63,7 +65,7 @@ impl Neighbourhood {
     }
 }
 
-/// The address families that a viewer can connect to.
+/// The address families to which a viewer can connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Families {
     /// IPv4 only.
@@ -94,14 +96,14 @@ impl Families {
     }
 }
 
-/// The kind of client that a viewer is.
+/// The kind of a client, which decides how it calls gateways and which endpoints it can use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClientKind {
-    /// Calls gateways by mesh name, and can use endpoints that are not ready.
+    /// A client that calls gateways by mesh name, and can use endpoints that are not ready.
     #[default]
     Envoy,
-    /// Calls gateways by host name, so that only ports with a route by host name have endpoints behind
-    /// gateways.
+    /// A client that calls gateways by host name. Of the ports behind gateways, it can use only those that gateways route by
+    /// host name.
     Grpc,
 }
 
@@ -131,18 +133,18 @@ impl Tunnel {
 /// The endpoints of a service port as a viewer gets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// The entries, one per address and port, in their order.
+    /// The entries, one per address and port, in order of address.
     pub entries: Vec<Entry>,
-    /// The weight that the viewer does not get, in order of network, cluster and reason.
+    /// The weight of endpoints that the viewer does not get, in order of network, cluster and reason.
     pub excluded: Vec<Excluded>,
 }
 
 /// One address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The address and port.
+    /// The address and port to which the viewer connects.
     pub address: SocketAddr,
-    /// An endpoint or a gateway.
+    /// The kind of the address's owner: an endpoint or a gateway.
     pub kind: EntryKind,
     /// The network of the endpoint, or the network behind the gateway.
     pub network: Network,
@@ -152,7 +154,8 @@ pub struct Entry {
     pub locality: Locality,
     /// The weight in the assignment, at least 1.
     pub weight: u32,
-    /// The exact weight that the entry stands for; `weight` is its whole number.
+    /// The exact weight of the endpoint, or of the endpoints behind the gateway, as a fraction. `weight` is the whole number
+    /// that represents this fraction.
     pub stands_for: Share,
     /// The health of the endpoint; gateways are always healthy.
     pub health: Health,
@@ -160,7 +163,7 @@ pub struct Entry {
     pub tls: TlsMode,
 }
 
-/// The kind of an entry.
+/// The kind of an entry of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EntryKind {
     /// An endpoint that the viewer reaches by its own address.
@@ -169,7 +172,7 @@ pub enum EntryKind {
     Gateway,
 }
 
-/// Weight that a viewer does not get.
+/// The weight of endpoints that a viewer does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excluded {
     /// The network of the endpoints.
@@ -178,30 +181,31 @@ pub struct Excluded {
     pub cluster: ClusterId,
     /// The summed weight of the endpoints.
     pub weight: u64,
-    /// The reason.
+    /// The reason why the viewer does not get the endpoints.
     pub reason: ExclusionReason,
 }
 
 /// The reason why endpoints are excluded from a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ExclusionReason {
-    /// The viewer asked for other networks only.
+    /// The viewer wants to see only other networks.
     NotVisible,
-    /// The endpoints are unhealthy or draining, and behind a gateway or of no use to this kind of client.
+    /// The endpoints are unhealthy or draining. This excludes them if they are behind a gateway, or if the viewer's kind of
+    /// client cannot use such endpoints.
     Unready,
-    /// A neighbour without an address that the viewer can connect to.
+    /// The endpoint is on the viewer's network, but has no address to which the viewer can connect.
     NoAddress,
-    /// No export rule lets the gateway pass them on to callers of this protocol.
+    /// No export rule admits callers of the viewer's protocol to the endpoints.
     NotExported,
-    /// The endpoints do not take HBONE.
+    /// The endpoints do not accept HBONE.
     NoTunnel,
-    /// The endpoints speak no TLS, or another mode than the gateway chooses for this port.
+    /// The endpoints speak no TLS, or not the TLS mode that the gateway chooses for this port.
     OtherTls,
-    /// The gateway cannot route to the port by its host name, which is all that this kind of client sends.
+    /// This kind of client calls gateways only by host name, and the gateway does not route the host name to this port.
     NoHostRoute,
-    /// Their network has no gateway that the viewer can use.
+    /// The network of the endpoints has no gateway that the viewer can use.
     NoUsableGateway,
-    /// Their registry has the port under another number, name or protocol than an earlier one.
+    /// The registry of the endpoints has the port under another number, name or protocol than an earlier registry.
     PortConflict,
 }
 
@@ -254,12 +258,12 @@ pub fn view(
     Some(horizon.finish())
 }
 
-/// The ready endpoints of one network, summed for its gateways.
+/// The summed weights and the TLS modes of the ready endpoints behind the gateways of one network.
 #[derive(Default)]
 struct RemoteEndpoints {
-    /// Modes of all ready endpoints, exported or not: the gateway chooses a mode before it applies exports.
+    /// The modes of all ready endpoints, exported or not: the gateway chooses a mode before it applies export rules.
     modes: BTreeSet<TlsMode>,
-    /// Summed weight of the exported endpoints, by mode and cluster.
+    /// The summed weight of the exported endpoints, by mode and cluster.
     exported: BTreeMap<TlsMode, BTreeMap<ClusterId, u64>>,
 }
 
@@ -267,9 +271,10 @@ struct Horizon<'a> {
     snapshot: &'a Snapshot,
     port: &'a PortView,
     viewer: &'a Viewer,
-    /// True if the bare host name leads to the port.
+    /// True if gateways route the bare host name to the port.
     by_hostname: bool,
-    /// True if a peer gives the service: the peer decides what it exports, and has said so by giving it.
+    /// True if the service is imported from a peer. The peer's export rules decide which services the peer offers. The export
+    /// rules of this mesh do not apply to such a service.
     is_import: bool,
     near: BTreeMap<SocketAddr, Entry>,
     far: BTreeMap<Network, RemoteEndpoints>,
@@ -282,7 +287,7 @@ impl Horizon<'_> {
         *self.excluded.entry((network.clone(), cluster.clone(), reason)).or_default() += weight;
     }
 
-    /// Adds the endpoint by address, or to those behind gateways, or to the excluded ones.
+    /// Adds the endpoint to the neighbours, or to the endpoints behind gateways, or to the excluded weight.
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
         let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
@@ -304,7 +309,7 @@ impl Horizon<'_> {
             return Err(ExclusionReason::Unready);
         }
         if endpoint.network.is_unknown() {
-            // The unknown network cannot have gateways.
+            // The unknown network has no gateways.
             return Err(ExclusionReason::NoUsableGateway);
         }
         let mode = match self.viewer.tunnel {
@@ -312,7 +317,7 @@ impl Horizon<'_> {
             Tunnel::Hbone if endpoint.encapsulation() == Encapsulation::None => {
                 return Err(ExclusionReason::NoTunnel);
             }
-            // The tunnel's TLS is the mesh's, whatever the stream carries.
+            // The TLS of the tunnel is that of the mesh, whatever the stream carries.
             Tunnel::Hbone => TlsMode::Mesh,
         };
         let cluster = &endpoint.origin.cluster;
@@ -326,7 +331,7 @@ impl Horizon<'_> {
         Ok(())
     }
 
-    /// Returns true if the viewer can connect to endpoints of the network and cluster itself.
+    /// Returns true if the viewer can connect directly to endpoints of the network and cluster.
     fn is_near(&self, network: &Network, cluster: &ClusterId) -> bool {
         if network.is_unknown() {
             let same_cluster = !cluster.as_str().is_empty() && *cluster == self.viewer.cluster;
@@ -338,8 +343,8 @@ impl Horizon<'_> {
         *network == self.viewer.network || direct(&self.snapshot.networks)
     }
 
-    /// Returns true if gateways pass callers of the viewer's protocol on to endpoints of the cluster. SNI
-    /// callers have no identity, so rules that require one do not admit them.
+    /// Returns true if gateways admit callers of the viewer's protocol to endpoints of the cluster. SNI callers have no
+    /// identity, so rules that require an identity do not admit them.
     fn is_exported(&self, cluster: &ClusterId) -> bool {
         let anyone = self.viewer.tunnel == Tunnel::Hbone;
         let covered = || {
@@ -360,13 +365,12 @@ impl Horizon<'_> {
             return Err(ExclusionReason::NoAddress);
         }
         let given: &[IpAddr] = match endpoint.endpoint.host {
-            // An endpoint with several addresses is entered once, by the first address that the viewer can
-            // connect to.
+            // An endpoint with a list of addresses becomes one entry, with the first address to which the viewer can connect.
             Host::Ips(_) => {
                 let usable = addresses.iter().position(|ip| self.viewer.families.has(*ip));
                 usable.map_or(&[], |at| &addresses[at..=at])
             }
-            // As on the data path, a name means all its addresses, each with the whole weight.
+            // As on the data path, a host name yields one entry for each of its addresses, and each entry has the whole weight.
             Host::Ip(_) | Host::Name(_) => &addresses,
         };
         if given.is_empty() {
@@ -374,8 +378,15 @@ impl Horizon<'_> {
         }
         for ip in given {
             let address = SocketAddr::new(*ip, endpoint.port);
-            // An address that two registries give is one endpoint; the earlier registry counts.
-            self.near.entry(address).or_insert_with(|| Entry {
+            // If two registries list the same address, there is one endpoint, with the properties in the earlier registry. If
+            // one cluster lists an address several times, the properties of the healthiest entry apply, as on the data path.
+            let counts = |known: &Entry| {
+                known.cluster != endpoint.origin.cluster || known.health <= endpoint.endpoint.health
+            };
+            if self.near.get(&address).is_some_and(counts) {
+                continue;
+            }
+            let entry = Entry {
                 address,
                 kind: EntryKind::Endpoint,
                 network: endpoint.network.clone(),
@@ -385,7 +396,8 @@ impl Horizon<'_> {
                 stands_for: share(u64::from(endpoint.endpoint.weight.value())),
                 health: endpoint.endpoint.health,
                 tls: endpoint.tls,
-            });
+            };
+            self.near.insert(address, entry);
         }
         Ok(())
     }
@@ -395,7 +407,8 @@ impl Horizon<'_> {
             (Tunnel::Hbone, _) | (Tunnel::Sni, ClientKind::Envoy) => (MESH_NAME_PREFERENCE, false),
             (Tunnel::Sni, ClientKind::Grpc) => (HOSTNAME_PREFERENCE, true),
         };
-        // The gateway chooses endpoints of one mode among those of its network.
+        // The gateway connects only to endpoints of one TLS mode: the first mode of `preference` that a ready endpoint on its
+        // network has.
         let chosen = preference.into_iter().find(|mode| behind.modes.contains(mode));
         for (mode, clusters) in behind.exported {
             for (cluster, weight) in clusters {
@@ -413,7 +426,7 @@ impl Horizon<'_> {
         }
     }
 
-    /// Splits the weight of a cluster's ready endpoints over the gateways that lead to them.
+    /// Splits the weight of a cluster's ready endpoints among the gateways that lead to them.
     fn split(
         &mut self,
         network: &Network,
@@ -426,8 +439,8 @@ impl Horizon<'_> {
         let mut usable: Vec<UsableGateway<'_>> =
             all.iter().filter_map(|entry| UsableGateway::new(entry, self.viewer)).collect();
         let any = !usable.is_empty();
-        // An address is entered for one TLS mode only, as the client must know which to speak: a network does
-        // not use the addresses that a neighbour or an earlier network has with another mode.
+        // The view lists an address with one TLS mode only, since the client must know which mode to speak. So an address is
+        // not used for a network if it is listed with another mode already, for a neighbour or for an earlier network.
         for usable in &mut usable {
             let port = usable.port;
             let known = |address| self.near.get(&address).or_else(|| self.gateways.get(&address));
@@ -471,7 +484,7 @@ impl Horizon<'_> {
         let mut all = self.near;
         for (address, gateway) in self.gateways {
             match all.get_mut(&address) {
-                // A neighbour that is also a gateway is one entry.
+                // If a neighbour is also a gateway, both become one entry.
                 Some(neighbour) => neighbour.stands_for += &gateway.stands_for,
                 None => drop(all.insert(address, gateway)),
             }
@@ -511,7 +524,7 @@ impl<'a> UsableGateway<'a> {
     }
 }
 
-/// Converts the exact shares to whole numbers; entries of equal share are computed once.
+/// Converts the exact shares to whole numbers; each distinct share is computed once.
 fn give_weights(entries: &mut [Entry]) {
     let mut counts: BTreeMap<&Share, usize> = BTreeMap::new();
     for entry in entries.iter() {

@@ -1,12 +1,13 @@
-//! The virtual addresses of imported services: which address of the configured ranges stands for which service.
+//! The virtual addresses of imported services: which address of the configured ranges each service has.
 //!
-//! Each name has a sequence of addresses of its own in each range, made by double hashing. Names choose in the order of the time of
-//! export, then of name, and each takes the first address of its sequence that no earlier name has. That result does not depend on
-//! the order in which names arrive: a name that arrives late and was exported earlier takes the address, and the later export moves
-//! on in its own sequence. So all replicas with the same records give the same addresses, and a new export never moves an old one.
+//! In each range, double hashing gives every name its own sequence of addresses. Names choose in order of the time of export,
+//! then of name. Each name takes the first address of its sequence that no earlier name has. The result does not depend on the
+//! order in which names arrive: if a name arrives late but was exported earlier, it takes the address from the name that was
+//! exported later. The name that loses the address takes a later address of its own sequence. So all replicas with the same
+//! records assign the same addresses, and a new export never moves an old one.
 //!
-//! A lease outlives its service by [`KEPT`]: until then nobody else gets the address, and the service gets it back when it returns.
-//! The cost of a change is that of the names whose addresses change.
+//! A lease outlives its service by [`KEPT`]. During that time no other service gets the address, and a service that returns
+//! gets its address back. A change costs time only for the names whose addresses change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher;
@@ -23,16 +24,17 @@ use super::shard::Shard;
 use crate::model::import::Import;
 use crate::model::name::HostName;
 
-/// How long the address of a service that is gone stays reserved for it.
+/// The time for which the address of a removed service stays reserved for it.
 pub const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// The largest number of leases; further names get no address.
 pub const LEASES_MAX: usize = 1_000_000;
-/// The largest number of reserved addresses of names that one peer has withdrawn; the earliest are released before their time, so
-/// that a peer with ever new names does not use up a range.
+/// The largest number of addresses that stay reserved for names that one peer has withdrawn. Beyond it the earliest
+/// reservations end before their time, so that a peer with ever new names does not use up a range.
 pub const FREED_PER_PEER_MAX: usize = 4_096;
-/// The addresses that a name tries in a range. In a range that is 90 % full one name of a million finds none of them free.
+/// The number of addresses of a range that are tried for a name. If all of them are in use, the name gets no address. In a
+/// range that is 90 % full, this happens to one name in a million.
 const TRIES: u32 = 128;
-/// The names without address that are tried again at a time, earliest export first.
+/// The largest number of names without an address that are tried again at a time, earliest export first.
 const RETRIED_MAX: usize = 1_024;
 
 /// The ranges of virtual addresses, at most one of each family.
@@ -45,17 +47,17 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// The IPv4 range of a config that gives none.
+    /// The default IPv4 range.
     pub const IPV4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(240, 250, 0, 0), 16);
-    /// The IPv6 range of a config that gives none.
+    /// The default IPv6 range.
     pub const IPV6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd69, 0x7374, 0x686d, 0, 0, 0, 0, 0), 48);
-    /// The ranges from which istiod gives out addresses itself.
+    /// The ranges from which istiod itself assigns addresses.
     pub const OF_ISTIOD: [IpNet; 2] = [
         IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(240, 240, 0, 0), 16)),
         IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0), 48)),
     ];
 
-    /// Returns true if an address can be given: it is in a range, and is not an address that stands for all of the range.
+    /// Returns true if a service can have the address: it is in a range, and is neither the network nor the broadcast address.
     pub fn has(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(ip) => self
@@ -70,7 +72,7 @@ impl Ranges {
         self.ipv4.map(IpNet::from).into_iter().chain(self.ipv6.map(IpNet::from)).collect()
     }
 
-    /// Returns the addresses that a name may have in the range of a family, in the order of its choice.
+    /// Returns the addresses that a name may get in the range of a family, in the order in which they are tried.
     fn choices(&self, name: &HostName, family: Family) -> impl Iterator<Item = IpAddr> {
         let (base, bits) = match family {
             Family::V4 => {
@@ -90,13 +92,13 @@ impl Ranges {
             };
             half(KEY ^ purpose) << 64 | half(KEY ^ purpose ^ 1)
         };
-        // An odd step visits every address of a range, whose size is a power of two.
+        // The size of the range is a power of two, so an odd step visits every address.
         let (start, step) = (hash(2), hash(4) | 1);
         let tries = if last == 0 { 0 } else { TRIES };
         let places = (0..tries).map(move |at| start.wrapping_add(step.wrapping_mul(u128::from(at))) & last);
         let is_given = move |place: &u128| *place != 0 && (family == Family::V6 || *place != last);
         places.filter(is_given).map(move |place| match family {
-            // The sum is below 2^32, as the range is of IPv4.
+            // The sum is below 2^32, since the range is an IPv4 range.
             Family::V4 => IpAddr::from(Ipv4Addr::from_bits(u32::try_from(base + place).unwrap_or(0))),
             Family::V6 => IpAddr::from(Ipv6Addr::from_bits(base + place)),
         })
@@ -109,7 +111,7 @@ impl Default for Ranges {
     }
 }
 
-/// The key of the hash. It is the same in every replica, and changing it moves every address.
+/// The key of the hash. It must be the same in all replicas; a change of it moves every address.
 const KEY: u64 = 0x6973_7468_6d75_7300;
 
 /// An address family.
@@ -119,10 +121,10 @@ enum Family {
     V6,
 }
 
-/// The addresses of one name.
+/// The virtual addresses of one service name, with the state of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The peer whose service has, or had, the name.
+    /// The peer that exports, or exported, the service of this name.
     pub peer: Arc<str>,
     /// When the peer exported the service, in seconds since 1970-01-01 UTC.
     pub exported_at: u64,
@@ -130,23 +132,23 @@ pub struct Lease {
     pub ipv4: Option<Ipv4Addr>,
     /// The IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Whether the service is there.
+    /// The state of the service.
     pub state: LeaseState,
 }
 
-/// Whether the service of a lease is there. Times are seconds since 1970-01-01 UTC.
+/// The state of a lease's service. Times are seconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// The service is there.
+    /// The service exists.
     InUse,
-    /// The service was there before a restart, and has not been seen since this time.
+    /// The service existed before a restart, and no registry has delivered it since this time.
     Awaited(u64),
-    /// The service went away at this time.
+    /// The service was removed at this time.
     Freed(u64),
 }
 
 impl Lease {
-    /// Returns the addresses.
+    /// Returns the IPv4 and the IPv6 address of the lease, as far as it has them.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ipv4.map(IpAddr::from).into_iter().chain(self.ipv6.map(IpAddr::from))
     }
@@ -176,14 +178,14 @@ impl Lease {
 /// The leases, by name; a clone shares them.
 pub type Leases = NameMap<Arc<Lease>>;
 
-/// The numbers of leases.
+/// The numbers of leases, and of services without an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Leases whose services are there.
+    /// The number of leases whose services exist.
     pub in_use: usize,
-    /// Leases that are kept for services that are not there.
+    /// The number of leases that are reserved for services that do not exist.
     pub reserved: usize,
-    /// Services that lack an address of a configured family.
+    /// The number of services that lack an address of a configured family.
     pub without: usize,
 }
 
@@ -193,28 +195,29 @@ pub struct VirtualAddresses {
     ranges: Ranges,
     leases: Leases,
     holders: HashMap<IpAddr, HostName>,
-    /// The leases of services that are not there, by the time since when.
+    /// The leases whose services do not exist. The key begins with the time at which the service was removed or the process
+    /// restarted.
     ending: BTreeSet<(u64, HostName)>,
-    /// The freed leases of each peer, by time.
+    /// The freed leases of each peer. The key begins with the time at which the lease was freed.
     freed: BTreeMap<Arc<str>, BTreeSet<(u64, HostName)>>,
-    /// Names in use without an address of a family, earliest export first.
+    /// Names of existing services without an address of a family, earliest export first.
     without: BTreeSet<(u64, HostName, Family)>,
 }
 
-/// Returns the part of a service that only the service of a peer has; `None` if the name is not that of an imported service.
+/// Returns the import record of a service; `None` if the name is not that of an imported service.
 pub fn import_of<'a>(hostname: &str, shards: &'a [Arc<Shard>]) -> Option<&'a Arc<Import>> {
-    // The first service decides which namespace owns the name, and is the first part of the merged service.
+    // The first service decides which namespace owns the name, and becomes the first part of the merged service.
     shards.iter().find_map(|shard| shard.services_of(hostname).first())?.import.as_ref()
 }
 
 impl VirtualAddresses {
-    /// Returns the ranges without a lease.
+    /// Returns a table of these ranges without leases.
     pub fn new(ranges: Ranges) -> Self {
         Self { ranges, ..Self::default() }
     }
 
-    /// Returns the ranges with the leases of an earlier process, whose services are awaited for as long as the address of a
-    /// service that is gone stays reserved. Addresses outside of the ranges are dropped, and so is one that an earlier lease has.
+    /// Returns the ranges with the leases of an earlier process; a lease ends if its service does not appear within [`KEPT`].
+    /// An address outside of the ranges is dropped, and so is an address that an earlier lease already has.
     pub fn with_leases(
         ranges: Ranges,
         leases: impl IntoIterator<Item = (HostName, Lease)>,
@@ -248,7 +251,7 @@ impl VirtualAddresses {
         all
     }
 
-    /// Returns the addresses of a service that is there, IPv4 first.
+    /// Returns the addresses of a service that exists, IPv4 first.
     pub fn of(&self, hostname: &str) -> impl Iterator<Item = IpAddr> {
         let lease = self.leases.get(hostname).filter(|lease| lease.state == LeaseState::InUse);
         lease.into_iter().flat_map(|lease| lease.addresses())
@@ -270,15 +273,14 @@ impl VirtualAddresses {
         Counts { in_use: self.leases.len() - reserved, reserved, without: self.without.len() }
     }
 
-    /// Returns some names that lack an address, each once, earliest export first.
+    /// Returns the names that lack an address of some family, each once, earliest export first.
     pub fn without(&self) -> impl Iterator<Item = &HostName> {
         let mut last = None;
         let names = self.without.iter().map(|(_, name, _)| name);
         names.filter(move |name| last.replace(*name) != Some(*name))
     }
 
-    /// Gives a name its addresses, or frees them if it is no longer that of an imported service. Returns the names whose addresses
-    /// are others than before.
+    /// Assigns a name its addresses, or frees them if `import` is `None`. Returns the names whose addresses changed.
     pub fn renew(&mut self, name: &HostName, import: Option<&Import>, now: u64) -> BTreeSet<HostName> {
         let mut changed = BTreeSet::new();
         match import {
@@ -327,7 +329,7 @@ impl VirtualAddresses {
         }
     }
 
-    /// Removes what is noted of a lease beside the lease and its addresses.
+    /// Removes a lease from the tables, except from `leases` and `holders`.
     fn forget(&mut self, name: &HostName, lease: &Lease) {
         for family in [Family::V4, Family::V6] {
             self.without.remove(&(lease.exported_at, name.clone(), family));
@@ -345,8 +347,9 @@ impl VirtualAddresses {
         }
     }
 
-    /// Gives a name the first address of its sequence that no earlier export has. A later export that had it is placed anew; each
-    /// step moves a later export than the one before, so the steps end.
+    /// Assigns a name the first address of its sequence that is free or belongs to a later export. In the second case the later
+    /// export then gets another address in the same manner. Each reassignment concerns a later export than the one before, so
+    /// the loop ends.
     fn place(&mut self, name: HostName, family: Family, changed: &mut BTreeSet<HostName>) {
         let mut next = Some(name);
         while let Some(name) = next.take() {
@@ -359,7 +362,8 @@ impl VirtualAddresses {
                 })
                 .flatten();
             let Some(address) = choice else {
-                // A service that is still awaited is placed when it is there.
+                // Only names of existing services wait for an address. The lease of a service that no registry has delivered
+                // yet gets an address when the service arrives.
                 if self.leases.get(&name).is_some_and(|lease| lease.state == LeaseState::InUse) {
                     self.without.insert((exported_at, name.clone(), family));
                 }
@@ -370,7 +374,7 @@ impl VirtualAddresses {
             if let Some(holder) = &next {
                 tracing::warn!(
                     %address, service = %holder, %name,
-                    "the virtual address of a service moves, as a service that was exported earlier has the same one"
+                    "a service loses its virtual address to a service that was exported earlier, and gets another address"
                 );
                 self.change(holder, |lease| lease.clear(family));
                 changed.insert(holder.clone());
@@ -380,7 +384,8 @@ impl VirtualAddresses {
         }
     }
 
-    /// Returns true if the holder of an address gives it up for this name. Reserved addresses of services that are gone are not.
+    /// Returns true if `name`, exported at `exported_at`, may take an address from its holder: the holder was exported later,
+    /// and the address is not reserved for a removed service.
     fn yields(&self, holder: &HostName, exported_at: u64, name: &HostName) -> bool {
         self.leases.get(holder).is_none_or(|lease| {
             !matches!(lease.state, LeaseState::Freed(_)) && (exported_at, name) < (lease.exported_at, holder)
@@ -415,7 +420,7 @@ impl VirtualAddresses {
         }
     }
 
-    /// Releases the addresses of a lease.
+    /// Removes a lease and releases its addresses.
     fn end(&mut self, name: &HostName) {
         let Some(lease) = self.leases.remove(name) else { return };
         self.forget(name, &lease);
@@ -424,8 +429,8 @@ impl VirtualAddresses {
         }
     }
 
-    /// Releases the addresses of services that have been gone for [`KEPT`], and gives addresses to services that had found none.
-    /// Returns the names whose addresses are others than before.
+    /// Releases the addresses of services that have been absent for [`KEPT`], and assigns addresses to services that have none.
+    /// Returns the names whose addresses changed.
     pub fn expire(&mut self, now: u64) -> BTreeSet<HostName> {
         let mut changed = BTreeSet::new();
         let mut released = false;

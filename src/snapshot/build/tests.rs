@@ -13,7 +13,7 @@ use crate::model::service::{Service, ServiceKey};
 use crate::snapshot::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
-use crate::snapshot::policy::RouteName;
+use crate::snapshot::policy::{NetworkPolicy, Policy, RouteName};
 use crate::snapshot::service_view::AskedBy;
 use crate::snapshot::shard::Standing;
 use crate::snapshot::tests::{
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 const CASES: u32 = 120;
 
-/// Returns all that readers can see of a snapshot, a line each, without the generations.
+/// Returns a text with everything that readers can see of a snapshot, one line per item, without the generations.
 fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
     let mut out = String::new();
     for service in snapshot.services() {
@@ -95,6 +95,14 @@ fn observe_port(
     }
 }
 
+/// The part of the policy that another config changes.
+#[derive(Clone, Copy, Debug)]
+enum PolicyPart {
+    Whole,
+    Routes,
+    Networks,
+}
+
 /// One change of the inputs.
 #[derive(Clone, Debug)]
 enum Step {
@@ -110,7 +118,7 @@ enum Step {
     RemoveMark(Index, &'static str),
     /// A registry is removed, with all of its items.
     Forget(Index),
-    /// A registry's standing changes.
+    /// A registry becomes live, demoted or expired.
     Stand(Index, Standing),
     Resolve(usize, Option<Arc<[IpAddr]>>),
 }
@@ -153,7 +161,7 @@ fn mark_key(name: &str) -> MarkKey {
     MarkKey { service: service_key(name), object: "ServiceExport".into() }
 }
 
-/// Returns the item or key of a step, and its registry.
+/// Returns the registry of a step, and the item that the step puts or the key that it removes.
 fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<Item, Key>) {
     let place = |at: Index| at.index(mesh.shards.len());
     match step {
@@ -307,19 +315,23 @@ proptest! {
         }
     }
 
-    /// A snapshot whose policy changed equals one built at once, also if only routes changed.
+    /// A snapshot that follows a policy change equals a snapshot that is built from the new policy at once. This also holds if
+    /// only routes, or only networks, changed.
     #[test]
     fn another_policy_is_as_if_it_had_been_there_at_once(
         mut mesh in meshes(Addresses::Shared),
         other in meshes(Addresses::Shared),
-        all_of_it in any::<bool>(),
+        part in select(vec![PolicyPart::Whole, PolicyPart::Routes, PolicyPart::Networks]),
         viewers in vec(viewers(), 2),
         step in steps(),
     ) {
         let mut snapshot = mesh.snapshot();
-        let own = |routes: &[Arc<crate::snapshot::policy::Route>]| routes.to_vec();
-        let mut policy = if all_of_it { (*other.policy).clone() } else { (*mesh.policy).clone() };
-        policy.routes = own(&other.policy.routes);
+        let own = (*mesh.policy).clone();
+        let policy = match part {
+            PolicyPart::Whole => (*other.policy).clone(),
+            PolicyPart::Routes => Policy { routes: other.policy.routes.clone(), ..own },
+            PolicyPart::Networks => Policy { networks: other.policy.networks.clone(), ..own },
+        };
         mesh.policy = Arc::new(policy);
         (snapshot, _) = follow(&mesh, &snapshot, &Dirty::default());
         prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
@@ -370,4 +382,27 @@ fn a_gateways_name_that_moves_concerns_the_services_behind_it() {
     assert!(
         matches!(entry.gateways[0].gateway.host, Host::Name(_)) && entry.gateways[0].addresses.len() == 1
     );
+}
+
+#[test]
+fn a_config_that_moves_a_gateway_merges_no_service_again() {
+    let network_of = |block: &str, address: &str| NetworkPolicy {
+        cidrs: vec![block.parse().expect("legal")],
+        ..network("n2", vec![gateway(address, 1)])
+    };
+    let with = |mesh: &mut Mesh, networks: Vec<NetworkPolicy>| {
+        mesh.policy = Policy { networks, ..(*mesh.policy).clone() }.into();
+    };
+    let mut mesh = Mesh::new(vec![network_of("10.2.0.0/16", "192.0.2.1")], Vec::new());
+    let before = mesh.snapshot();
+    with(
+        &mut mesh,
+        vec![network_of("10.2.0.0/16", "192.0.2.2"), network("n3", vec![gateway("192.0.2.3", 1)])],
+    );
+    let (moved, delta) = follow(&mesh, &before, &Dirty::default());
+    assert_eq!((delta.everything, delta.services.len()), (false, 0));
+    assert_eq!(delta.networks, ["n2", "n3"].map(Network::new).into());
+    // After this change of the networks, endpoints may be on another network.
+    with(&mut mesh, vec![network_of("10.3.0.0/16", "192.0.2.2")]);
+    assert!(follow(&mesh, &moved, &Dirty::default()).1.everything);
 }

@@ -1,4 +1,4 @@
-//! Worked examples of split horizon, one rule of SPEC §9 each.
+//! Worked examples of split horizon, each for one rule of SPEC §9.
 
 mod properties;
 
@@ -12,12 +12,12 @@ use crate::snapshot::tests::{
 
 const SERVICE: &str = "s.shop.mesh";
 
-/// Returns a mesh with the network west behind these gateways, with one cluster `c`.
+/// Returns a mesh whose network `west` is behind these gateways and has one cluster, `c`.
 fn west(gateways: Vec<Gateway>, endpoints: Vec<Endpoint>) -> Mesh {
     of(gateways, vec![("c", endpoints)])
 }
 
-/// Returns the same with several clusters.
+/// Returns a mesh whose network `west` is behind these gateways and has several clusters.
 fn of(gateways: Vec<Gateway>, clusters: Vec<(&str, Vec<Endpoint>)>) -> Mesh {
     let shards = clusters.into_iter().map(|(cluster, endpoints)| {
         let service = service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints);
@@ -107,12 +107,34 @@ fn an_address_listed_twice_is_one_entry_of_the_sum() {
 }
 
 #[test]
+fn a_neighbour_that_one_cluster_gives_twice_is_as_healthy_as_its_better_entry() {
+    let sick = |host: &str| Endpoint { health: Health::Unhealthy, ..endpoint(host, 5) };
+    let near = |cluster, endpoints| {
+        shard(cluster, "east", vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints)])
+    };
+    let of_a =
+        near("a", vec![sick("10.1.0.1"), endpoint("10.1.0.1", 3), endpoint("10.1.0.1", 7), sick("10.1.0.2")]);
+    // If two registries have the same address, the endpoint of the first registry applies, with its weight and its health.
+    let of_b = near("b", vec![endpoint("10.1.0.2", 2)]);
+    let mesh = Mesh::new(Vec::new(), vec![of_a, of_b]);
+    let all = seen(&mesh, &east()).entries;
+    let shown = |one: &Entry| (one.address.to_string(), one.stands_for.to_string(), one.health);
+    assert_eq!(
+        all.iter().map(shown).collect::<Vec<_>>(),
+        [
+            ("10.1.0.1:8080".to_owned(), "3".to_owned(), Health::Healthy),
+            ("10.1.0.2:8080".to_owned(), "5".to_owned(), Health::Unhealthy)
+        ]
+    );
+}
+
+#[test]
 fn gateways_of_the_own_cluster_come_first() {
     let own = |host, cluster| Gateway { cluster: ClusterId::new(cluster), ..gateway(host, 1) };
     let gateways = vec![own("192.0.2.1", "c"), own("192.0.2.2", "d"), gateway("192.0.2.3", 1)];
     let cluster = |cluster, last: u8| (cluster, vec![endpoint(&format!("10.2.0.{last}"), 3)]);
     let mesh = of(gateways, vec![cluster("c", 1), cluster("d", 2), cluster("e", 3)]);
-    // The cluster `e` has no gateway of its own, so every gateway leads to it.
+    // The cluster `e` has no gateway of its own, so all gateways lead to it.
     assert_eq!(
         entries(&mesh, &east()),
         [
@@ -241,8 +263,8 @@ fn a_gateway_passes_on_one_tls_mode_per_port() {
     assert_eq!(excluded(&none, &east()), [(1, ExclusionReason::OtherTls)]);
 }
 
-/// The gateway chooses the mode before it applies exports: endpoints of mode `own` are not chosen there while
-/// one of mode `mesh` is ready, exported or not.
+/// The gateway chooses the mode before it applies export rules: it does not choose endpoints of mode `own` while an endpoint of
+/// mode `mesh` is ready, exported or not.
 #[test]
 fn endpoints_that_are_not_exported_have_a_say_in_the_tls_mode() {
     let mesh = of(
@@ -262,7 +284,7 @@ fn endpoints_that_are_not_exported_have_a_say_in_the_tls_mode() {
     );
 }
 
-/// Two networks may share a gateway's address; a client knows one TLS mode for it.
+/// Two networks may share the address of a gateway, but a client can know only one TLS mode for an address.
 #[test]
 fn an_address_is_entered_for_one_kind_of_tls() {
     let services = |endpoint| vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint])];
@@ -279,7 +301,7 @@ fn an_address_is_entered_for_one_kind_of_tls() {
     assert_eq!(excluded(&mesh(TlsMode::Own), &east()), [(1, ExclusionReason::OtherTls)]);
 }
 
-/// An endpoint at the gateway's own address and port shares the gateway's entry if the TLS mode is the same.
+/// An endpoint and a gateway at the same address and port share one entry if their TLS modes are the same.
 #[test]
 fn a_neighbour_at_a_gateways_address_is_one_entry() {
     let mesh = |tls| {

@@ -1,5 +1,5 @@
-//! Properties over random meshes. The rules of SPEC §9 are written a second time here, endpoint by endpoint
-//! and without regard to cost, and both results are compared.
+//! Properties over random meshes. This file implements the rules of SPEC §9 a second time, endpoint by endpoint and without
+//! regard to cost, and compares both results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,8 +53,8 @@ struct Rules<'a> {
     subset: &'a str,
 }
 
-/// An entry without its weight: whole numbers are compared separately.
-#[derive(Debug, PartialEq)]
+/// An entry without its weight, because whole numbers are compared separately.
+#[derive(Clone, Debug, PartialEq)]
 struct ExpectedEntry {
     kind: EntryKind,
     network: Network,
@@ -100,8 +100,8 @@ impl Rules<'_> {
         direct || *endpoint.network == self.viewer.network
     }
 
-    /// Returns the addresses of the gateways that an endpoint counts towards, each with its part of the
-    /// endpoint. Addresses that another network has with another TLS mode are left out.
+    /// Returns the addresses of the gateways that lead to an endpoint, each with its part of the endpoint's weight. Addresses
+    /// that another network has with another TLS mode are left out.
     fn ways(
         &self,
         endpoint: &PortEndpoint<'_>,
@@ -198,7 +198,8 @@ impl Rules<'_> {
         answer
     }
 
-    /// Counts endpoints whose registry has the name or the number of the port, but not both.
+    /// Counts the endpoints whose registry conflicts with the port. In a conflict, the registry's port of the same name has
+    /// another number or protocol. If no port has this name, the port of the same number has another protocol.
     fn exclude_conflicts(&self, answer: &mut Expected) {
         let port = self.port;
         let everything = self.service.endpoints_of(port, "", self.snapshot.networks()).expect("all");
@@ -239,7 +240,7 @@ impl Rules<'_> {
             exclude(answer, endpoint, ExclusionReason::NoAddress);
         }
         for ip in ips {
-            answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| ExpectedEntry {
+            let entry = ExpectedEntry {
                 kind: EntryKind::Endpoint,
                 network: endpoint.network.clone(),
                 cluster: endpoint.origin.cluster.clone(),
@@ -247,12 +248,18 @@ impl Rules<'_> {
                 stands_for: share(weight_of(endpoint)),
                 health: endpoint.endpoint.health,
                 tls: endpoint.tls,
-            });
+            };
+            let known =
+                answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| entry.clone());
+            // If one cluster has several entries for the same address, the first one among the healthiest is used.
+            if known.cluster == entry.cluster && entry.health < known.health {
+                *known = entry;
+            }
         }
     }
 
     fn send(&self, answer: &mut Expected, endpoint: &PortEndpoint<'_>) {
-        // The TLS mode behind a gateway; in a tunnel it is the mesh's.
+        // The TLS mode of the entry: inside a tunnel it is that of the mesh.
         let tls = if self.by_hbone() { TlsMode::Mesh } else { endpoint.tls };
         let is_free = |address| answer.entries.get(&address).is_none_or(|entry| entry.tls == tls);
         let (ways, any) = (self.ways(endpoint, is_free), !self.ways(endpoint, |_| true).is_empty());
@@ -336,7 +343,7 @@ fn check_weights(entries: &[Entry]) {
     }
 }
 
-/// Returns true if the addresses of a network's gateways belong to no other network and to no endpoint.
+/// Returns true if no other network and no endpoint has an address of this network's gateways.
 fn unshared(snapshot: &Snapshot, entries: &[Entry], network: &Network) -> bool {
     let of = |name: &Network| -> BTreeSet<IpAddr> {
         let gateways = snapshot.networks.get(name).map_or(&[][..], |entry| &entry.gateways);
@@ -373,8 +380,7 @@ proptest! {
         }
     }
 
-    /// The entries of each network stand for its ready weight, and weight that is not entered is listed as
-    /// excluded.
+    /// For each network, the entries and the excluded weight together account for its ready weight.
     #[test]
     fn entered_and_excluded_weight_add_up(mesh in meshes(Addresses::Distinct), viewer in viewers()) {
         let snapshot = mesh.snapshot();
@@ -390,7 +396,8 @@ proptest! {
                     .filter(|excluded| excluded.network == *network && excluded.reason != ExclusionReason::PortConflict)
                     .map(|excluded| excluded.weight)
                     .sum();
-                // A neighbour's name counts once for each of its addresses.
+                // An endpoint with a host name has an entry for each of its addresses, so its weight is multiplied by their
+                // number.
                 let count = |endpoint: &PortEndpoint<'_>| {
                     let near = found.entries.iter().filter(|entry| {
                         let own = endpoint.addresses(&snapshot.resolved);
@@ -431,8 +438,8 @@ proptest! {
                     for ip in endpoint.addresses(&snapshot.resolved).iter() {
                         let address = SocketAddr::new(*ip, endpoint.port);
                         let given = |entry: &Entry| entry.address == address && entry.kind == EntryKind::Endpoint;
-                        // If two registries give the address, the earlier one counts, and may give it as not
-                        // ready.
+                        // If two registries list the same address, only the endpoint of the earlier registry counts. That
+                        // endpoint may be not ready, and a gRPC viewer then gets no entry for the address.
                         let dropped = viewer.client == ClientKind::Grpc;
                         prop_assert!(dropped || found.entries.iter().any(given), "{address}");
                     }
@@ -481,7 +488,7 @@ proptest! {
     }
 }
 
-/// The properties are only as strong as the random meshes are varied.
+/// Random meshes must be varied, or else the properties prove little.
 #[test]
 fn random_meshes_have_everything_in_them() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
