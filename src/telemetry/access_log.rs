@@ -1,4 +1,4 @@
-//! A connection's record as a line of the access log, and as the fields of the admin API.
+//! The record of a connection as a line of the access log, and as the fields of the admin API.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::model::record::ConnectionRecord;
 /// The destination of the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessLog {
-    /// No access log.
+    /// There is no access log.
     Off,
-    /// Lines are written.
+    /// Lines are written to a sink.
     To {
-        /// Where.
+        /// The output that lines are written to.
         sink: Sink,
-        /// In which form.
+        /// The format of the lines.
         format: Format,
     },
 }
@@ -31,24 +31,24 @@ pub enum Sink {
     Stdout,
     /// The standard error.
     Stderr,
-    /// A file, which is appended to.
+    /// A file; lines are appended.
     File(PathBuf),
 }
 
-/// The form of a line.
+/// The format of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// One JSON object.
     Json,
-    /// `key=value`, one space between.
+    /// Pairs `key=value`, separated by single spaces.
     Text,
 }
 
 impl Format {
-    /// All values, in the order that documents list them.
+    /// All formats, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Json, Self::Text];
 
-    /// Returns the value as the config file writes it.
+    /// Returns the format as written in the config file.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Json => "json",
@@ -57,7 +57,7 @@ impl Format {
     }
 }
 
-/// The names of this gateway in its access log; empty ones are left out.
+/// The names of this gateway in its access log; empty names are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayName {
     /// `node.name` of the config.
@@ -68,7 +68,7 @@ pub struct GatewayName {
     pub cluster: Arc<str>,
 }
 
-/// The names that a record can have, in the order of a line, each with its meaning: the table of `docs/access-log.md`.
+/// The fields that a record can have, in the order of a line, each with its meaning: the table of `docs/access-log.md`.
 pub const FIELDS: &[(&str, &str)] = &[
     (
         "time",
@@ -79,7 +79,7 @@ pub const FIELDS: &[(&str, &str)] = &[
     ("protocol", "`sni` or `hbone`; each CONNECT stream has a line of its own."),
     (
         "source",
-        "The client's address and port; behind a load balancer, those that its PROXY header announces.",
+        "The client's address and port; behind a load balancer, the address and port that the PROXY header announces.",
     ),
     ("proxy", "The address and port of the load balancer that announced `source` by a PROXY header."),
     ("source_network", "The network whose `cidrs` hold the client's address."),
@@ -94,37 +94,38 @@ pub const FIELDS: &[(&str, &str)] = &[
     ("endpoint", "The last endpoint dialled."),
     ("endpoint_cluster", "The endpoint's cluster."),
     ("endpoint_locality", "The endpoint's locality."),
-    ("attempts", "The number of endpoints dialled; 0 and absent where none was."),
+    ("attempts", "The number of endpoints dialled; absent if there was none."),
     ("source_identity", "The SPIFFE ID that the caller has proven by its certificate."),
-    ("peer", "The peer whose caller it is, by its identity or its address."),
-    ("source_claimed", "`cluster/namespace/workload` as the caller says itself, unproven."),
-    ("unique_id", "The id that the endpoint was sent in a PROXY header of version 2."),
+    ("peer", "The peer to which the caller belongs, by the identity or the address of the caller."),
+    ("source_claimed", "`cluster/namespace/workload` that the caller claims, without proof."),
+    ("unique_id", "The id in the PROXY header of version 2 that the gateway sent to the endpoint."),
     (
         "reason",
         "Why the connection ended: one word of [reasons](reasons.md); absent in `connections`, which lists live ones.",
     ),
-    ("detail", "What exactly was wrong, where one word is not enough."),
+    ("detail", "The cause in detail, if the reason alone does not say it."),
     (
         "ended_by",
         "`client` if it closed or reset first, `endpoint` if it closed, refused or reset first, else `gateway`.",
     ),
-    ("duration_ms", "From accept to the end, or to now."),
-    ("hello_ms", "From accept to the whole hello."),
-    ("connect_ms", "From the first dial to the endpoint that took the connection."),
-    ("first_byte_ms", "From accept to the endpoint's first byte."),
+    ("duration_ms", "Time from accept to the end; of an open connection, time since accept."),
+    ("hello_ms", "Time from accept until the whole hello had arrived."),
+    ("connect_ms", "Time from the first connection attempt until an endpoint accepted."),
+    ("first_byte_ms", "Time from accept until the endpoint's first byte."),
     ("bytes_up", "Bytes from client to endpoint."),
     ("bytes_down", "Bytes from endpoint to client."),
     (
         "trace_id",
-        "The trace that the connection is in: the caller's of a CONNECT with `traceparent`; of TLS, the last 16 bytes of the random of its \
-         ClientHello, which every gateway on the way sees alike. The client chooses both.",
+        "The id of the trace of the connection. A CONNECT with `traceparent` keeps the trace id of the caller. For TLS the id \
+         is the last 16 bytes of the random of the ClientHello, which are the same on every gateway on the path. The client \
+         chooses either value.",
     ),
     ("gateway", "`node.name` of the gateway that wrote the line."),
-    ("gateway_network", "Its `node.network`."),
-    ("gateway_cluster", "Its `node.cluster`."),
+    ("gateway_network", "`node.network` of the gateway that wrote the line."),
+    ("gateway_cluster", "`node.cluster` of the gateway that wrote the line."),
 ];
 
-/// Returns a record with the members of SPEC §11.
+/// Returns a record in the form of the admin API, with the members of SPEC §11.
 pub fn connection(record: &ConnectionRecord, gateway: &GatewayName) -> Connection {
     let text = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
     let milliseconds = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
@@ -169,24 +170,24 @@ pub fn connection(record: &ConnectionRecord, gateway: &GatewayName) -> Connectio
     }
 }
 
-/// Returns the members of a connection by name; those without a value are left out.
+/// Returns the members of a record by name, without those that have no value.
 pub fn fields(record: &ConnectionRecord, gateway: &GatewayName) -> Map<String, Value> {
     match serde_json::to_value(connection(record, gateway)) {
         Ok(Value::Object(members)) => members,
-        // A connection is an object of texts and numbers.
+        // This cannot happen: a connection is an object of texts and numbers.
         Ok(_) | Err(_) => Map::new(),
     }
 }
 
-/// Returns a line of the log, with its line feed.
+/// Returns a line of the log, including its line feed.
 pub fn line(record: &ConnectionRecord, gateway: &GatewayName, format: Format) -> String {
     let mut line = match format {
-        // A connection is an object of texts and numbers, which cannot fail to be written.
+        // Writing cannot fail, because a connection is an object of texts and numbers.
         Format::Json => serde_json::to_string(&connection(record, gateway)).unwrap_or_default(),
         Format::Text => {
             let fields = fields(record, gateway);
             let pairs = fields.iter().map(|(name, value)| match value {
-                // Values with a space or a quote are quoted, as JSON would.
+                // A value with a space, a quote or an equals sign is quoted as in JSON.
                 Value::String(text) if !text.contains([' ', '"', '=']) => format!("{name}={text}"),
                 value => format!("{name}={value}"),
             });

@@ -1,4 +1,4 @@
-//! Metrics of the control side: config, registries, the process.
+//! Metrics of the control plane: config, certificates, the process, and the descriptions of all metrics.
 
 use metrics::{Counter, Gauge, Recorder as _};
 
@@ -9,8 +9,60 @@ use super::recorder::Recorder;
 pub enum ReloadResult {
     /// The new config is in use.
     Applied,
-    /// The config before it stays in use.
+    /// The config was rejected, and the previous one stays in use.
     Rejected,
+}
+
+/// The result of an enrolment that this gateway served or joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnrolmentResult {
+    /// A peer that had no link has one, or its link was printed.
+    Enrolled,
+    /// The link of a peer replaced another link.
+    Replaced,
+    /// The other side has sent a secret that belongs to no token of this process.
+    TokenUnknown,
+    /// The other side has sent the secret of a token that was used.
+    TokenUsed,
+    /// The other side has sent the secret of a token that has expired.
+    TokenExpired,
+    /// One of the two gateways has refused the enrolment for a reason that is not listed here.
+    Refused,
+    /// No address of the token has led to the gateway that made it.
+    Unreachable,
+    /// The link could not be stored.
+    NotStored,
+    /// The connection of the other side ended before a request.
+    Broken,
+}
+
+impl EnrolmentResult {
+    /// All results, in the order of the counters.
+    const ALL: [Self; 9] = [
+        Self::Enrolled,
+        Self::Replaced,
+        Self::TokenUnknown,
+        Self::TokenUsed,
+        Self::TokenExpired,
+        Self::Refused,
+        Self::Unreachable,
+        Self::NotStored,
+        Self::Broken,
+    ];
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Enrolled => "enrolled",
+            Self::Replaced => "replaced",
+            Self::TokenUnknown => "token_unknown",
+            Self::TokenUsed => "token_used",
+            Self::TokenExpired => "token_expired",
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+            Self::NotStored => "not_stored",
+            Self::Broken => "broken",
+        }
+    }
 }
 
 /// The kind of a certificate whose expiry is reported.
@@ -31,94 +83,127 @@ impl CertificateKind {
     }
 }
 
-/// Handles of the control side's metrics.
+/// The handles of the control plane's metrics.
 pub struct Control {
     generation: Gauge,
     draining: Gauge,
     applied: Counter,
     rejected: Counter,
+    /// The counters of enrolments, in the order of [`EnrolmentResult::ALL`].
+    enrolments: [Counter; EnrolmentResult::ALL.len()],
 }
 
 /// The names and descriptions of all metrics that the recorder counts.
 pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_connections_total",
-        "Connections ended, by listener, by service (or the route that matched), and by reason.",
+        "Ended connections, by listener, by service (or the route that matched), and by reason.",
     ),
-    ("isthmus_connections_active", "Connections and CONNECT streams now, from accept to the end."),
+    ("isthmus_connections_active", "Open connections and CONNECT streams, from accept to their end."),
     (
         "isthmus_hbone_connections_total",
-        "Connections ended that carried CONNECT streams, by listener and reason; the streams are in \
-         isthmus_connections_total, with connections that failed.",
+        "Ended HBONE connections that carried CONNECT streams, by listener and reason. isthmus_connections_total counts the \
+         streams, and HBONE connections that failed before the first stream.",
     ),
     (
         "isthmus_peer_connections_total",
-        "Connections and CONNECT streams of callers of a peer that ended, by peer and reason; isthmus_connections_total has them \
+        "Ended connections and CONNECT streams of a peer's callers, by peer and reason; isthmus_connections_total counts them \
          too.",
     ),
     (
-        "isthmus_control_connections_refused_total",
-        "Connections to the admin, metrics, health and xDS listeners that were refused (limit_global), made room for another \
-         (made_room), or whose client was silent (hello_timeout).",
+        "isthmus_peer_enrolments_total",
+        "Enrolments that this gateway served or joined, by result: enrolled, replaced (the peer had a link), token_unknown, token_used, \
+         token_expired, refused (by one of the sides), unreachable (at all addresses of the token), not_stored, or broken (the other side's \
+         connection ended before a request).",
     ),
-    ("isthmus_hello_seconds", "From accept to a whole hello."),
-    ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),
+    (
+        "isthmus_control_connections_refused_total",
+        "Connections to the admin, metrics, health and xDS listeners that the gateway refused (limit_global), closed to make \
+         room for another source (made_room), or closed because the client sent nothing (hello_timeout).",
+    ),
+    ("isthmus_hello_seconds", "Seconds from accept until the whole hello has arrived."),
+    ("isthmus_connect_seconds", "Seconds from the first connection attempt until an endpoint accepted."),
     (
         "isthmus_stalled_kernel_bytes",
-        "Kernel memory of the sockets of connections whose peers do not read what waits for them.",
+        "Bytes of kernel memory of the sockets of connections whose client or endpoint does not read the bytes that wait for \
+         it.",
     ),
-    ("isthmus_relay_bytes_total", "Bytes passed on, by the path they took."),
-    ("isthmus_endpoint_ejected", "Endpoints left out now because they failed, by service."),
+    ("isthmus_relay_bytes_total", "Relayed bytes, by path through the gateway (splice or copy)."),
+    ("isthmus_endpoint_ejected", "Endpoints that are ejected at the moment because they failed, by service."),
     (
         "isthmus_endpoint_failures_total",
-        "Attempts that an endpoint did not take, by service or route and by reason; also of connections that another \
-         endpoint then took.",
+        "Failed attempts to connect to an endpoint, by service or route and by reason, even if the connection then succeeded \
+         with another endpoint.",
     ),
     (
         "isthmus_endpoint_checks_total",
-        "Health checks ended, by reason: ok, or the failure (internal: a fault of this host, no verdict).",
+        "Completed health checks, by reason: ok or the failure; internal is a fault of this host, which says nothing about the \
+         endpoint.",
     ),
-    ("isthmus_config_generation", "Counts up with each world taken into use."),
+    (
+        "isthmus_config_generation",
+        "Number of the state of config and services in use: it increases each time a new state is \
+                                   published.",
+    ),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
     (
         "isthmus_access_log_dropped_total",
-        "Lines of the access log that were lost: the queue was full, nobody read them, or they could not be written.",
+        "Lines of the access log that were lost because the queue was full, the reader of the log did not read, or writing \
+         failed.",
     ),
-    ("isthmus_log_dropped_total", "Lines of the program's own log that were lost in the same ways."),
-    ("isthmus_draining", "1 from the order to stop on, 0 before."),
-    ("isthmus_spans_sent_total", "Spans that the collector has taken."),
-    ("isthmus_spans_dropped_total", "Spans that the queue could not take, or that the collector did not."),
-    ("isthmus_xds_clients", "Streams of xDS clients now."),
+    (
+        "isthmus_log_dropped_total",
+        "Lines of the program's own log that were lost because the queue was full, the reader of the \
+                                   log did not read, or writing failed.",
+    ),
+    ("isthmus_draining", "1 after the gateway was told to stop, 0 before."),
+    ("isthmus_spans_sent_total", "Spans that the collector accepted."),
+    (
+        "isthmus_spans_dropped_total",
+        "Spans that were lost because the queue was full or the collector did not accept them.",
+    ),
+    (
+        "isthmus_traces_limited_total",
+        "Traces that were not sampled, because clients chose ids that are sampled more than twice as often as \
+         `telemetry.tracing.sample` allows.",
+    ),
+    ("isthmus_xds_clients", "Open streams of xDS clients."),
     ("isthmus_xds_pushes_total", "Responses sent to xDS clients, by resource type."),
     (
         "isthmus_xds_refused_total",
-        "Streams of xDS clients that were refused, as no rule of xds.clients allows what they claim.",
+        "Streams of xDS clients that were refused because no rule of xds.clients allows the network or cluster that the client \
+         claims.",
     ),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
-    ("isthmus_xds_convergence_seconds", "From a change of the world to the acknowledgement of a client."),
+    (
+        "isthmus_xds_convergence_seconds",
+        "Seconds from a change of config or services until a client acknowledged the response.",
+    ),
     ("isthmus_dns_queries_total", "Queries that the DNS server has answered, by the code of the answer."),
     (
         "isthmus_dns_unanswered_total",
-        "Queries without an answer: the bytes were no query, the source had its share of the second, or the socket was full.",
+        "Queries that the DNS server did not answer because the bytes were not a query, the source exceeded its rate, or the \
+         socket buffer was full.",
     ),
     (
         "isthmus_dns_forwarded_total",
-        "Questions about names of other zones that other servers were asked, by result.",
+        "Queries for names of other zones that were forwarded to upstream servers, by result.",
     ),
     ("isthmus_dns_services", "Services that the DNS server answers for."),
     (
         "isthmus_certificate_expiry_seconds",
-        "Seconds until a certificate of ours expires, negative after, by kind (workload, roots) and trust domain.",
+        "Seconds until a certificate of this gateway expires, by kind (workload, roots) and trust domain; negative if it has \
+         expired.",
     ),
-    ("isthmus_build_info", "1, with the version as label."),
-    ("istio_tcp_connections_opened_total", "Connections passed on to an endpoint."),
+    ("isthmus_build_info", "Always 1; the label version is the version of the program."),
+    ("istio_tcp_connections_opened_total", "Connections that the gateway opened to endpoints."),
     ("istio_tcp_connections_closed_total", "Ended connections to endpoints."),
     ("istio_tcp_sent_bytes_total", "Bytes from endpoint to client."),
     ("istio_tcp_received_bytes_total", "Bytes from client to endpoint."),
 ];
 
 impl Control {
-    /// Describes all metrics to the recorder and makes the handles.
+    /// Describes all metrics to the recorder and creates the handles.
     pub(crate) fn new(recorder: &Recorder) -> Self {
         for (name, text) in DESCRIPTIONS {
             recorder.describe_gauge((*name).into(), None, (*text).into());
@@ -130,6 +215,9 @@ impl Control {
             draining: recorder.gauge("isthmus_draining", &[]),
             applied: reloads("applied"),
             rejected: reloads("rejected"),
+            enrolments: EnrolmentResult::ALL.map(|result| {
+                recorder.counter("isthmus_peer_enrolments_total", &[("result", result.text())])
+            }),
         }
     }
 
@@ -138,7 +226,7 @@ impl Control {
         self.generation.set(generation as f64);
     }
 
-    /// Notes that the process was ordered to stop.
+    /// Records that the process was ordered to stop.
     pub fn draining(&self) {
         self.draining.set(1.0);
     }
@@ -151,8 +239,13 @@ impl Control {
         }
     }
 
-    /// Sets the seconds until a certificate expires, negative after. Trust domains are those of the config and of the
-    /// certificate's source, so the series are few.
+    /// Counts an enrolment.
+    pub fn enrolled(&self, result: EnrolmentResult) {
+        self.enrolments[result as usize].increment(1);
+    }
+
+    /// Sets the number of seconds until a certificate expires; the number is negative after its expiry. Each trust domain has a
+    /// series of its own. There are few, because trust domains come only from the config and from the certificate's source.
     pub fn certificate_expires(
         &self,
         recorder: &Recorder,

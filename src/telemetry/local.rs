@@ -12,9 +12,9 @@ use super::Telemetry;
 use super::recorder::Shard;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord};
-use crate::model::trace::{Span, TraceId, TraceParent};
+use crate::model::trace::{Allowance, Span, TraceId, TraceParent};
 
-/// Rules for which one worker keeps handles; further rules are counted together as `_other`.
+/// The number of rules for which one worker keeps handles; further rules are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
 
 /// The listener, the service or route, and the reason.
@@ -26,14 +26,14 @@ type EndedPeerKey = (Arc<str>, Reason);
 /// The service or route, the cluster of the endpoint, and the protocol of the client.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
-/// The destination of a connection as metrics name it.
+/// The labels of a connection's destination in metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct DestinationName<'a> {
     /// The service's host name.
     pub service: Option<&'a Arc<str>>,
     /// The service's namespace.
     pub namespace: Option<&'a str>,
-    /// The rule that matched.
+    /// The rule that matched the requested name.
     pub rule: Option<&'a Arc<str>>,
     /// The cluster of the endpoint.
     pub cluster: Option<&'a Arc<str>>,
@@ -48,7 +48,7 @@ impl<'a> DestinationName<'a> {
     }
 }
 
-/// A key of three parts, borrowed for a look-up.
+/// A key of three parts, borrowed for a lookup.
 #[derive(Hash)]
 struct Borrowed<'a, T>(&'a str, &'a str, T);
 
@@ -58,21 +58,21 @@ impl<T: PartialEq> Equivalent<(Arc<str>, Arc<str>, T)> for Borrowed<'_, T> {
     }
 }
 
-/// The way of bytes through the gateway.
+/// The path of bytes through the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPath {
-    /// Inside of the kernel, through a pipe.
+    /// In the kernel, through a pipe.
     Splice,
     /// Through a buffer of the worker.
     Copy,
-    /// Through the frames of a CONNECT stream.
+    /// Bytes are carried in frames of a CONNECT stream.
     Hbone,
 }
 
-/// One worker's telemetry.
+/// The metrics of one worker, and its access to the logs.
 pub struct Local {
     telemetry: Telemetry,
-    /// The cells of this thread.
+    /// The shard that holds the counts of this thread.
     recorder: Arc<Shard>,
     hello: Histogram,
     connect: Histogram,
@@ -80,8 +80,11 @@ pub struct Local {
     copy: Counter,
     hbone: Counter,
     stalled: Gauge,
-    /// The bytes that this worker has added to `stalled`.
+    /// The number of bytes that this worker has added to `stalled`.
     stalled_added: Cell<u64>,
+    /// The number of traces that may still be sampled because of their ids, which clients choose.
+    allowance: Cell<Allowance>,
+    traces_limited: Counter,
     hbone_ended_counts: RefCell<HashMap<EndedHboneKey, Counter>>,
     peer_ended_counts: RefCell<HashMap<EndedPeerKey, Counter>>,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
@@ -89,7 +92,7 @@ pub struct Local {
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
 }
 
-/// The counters of a destination, by Istio's names.
+/// The counters of a destination under the names of Istio's metrics.
 pub struct Destination {
     opened: Counter,
     closed: Counter,
@@ -98,25 +101,25 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Counts a connection that an endpoint took.
+    /// Counts a connection that an endpoint accepted.
     pub fn opened(&self) {
         self.opened.increment(1);
     }
 
-    /// Counts bytes that were passed on, up from the client and down from the endpoint.
+    /// Counts relayed bytes: `up` from the client and `down` from the endpoint.
     pub fn moved(&self, up: u64, down: u64) {
         self.received.increment(up);
         self.sent.increment(down);
     }
 
-    /// Counts the end of a connection that was opened.
+    /// Counts the end of a connection that was counted as opened.
     pub fn closed(&self) {
         self.closed.increment(1);
     }
 }
 
 impl Local {
-    /// Makes the handles of one thread, with cells of its own.
+    /// Creates the handles of one thread, with a shard of its own.
     pub fn new(telemetry: &Telemetry) -> Self {
         let recorder = telemetry.recorder.shard();
         let path = |path| recorder.counter("isthmus_relay_bytes_total", &[("path", path)]);
@@ -128,6 +131,8 @@ impl Local {
             hbone: path("hbone"),
             stalled: recorder.gauge("isthmus_stalled_kernel_bytes", &[]),
             stalled_added: Cell::new(0),
+            allowance: Cell::default(),
+            traces_limited: recorder.counter("isthmus_traces_limited_total", &[]),
             hbone_ended_counts: RefCell::default(),
             peer_ended_counts: RefCell::default(),
             active: RefCell::default(),
@@ -138,27 +143,27 @@ impl Local {
         }
     }
 
-    /// Returns the cells of this thread's metrics.
+    /// Returns the shard of this thread's metrics.
     pub fn shard(&self) -> &Arc<Shard> {
         &self.recorder
     }
 
-    /// Counts a connection that was accepted.
+    /// Counts an accepted connection.
     pub fn accepted(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.increment(1.0));
     }
 
-    /// Records the time from accept to a whole hello.
+    /// Records the time from the accept to the complete hello.
     pub fn hello(&self, after: Duration) {
         self.hello.record(after.as_secs_f64());
     }
 
-    /// Records the time from the first dial to the connect of the endpoint that took the connection.
+    /// Records the time from the first dial until an endpoint accepted.
     pub fn connected(&self, after: Duration) {
         self.connect.record(after.as_secs_f64());
     }
 
-    /// Sets the bytes of kernel memory held by connections of this thread whose peers do not read.
+    /// Sets the number of bytes of kernel memory that connections of this thread hold because their peers do not read.
     pub fn stalled_memory(&self, bytes: u64) {
         let before = self.stalled_added.replace(bytes);
         if before != bytes {
@@ -166,7 +171,7 @@ impl Local {
         }
     }
 
-    /// Counts bytes that were passed on.
+    /// Counts relayed bytes.
     pub fn relayed(&self, path: RelayPath, bytes: u64) {
         match path {
             RelayPath::Splice => self.splice.increment(bytes),
@@ -194,23 +199,38 @@ impl Local {
         }
     }
 
-    /// Returns the span of a connection that has ended, if its trace is sampled. `caller` is the trace context that the
-    /// caller sent, `hello` the trace that its hello begins, `random` makes the ids.
+    /// Returns the span of a connection that has ended, if its trace is sampled. `caller` is the trace context that the caller
+    /// sent, `hello` is the id of the trace that begins with the client's hello, and `random` supplies the ids. If a trace is
+    /// sampled because of an id that the client chose, the [`Allowance`] of the worker must permit it too.
     pub fn span(
         &self,
         caller: Option<TraceParent>,
         hello: Option<TraceId>,
         random: impl FnMut() -> u64,
     ) -> Option<Span> {
-        self.telemetry.spans.sampling().and_then(|sampling| sampling.span(caller, hello, random))
+        let sampling = self.telemetry.spans.sampling()?;
+        let span = sampling.span(caller, hello, random);
+        let is_id_of_client = caller.map_or_else(|| hello.is_some(), |caller| !caller.sampled);
+        if !is_id_of_client {
+            return span;
+        }
+        let mut allowance = self.allowance.get();
+        allowance.counted(sampling);
+        let span = span.filter(|_| {
+            let may = allowance.take();
+            self.traces_limited.increment(u64::from(!may));
+            may
+        });
+        self.allowance.set(allowance);
+        span
     }
 
-    /// Returns true if the end of a connection is to be [logged](Self::log).
+    /// Returns true if the end of a connection must be passed to [`log`](Self::log).
     pub fn is_logged(&self, reason: Reason, cancelled: bool) -> bool {
         (reason != Reason::Ok && !cancelled) || self.telemetry.writer.logs_connections()
     }
 
-    /// Logs and traces a connection that has ended.
+    /// Passes a connection that has ended to the logs, and to the exporter if it has a span.
     pub fn log(&self, record: ConnectionRecord) {
         let record = Arc::new(record);
         if record.span.is_some() {
@@ -219,12 +239,13 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// Counts the end of a connection that [`Self::hbone_ended`] counts too, or that leaves the data plane.
+    /// Decreases the number of live connections, and counts no reason. Either [`Self::hbone_ended`] counts the reason, or the
+    /// connection continues outside the data plane.
     pub fn ended_silently(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.decrement(1.0));
     }
 
-    /// Counts the end of an HBONE connection, whose streams are counted by themselves.
+    /// Counts the end of an HBONE connection; its streams are counted separately.
     pub fn hbone_ended(&self, listener: &Arc<str>, reason: Reason) {
         let new = || {
             let labels = [("listener", &**listener), ("reason", reason.text())];
@@ -234,14 +255,14 @@ impl Local {
         ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
     }
 
-    /// Counts the end of a connection or stream of a peer's caller, which [`Self::ended`] counts too.
+    /// Counts the end of a connection or stream of a peer's caller; [`Self::ended`] counts it too.
     pub fn peer_ended(&self, peer: &Arc<str>, reason: Reason) {
         let new = || {
             let labels = [("peer", &**peer), ("reason", reason.text())];
             self.recorder.counter("isthmus_peer_connections_total", &labels)
         };
         let mut ended = self.peer_ended_counts.borrow_mut();
-        // Peers are named by the operator, so they are few.
+        // The number of peers is small, because the operator configures them.
         ended.entry((peer.clone(), reason)).or_insert_with(new).increment(1);
     }
 
@@ -265,7 +286,7 @@ impl Local {
         let cluster = destination.cluster.filter(|cluster| !cluster.is_empty());
         let cluster = cluster.map_or("unknown", |cluster| &**cluster);
         let short = if destination.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
-        // The gateway does not see the identities in TLS that it passes through.
+        // The gateway cannot see the identities in TLS that it does not terminate.
         let security = match destination.protocol {
             ConnectionProtocol::Hbone => "mutual_tls",
             ConnectionProtocol::Sni => "unknown",

@@ -1,5 +1,5 @@
-//! Writes the lines of a log without waiting for their reader: lines that a pipe or terminal does not take at once stay
-//! pending up to a bound; lost lines are counted, with the reason.
+//! Writes the lines of a log without waiting for the reader. Lines that a pipe or terminal does not take at once stay
+//! pending up to a limit; lost lines are counted, with the reason.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -18,16 +18,16 @@ use rustix::pipe::fcntl_getpipe_size;
 
 use super::access_log::{AccessLog, Sink};
 
-/// Bytes that a pipe that is ready takes without waiting (`PIPE_BUF`, pipe(7)).
+/// The number of bytes that a writable pipe accepts without waiting (`PIPE_BUF`, pipe(7)).
 const PIPE_BYTES: usize = 4096;
-/// Bytes that may be pending.
+/// The number of bytes that may be pending; further lines are lost.
 const PENDING_BYTES_MAX: usize = 4 << 20;
-/// How long a reader may take nothing before it counts as stuck.
+/// The time without a successful write after which the reader counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_millis(250);
-/// The mode of a new log file: its owner writes, its group reads.
+/// The mode of a new log file: its owner may write, and its group may read.
 const FILE_MODE: u32 = 0o640;
 
-/// An access log with its file, if it has one, open.
+/// An access log, with its file opened if it has one.
 #[derive(Debug)]
 pub struct OpenLog {
     /// The log's destination and format.
@@ -36,17 +36,18 @@ pub struct OpenLog {
 }
 
 impl AccessLog {
-    /// Opens the file, if there is one. Blocks, for as long as the file system does.
+    /// Opens the file, if there is one. Blocks for as long as the file system does.
     pub fn open(self) -> Result<OpenLog, String> {
         let file = self.path().map(|path| {
-            // Without waiting for the reader of a pipe.
+            // If the file is a pipe, this does not wait until the pipe has a reader.
             open(OpenOptions::new().create(true).append(true).mode(FILE_MODE), path)
         });
         let file = file.transpose().map_err(|error| self.cannot(&error))?;
         Ok(OpenLog { log: self, file })
     }
 
-    /// Says why the file could not be opened now, without making it. Blocks, for as long as the file system does.
+    /// Returns the reason why the file cannot be opened; `None` if it can. Does not create the file. Blocks for as long as the
+    /// file system does.
     pub fn problem(&self) -> Option<String> {
         let path = self.path()?;
         let opened = match open(OpenOptions::new().append(true), path) {
@@ -91,12 +92,12 @@ pub(super) struct Lost {
 struct Shared {
     lines: AtomicU64,
     stuck: AtomicBool,
-    /// Why lines are being lost; `None` if they are not.
+    /// The reason why lines are being lost; `None` if none are being lost.
     problem: Mutex<Option<String>>,
 }
 
 impl Lost {
-    /// Counts from zero; `metric` is increased too.
+    /// Creates a count of zero. Lost lines are added to `metric` too.
     pub(super) fn new(metric: Counter) -> Self {
         Self { metric, shared: Arc::default() }
     }
@@ -112,12 +113,12 @@ impl Lost {
         self.shared.lines.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the log's reader has taken nothing for a while.
+    /// Returns true if the log's reader has read nothing for a while.
     pub(super) fn is_stuck(&self) -> bool {
         self.shared.stuck.load(Ordering::Relaxed)
     }
 
-    /// Returns why lines are being lost; `None` if they are not.
+    /// Returns the reason why lines are being lost; `None` if none are being lost.
     pub(super) fn problem(&self) -> Option<String> {
         self.locked().clone()
     }
@@ -139,36 +140,36 @@ enum Target {
     File(File),
 }
 
-/// The way in which a target takes bytes.
+/// The number of bytes that a target accepts in one write without waiting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// A regular file, which takes all bytes, or fails.
+    /// A regular file accepts all bytes or returns an error.
     Whole,
-    /// As much as a pipe takes without waiting: all of this where it is empty.
+    /// An empty pipe accepts up to `bytes` bytes without waiting; a pipe with unread bytes accepts fewer.
     Pipe { bytes: usize },
-    /// A terminal, a socket.
+    /// A terminal or a socket accepts bytes when it is writable.
     WhenReady,
 }
 
-/// One log's way out.
+/// The output of one log.
 pub(super) struct Outlet {
     target: Target,
     manner: Manner,
     pending: Vec<u8>,
-    /// True after only a part of a line was written.
+    /// True if only a part of the last line was written.
     torn: bool,
-    /// The time since which the reader has taken nothing.
+    /// The time since which the reader has read nothing; `None` while it reads.
     waiting: Option<Instant>,
     lost: Lost,
 }
 
 impl Outlet {
-    /// Writes to standard error.
+    /// Creates an output to standard error.
     pub(super) fn stderr(lost: Lost) -> Self {
         Self::new(Target::Stderr, lost)
     }
 
-    /// Writes to the destination of an access log.
+    /// Creates an output to the destination of an access log.
     pub(super) fn of(log: OpenLog, lost: Lost) -> Self {
         Self::new(Target::of(log), lost)
     }
@@ -178,7 +179,7 @@ impl Outlet {
         Self { target, manner, pending: Vec::new(), torn: false, waiting: None, lost }
     }
 
-    /// Adds whole lines.
+    /// Adds complete lines to the lines that are pending.
     pub(super) fn push(&mut self, lines: &[u8]) {
         if self.pending.len() + lines.len() > PENDING_BYTES_MAX {
             self.lost.add(count(lines));
@@ -192,7 +193,7 @@ impl Outlet {
         !self.pending.is_empty()
     }
 
-    /// Writes to another log from here on. Lines that are pending go to the new one.
+    /// Replaces the log. Pending lines go to the new log.
     pub(super) fn go_over_to(&mut self, log: OpenLog) {
         self.write();
         self.target = Target::of(log);
@@ -204,13 +205,13 @@ impl Outlet {
         }
     }
 
-    /// Writes the pending bytes that are taken without waiting.
+    /// Writes as many pending bytes as the target takes without waiting.
     pub(super) fn write(&mut self) {
         if self.pending.is_empty() {
             return;
         }
         if self.torn {
-            // So that the next line is not read as the rest of this one.
+            // The line feed separates the next line from the incomplete one.
             self.pending.insert(0, b'\n');
             self.torn = false;
         }
@@ -242,7 +243,7 @@ impl Outlet {
                 }
                 let since = *self.waiting.get_or_insert_with(Instant::now);
                 if since.elapsed() >= STUCK_AFTER && !self.lost.is_stuck() {
-                    self.lost.set(Some("nobody reads it".to_owned()));
+                    self.lost.set(Some("the reader of the log does not read".to_owned()));
                     self.lost.shared.stuck.store(true, Ordering::Relaxed);
                 }
             }
@@ -251,7 +252,7 @@ impl Outlet {
                 self.lost.add(count(&self.pending[written..]));
                 self.pending.clear();
                 self.waiting = None;
-                self.lost.set(Some(format!("it cannot be written: {error}")));
+                self.lost.set(Some(format!("cannot write: {error}")));
             }
         }
     }
@@ -295,7 +296,7 @@ impl Target {
     fn write(&mut self, bytes: &[u8], manner: Manner) -> io::Result<usize> {
         match self {
             Self::Nowhere => Ok(bytes.len()),
-            // Past the standard library's buffer, which would not say what was written.
+            // Written without the standard library's buffer, which would not report how many bytes were written.
             Self::Stdout => Ok(rustix::io::write(io::stdout(), taken(io::stdout().as_fd(), bytes, manner)?)?),
             Self::Stderr => Ok(rustix::io::write(io::stderr(), taken(io::stderr().as_fd(), bytes, manner)?)?),
             Self::File(file) => {
@@ -306,8 +307,8 @@ impl Target {
     }
 }
 
-/// Returns the first bytes, as many as are taken without waiting: whole lines, if one fits. Fails with `WouldBlock` if none
-/// are taken.
+/// Returns the first bytes, as many as the target takes without waiting: complete lines, if one fits. Returns the error
+/// `WouldBlock` if the target takes none.
 fn taken<'b>(fd: BorrowedFd<'_>, bytes: &'b [u8], manner: Manner) -> io::Result<&'b [u8]> {
     let most = match manner {
         Manner::Whole => return Ok(bytes),
@@ -353,7 +354,7 @@ mod tests {
         assert_eq!(lost.lines(), 2);
         let problem = lost.problem().expect("a problem");
         assert!(problem.contains("No space left on device"), "{problem}");
-        // A disk that has room again ends it.
+        // The problem ends when the log is on a disk with free space.
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.log");
         outlet.go_over_to(to(&path).open().expect("opened"));
@@ -382,7 +383,7 @@ mod tests {
             outlet.write();
         }
         assert!(outlet.is_pending() && lost.lines() > 0);
-        // What was taken and what is pending is whole.
+        // The lines that were written and those that are pending are complete.
         let mut bytes = vec![0; 1 << 16];
         let mut read = 0;
         while outlet.is_pending() {

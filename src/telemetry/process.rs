@@ -1,4 +1,4 @@
-//! Metrics of this process, read from `/proc` when asked for.
+//! The metrics of this process, read from `/proc` on request.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use super::exposition::{Exposition, Kind};
 
 /// The names and descriptions of these metrics, in the order of [`expose`].
 pub const DESCRIPTIONS: &[(&str, &str)] = &[
-    ("process_cpu_seconds_total", "CPU time of this process."),
-    ("process_resident_memory_bytes", "Resident memory of this process."),
-    ("process_open_fds", "Descriptors that this process has open."),
-    ("process_max_fds", "Descriptors that this process may have open."),
+    ("process_cpu_seconds_total", "CPU time that this process has used, in seconds."),
+    ("process_resident_memory_bytes", "Resident memory of this process, in bytes."),
+    ("process_open_fds", "Number of open file descriptors of this process."),
+    ("process_max_fds", "Largest number of open file descriptors that this process may have."),
 ];
 
-/// Adds CPU time, memory and descriptors to the metrics of a scrape; values that cannot be read are left out.
+/// Adds CPU time, memory and descriptors to the metrics of a scrape. Values that cannot be read are left out.
 pub fn expose(exposition: &mut Exposition) {
     let values = [
         (Kind::Counter, cpu_seconds()),
@@ -27,10 +27,10 @@ pub fn expose(exposition: &mut Exposition) {
     }
 }
 
-/// CPU time of all threads; the scheduler's own count.
+/// Returns the CPU time of all threads in seconds, as counted by the scheduler.
 fn cpu_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The command may hold spaces and brackets; the fields begin behind its last bracket.
+    // The name of the command may contain spaces and brackets; the fields begin after its last bracket.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     let ticks = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
     Some(ticks / rustix::param::clock_ticks_per_second() as f64)
@@ -43,7 +43,7 @@ fn resident_bytes() -> Option<u64> {
 }
 
 fn open_descriptors() -> Option<usize> {
-    // One of them is the directory that is being read.
+    // One of the entries is the descriptor of this directory itself.
     Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
 }
 

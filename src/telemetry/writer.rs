@@ -1,5 +1,6 @@
-//! The threads that write logs, one for the access log and one for the program's own, each fed by a bounded queue. Lines that
-//! the queue, the reader or the disk does not take are counted, reported at most once a minute, and never waited for.
+//! The threads that write logs: one for the access log and one for the program's own log, each with a bounded queue. Lines that
+//! do not fit into the queue, or that the log's reader or the disk does not accept, are counted, and reported at most once a
+//! minute. No sender waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -16,29 +17,29 @@ use super::recent::Recent;
 use super::recorder::Recorder;
 use crate::model::record::ConnectionRecord;
 
-/// Lines that may wait.
+/// The number of lines that may wait in a queue; further ones are lost.
 const QUEUE: usize = 16_384;
-/// Lines gathered before they are written.
+/// The number of lines that are gathered before they are written.
 const GATHERED_MAX: usize = 1024;
-/// How long a thread rests after it wrote something: under load the data path then never has to wake it.
+/// How long a thread sleeps after it has written something: under load the data path then never has to wake it.
 const REST: Duration = Duration::from_millis(5);
-/// How often a write is tried again if the reader does not read.
+/// The interval at which a write is retried while the reader of a log's pipe does not read.
 const TRY_EVERY: Duration = Duration::from_millis(50);
-/// How often lost lines are reported.
+/// The interval at which lost lines are reported.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// How long the end of the program waits for the last lines.
+/// The longest time that the exit of the program waits for the last lines.
 const FLUSH_WITHIN: Duration = Duration::from_secs(1);
 
 enum Message {
     Connection(Arc<ConnectionRecord>),
     /// A line of the program's own log.
     Line(Vec<u8>),
-    /// Another access log is to be used.
+    /// The thread must replace its access log by the one in [`Next`].
     Next,
     Flush(SyncSender<()>),
 }
 
-/// The sending side; cheap to clone.
+/// The senders of the queues of both logs; cheap to clone.
 #[derive(Clone)]
 pub struct Writer {
     access: Queue,
@@ -48,29 +49,29 @@ pub struct Writer {
     logs_connections: Arc<AtomicBool>,
 }
 
-/// The queue of one thread.
+/// The queue of one writer thread.
 #[derive(Clone)]
 struct Queue {
     messages: SyncSender<Message>,
     lost: Lost,
 }
 
-/// The access log to be used next.
+/// The access log that the thread must use next.
 #[derive(Default)]
 struct Next {
-    /// The number of orders so far.
+    /// The number of replacements of the access log that were requested so far.
     orders: u64,
-    /// The newest order that was carried out.
+    /// The sequence number of the newest replacement that took effect.
     newest: u64,
     log: Option<OpenLog>,
 }
 
-/// The place of an order to go over to another access log among all such orders.
+/// The sequence number of an order to replace the access log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Order(u64);
 
 impl Writer {
-    /// Starts both threads. Fails if one cannot be started.
+    /// Starts both threads. Returns an error if one cannot be started.
     pub(super) fn start(
         access_log: OpenLog,
         (failures, recent): (Failures, Recent),
@@ -114,7 +115,7 @@ impl Writer {
         })
     }
 
-    /// Returns true if connections that ended without a fault are logged too.
+    /// Returns true if connections that ended without an error are logged too.
     pub fn logs_connections(&self) -> bool {
         self.logs_connections.load(Ordering::Relaxed)
     }
@@ -124,15 +125,15 @@ impl Writer {
         self.access.send(Message::Connection(record));
     }
 
-    /// Takes an order's place. The access log of an order is not taken into use after that of a later one, however long it
-    /// takes to be opened.
+    /// Assigns the next sequence number to a replacement of the access log. Opening a log can take long, so a later replacement
+    /// may be ready first. A replacement with a lower number never takes the place of one with a higher number.
     pub fn order(&self) -> Order {
         let mut next = locked(&self.next);
         next.orders += 1;
         Order(next.orders)
     }
 
-    /// Uses another access log, or the same file opened anew. Never waits.
+    /// Replaces the access log by another one, or by the same file opened again. Never waits.
     pub fn use_access_log(&self, order: Order, log: OpenLog) {
         let mut next = locked(&self.next);
         if order.0 < next.newest {
@@ -142,11 +143,11 @@ impl Writer {
         self.logs_connections.store(log.format().is_some(), Ordering::Relaxed);
         next.log = Some(log);
         drop(next);
-        // Where the queue is full, the thread looks after it has written anyway.
+        // If the queue is full, the thread still checks for a new log after its next write.
         let _ = self.access.messages.try_send(Message::Next);
     }
 
-    /// Waits until all queued lines are written, for a second at most, and not for a reader that does not read.
+    /// Waits until all queued lines are written, but at most a second, and not for a log whose reader does not read.
     pub fn flush(&self) {
         let deadline = Instant::now() + FLUSH_WITHIN;
         for queue in [&self.access, &self.program] {
@@ -163,7 +164,7 @@ impl Writer {
         }
     }
 
-    /// A sink for the program's own log.
+    /// Returns a sink for the program's own log.
     pub fn lines(&self) -> Lines {
         Lines { queue: self.program.clone() }
     }
@@ -178,7 +179,7 @@ impl Queue {
     }
 }
 
-/// Takes the lines of `tracing-subscriber`, each in one write.
+/// A writer for `tracing-subscriber`, which writes each line with one call.
 #[derive(Clone)]
 pub struct Lines {
     queue: Queue,
@@ -195,10 +196,10 @@ impl io::Write for Lines {
     }
 }
 
-/// One thread, and the log that it writes.
+/// One thread and the log that it writes.
 struct Output {
     name: &'static str,
-    /// The form of connections' lines; `None`: connections are not logged.
+    /// The format of the lines of connections; `None` if connections are not logged.
     format: Option<Format>,
     outlet: Outlet,
     said: Said,
@@ -207,11 +208,11 @@ struct Output {
     recent: Recent,
     gateway: Arc<ArcSwap<GatewayName>>,
     next: Arc<Mutex<Next>>,
-    /// Callers that wait until nothing is pending.
+    /// The callers that wait until no line is pending.
     flushes: Vec<SyncSender<()>>,
 }
 
-/// The last report of lost lines.
+/// The latest report of lost lines.
 #[derive(Default)]
 struct Said {
     lines: u64,
@@ -247,7 +248,7 @@ impl Output {
             self.go_over();
             if !self.outlet.is_pending() {
                 for done in self.flushes.drain(..) {
-                    // The caller may have given up.
+                    // The caller may have stopped waiting.
                     let _ = done.send(());
                 }
             }
@@ -259,7 +260,7 @@ impl Output {
         self.outlet.write();
     }
 
-    /// Returns how long the thread may wait for a message; `None`: for ever.
+    /// Returns how long the thread may wait for a message; `None` means forever.
     fn wait(&self) -> Option<Duration> {
         let unsaid = self.lost.lines() > self.said.lines;
         let until = |at: Instant| (at + SAY_EVERY).saturating_duration_since(Instant::now());
@@ -274,7 +275,7 @@ impl Output {
         match message {
             Message::Connection(record) => self.connection(record),
             Message::Line(line) => self.outlet.push(&line),
-            // Lines queued before the order belong to the log before.
+            // Lines queued before this message belong to the previous log.
             Message::Next => {
                 self.outlet.write();
                 self.go_over();
@@ -300,14 +301,14 @@ impl Output {
         self.outlet.go_over_to(log);
     }
 
-    /// Says how many lines were lost, at most once a minute.
+    /// Logs how many lines were lost, at most once a minute.
     fn say(&mut self) {
         let lines = self.lost.lines();
         if lines == self.said.lines || self.said.at.is_some_and(|at| at.elapsed() < SAY_EVERY) {
             return;
         }
-        let why = self.lost.problem().unwrap_or_else(|| "its queue was full".to_owned());
-        tracing::warn!(lines = lines - self.said.lines, "lines of the {} are lost: {why}", self.name);
+        let why = self.lost.problem().unwrap_or_else(|| "the queue was full".to_owned());
+        tracing::warn!(lines = lines - self.said.lines, "lines of the {} were lost: {why}", self.name);
         self.said = Said { lines, at: Some(Instant::now()) };
     }
 }
@@ -322,6 +323,6 @@ impl OpenLog {
 }
 
 fn locked(next: &Mutex<Next>) -> MutexGuard<'_, Next> {
-    // Each change of it is whole by itself.
+    // A poisoned lock is usable, because each change is complete in itself.
     next.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The trace id that the access logs of both organisations carry for one call, and `isthmus explain --trace` on either side.
+//! The trace ID that the access logs of both organisations have for one call, and `isthmus explain --trace` at both gateways.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,8 @@ const ECHO: &str = "echo.pay.west.global";
 const SECRET: &str = "secret.pay.west.global";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-/// West with a service for others and one of its own, and east whose operator sends both names through east's gateway to west's.
+/// Starts the gateways of west and east. West has an exported service and an internal service. East has routes that send both
+/// names to west's gateway.
 fn start_both(pair: &Pair, backend: &Backend) -> (Gateway, Gateway) {
     let service = |name: &str| {
         format!(
@@ -35,7 +36,7 @@ fn start_both(pair: &Pair, backend: &Backend) -> (Gateway, Gateway) {
     (west, east)
 }
 
-/// Keeps the randoms of the hellos of a client, as its key log has them.
+/// Stores the random values of a client's hellos, which its key log receives.
 #[derive(Debug, Default)]
 struct Randoms(Mutex<Vec<Vec<u8>>>);
 
@@ -45,7 +46,7 @@ impl KeyLog for Randoms {
     }
 }
 
-/// Connects through a gateway; returns the connection and the trace id that its key log gives.
+/// Connects through a gateway; returns the connection and the trace ID, computed from the random value of its hello.
 fn connect(gateway: &Gateway, name: &str) -> (Tls, String) {
     let randoms = Arc::new(Randoms::default());
     let mut config = (*PKI.client(&[])).clone();
@@ -55,7 +56,7 @@ fn connect(gateway: &Gateway, name: &str) -> (Tls, String) {
     (tls, random[16..].iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Runs `isthmus explain --trace`; returns its exit code and what it prints.
+/// Runs `isthmus explain --trace`; returns its exit code and its output.
 fn explain(gateway: &Gateway, trace: &str, more: &[&str]) -> (Option<i32>, String) {
     let admin = format!("http://{}", gateway.admin());
     let output =
@@ -79,7 +80,7 @@ fn a_tls_call_has_one_trace_id_in_both_access_logs_and_explain_tells_its_story_o
     let (west, east) = start_both(&pair, &backend);
     let (mut tls, trace) = connect(&east, ECHO);
     assert_eq!(call(&mut tls, "hello").expect("answered"), "hello");
-    // While it is open.
+    // `explain --trace` shows the connection while it is open.
     for gateway in [&west, &east] {
         let (code, text) = explain(gateway, &trace, &[]);
         has(
@@ -109,7 +110,7 @@ fn a_tls_call_has_one_trace_id_in_both_access_logs_and_explain_tells_its_story_o
                 more,
                 "reason            ok",
                 "admitted: ok",
-                "by the config in use:\n 1. listener",
+                "of the config in use for this connection:\n 1. listener",
             ],
         );
         assert_eq!(code, Some(0), "{text}");
@@ -118,10 +119,10 @@ fn a_tls_call_has_one_trace_id_in_both_access_logs_and_explain_tells_its_story_o
         assert_eq!(&answer["connections"][0]["connection"], line, "the words are those of the log");
         assert_eq!(answer["connections"][0]["decision"]["verdict"], "admitted", "{answer:#}");
     }
-    // A trace that nobody has seen, and one that is none.
+    // No connection has the first trace ID; the second one is malformed.
     let (code, text) = explain(&west, TRACE, &[]);
     assert_eq!(code, Some(1), "{text}");
-    has(&text, &["no connection of the trace", "ask the other gateways on the way"]);
+    has(&text, &["no connection of the trace", "ask the other gateways on the path"]);
     assert_eq!(explain(&west, "4bf9", &[]).0, Some(2));
     assert_eq!(west.get("/api/v1/traces/4bf9").0, 400);
     assert_eq!(explain(&west, TRACE, &["name.test"]).0, Some(2), "a name or a trace");
@@ -147,7 +148,7 @@ fn a_call_that_the_other_side_refuses_is_explained_there_by_the_callers_trace_id
             &format!("refused: {reason}"),
         ],
     );
-    // East has passed it on: the reason is in the other log.
+    // East has passed the call on, so the reason is in west's log.
     let (code, text) = explain(&east, trace, &["-o", "json"]);
     let found: serde_json::Value =
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
@@ -183,7 +184,7 @@ fn an_hbone_call_is_found_by_its_callers_traceparent() {
             "admitted: ok",
         ],
     );
-    // Several connections of one trace are told together, the newest first.
+    // Several connections of one trace are shown together, the newest first.
     let refused = ask(SECRET, TRACE).err().expect("not exported");
     let line = west.logged("the refusal", |line| line["trace_id"] == TRACE && line["reason"] != "ok");
     let (code, text) = explain(&west, TRACE, &[]);

@@ -1,5 +1,5 @@
-//! Traces: spans as a real collector reads them (`tests/interop/otlp_peer.py`: grpcio and the official messages), and that
-//! nobody waits for one.
+//! Traces: a real collector (`tests/interop/otlp_peer.py`: grpcio and the official messages) reads the spans, and no connection
+//! waits for the collector.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::support::pki::PKI;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// A config with a listener for each protocol, one service, and one that nobody may reach by identity.
+/// Returns a config with a listener for each protocol, a service, and another one that denies the test's caller by its
+/// identity.
 fn config(collector: &Collector, sample: f64, backend: &Backend) -> String {
     let base = BASE
         .replace("node: {", "node: {name: gw-0, ")
@@ -37,7 +38,7 @@ fn config(collector: &Collector, sample: f64, backend: &Backend) -> String {
     )
 }
 
-/// A CONNECT within a trace.
+/// Opens a CONNECT stream with a `traceparent` header.
 fn ask(hbone: &Hbone, authority: &str, trace: &str, flags: &str) -> Result<Stream, String> {
     let request = Request::connect(authority)
         .header("traceparent", format!("00-{trace}-{PARENT}-{flags}"))
@@ -47,7 +48,7 @@ fn ask(hbone: &Hbone, authority: &str, trace: &str, flags: &str) -> Result<Strea
     hbone.ask(request.body(()).expect("a request")).map_err(|(_, reason)| reason)
 }
 
-/// The span of a trace.
+/// Waits for the span of a trace.
 #[track_caller]
 fn of(collector: &Collector, trace: &str) -> Value {
     collector.span(&format!("a span of {trace}"), |span| span["trace"] == trace)
@@ -60,7 +61,7 @@ fn has(span: &Value, attributes: &[(&str, Value)]) {
     }
 }
 
-/// The trace of a number.
+/// Returns a trace ID with this number.
 fn trace(number: u64) -> String {
     format!("{:032x}", 0xabc_u128 << 64 | u128::from(number))
 }
@@ -71,14 +72,14 @@ fn a_stream_is_a_child_of_its_callers_span() {
     let backend = Backend::echo();
     let gateway = Gateway::start_in(folder(), &config(&collector, 0.0, &backend), &[]);
     let hbone = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
-    // Neither of these two is chosen by anybody.
+    // These two streams are not sampled.
     let mut stream = ask(&hbone, "echo.shop.mesh:80", &trace(1), "00").expect("admitted");
     stream.end();
     assert_eq!(stream.read(1), Ok(Vec::new()));
     let mut stream = hbone.open("echo.shop.mesh:80").expect("admitted");
     stream.end();
     assert_eq!(stream.read(1), Ok(Vec::new()));
-    // These are.
+    // The caller samples these streams.
     let mut stream = ask(&hbone, "echo.shop.mesh:80", TRACE, "01").expect("admitted");
     assert_eq!(stream.echo("hello"), Ok("hello".to_owned()));
     stream.end();
@@ -141,7 +142,7 @@ fn a_stream_is_a_child_of_its_callers_span() {
     let unknown = of(&collector, &trace(3));
     assert_eq!(unknown["message"], "authority_unknown");
 
-    // All streams have told their story, so that one of the two first would have come before these.
+    // All five streams have ended. Spans arrive in the order in which the streams end, so the first two streams have no span.
     assert_eq!(gateway.metric("isthmus_connections_total", &["listener=\"hbone\""]), 5.0);
     assert_eq!(collector.spans().len(), 3, "{:?}", collector.spans());
     let resource = &collector.calls()[0]["resource"];
@@ -154,7 +155,7 @@ fn a_stream_is_a_child_of_its_callers_span() {
     ] {
         assert_eq!(resource[key], value, "{resource}");
     }
-    // A caller that has not chosen is still found in the log by its trace.
+    // A stream that is not sampled still has its caller's trace ID in the log.
     gateway.logged("the first", |line| line["trace_id"] == trace(1));
     gateway.logged("the second", |line| line["reason"] == "ok" && line["trace_id"].is_null());
 }
@@ -165,7 +166,7 @@ fn a_connection_by_server_name_begins_a_trace() {
     let backend = Backend::tls_echo(PKI.server("web.test"), "");
     let gateway = Gateway::start_in(folder(), &config(&collector, 1.0, &backend), &[]);
     let address = gateway.listener("sni");
-    // A probe is no connection that anybody would look for.
+    // A probe makes no span.
     drop(connect(address));
     eventually("the probe", || {
         (gateway.metric("isthmus_connections_total", &["reason=\"client_gone\""]) == 1.0).then_some(())
@@ -212,7 +213,7 @@ fn a_reload_turns_it_on_and_off_and_the_last_spans_are_sent_at_the_end() {
         tls(address, name).expect_err("no route");
         gateway.logged(name, |line| line["sni"] == name)
     };
-    // The trace of a hello is in the log also while nothing is traced.
+    // The log has the trace ID of a hello also while tracing is off.
     assert!(refused("first.test")["trace_id"].is_string());
     gateway.reload(&on);
     assert!(refused("second.test")["trace_id"].is_string());
@@ -227,7 +228,7 @@ fn a_reload_turns_it_on_and_off_and_the_last_spans_are_sent_at_the_end() {
     assert_eq!(collector.spans().len(), 2);
 }
 
-/// Opens streams that are refused, each with a span; how long all of them took.
+/// Opens streams that are refused, each with a span; returns the time for all of them.
 fn many(hbone: &Hbone, count: u64) -> Duration {
     let began = Instant::now();
     for number in 0..count {
@@ -255,9 +256,9 @@ fn nobody_waits_for_a_collector_and_what_is_lost_is_counted() {
     collector.tell(&json!({"serve": false}));
     let away = many(&hbone, 500);
     eventually("spans are lost", || (dropped() == 500.0).then_some(()));
-    gateway.told("spans are lost because the collector does not accept them: it cannot be reached");
+    gateway.told("spans are lost because the collector does not accept them: cannot connect");
 
-    // Somebody takes the connection and is silent: what is not taken fills the queue, and no more than that.
+    // The collector accepts the connection and does not answer: the spans fill the queue, which is bounded.
     collector.tell(&json!({"mute": true}));
     let memory = || gateway.metric("process_resident_memory_bytes", &[]) / f64::from(1 << 20);
     let before = memory();
@@ -268,7 +269,7 @@ fn nobody_waits_for_a_collector_and_what_is_lost_is_counted() {
     let grown = memory() - before;
     assert!(grown < 32.0, "{grown} MiB more");
 
-    // Slow, but there: spans arrive late, and connections do not wait.
+    // The collector is slow: spans arrive late, and connections do not wait.
     collector.tell(&json!({"serve": true, "mute": false, "delay": 1}));
     let slow = many(&hbone, 500);
     gateway.told("the collector accepts spans again");
@@ -294,20 +295,20 @@ fn what_a_collector_refuses_is_lost_or_sent_again() {
     let backend = Backend::echo();
     let gateway = Gateway::start_in(folder(), &config(&collector, 1.0, &backend), &[]);
     let address = gateway.listener("sni");
-    // For good.
+    // A permanent refusal: the spans are dropped.
     collector.tell(&json!({"refuse": ["INVALID_ARGUMENT", "no spans of yours"]}));
     tls(address, "first.test").expect_err("no route");
     eventually("lost", || (gateway.metric("isthmus_spans_dropped_total", &[]) == 1.0).then_some(()));
     assert_eq!(named(&collector, "first.test").len(), 1);
-    gateway.told("refused with InvalidArgument: no spans of yours");
-    // For now: sent again until it is taken.
+    gateway.told("the server answered with the gRPC status InvalidArgument: no spans of yours");
+    // A temporary refusal: the spans are sent again until the collector accepts them.
     collector.tell(&json!({"refuse": ["UNAVAILABLE", "busy"]}));
     tls(address, "second.test").expect_err("no route");
     collector.span("the second", |span| span["attributes"]["isthmus.sni"] == "second.test");
     collector.tell(&json!({"refuse": null}));
     eventually("sent", || (gateway.metric("isthmus_spans_sent_total", &[]) == 1.0).then_some(()));
     assert!(named(&collector, "second.test").len() > 1);
-    // In part.
+    // A partial refusal: the collector accepts the request, but not all of its spans.
     collector.tell(&json!({"reject": 1}));
     tls(address, "third.test").expect_err("no route");
     eventually("lost", || (gateway.metric("isthmus_spans_dropped_total", &[]) == 2.0).then_some(()));
