@@ -1,7 +1,6 @@
-//! The layers, kept by a test: reads every file of `src/`, works out what it imports (`use`, re-exports,
-//! paths in code, `super::` resolved) and compares the edges between top-level modules with [`LAYERS`].
-//! The files of one module may not import each other in a circle. Comments and strings never count; `#[cfg(test)]` items may
-//! look anywhere.
+//! The test of the layers. It reads every file of `src/`, determines its imports (`use`, re-exports, paths in code, `super::`
+//! resolved), and compares the imports between top-level modules with [`LAYERS`]. The files of one module must not import each
+//! other in a circle. Comments and strings never count; items under `#[cfg(test)]` may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,7 +11,7 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, ItemFn, ItemMod, ItemUse, Meta, UseTree};
 
-/// One top-level module, and the modules it may import. Rows may import only from rows above them.
+/// A top-level module, and the modules that it may import. A row may import only from rows above it.
 struct Layer {
     module: &'static str,
     purity: Purity,
@@ -21,17 +20,18 @@ struct Layer {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purity {
-    /// A function of its arguments: no runtime, sockets, clocks, randomness, files or environment.
+    /// The module only computes from its arguments: no runtime, sockets, clocks, randomness, files or environment.
     Pure,
     Effects,
 }
 
 enum Imports {
     These(&'static [&'static str]),
-    /// `These`, and from every row above only the `Options` of its components.
+    /// The module may import everything from the named modules. From the other modules in rows above it, it may import only
+    /// types whose names end with `Options`, and the paths in [`OPTIONS`].
     AndOptions(&'static [&'static str]),
     AllAbove,
-    /// The composition root: rows above, below and beside it.
+    /// All rows above, below and beside: the composition root.
     All,
 }
 
@@ -44,13 +44,14 @@ const fn layer(module: &'static str, purity: Purity, imports: Imports) -> Layer 
 
 const LAYERS: &[Layer] = &[
     layer("model", Pure, These(&[])),
-    // For the values that it reads into and the reasons that become alerts.
+    // `wire` imports `model` for the values that it parses and for the reasons that become alerts.
     layer("wire", Pure, These(&["model"])),
-    // The JSON of the admin API: what its server writes and its readers read, whatever it is made of.
+    // `api` defines the JSON of the admin API. The server writes this JSON, and the clients read it. `api` does not depend on
+    // the modules whose values it shows.
     layer("api", Pure, These(&[])),
     layer("proto", Effects, These(&[])),
     layer("snapshot", Pure, These(&["model"])),
-    // A connection has the same members in the access log and in the API.
+    // `telemetry` imports `api`, because a connection has the same members in the access log as in the API.
     layer("telemetry", Effects, These(&["model", "api"])),
     layer("balance", Pure, These(&["model", "snapshot"])),
     layer("world", Effects, These(&["model", "snapshot"])),
@@ -79,7 +80,7 @@ const LAYERS: &[Layer] = &[
     layer("main", Effects, All),
 ];
 
-/// What counts as `Options` though it has another name, below the crate's root.
+/// Paths below the crate's root that count as `Options` although they have other names.
 const OPTIONS: &[&str] = &[
     "aggregator::spec::RegistryKind",
     "aggregator::spec::RegistrySpec",
@@ -92,6 +93,7 @@ const OPTIONS: &[&str] = &[
     "discovery::peer::enrolled::Dialling",
     "discovery::peer::enrolled::EnrolledLink",
     "discovery::peer::options::LinkOptions",
+    "discovery::peer::options::Stored",
     "telemetry::access_log::AccessLog",
     "telemetry::access_log::Format",
     "telemetry::access_log::Sink",
@@ -103,11 +105,11 @@ const OPTIONS: &[&str] = &[
     "tls::source::TrustFile",
 ];
 
-/// Imports between files of one module that still close a circle. The list may only become shorter: an entry that is not
-/// needed fails the test.
+/// Imports between files of one module that close a circle and are tolerated. The test fails if an entry is not needed, so the
+/// list can only become shorter.
 const KNOWN_CIRCLES: &[(&str, &str)] = &[];
 
-/// Paths, as consecutive segments, that a pure layer may not name.
+/// Paths, as consecutive segments, that a pure layer must not use.
 const FORBIDDEN_PATHS: &[&[&str]] = &[
     &["tokio"],
     &["mio"],
@@ -126,7 +128,7 @@ const FORBIDDEN_PATHS: &[&[&str]] = &[
     &["std", "os"],
 ];
 
-/// Types that a pure layer may not name, however they were imported. Address types are fine.
+/// Types that a pure layer must not use, however they are imported. Types of addresses are allowed.
 const FORBIDDEN_TYPES: &[&str] = &[
     "TcpStream",
     "TcpListener",
@@ -138,7 +140,7 @@ const FORBIDDEN_TYPES: &[&str] = &[
     "RandomState",
 ];
 
-/// Names that say nothing, and under which cycles begin.
+/// Module names that say nothing and invite cycles.
 const FORBIDDEN_MODULES: &[&str] =
     &["util", "utils", "common", "types", "manager", "managers", "helper", "helpers", "misc"];
 
@@ -331,7 +333,7 @@ fn a_cycle_between_files_of_one_module_is_found() {
         "{:?}",
         planted.file_edges
     );
-    // A part may use the file that it is nested in.
+    // A nested file may use the file that contains it.
     let apart = judge(&made_up(&[two, ("src/net/two/parts.rs", "//! x\nuse super::Whole;\n")]));
     assert_eq!(cycle(&apart.file_edges), None);
     assert!(apart.file_edges.contains(&edge("net::two", "net::two::parts")));
@@ -344,10 +346,10 @@ type Edges = BTreeSet<(String, String)>;
 #[derive(Default)]
 struct Report {
     violations: BTreeSet<Violation>,
-    /// Importing module, imported module.
+    /// Pairs of an importing and an imported module.
     edges: Edges,
-    /// Importing file, imported file, both of one module. A file's use of a file that it is nested in does not count: what
-    /// was split into parts is one thing.
+    /// Pairs of an importing and an imported file of the same module. The use of an enclosing file by a nested one does not
+    /// count, because both are parts of one thing.
     file_edges: Edges,
 }
 
@@ -364,7 +366,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Path relative to the repository, and text.
+/// The text of each file by its path, relative to the repository.
 type Sources = BTreeMap<String, String>;
 
 fn judge(sources: &Sources) -> Report {
@@ -396,7 +398,7 @@ fn judge(sources: &Sources) -> Report {
     report
 }
 
-/// Returns the edge to another file of the same module, if the path leads to one that `file` is not nested in.
+/// Returns the edge to another file of the same module, if the path leads to a file that does not enclose `file`.
 fn file_edge(file: &File, path: &PathUse, modules: &BTreeSet<&[String]>) -> Option<(String, String)> {
     let inside = path.inside_crate(file)?;
     let target = (1..=inside.len()).rev().map(|n| &inside[..n]).find(|target| modules.contains(target))?;
@@ -469,7 +471,7 @@ impl Report {
     }
 }
 
-/// The modules on a cycle, if there is one.
+/// Returns the modules on a cycle, if there is one.
 fn cycle(edges: &Edges) -> Option<String> {
     fn visit(
         node: &str,
@@ -495,27 +497,27 @@ fn cycle(edges: &Edges) -> Option<String> {
 
 // --- reading -------------------------------------------------------------------------------------
 
-/// What one source file says about modules.
+/// The declarations, imports and attributes of one source file.
 struct File {
     path: String,
-    /// Where the file is in the crate: `src/a/b.rs` is `[a, b]`, `src/lib.rs` is `[]`.
+    /// The module path of the file in the crate: `src/a/b.rs` is `[a, b]`, `src/lib.rs` is `[]`.
     module: Vec<String>,
     has_header: bool,
     paths: Vec<PathUse>,
     inline_modules: Vec<(usize, String)>,
-    /// Modules declared here that are files of their own.
+    /// The modules declared here that have files of their own.
     children: BTreeSet<String>,
-    /// Full paths of modules declared under `#[cfg(test)]` in files of their own.
+    /// The full paths of modules declared here under `#[cfg(test)]` that have files of their own.
     test_modules: Vec<Vec<String>>,
     unsafe_lines: Vec<usize>,
     path_attributes: Vec<usize>,
 }
 
-/// A path in a `use` or in code, groups written out.
+/// A path in a `use` or in code; a group counts as one path per member.
 struct PathUse {
     line: usize,
     segments: Vec<String>,
-    /// Module of the place where it stands, below the file's own.
+    /// The inline modules, below the file's own module, that contain the path.
     inline: Vec<String>,
 }
 
@@ -556,7 +558,7 @@ impl PathUse {
 }
 
 impl File {
-    /// The row of the table that the file belongs to.
+    /// Returns the name of the file's row in the table of layers.
     fn owner(&self) -> &str {
         match self.path.as_str() {
             "src/lib.rs" => "lib",
@@ -585,22 +587,22 @@ impl File {
     }
 }
 
-/// Walks one file and leaves out what stands under `#[cfg(test)]`.
+/// Walks through one file, without items under `#[cfg(test)]`.
 struct Reader<'a> {
     file: &'a mut File,
-    /// Inline modules around the current place.
+    /// The inline modules around the current item.
     inline: Vec<String>,
 }
 
 impl Reader<'_> {
-    /// Notes a path. A single word counts only as a forbidden type, never as an import.
+    /// Records a path. A single name counts only as a forbidden type, never as an import.
     fn note(&mut self, line: usize, segments: Vec<String>) {
         if segments.len() > 1 || segments.iter().any(|name| FORBIDDEN_TYPES.contains(&name.as_str())) {
             self.file.paths.push(PathUse { line, segments, inline: self.inline.clone() });
         }
     }
 
-    /// Notes each leaf of the tree of a `use`.
+    /// Records each leaf in the tree of a `use`.
     fn note_tree(&mut self, prefix: &[String], tree: &UseTree) {
         let leaf = |name: &Ident| [prefix, &[name.to_string()]].concat();
         let (line, segments) = match tree {
@@ -617,7 +619,7 @@ impl Reader<'_> {
         self.file.paths.push(PathUse { line, segments, inline: self.inline.clone() });
     }
 
-    /// Notes the paths in the body of a macro, which has no other syntax than its tokens.
+    /// Records the paths in the body of a macro, which is parsed as tokens only.
     fn note_tokens(&mut self, tokens: TokenStream) {
         let (mut path, mut colons) = (Vec::new(), 0);
         for token in tokens {
@@ -700,7 +702,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
-/// Returns true if these attributes hold `#[cfg(test)]`.
+/// Returns true if one of the attributes is `#[cfg(test)]`.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")

@@ -1,4 +1,4 @@
-//! `/api/v1/certificates`: the identity of this gateway, the trusted roots, and their validity.
+//! `/api/v1/certificates`: the certificate of this gateway and the trusted roots, with their validity.
 
 use std::time::SystemTime;
 
@@ -15,15 +15,14 @@ use crate::tls::status::SourceStatus;
 /// Handles to the gateway's certificate, the trusted roots, and the state of their source.
 #[derive(Clone)]
 pub struct Identities {
-    /// The certificate and the roots.
+    /// The gateway's certificate and the trusted roots.
     pub context: NodeContext,
-    /// The status of the source.
+    /// The status of the certificate source.
     pub status: watch::Receiver<SourceStatus>,
 }
 
 impl Identities {
-    /// Returns the readiness gate: closed until there is a valid certificate. `None` if the config names no
-    /// source.
+    /// Returns the readiness gate, which is closed until there is a valid certificate. `None` if the config names no source.
     pub fn gate(&self) -> Option<Gate> {
         let status = self.status.borrow();
         if status.source.is_empty() {
@@ -76,14 +75,17 @@ impl Identities {
         let trust = self.context.trust.newest();
         for (domain, bundle) in trust.iter().flat_map(|trust| trust.domains()) {
             if let Some(until) = bundle.not_after.filter(|until| *until <= now) {
-                let text = format!("the last root of {domain} expired at {}", rfc3339(until));
+                let text = format!(
+                    "the last root certificate of the trust domain {domain} expired at {}",
+                    rfc3339(until)
+                );
                 problem(Code::RootsExpired, domain.as_str(), text);
             }
         }
         all
     }
 
-    /// Returns the status of the source; `None` without one.
+    /// Returns the status of the certificate source; `None` if there is neither a source nor a problem.
     pub fn source(&self) -> Option<IdentitySource> {
         let status = self.status.borrow();
         if status.source.is_empty() && status.problems.is_empty() {

@@ -1,13 +1,13 @@
-//! The metrics of health checks, made from their state at each scrape, so that a removed service leaves none.
+//! The metrics of health checks, computed from the state of the checks at each scrape, so that a removed service has no sample.
 
 use crate::dataplane::checks::Summary;
 use crate::telemetry::exposition::{Exposition, Kind};
 
-/// The name of the metric.
+/// The metric for the health of a service's or route's endpoints.
 pub const METRIC: &str = "isthmus_endpoint_healthy";
-/// The description of the metric.
+/// The `# HELP` text of the metric.
 pub const METRIC_HELP: &str =
-    "Share of the endpoints with health checks that are healthy, 0 to 1, by service or route.";
+    "Fraction, from 0 to 1, of the endpoints with health checks that are healthy, by service or route.";
 
 /// Adds the metrics of health checks to those of a scrape.
 pub(super) fn expose(summary: &Summary, exposition: &mut Exposition) {

@@ -1,4 +1,4 @@
-//! `explain`: the decision on a name, made by the functions of the data path, with every step in words.
+//! `explain`: the decision on a name, made by the functions of the data path, with every step as text.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -31,81 +31,80 @@ use crate::wire::connect::status_of;
 pub struct ExplainRequest {
     /// The name as a client would send it; `None`: a hello without SNI.
     pub name: Option<String>,
-    /// True if `name` is the authority of a CONNECT, false if it is a server name.
+    /// True if `name` is the authority of a CONNECT; false if it is a server name.
     pub authority: bool,
-    /// The verified identity of an HBONE caller; `None`: the caller has none.
+    /// The verified identity of an HBONE caller; `None` if the caller has none.
     pub identity: Option<Identity>,
-    /// The listener; `None`: the first one that takes such names.
+    /// The listener; `None`: the first listener that accepts the kind of name asked for.
     pub listener: Option<String>,
     /// The caller's address; `None`: rules about sources are shown, not applied.
     pub source: Option<IpAddr>,
-    /// The protocols offered by ALPN; `None`: the listener's check is shown, not applied.
+    /// The protocols that the caller offers by ALPN; `None`: the listener's ALPN check is shown, not applied.
     pub alpn: Option<Vec<String>>,
 }
 
-/// The run-time state of a live gateway that an explanation shows: endpoints that failed, sockets that are
-/// bound.
+/// The run-time state of a running gateway, as far as an explanation shows it.
 #[derive(Clone, Copy)]
 pub struct Running<'a> {
     /// The run-time state of endpoints.
     pub upstreams: &'a Upstreams,
-    /// The connections by source and by service.
+    /// The current numbers of connections by source and by service.
     pub counters: Counters<'a>,
     /// The addresses that listeners are bound to, by name.
     pub listening: &'a [(Arc<str>, SocketAddr)],
 }
 
-/// An explanation.
+/// The answer of `explain`: how a request is routed, and why.
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// The name as asked; empty if there was none.
+    /// The requested name; empty if the request had none.
     pub name: String,
     /// The name of the listener.
     pub listener: String,
     /// The name in the form in which it is looked up; `None` if it was not looked up.
     pub canonical: Option<String>,
-    /// The kind of rule that matched.
+    /// The kind of rule that matched; `None` if no rule did.
     pub matched: Option<&'static str>,
-    /// The key of the route, or the host name of the service.
+    /// The key of the route, or the host name of the service; `None` if no rule matched.
     pub rule: Option<String>,
-    /// The decision.
+    /// The decision: [`Reason::Ok`] if the request is admitted, else the reason of the refusal.
     pub reason: Reason,
     /// The steps of the decision, in order.
     pub steps: Vec<String>,
-    /// The endpoints that could be chosen.
+    /// The endpoints that can be chosen.
     pub candidates: Vec<CandidateView>,
-    /// The endpoints that cannot be chosen, counted by reason.
+    /// The numbers of endpoints that cannot be chosen, by reason.
     pub omitted: Vec<Omitted>,
-    /// Hints for the operator that do not change the decision.
+    /// Warnings for the operator, which do not change the decision.
     pub warnings: Vec<String>,
-    /// Known names that are similar to an unknown one.
+    /// Known names that are similar to the unknown name.
     pub near: Vec<String>,
-    /// Connections that failed lately.
+    /// Recent connections that failed.
     pub recent: Vec<api::explanation::RecentFailure>,
 }
 
-/// An endpoint that could be chosen.
+/// An endpoint that can be chosen.
 #[derive(Clone, Debug)]
 pub struct CandidateView {
-    /// The address that is dialled.
+    /// The address and port to which the gateway connects.
     pub address: SocketAddr,
-    /// The cluster of its registry.
+    /// The cluster of the endpoint's registry.
     pub cluster: String,
-    /// Its locality.
+    /// The locality of the endpoint.
     pub locality: String,
-    /// Its weight.
+    /// The weight of the endpoint.
     pub weight: u32,
-    /// The health that its registry gives.
+    /// The health that the endpoint's registry reports.
     pub health: &'static str,
     /// The probability of being chosen, from 0 to 1.
     pub odds: f64,
-    /// The key of its run-time state.
+    /// The key of the endpoint's run-time state.
     key: EndpointKey,
-    /// Its run-time state; `None` if it was never dialled, or if no gateway runs.
+    /// The run-time state of the endpoint; `None` if the endpoint was never dialled, or if no gateway runs.
     pub state: Option<EndpointState>,
-    /// How long connecting may take.
+    /// The timeout of one attempt to connect.
     pub connect_timeout: Duration,
-    /// The result of dialling it, if the operator asked for a probe.
+    /// The result of dialling the endpoint, if the operator asked for a probe.
     pub probe: Option<api::explanation::Probe>,
 }
 
@@ -122,7 +121,7 @@ impl Steps {
         said.warnings
     }
 
-    /// Adds a step with the numbers of endpoints that cannot be chosen, and the reasons.
+    /// Adds a step with the numbers of endpoints that cannot be chosen, by reason.
     fn omitted(&mut self, omitted: &[Omitted]) {
         let parts = omitted.iter().map(|omitted| {
             let network = if omitted.network.is_unknown() { "no network" } else { omitted.network.as_str() };
@@ -146,8 +145,8 @@ impl Trace for Steps {
     }
 }
 
-/// Explains a name; the error says what is wrong with the parameters. Without a running gateway all endpoints
-/// count as never failed.
+/// Explains a name; the error describes the mistake in the parameters. Without a running gateway, every endpoint is treated as
+/// one that never failed.
 pub fn explain(
     snapshot: &Snapshot,
     inquiry: &ExplainRequest,
@@ -169,7 +168,9 @@ fn explain_by(
     let authority = match (inquiry.authority, &inquiry.name) {
         (false, _) => None,
         (true, Some(name)) => Some(Authority::parse(name).map_err(|fault| fault.to_string())),
-        (true, None) => return Err("an authority is hostname:port or address:port".to_owned()),
+        (true, None) => {
+            return Err("the authority is missing; expected hostname:port or address:port".to_owned());
+        }
     };
     let entries =
         inquiry.alpn.as_ref().map(|names| Protocols::entries_of(names.iter().map(String::as_bytes)));
@@ -203,7 +204,7 @@ fn explain_by(
     };
     explanation.reason = match &authority {
         Some(Err(fault)) => {
-            steps.step(|| format!("the authority cannot be read: {fault}"));
+            steps.step(|| format!("the authority is malformed: {fault}"));
             Reason::BadRequest
         }
         Some(Ok(_)) | None => {
@@ -219,7 +220,12 @@ fn explain_by(
     }
     if authority.is_some() {
         let (status, told) = status_of(explanation.reason);
-        steps.step(|| format!("the caller gets the status {} and isthmus-reason {told}", status.as_u16()));
+        steps.step(|| {
+            format!(
+                "the caller gets the HTTP status {} and the header isthmus-reason: {told}",
+                status.as_u16()
+            )
+        });
     } else if let Some(alert) = Alert::of(explanation.reason) {
         steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
     }
@@ -237,8 +243,8 @@ fn explain_by(
     Ok(explanation)
 }
 
-/// Describes how clients reach a service that comes from a peer, which they do not do through this gateway; `None` for others. The
-/// name may be that of a service, an authority, or `outbound_.<port>_.<subset>_.<hostname>`.
+/// Describes how clients reach an imported service without this gateway; `None` for other services. `name` may be the host name
+/// of a service, an authority, or `outbound_.<port>_.<subset>_.<hostname>`.
 fn of_peer(snapshot: &Snapshot, name: &str) -> Option<String> {
     let host = name.rsplit_once("_.").map_or(name, |(_, host)| host);
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
@@ -246,11 +252,12 @@ fn of_peer(snapshot: &Snapshot, name: &str) -> Option<String> {
     let import = service.import.as_ref()?;
     let addresses: Vec<String> = service.addresses.iter().map(ToString::to_string).collect();
     let addresses = match addresses.is_empty() {
-        true => "it has no virtual address".to_owned(),
-        false => format!("its virtual addresses are {}", addresses.join(" and ")),
+        true => "the service has no virtual address".to_owned(),
+        false => format!("the virtual addresses of the service are {}", addresses.join(" and ")),
     };
     Some(format!(
-        "{host} is a service of the peer {}, which exports it as {}: clients of the xDS server call the peer's gateways; {addresses}",
+        "{host} is a service of the peer {}, which exports it as {}; clients of the xDS server connect to the gateways of that \
+         peer; {addresses}",
         import.peer, import.exported_name
     ))
 }
@@ -288,7 +295,8 @@ fn decide(
     if let ProxyProtocol::Require { from } = &request.listener.proxy_protocol {
         let list = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         steps.step(|| {
-            format!("the listener requires a PROXY header, and believes those of {list}; the source is the address in it")
+            format!("the listener requires a PROXY header and accepts one only from {list}; the address in the header is the \
+                     source")
         });
     }
     let from = &request.listener.from;
@@ -337,7 +345,7 @@ fn decide(
     explanation.reason
 }
 
-/// Names, for each rule that covers the service and does not apply, the mark that no registry sets.
+/// Returns a line for each rule that covers the service but does not apply, with the mark that no registry sets.
 fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&str>) -> Vec<String> {
     let target = matched.service.as_ref();
     let Some(hostname) = target.map(|target| &*target.hostname).or(canonical) else { return Vec::new() };
@@ -351,20 +359,29 @@ fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&s
     rules.dedup_by(|one, other| one.name == other.name);
     let text = |rule: &Arc<ExportRule>| {
         let mark = rule.marked.as_ref().map(MarkCondition::text).unwrap_or_default();
-        format!("no mark: {} asks for {mark}, and no registry has it for {}", rule.name, service.export_name)
+        format!(
+            "no mark: {} requires {mark}, but no registry has this mark for {}",
+            rule.name, service.export_name
+        )
     };
     rules.iter().map(text).collect()
 }
 
-/// Describes the PROXY header that endpoints are sent.
+/// Describes the PROXY header that the gateway sends to endpoints.
 fn sent_header(version: ProxyVersion, candidates: &Candidates) -> String {
     let endpoints = candidates.endpoints();
     let tunnels = endpoints.iter().filter(|endpoint| endpoint.encapsulation == Encapsulation::Hbone).count();
     let except = match tunnels {
         0 => String::new(),
-        tunnels => format!(", but not the {tunnels} of {} endpoints with tunnel: hbone", endpoints.len()),
+        tunnels => format!(
+            ", unless the endpoint is one of the {tunnels} of {} that have tunnel: hbone",
+            endpoints.len()
+        ),
     };
-    format!("the endpoint is sent a PROXY {} header before the client's first byte{except}", version.text())
+    format!(
+        "the gateway sends the endpoint a PROXY {} header before the client's first byte{except}",
+        version.text()
+    )
 }
 
 fn ask<'a>(admission: &'a Admission, source: Option<IpAddr>) -> Ask<'a> {
@@ -395,7 +412,7 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
 }
 
 impl CandidateView {
-    /// Returns a text about the candidate's failures, if it has any.
+    /// Returns a text about the candidate's failures; `None` if it has none.
     fn failing(&self, which: &str) -> Option<String> {
         let state = self.state.as_ref()?;
         let last = state.last_failure?;
@@ -410,7 +427,7 @@ impl CandidateView {
     }
 }
 
-/// Returns the last failure of an endpoint as the API shows it.
+/// Returns the last failure of an endpoint in the form of the API.
 pub(super) fn last_failure(state: &EndpointState) -> Option<api::endpoint::LastFailure> {
     state.last_failure.map(|last| api::endpoint::LastFailure {
         reason: last.reason.text().to_owned(),
@@ -451,7 +468,7 @@ impl Explanation {
         self.warnings.extend(warnings);
     }
 
-    /// Returns a step that names the candidates that an operator has taken out, if there are any.
+    /// Returns a step that names the candidates that an operator has withdrawn; `None` if there are none.
     fn withdrawn(&self) -> Option<String> {
         let withdrawn = |candidate: &CandidateView| {
             let withdrawal = candidate.state.as_ref()?.withdrawal?;
@@ -460,7 +477,8 @@ impl Explanation {
         let texts: Vec<String> = self.candidates.iter().filter_map(withdrawn).collect();
         (!texts.is_empty()).then(|| {
             format!(
-                "an operator has taken out {} of {} endpoints: {}; `isthmus endpoint enable ADDRESS` takes one back",
+                "an operator has taken out {} of {} endpoints: {}; `isthmus endpoint enable ADDRESS` makes an endpoint \
+                 available again",
                 texts.len(),
                 self.candidates.len(),
                 texts.join(", ")
@@ -468,7 +486,7 @@ impl Explanation {
         })
     }
 
-    /// Returns the explanation as the API shows it.
+    /// Returns the explanation in the form of the API.
     pub fn view(&self) -> api::explanation::Explanation {
         let candidate = |candidate: &CandidateView| api::explanation::Candidate {
             address: candidate.address.to_string(),

@@ -1,5 +1,4 @@
-//! `horizon`: the endpoints of a service as a viewer gets them, computed by the function that answers xDS
-//! clients.
+//! `horizon`: the endpoints of a service as a viewer gets them, computed by the same function as the responses to xDS clients.
 
 use std::collections::BTreeSet;
 
@@ -20,13 +19,13 @@ use crate::snapshot::view::{
 use crate::snapshot::weights::Share;
 
 const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
-/// The resolution of fractions.
+/// The precision of fractions: they are rounded to multiples of 1 / `FRACTION`.
 const FRACTION: u32 = 1_000_000_000;
 
 /// The parameters of `horizon`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HorizonRequest {
-    /// The viewer.
+    /// The client whose view is computed.
     pub viewer: Viewer,
     /// The service; `None`: all services.
     pub service: Option<HostName>,
@@ -36,7 +35,7 @@ pub struct HorizonRequest {
     pub subset: String,
 }
 
-/// The reason why there is no answer.
+/// The reason why `horizon` gives no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HorizonError {
     /// The parameters are wrong.
@@ -46,7 +45,7 @@ pub enum HorizonError {
 }
 
 impl HorizonRequest {
-    /// Parses the parameters of a query; a parameter that is absent or empty has its default.
+    /// Parses the parameters of a query. An absent or empty parameter has its default.
     pub fn from_parameters(parameters: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
         let mut inquiry = Self::default();
         for (key, value) in parameters {
@@ -71,7 +70,7 @@ impl HorizonRequest {
                         Some(port.ok_or_else(|| format!("port: {value:?} is not a number from 1 to 65535"))?);
                 }
                 "subset" => inquiry.subset = value.to_ascii_lowercase(),
-                other => return Err(format!("unknown parameter {other:?}; there are: {PARAMETERS}")),
+                other => return Err(format!("unknown parameter {other:?}; expected one of {PARAMETERS}")),
             }
         }
         Ok(inquiry)
@@ -107,7 +106,7 @@ fn networks(text: &str) -> std::sync::Arc<[Network]> {
     networks.into()
 }
 
-/// The entries that a viewer gets for one service port, or for every one.
+/// The entries that a viewer gets for one service port, or for all service ports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// One service port.
@@ -116,9 +115,9 @@ pub enum Answer {
     All(Vec<api::horizon::Horizon>),
 }
 
-/// Returns the answer for one service and port, or a list of answers for all.
+/// Returns the answer for one service and port, or a list of answers.
 pub fn horizon(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Result<Answer, HorizonError> {
-    // A viewer that wants to see certain networks may be on any network itself.
+    // A viewer that limits the networks that it sees may itself be on any network, so its network is not checked.
     if inquiry.viewer.sees.is_empty() {
         check_network(snapshot, &inquiry.viewer.network)?;
     }
@@ -144,8 +143,8 @@ fn everything(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Vec<api::horizon
     answers
 }
 
-/// Returns an error for a network that neither the config nor any endpoint names: it is a misspelling, for
-/// which the answer would be that of a network without neighbours.
+/// Returns an error for a network that neither the config nor any endpoint names. Such a name is probably misspelled. Without
+/// the error, the viewer would be treated as one on a network without endpoints.
 fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), HorizonError> {
     let node = &snapshot.policy.node.network;
     if network.is_unknown() || network == node || snapshot.networks().get(network).is_some() {
@@ -167,7 +166,7 @@ fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), HorizonEr
     let meant = match nearest(network.as_str(), names.iter().copied()) {
         Some(name) => format!("; did you mean {name:?}?"),
         None if names.is_empty() => String::new(),
-        None => format!("; there are: {}", names.join(", ")),
+        None => format!("; expected one of {}", names.join(", ")),
     };
     let text = format!(
         "network {:?} is unknown: neither the config nor an endpoint names it{meant}",
@@ -180,7 +179,7 @@ fn no_service(snapshot: &Snapshot, name: &HostName) -> HorizonError {
     let mut near = near(snapshot, name.as_str());
     near.retain(|name| snapshot.service(name).is_some());
     if near.is_empty() {
-        // The edit distance from a short form of a name to the name is large.
+        // The edit distance between a full name and its short form is large, so the first labels are compared too.
         let short = name.as_str().split('.').next().unwrap_or_default();
         let services = snapshot.services();
         let hosts = services.iter().map(|service| &*service.name);
@@ -208,7 +207,7 @@ fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, Horiz
         (None, [only]) => Ok(only),
         (_, []) => Err(HorizonError::Unknown(format!("service {} has no ports", service.name))),
         (None, _) => Err(HorizonError::Invalid(format!(
-            "service {} has the ports {}; choose one of them by `port`",
+            "service {} has several ports ({}); name one of them",
             service.name,
             known()
         ))),
@@ -234,7 +233,7 @@ fn answer(
     }
 }
 
-/// Returns the viewer, without values that are the default.
+/// Returns the viewer in the form of the API, without values that are the default.
 fn viewer(viewer: &Viewer) -> api::horizon::Viewer {
     let sees = || viewer.sees.iter().map(ToString::to_string).collect();
     api::horizon::Viewer {
@@ -273,15 +272,15 @@ fn excluded(excluded: &Excluded) -> api::horizon::Missing {
     }
 }
 
-/// Returns a share as a JSON number: an integer if it is one, else rounded to billionths.
+/// Returns a share as a JSON number: an integer if the share is whole, otherwise rounded to billionths.
 fn number(share: &Share) -> Number {
     if let Some(whole) = share.is_integer().then(|| u64::try_from(share.numer()).ok()).flatten() {
         return whole.into();
     }
     let parts = (share * BigUint::from(FRACTION)).round().to_integer();
-    // 2^32 endpoints of weight 2^32 would fit.
+    // Even the share of 2^32 endpoints of weight 2^32 fits into 128 bits, in billionths.
     let parts = u128::try_from(parts).unwrap_or(u128::MAX);
-    // The quotient is finite.
+    // The quotient is finite, so it is a legal JSON number.
     Number::from_f64(parts as f64 / f64::from(FRACTION)).unwrap_or_else(|| 0.into())
 }
 

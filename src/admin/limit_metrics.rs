@@ -1,12 +1,13 @@
-//! The limits in force as metrics, so that a dashboard shows how much of each is used.
+//! Metrics of the limits in force, so that a dashboard can show the used share of each limit.
 
 use crate::dataplane::handle::EffectiveLimits;
 use crate::telemetry::exposition::{Exposition, Kind};
 
-/// The name of the metric.
+/// The metric with the limits in force.
 pub const METRIC: &str = "isthmus_limit";
-/// The description of the metric.
-pub const METRIC_HELP: &str = "The limits in force, by limit: connections, pending_hellos, health_checks, per_source, per_service. A limit that is not set is absent.";
+/// The `# HELP` text of the metric.
+pub const METRIC_HELP: &str = "Values of the limits in use, by limit: connections, pending_hellos, health_checks, per_source, \
+                               per_service. A limit that is not set is absent.";
 
 /// Adds the limits to the metrics of a scrape.
 pub(super) fn expose(limits: &EffectiveLimits, exposition: &mut Exposition) {

@@ -1,4 +1,4 @@
-//! The steps and warnings of `explain` on the limits of each source and each service: the numbers, and how much is used.
+//! The steps and warnings of `explain` about the limits per source and per service: the limits, and how much of them is used.
 
 use std::net::IpAddr;
 
@@ -9,25 +9,26 @@ use crate::net::admission::sources::Usage;
 use crate::snapshot::admit::RouteMatch;
 use crate::snapshot::policy::Limits;
 
-/// The live numbers that limits are compared with.
+/// The counters of current use that are compared with the limits.
 #[derive(Clone, Copy)]
 pub struct Counters<'a> {
-    /// The places by source.
+    /// The current numbers of connections per source, which the limits per source refer to.
     pub admission: &'a Admission,
-    /// The places by service.
+    /// The current numbers of connections and streams per service, which the limit per service refers to.
     pub services: &'a Services,
 }
 
-/// A step of an explanation, with its warnings.
+/// A step of an explanation with its warnings.
 #[derive(Debug, Default)]
 pub(super) struct Said {
-    /// The limits, and how much of them is used; `None` where there are no limits.
+    /// The limits and their use; `None` if there are no limits.
     pub(super) step: Option<String>,
-    /// One for each limit of which four fifths or more are used.
+    /// One warning for each limit that is used to four fifths or more.
     pub(super) warnings: Vec<String>,
 }
 
-/// Describes the limits of a caller's source. Without an address or a running gateway only the limits are known.
+/// Describes the limits that apply to the caller's source. The description says how much of each limit is used if the source is
+/// known and a gateway runs.
 pub(super) fn of_source(limits: &Limits, source: Option<IpAddr>, counters: Option<Counters<'_>>) -> Said {
     let usage = source.and_then(|source| Some(counters?.admission.usage(source)));
     let of = &limits.per_source;
@@ -94,11 +95,13 @@ fn part(limit: u64, used: Option<u64>, what: &str) -> String {
 
 fn warning(reason: Reason, who: &str, used: u64, limit: u64, what: &str, key: &str) -> Option<String> {
     if used >= limit {
-        return Some(format!("{reason}: {who} uses all of its {limit} {what} ({key}); more are refused"));
+        return Some(format!(
+            "{reason}: {who} has reached the limit of {limit} {what} ({key}); the gateway refuses more"
+        ));
     }
     let near = used.saturating_mul(5) >= limit.saturating_mul(4);
     near.then(|| {
-        format!("{who} uses {used} of its {limit} {what} ({key}); at the limit more are refused as {reason}")
+        format!("{who} uses {used} of {limit} {what} ({key}); at the limit the gateway refuses more with the reason {reason}")
     })
 }
 
@@ -143,7 +146,8 @@ mod tests {
         assert_eq!(
             said.warnings,
             [
-                "limit_source: 10.0.0.1 uses all of its 2 connections (limits.perSource.connections); more are refused"
+                "limit_source: 10.0.0.1 has reached the limit of 2 connections (limits.perSource.connections); the gateway \
+                 refuses more"
             ]
         );
         let matched = RouteMatch { rule: Some("a.test".into()), ..RouteMatch::default() };

@@ -1,4 +1,4 @@
-//! Orders of operators about single endpoints and connections.
+//! Requests of operators about single endpoints and connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,23 +15,23 @@ use crate::snapshot::dialled::Dialled;
 /// The largest number of endpoints that a message lists.
 const LISTED_MAX: usize = 5;
 
-/// An order about endpoints.
+/// An operator's request about the withdrawal of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Take them out.
+    /// Withdraws the endpoints.
     Withdraw(Withdrawal),
-    /// Take them back.
+    /// Ends the withdrawal of the endpoints.
     Enable,
 }
 
-/// The reason why an order is not obeyed.
+/// The reason why a request is refused.
 #[derive(Debug)]
 pub enum Refused {
     /// The parameters are wrong.
     Parameters(String),
     /// There is no such endpoint, withdrawal or connection.
     Unknown(String),
-    /// The order does not fit what stands.
+    /// The request contradicts the current state.
     Conflict(String),
 }
 
@@ -44,7 +44,7 @@ impl From<WithdrawalError> for Refused {
     }
 }
 
-/// Obeys an order about the endpoints that the parameters `address` and `service` name.
+/// Applies a request to the endpoints that the parameters `address` and `service` select.
 pub async fn endpoint(
     sources: &Sources,
     order: Order,
@@ -54,9 +54,10 @@ pub async fn endpoint(
     let upstreams = sources.dataplane.upstreams();
     let snapshot = sources.reader.latest();
     let asked = which.clone();
-    // A large config makes this a long search.
+    // The search takes long in a large config, so it runs on a background thread.
     let found = background::run(move || find(&snapshot, &asked)).await;
-    let found = found.map_err(|_| Refused::Conflict("the search for the endpoint failed".to_owned()))?;
+    let found = found
+        .map_err(|_| Refused::Conflict("internal error: the search for the endpoint panicked".to_owned()))?;
     let closed = match order {
         Order::Withdraw(_) if found.meant.is_empty() => return Err(Refused::Unknown(found.unknown(&which))),
         Order::Withdraw(withdrawal) => sources.dataplane.withdraw(which.clone(), withdrawal).await? as u64,
@@ -68,7 +69,9 @@ pub async fn endpoint(
     let in_flight = |key: &EndpointKey| upstreams.state(key).map_or(0, |state| u64::from(state.in_flight));
     let open: u64 = found.meant.iter().map(in_flight).sum();
     let (word, and) = match order {
-        Order::Withdraw(Withdrawal::Drained) => ("drained", format!("; open connections that go on: {open}")),
+        Order::Withdraw(Withdrawal::Drained) => {
+            ("drained", format!("; open connections that continue: {open}"))
+        }
         Order::Withdraw(Withdrawal::Disabled) => ("disabled", format!("; connections closed: {closed}")),
         Order::Enable => ("enabled", String::new()),
     };
@@ -102,7 +105,7 @@ pub async fn close(sources: &Sources, query: &BTreeMap<String, String>) -> Resul
 
 fn which(query: &BTreeMap<String, String>) -> Result<Which, Refused> {
     if let Some(other) = query.keys().find(|key| !matches!(key.as_str(), "address" | "service")) {
-        let text = format!("unknown parameter {other:?}; there are: address, service");
+        let text = format!("unknown parameter {other:?}; expected one of address, service");
         return Err(Refused::Parameters(text));
     }
     let address = query.get("address").ok_or_else(|| {
@@ -111,12 +114,12 @@ fn which(query: &BTreeMap<String, String>) -> Result<Which, Refused> {
     Which::parse(address, query.get("service").map(String::as_str)).map_err(Refused::Parameters)
 }
 
-/// The endpoints of a snapshot at the IP address of an order.
+/// The endpoints of a snapshot at the IP address of a request.
 #[derive(Default)]
 struct Found {
-    /// Endpoints that the order names.
+    /// The endpoints that the request selects.
     meant: BTreeSet<EndpointKey>,
-    /// Endpoints at the same IP address that the order leaves as they are.
+    /// Endpoints at the same IP address that the request does not select.
     others: BTreeSet<EndpointKey>,
 }
 
@@ -135,11 +138,11 @@ fn find(snapshot: &Snapshot, which: &Which) -> Found {
 }
 
 impl Found {
-    /// Returns what to say if the order speaks of no endpoint.
+    /// Returns the error text for a request that selects no endpoint.
     fn unknown(&self, which: &Which) -> String {
         let there_are = match self.others.is_empty() {
             true => String::new(),
-            false => format!("; there is {}", texts(&self.others, which)),
+            false => format!("; at the same IP address there is {}", texts(&self.others, which)),
         };
         format!(
             "no service or route has an endpoint {which}{there_are}; `isthmus get endpoints` lists all endpoints"
@@ -147,7 +150,8 @@ impl Found {
     }
 }
 
-/// Returns the first of some endpoints in words, and the number of the others; of none, what the order names.
+/// Describes a set of endpoints by the first ones and the number of the remaining ones. If the set is empty, describes the
+/// request instead.
 fn texts(keys: &BTreeSet<EndpointKey>, which: &Which) -> String {
     let named: BTreeSet<(SocketAddr, &str)> =
         keys.iter().map(|key| (key.address, service_of(&key.group))).collect();

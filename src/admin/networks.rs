@@ -1,4 +1,4 @@
-//! Networks and their gateways, as the API shows them.
+//! Networks and their gateways, in the form of the API.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::snapshot::policy::Access;
 use crate::snapshot::service_view::network_of;
 use crate::snapshot::shard::Standing;
 
-/// Returns one object per gateway, in order of network, then of the file.
+/// Returns one object per gateway, in order of network, then in the order of the file.
 pub fn gateways(snapshot: &Snapshot) -> Vec<api::network::Gateway> {
     let networks = snapshot.networks().iter();
     let all = networks.flat_map(|(name, network)| {
@@ -37,14 +37,14 @@ fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> api::netw
     }
 }
 
-/// Returns the reason if no viewer at all can use a gateway.
+/// Returns the reason why no viewer can use a gateway; `None` if some viewer can.
 fn why_unusable(access: Access, entry: &GatewayEntry) -> Option<&'static str> {
     if access == Access::Direct {
-        Some("the endpoints of its network are given by address")
+        Some("clients get the endpoints of its network by address (access: direct)")
     } else if entry.addresses.is_empty() {
-        Some("its host name does not resolve")
+        Some("the gateway's host name does not resolve")
     } else if entry.gateway.sni_port.is_none() {
-        Some("it has no sniPort")
+        Some("the gateway has no sniPort")
     } else {
         None
     }
@@ -56,8 +56,8 @@ struct Count {
     ready_weight: u64,
 }
 
-/// Returns one object per network, in order of name: those of the config, those with gateways, and those of
-/// endpoints. An endpoint counts once for each service that has it.
+/// Returns one object per network, in order of name, for networks of the config, networks with gateways, and networks of
+/// endpoints. An endpoint of several services is counted once for each of them.
 pub fn networks(snapshot: &Snapshot) -> Vec<api::network::Network> {
     let mut counts: BTreeMap<&Network, Count> =
         snapshot.networks().iter().map(|(name, _)| (name, Count::default())).collect();

@@ -1,5 +1,4 @@
-//! Dials the endpoints that `explain` shows, to find out if they accept a connection now. Sends nothing to
-//! them.
+//! Dials the endpoints that `explain` shows, to find out whether they accept a connection. Sends no data to them.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,9 +12,9 @@ use crate::api::explanation::Probe;
 use crate::model::reason::Reason;
 use crate::net::socket::dial_reason;
 
-/// The largest number of candidates that are dialled.
+/// The largest number of candidates that are dialled; further ones are not.
 const PROBED_MAX: usize = 32;
-/// The longest timeout of a dial.
+/// The upper limit for the timeout of a dial.
 const WITHIN: Duration = Duration::from_secs(5);
 
 impl Explanation {
@@ -29,7 +28,8 @@ impl Explanation {
         let probed = || self.candidates.iter().filter_map(|candidate| candidate.probe.as_ref());
         if probed().next().is_some() && probed().all(|probe| probe.reason != Reason::Ok.text()) {
             self.warnings.push(
-                "no endpoint accepted a connection when the gateway dialled it for this request".to_owned(),
+                "the gateway dialled the endpoints for this request, and none of them accepted a connection"
+                    .to_owned(),
             );
         }
     }

@@ -1,5 +1,5 @@
-//! The problems of a running gateway; each has a code from a closed list. This module gives the problems that `status` begins
-//! with, that `isthmus_problems` counts, and that the log reports as `problem` and `problem solved`.
+//! The problems of a running gateway; each has a code from a closed list. `status` begins with them, the metric
+//! `isthmus_problems` counts them, and the log reports them as `problem` and `problem solved`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,29 +21,29 @@ use crate::telemetry::clock::rfc3339;
 use crate::telemetry::exposition::{Exposition, Kind};
 use crate::telemetry::recorder::Recorder;
 
-/// How often the log looks for new problems.
+/// The interval at which the log reports new problems.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The largest difference between a peer's clock and ours, in milliseconds, that is no problem.
+/// The largest difference between a peer's clock and this gateway's, in milliseconds, that is not a problem.
 const CLOCK_SKEW_MAX_MS: u64 = 5 * 60 * 1000;
-/// How long a loss is a problem after its last occurrence.
+/// The time for which a loss remains a problem after its last occurrence.
 const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
-/// Consecutive failures after which an endpoint is a problem: fewer may be a restart.
+/// The number of consecutive failures from which on an endpoint is a problem. Fewer failures may come from a restart.
 pub(super) const FAILURES_MIN: u32 = 3;
-/// The largest number of a registry's own problems in the text of one; further ones are counted.
+/// The largest number of a registry's own problems in one text; for further ones, the text has only their number.
 const SHOWN_MAX: usize = 5;
-/// The largest number of listed problems per code; further ones are counted.
+/// The largest number of listed problems per code; further problems are only counted.
 const LISTED_MAX: usize = 50;
 
 macro_rules! codes {
     ($($variant:ident = $text:literal, $meaning:literal, $look_at:literal;)*) => {
-        /// The kind of a problem of the gateway that is not the end of one connection.
+        /// The kind of a problem of the gateway. The failure of a single connection is no problem of this kind.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Code {
             $(#[doc = $meaning] $variant,)*
         }
 
         impl Code {
-            /// All codes, in the order of documents.
+            /// All codes, in the order in which the documentation lists them.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
             /// Returns the code as `status`, the metric's label and the log write it.
@@ -75,13 +75,13 @@ codes! {
         "The config file on disk has mistakes. The gateway keeps running with the config that it read before.",
         "`isthmus validate FILE`; then `isthmus reload`";
     NeedsRestart = "needs_restart",
-        "The config file has a change that takes effect only after a restart.",
+        "The config file on disk has a change that takes effect only after a restart.",
         "restart the gateway, or undo the change";
     Draining = "draining",
         "The gateway is stopping. It is not ready, and exits when its connections have ended.",
         "`isthmus get connections`, `drain.timeout`";
     RegistryMissing = "registry_missing",
-        "A registry has not been read since the start and has no saved copy, so its services are unknown.",
+        "A registry has not been read since the start of the gateway and has no saved copy, so its services are unknown.",
         "`isthmus get registries`; path and permissions of the file, or address and user of etcd";
     RegistryStale = "registry_stale",
         "A registry cannot be read. Its last good state is in use (stale), is used only for ports without a ready \
@@ -101,7 +101,7 @@ codes! {
         "`report` of `isthmus get registries -o yaml`";
     EndpointClaimed = "endpoint_claimed",
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
-         These endpoints are not used: whoever may write slices could make a service stand for any address.",
+         These endpoints are not used: otherwise, anyone who may write EndpointSlices could direct a service to any address.",
         "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices of the services that `isthmus explain` names";
     RegistryLeftOut = "registry_left_out",
         "A registry has services or endpoints that its `allow` does not permit. They are left out.",
@@ -114,8 +114,8 @@ codes! {
         "Registries disagree about a service. The earlier registry applies.",
         "`conflicts` of `isthmus status -o json`";
     ExportAbsent = "export_absent",
-        "An export rule or a route names a service that no registry has, so nothing can be reached by it. Services \
-         that a registry may have which is not read yet are not among them.",
+        "An export rule or a route names a service that no registry has, so the rule or route makes nothing reachable. \
+         Services that may belong to a registry that was not read yet are not reported.",
         "the name under `exports` or `routes`; `isthmus get services`";
     NameUnresolved = "name_unresolved",
         "The host name of an endpoint or of a gateway does not resolve.",
@@ -125,35 +125,37 @@ codes! {
          for 24 h.",
         "`isthmus get services`; a larger range in `dnsServer.vips`, the same for all replicas";
     VirtualAddressesNotKept = "virtual_addresses_not_kept",
-        "The virtual addresses in use cannot be written to `state.dir`, or those of the last run could not be read. Few of them \
-         change by a restart without the file: those whose addresses services that are gone had before.",
-        "the file `virtual-addresses` in `state.dir`, its permissions, and the space on the disk";
+        "The virtual addresses in use cannot be written to `state.dir`, or those of the last run could not be read. A restart \
+         without that file changes few addresses: only those of services whose preferred address was reserved for a service \
+         that is gone.",
+        "the file `virtual-addresses` in `state.dir`: its permissions, and the free space on the disk";
     CertificateMissing = "certificate_missing",
         "The gateway has no certificate yet and is not ready. HBONE callers are refused (`tls_failed`).",
         "`isthmus get certificates`; `identity`";
     CertificateExpiring = "certificate_expiring",
-        "The gateway's own certificate has less than a third of its lifetime left and should have been renewed.",
+        "The gateway's own certificate has less than a third of its lifetime left and has not been renewed.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateExpired = "certificate_expired",
         "The gateway's own certificate has expired, so HBONE callers refuse it. The gateway is not ready.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateSource = "certificate_source",
-        "A certificate, or the roots of a trust domain, cannot be read or renewed. The last good one stays in use.",
+        "A certificate, or the roots of a trust domain, cannot be read or renewed. The last good certificate or roots stay in use.",
         "`identity` of `isthmus status -o json`";
     RootsExpired = "roots_expired",
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",
-        "`isthmus get certificates`; `trust`";
+        "`isthmus get certificates`; the key `trust` of this gateway's config";
     EndpointEjected = "endpoint_ejected",
-        "An endpoint failed several times in a row and gets no connections for a while.",
+        "An endpoint failed several times in a row, so the gateway sends it no connections for a while (`ejection.time`).",
         "`isthmus get endpoints`; the endpoint itself";
     EndpointUnhealthy = "endpoint_unhealthy",
         "The health checks of an endpoint fail, so it gets no connections while another endpoint is healthy.",
         "`isthmus get endpoints`, `isthmus explain NAME --probe`; the endpoint itself; `health`";
     ChecksLate = "checks_late",
-        "Health checks wait for their turn, because as many run as the descriptor limit allows. Verdicts take longer.",
+        "Health checks are delayed, because as many are running as the descriptor limit allows. The health of endpoints is \
+         noticed later.",
         "endpoints that do not answer: `isthmus get endpoints`; `health.interval`, `health.timeout`; `ulimit -n`";
     EndpointWithdrawn = "endpoint_withdrawn",
-        "An operator has drained or disabled an endpoint of this gateway. A restart forgets it.",
+        "An operator has drained or disabled an endpoint of this gateway. A restart makes the endpoint available again.",
         "`isthmus endpoint enable ADDRESS`";
     EndpointFailing = "endpoint_failing",
         "At least the last three connection attempts to an endpoint failed. The endpoint is not ejected and still \
@@ -170,18 +172,19 @@ codes! {
         "Spans were lost in the last ten minutes because the collector could not be reached or did not keep up.",
         "`telemetry.tracing.otlp`; `isthmus_spans_dropped_total`";
     PeerNotEnrolled = "peer_not_enrolled",
-        "The config names a peer, but not who it is, and it was not enrolled. Nothing is exchanged with it.",
+        "The config names a peer without `identity` and `trust`, and the peer is not enrolled. The gateway exchanges no \
+         services with this peer.",
         "`isthmus peer invite` on one side and `isthmus peer join` on the other; or `peers[].identity` and `peers[].trust`";
     PeerNotLive = "peer_not_live",
-        "There is no live link with a peer. Its services stay in use for a while (stale), then count only where no other registry \
-         has a ready endpoint (demoted), then have no endpoints (expired).",
+        "There is no live link with a peer. The services of the peer stay in use for a while (stale), then are used only where \
+         no other registry has a ready endpoint (demoted), then have no endpoints (expired).",
         "`isthmus peers` on both sides; `peers[].dial` or `peers[].accept`; the network between the gateways";
     PeerClock = "peer_clock",
         "The clock of a peer differs from this gateway's by more than five minutes, so certificates may seem expired or not valid yet.",
         "`isthmus peers`; the time synchronisation of both hosts";
     PeerLeftOut = "peer_left_out",
-        "Services that the rules of a peer name are not exchanged: one side refuses them, a limit is reached, or their name is that \
-         of another service.",
+        "Services that match the rules of a peer are not exchanged, because one side refuses them, a limit is reached, or \
+         another service has the same name.",
         "`isthmus peers -o yaml`; `peers[].export`, `peers[].import`, `peers[].limits`";
     XdsClientRefused = "xds_client_refused",
         "An xDS client was refused in the last ten minutes because no rule of `xds.clients` allows the network or \
@@ -189,14 +192,14 @@ codes! {
         "the log of the gateway, `xds.clients`; `isthmus_xds_refused_total`";
 }
 
-/// Counters whose increase is a loss, with the code and the noun of the text.
+/// Counters of losses: an increase is a problem. Each has the code of that problem, and the noun for its text.
 const LOSSES: [(Code, &str, &str); 3] = [
     (Code::AccessLogLost, "isthmus_access_log_dropped_total", "lines of the access log"),
     (Code::SpansLost, "isthmus_spans_dropped_total", "spans"),
     (Code::XdsClientRefused, "isthmus_xds_refused_total", "xDS clients"),
 ];
 
-/// A problem.
+/// A current problem of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The kind of the problem.
@@ -223,7 +226,7 @@ impl Problem {
     }
 }
 
-/// The state between two evaluations of the problems.
+/// The data that is kept between two evaluations of the problems.
 #[derive(Default)]
 pub struct History {
     state: Mutex<HistoryState>,
@@ -232,21 +235,21 @@ pub struct History {
 #[derive(Default)]
 struct HistoryState {
     losses: BTreeMap<Code, Loss>,
-    /// The service conflicts, with the generation of their snapshot.
+    /// The generation of a snapshot, and the conflicts between registries in that snapshot.
     conflicts: Option<(u64, Arc<[Conflict]>)>,
     /// The problems that the log has reported.
     logged: Vec<Problem>,
 }
 
-/// A counter of losses.
+/// The last value of one of the counters in [`LOSSES`], and the time of its last increase.
 struct Loss {
     count: u64,
-    /// When the counter last increased.
+    /// The time at which the counter last increased; `None` if it never did.
     last: Option<(Instant, SystemTime)>,
 }
 
 impl History {
-    /// Returns a problem for each counter that increased recently.
+    /// Returns a problem for each counter that increased within the last ten minutes.
     fn losses(&self, recorder: &Recorder) -> Vec<Problem> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut problems = Vec::new();
@@ -265,7 +268,7 @@ impl History {
         problems
     }
 
-    /// Returns the conflicts of registries; computed once per snapshot.
+    /// Returns the conflicts between registries, which are computed once per snapshot.
     fn conflicts(&self, snapshot: &Snapshot) -> Arc<[Conflict]> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = state.conflicts.as_ref().filter(|(of, _)| *of == snapshot.generation) {
@@ -291,7 +294,7 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// Returns the problems that need no search through all services.
+/// Returns the problems that can be found without a search through all services.
 fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
@@ -318,8 +321,9 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all
 }
 
-/// Returns the problems that an explanation has to name, a line each, with the code first: those because of which the answer is not of
-/// the file on disk, and, for a caller by HBONE, those of certificates, which the decision on a name does not see.
+/// Returns the problems that make an explanation unreliable, one per line, each beginning with its code. The explanation is
+/// unreliable if the config in use is not the file on disk. For an HBONE caller it is also unreliable if there is a problem
+/// with certificates, because the decision on a name does not consider certificates.
 pub(super) fn concerning(sources: &Sources, is_authority: bool) -> Vec<String> {
     let of_program = of_program(sources).into_iter().filter(|problem| problem.code != Code::NeedsRestart);
     let of_certificates = sources.identities.problems(SystemTime::now()).into_iter().filter(|_| is_authority);
@@ -329,7 +333,7 @@ pub(super) fn concerning(sources: &Sources, is_authority: bool) -> Vec<String> {
         .collect()
 }
 
-/// Returns a problem for each service that an export rule or a route names and no registry has.
+/// Returns a problem for each service that an export rule or a route names but no registry has.
 fn absent(snapshot: &Snapshot) -> Vec<Problem> {
     let is_absent = |name: &HostName| {
         snapshot.service(name.as_str()).is_none() && !snapshot.unread.may_have(name.as_str())
@@ -351,7 +355,11 @@ fn absent(snapshot: &Snapshot) -> Vec<Problem> {
     });
     let absent = exports.chain(routes).filter(|(name, _)| is_absent(name));
     let problem = |(name, by): (HostName, String)| {
-        Problem::new(Code::ExportAbsent, name.as_str(), format!("{by} names {name}, which no registry has"))
+        Problem::new(
+            Code::ExportAbsent,
+            name.as_str(),
+            format!("{by} names the service {name}, which no registry has"),
+        )
     };
     absent.map(problem).collect()
 }
@@ -368,11 +376,22 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
         all.push(Problem::new(Code::ConfigRejected, path, format!("{first}{more}")));
     }
     for what in &program.restart {
-        all.push(Problem::new(Code::NeedsRestart, what, format!("{what} has changed in the config file")));
+        all.push(Problem::new(
+            Code::NeedsRestart,
+            what,
+            format!(
+                "{what} has changed in the config file; the change takes \
+                                                                 effect after a restart"
+            ),
+        ));
     }
     if program.draining {
         let connections = sources.dataplane.connections_active();
-        all.push(Problem::new(Code::Draining, "", format!("{connections} connections are still open")));
+        all.push(Problem::new(
+            Code::Draining,
+            "",
+            format!("the gateway is stopping; {connections} connections are still open"),
+        ));
     }
     all
 }
@@ -383,7 +402,8 @@ fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
     let (count, ranges) = (status.counts.without, ranges.join(" and "));
     let full = (count > 0).then(|| {
         let text =
-            format!("{count} addresses are missing in {ranges}: {} and others have none", names.join(", "));
+            format!("cannot assign {count} virtual addresses, because no address is free in {ranges}; the services without an \
+                     address include {}", names.join(", "));
         Problem::new(Code::VirtualAddressesFull, "", text)
     });
     let kept =
@@ -405,7 +425,8 @@ fn of_peer(linked: &Linked) -> Vec<Problem> {
     let clock = skew.map(|skew| {
         let (seconds, way) =
             ((skew.unsigned_abs() + 500) / 1000, if skew > 0 { "ahead of" } else { "behind" });
-        let text = format!("the clock of the peer {name} is {} {way} this gateway's", lasting(seconds));
+        let text =
+            format!("the clock of the peer {name} is {} {way} the clock of this gateway", lasting(seconds));
         Problem::new(Code::PeerClock, name, text)
     });
     let refused = linked.refused();
@@ -422,7 +443,7 @@ fn of_peer(linked: &Linked) -> Vec<Problem> {
 fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
     let mut all = Vec::new();
     let code = match registry.state {
-        // The peer itself is the problem, which has the reason that its link has.
+        // The problem of the peer already contains the cause, so its registry adds no second problem.
         RegistryState::Missing | RegistryState::Stale | RegistryState::Demoted | RegistryState::Expired
             if registry.is_peer =>
         {
@@ -435,7 +456,7 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
     };
     let name = &*registry.name;
     if let Some(code) = code {
-        let why = registry.problems.first().map_or("not read yet", String::as_str);
+        let why = registry.problems.first().map_or("the registry was not read yet", String::as_str);
         let text = format!("{name} is {} since {}: {why}", registry.state.text(), rfc3339(registry.since));
         all.push(Problem::new(code, name, text));
     }
@@ -456,7 +477,7 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         let claimed = report.left_out.iter().find(|(why, _)| *why == Withheld::Claimed.text());
         if let Some((_, count)) = claimed {
             let text = format!(
-                "{name}: {count} endpoints are not used, as their pods are others than their slices say"
+                "{name}: {count} endpoints are not used, because their EndpointSlices do not match their pods"
             );
             all.push(Problem::new(Code::EndpointClaimed, name, text));
         }
@@ -490,13 +511,16 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
             all.push(Problem::new(Code::EndpointUnhealthy, &about, text));
         }
         if let Some(rest) = state.ejected_for {
-            let text = format!("{about} is ejected for {} more seconds: {last}", rest.as_secs());
+            let text = format!("{about} is ejected for another {} s: {last}", rest.as_secs());
             all.push(Problem::new(Code::EndpointEjected, &about, text));
         } else if state.in_a_row >= FAILURES_MIN && !state.unhealthy {
-            all.push(Problem::new(Code::EndpointFailing, &about, format!("{about}: {last}")));
+            all.push(Problem::new(Code::EndpointFailing, &about, format!("{about} fails: {last}")));
         }
         if let Some(time) = state.not_tls {
-            let text = format!("{about} answered with bytes that are not TLS, last at {}", rfc3339(time));
+            let text = format!(
+                "{about} answered a ClientHello with bytes that are not TLS, last at {}",
+                rfc3339(time)
+            );
             all.push(Problem::new(Code::EndpointNotTls, &about, text));
         }
     }
@@ -509,7 +533,7 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
     if let Some(late) = checks.late {
         let (places, longest) = (checks.places, late.longest.as_secs());
         let text = format!(
-            "{} health checks wait for a place, the first since {longest} seconds; {places} may run at the same time",
+            "{} health checks are delayed, the first one by {longest} s; {places} may run at the same time",
             late.count
         );
         all.push(Problem::new(Code::ChecksLate, "", text));
@@ -517,7 +541,7 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// Returns at most `LISTED_MAX` problems of each code, with a line for the number of further ones.
+/// Returns at most `LISTED_MAX` problems of each code, with a line that gives the number of further ones.
 pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     let mut listed = Vec::new();
     for of_code in problems.chunk_by(|one, other| one.code == other.code) {
@@ -529,7 +553,7 @@ pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     listed
 }
 
-/// Adds the number of problems of each code, also of those without any, to the metrics of a scrape.
+/// Adds the number of problems of each code, including zeros, to the metrics of a scrape.
 pub fn expose(problems: &[Problem], exposition: &mut Exposition) {
     let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
     for code in Code::ALL {
@@ -538,9 +562,9 @@ pub fn expose(problems: &[Problem], exposition: &mut Exposition) {
     }
 }
 
-/// The name of the metric.
+/// The metric with the number of current problems.
 pub const METRIC: &str = "isthmus_problems";
-/// The description of the metric.
+/// The `# HELP` text of the metric.
 pub const METRIC_HELP: &str = "Number of current problems, by problem code; 0 for a code without a problem.";
 
 /// Logs each problem when it begins and when it ends.
@@ -561,9 +585,9 @@ fn log_changes(before: &[Problem], now: &[Problem]) {
     for problem in now.iter().filter(|problem| !before.iter().any(|known| same(known, problem))) {
         let (code, look_at) = (problem.code.text(), problem.code.look_at());
         match problem.code {
-            // No caller can connect any more.
+            // This problem is an error, since without a valid certificate no caller can connect.
             Code::CertificateExpired => tracing::error!(code, look_at, "problem: {}", problem.text),
-            // An operator has ordered it.
+            // These states are not logged as problems, since an operator requested them.
             Code::Draining | Code::EndpointWithdrawn => {}
             _ => tracing::warn!(code, look_at, "problem: {}", problem.text),
         }

@@ -1,4 +1,4 @@
-//! Readiness: named gates, each open or closed.
+//! Readiness: named gates. The gateway is ready if all of them are open.
 
 use crate::aggregator::status::{RegistryState, Status};
 use crate::model::place::ClusterId;
@@ -10,20 +10,20 @@ use super::ProgramStatus;
 pub struct Gate {
     /// The name, such as `registry files (live)`.
     pub name: String,
-    /// Why the gate is closed; `None` if it is open.
+    /// The reason why the gate is closed; `None` if it is open.
     pub closed: Option<String>,
 }
 
-/// Gates that only some configs have.
+/// The states behind the readiness gates that only some configs have.
 #[derive(Clone, Debug, Default)]
 pub struct Further {
-    /// The gate of the gateway's certificate, if the config names a source.
+    /// The gate of the gateway's certificate, if the config names a certificate source.
     pub identity: Option<Gate>,
-    /// True if the DNS server answers; `None` without one.
+    /// True if the DNS server answers queries; `None` if there is no DNS server.
     pub names: Option<bool>,
 }
 
-/// Returns all readiness gates. Only registries of the gateway's own cluster are gates.
+/// Returns all readiness gates. Only registries of the gateway's own cluster have gates.
 pub fn gates(
     program: &ProgramStatus,
     aggregator: &Status,
@@ -35,17 +35,21 @@ pub fn gates(
         closed: (!open).then(|| why.to_owned()),
     };
     let mut gates = vec![
-        gate("listeners", program.serving, "listeners are not open yet"),
+        gate("listeners", program.serving, "the listeners are not open yet"),
         gate("serving", !program.draining, "draining"),
     ];
     gates.extend(further.identity);
-    gates.extend(further.names.map(|answers| gate("dns server", answers, "queries are not answered yet")));
+    gates.extend(
+        further
+            .names
+            .map(|answers| gate("dns server", answers, "the DNS server does not answer queries yet")),
+    );
     for registry in aggregator.registries.iter().filter(|registry| registry.cluster == *own_cluster) {
         let heard = registry.state != RegistryState::Missing;
-        let why = registry.problems.first().map_or("not read yet", String::as_str);
+        let why = registry.problems.first().map_or("the registry was not read yet", String::as_str);
         let name = match registry.state {
             RegistryState::Missing | RegistryState::Live => format!("registry {}", registry.name),
-            // The gate is open, but the registry's state is shown.
+            // The gate is open, but its name shows the registry's state.
             state => format!("registry {} ({})", registry.name, state.text()),
         };
         gates.push(gate(&name, heard, why));

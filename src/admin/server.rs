@@ -46,23 +46,23 @@ use crate::telemetry::process;
 
 /// The media type of the Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// How long `/livez` waits for the data plane before it reports a delay. The status stays 200, because a
-/// restart would end all connections.
+/// The time that `/livez` waits for the data plane before it reports a delay. The status stays 200, because a restart would end
+/// all connections.
 const ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a client may take to send the head of a request, also the next one on the same connection.
+/// The time within which a client must send the head of a request, for each request of a connection.
 const HEADER_WITHIN: Duration = Duration::from_secs(10);
-/// The largest head of a request in bytes.
+/// The size of the largest request head, in bytes.
 const HEADER_BYTES_MAX: usize = 32 * 1024;
 
-/// The parts of the API that an address serves.
+/// The part of the API that an address serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All parts.
+    /// The whole API, with metrics, liveness and readiness.
     Admin,
     /// Metrics only.
     Metrics,
-    /// Health only.
+    /// Liveness and readiness only.
     Health,
 }
 
@@ -80,9 +80,10 @@ impl Part {
 /// The `Host` headers that the admin listener accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hosts {
-    /// Addresses and `localhost`: a web page of another name could send requests here (DNS rebinding).
+    /// The host of a request must be an IP address or `localhost`. If other names were accepted, a web page could send requests
+    /// to this listener by DNS rebinding.
     Own,
-    /// Any host, on a unix socket, which no web page can reach.
+    /// Any host, for a unix socket, which web pages cannot reach.
     Any,
 }
 
@@ -109,7 +110,7 @@ where
     });
 }
 
-/// Serves one client until it is gone, is silent, or has to make room.
+/// Serves one client until it disconnects, is idle for too long, or must give way to another client.
 async fn serve_connection<S>(socket: S, seat: Arc<Seat>, app: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -117,8 +118,9 @@ where
     let io = TokioIo::new(Guarded::new(socket, &seat));
     let app = TowerToHyperService::new(app);
     let asking = seat.clone();
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         asking.settle();
+        request.extensions_mut().insert(Caller(asking.peer().ip().to_canonical()));
         let (answer, asking) = (app.call(request), asking.clone());
         async move {
             let answer = answer.await;
@@ -187,8 +189,7 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/networks", get(networks_list))
         .route("/peers", get(all_peers))
         .route("/peers/{name}", get(one_peer))
-        .route("/peers/{name}/invite", get(invitation_of).post(invite_peer))
-        .route("/peers/{name}/join", post(join_peer))
+        .merge(enrolments(hosts))
         .route("/endpoints/drain", post(drain_endpoint))
         .route("/endpoints/disable", post(disable_endpoint))
         .route("/endpoints/enable", post(enable_endpoint))
@@ -210,8 +211,34 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .with_state(sources)
 }
 
-/// Refuses requests of web pages: those that reach this address by a foreign name (DNS rebinding), and posts
-/// from another origin.
+/// The routes of requests about enrolments. A client that may send such requests can make itself a peer, so the gateway accepts
+/// them only from its own host.
+fn enrolments(hosts: Hosts) -> Router<Sources> {
+    Router::new()
+        .route("/peers/{name}/invite", get(invitation_of).post(invite_peer))
+        .route("/peers/{name}/join", post(join_peer))
+        .route_layer(middleware::from_fn(move |request, next| own_host_only(hosts, request, next)))
+}
+
+/// The address that a request comes from.
+#[derive(Clone, Copy)]
+struct Caller(IpAddr);
+
+/// Refuses requests that come neither over loopback nor over a unix socket.
+async fn own_host_only(hosts: Hosts, request: Request, next: Next) -> Response {
+    let is_loopback = request.extensions().get().is_some_and(|Caller(address)| address.is_loopback());
+    if hosts == Hosts::Own && !is_loopback {
+        return error(
+            StatusCode::FORBIDDEN,
+            "the gateway accepts invitations and joins only from its own host: run the command there, and give a loopback \
+             address or unix socket of admin.bind with --admin",
+        );
+    }
+    next.run(request).await
+}
+
+/// Refuses requests that come from web pages: requests with a foreign host name (DNS rebinding), and POST requests from another
+/// origin.
 async fn guard(hosts: Hosts, request: Request, next: Next) -> Response {
     let headers = request.headers();
     if hosts == Hosts::Own && !is_own_host(headers) {
@@ -261,7 +288,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 
-/// Answers 200 while the control runtime works. A data plane that does not respond is reported in the text.
+/// Answers 200 while the control runtime works. The text reports a data plane that does not respond.
 async fn livez(State(sources): State<Sources>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     if !query.contains_key("verbose") {
         return "ok\n".into_response();
@@ -387,7 +414,7 @@ async fn trace(State(sources): State<Sources>, Path(text): Path<String>) -> Resp
     let gateway = sources.telemetry.gateway.load();
     let one = |record: &Arc<ConnectionRecord>| TracedConnection {
         connection: access_log::connection(record, &gateway),
-        // A listener that a reload has removed decides nothing.
+        // If a reload has removed the listener, there is no decision.
         decision: traces::question(record)
             .and_then(|question| explained(&sources, &question).ok())
             .map(|found| found.view()),
@@ -395,7 +422,7 @@ async fn trace(State(sources): State<Sources>, Path(text): Path<String>) -> Resp
     json_response(&Trace { trace_id: trace.to_string(), connections: records.iter().map(one).collect() })
 }
 
-/// Reads the parameters of a page of the overview; unknown ones are passed over.
+/// Reads the parameters of a page of the overview; ignores unknown ones.
 fn page_of(query: &BTreeMap<String, String>) -> overview::Ask {
     let number = |text: &String| text.parse().unwrap_or(1);
     overview::Ask {
@@ -435,7 +462,7 @@ async fn dashboard_page(
     asset("text/html; charset=utf-8", dashboard::page(&overview, &explained))
 }
 
-/// Returns a part of the dashboard, with the headers that keep browsers from more than it needs.
+/// Returns a resource of the dashboard, with headers that limit what browsers may do with it.
 fn asset(media: &'static str, text: impl IntoResponse) -> Response {
     let headers = [
         (header::CONTENT_TYPE, media),
@@ -462,7 +489,7 @@ async fn explain_name(
     }
 }
 
-/// Explains, and dials the candidates; a POST, because dialling has effects.
+/// Explains a name and dials the candidates. The method is POST because dialling has effects.
 async fn explain_and_probe(
     State(sources): State<Sources>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -493,7 +520,7 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {
     for (key, value) in query {
         match key.as_str() {
             "sni" | "authority" if inquiry.name.is_some() => {
-                return Err("give either sni or authority".to_owned());
+                return Err("expected exactly one of the parameters sni and authority".to_owned());
             }
             "sni" => inquiry.name = (!value.is_empty()).then_some(value),
             "authority" => {
@@ -517,7 +544,7 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {
             }
             other => {
                 return Err(format!(
-                    "unknown parameter {other:?}; there are: sni, authority, listener, from, alpn, \
+                    "unknown parameter {other:?}; expected one of sni, authority, listener, from, alpn, \
                      identity"
                 ));
             }
@@ -556,25 +583,25 @@ async fn config(State(sources): State<Sources>) -> Response {
 async fn reload(State(sources): State<Sources>) -> Response {
     let (answer, wait) = oneshot::channel();
     if sources.commands.send(Command::Reload(answer)).await.is_err() {
-        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+        return error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
     }
     match wait.await {
         Ok(Ok(done)) => json_response(&json!({ "result": done })),
         Ok(Err(problems)) => {
             (StatusCode::BAD_REQUEST, json_response(&json!({ "problems": problems }))).into_response()
         }
-        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
     }
 }
 
 async fn drain(State(sources): State<Sources>) -> Response {
     match sources.commands.send(Command::Drain).await {
         Ok(()) => (StatusCode::ACCEPTED, json_response(&json!({ "result": "draining" }))).into_response(),
-        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
     }
 }
 
-/// The parameters of a request.
+/// The query parameters of a request.
 type Parameters = Query<BTreeMap<String, String>>;
 
 async fn drain_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
@@ -614,21 +641,24 @@ async fn log_level(
     };
     let (answer, wait) = oneshot::channel();
     if sources.commands.send(Command::LogLevel(level.clone(), answer)).await.is_err() {
-        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+        return error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
     }
     match wait.await {
         Ok(Ok(())) => json_response(&json!({ "result": level })),
         Ok(Err(problem)) => error(StatusCode::BAD_REQUEST, &problem),
-        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
     }
 }
 
 async fn not_found() -> Response {
-    error(StatusCode::NOT_FOUND, "there is no such path; /api/v1/status is one that exists")
+    error(
+        StatusCode::NOT_FOUND,
+        "there is no such path in this API; docs/api.md lists the paths, for example /api/v1/status",
+    )
 }
 
 fn json_response(value: &impl Serialize) -> Response {
-    // No value of the API has a map with keys that are not texts, which alone could not be written.
+    // Serialisation fails only for maps with keys that are not strings, and no value of the API has one.
     let mut text = serde_json::to_string(value).unwrap_or_default();
     text.push('\n');
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()

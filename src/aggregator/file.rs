@@ -22,23 +22,23 @@ use crate::net::watch::FileWatch;
 use crate::snapshot::change::{Change, Item, Key};
 use crate::snapshot::listing::Listing;
 
-/// Registries that are read and parsed at the same time: more would be slower, and fragment memory.
+/// The permits to read and parse a registry. More than two reads at the same time would be slower, and would fragment memory.
 static TURNS: Semaphore = Semaphore::const_new(2);
-/// A registry whose files take longer releases its permit until it has read them, as its file system may
-/// hang.
+/// How long a registry holds its permit of [`TURNS`] while it reads its files. If reading takes longer, the file system may
+/// hang, so the registry releases the permit until the files are read.
 const TURN: Duration = Duration::from_millis(100);
 /// How long reading the files may take, without parsing them.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Reads of one registry that may hang at the same time: one that is waited for, and two that were given up.
+/// The largest number of reads of one registry that may hang: one that the registry waits for, and two that have timed out.
 const READINGS: usize = 3;
-/// How long files that are being written are read again before their mistakes are reported.
+/// The time for which mistakes in files are not reported if the files keep changing; the files are read again meanwhile.
 const UNSETTLED: Duration = Duration::from_secs(2);
 /// The time until the next attempt if too many reads hang.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The largest total size of a registry's files, in bytes.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Reads the files of a registry whole after each change, and sends the differences.
+/// Reads all files of a registry after each change, and sends the differences.
 #[derive(Clone, Debug)]
 pub struct FileRegistry {
     spec: RegistrySpec,
@@ -152,7 +152,7 @@ fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<St
             Entry::Occupied(taken) => {
                 let key = taken.key();
                 problems.push(format!(
-                    "{}: the service {key} is also in another file of this directory",
+                    "{}: the service {key} is already in another file of this directory",
                     file.display()
                 ));
             }
@@ -169,7 +169,7 @@ fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> 
     let mut changes = Vec::new();
     for (key, service) in next.iter_mut() {
         match last.get(key).filter(|known| known == &service) {
-            // An equal service is shared, not held twice.
+            // An equal service is shared, so that it is in memory only once.
             Some(same) => *service = same.clone(),
             None => changes.push(Change::Put(Item::Service(service.clone()))),
         }
@@ -179,7 +179,7 @@ fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> 
     changes
 }
 
-/// The contents of a registry's files, and the problems of those that cannot be read.
+/// The contents of a registry's files, and the problems of the files that cannot be read.
 #[derive(Debug, Default)]
 struct Found {
     texts: Vec<Text>,
@@ -189,7 +189,7 @@ struct Found {
 /// The result of an attempt to read a registry.
 enum Outcome {
     Good(Services),
-    /// The files have these mistakes, a line each; true if the files changed during the read.
+    /// The mistakes of the files, a line each. The second value is true if the files changed during the read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
     ReadError(ReadError),
@@ -200,7 +200,7 @@ struct Follower {
     registry: FileRegistry,
     watch: FileWatch,
     readings: Readings,
-    /// The services that were sent last.
+    /// The services that were sent to the aggregator last; `None` before the first listing.
     last: Option<Services>,
 }
 
@@ -246,7 +246,7 @@ impl Follower {
         let turn = TURNS.acquire().await;
         let begun = Instant::now();
         let (registry, before) = (self.registry.clone(), self.watch.seen().clone());
-        // States are taken before the read, so that changes during the read are seen.
+        // The state of the files is taken before the read, so that changes during the read are seen.
         let files = self.readings.read(READ_WITHIN, move || {
             let (seen, found) = (before.now(), registry.texts());
             let changing = seen.now() != seen;

@@ -15,7 +15,7 @@ use crate::snapshot::shard::Shard;
 /// The reason why a registry cannot be shown offline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfflineError {
-    /// The registry does not exist here; another machine may have it. The lines say what is missing.
+    /// The registry's data does not exist on this machine; another machine may have it. The lines say what is missing.
     Absent(Vec<String>),
     /// Only a running gateway reads the registry; the line says so.
     LiveOnly(String),
@@ -45,7 +45,8 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
 /// Describes a registry that only a running gateway reads.
 fn live_only(spec: &RegistrySpec, source: &str) -> OfflineError {
     OfflineError::LiveOnly(format!(
-        "registry {}: this command does not read {source}, so its services are missing here; only `run` reads it",
+        "registry {}: this command does not read {source}, so the services of this registry are missing here; only `isthmus \
+         run` reads it",
         spec.name
     ))
 }

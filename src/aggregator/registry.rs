@@ -1,11 +1,13 @@
 //! The interface of registries: a registry is one task that sends batches of changes.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::spec::RegistrySpec;
 use crate::snapshot::change::Change;
+use crate::snapshot::shard::Shard;
 
 /// A source of services, gateways and marks.
 ///
@@ -23,13 +25,13 @@ pub trait Registry: Send {
 /// Makes the task of a registry.
 pub type Factory = dyn Fn(&RegistrySpec) -> Box<dyn Registry> + Send + Sync;
 
-/// The number of a start of a registry's task: changes of a task that was replaced are dropped.
+/// Identifies one start of a registry's task, so that the changes of a replaced task can be dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Epoch(pub(super) u64);
 
 /// The receiver of the registry's changes is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the registry was replaced, or the program ends")]
+#[error("the registry was replaced, or the gateway stops")]
 pub struct Closed;
 
 /// Sends a registry's changes. Sending waits while the aggregator is behind.
@@ -37,15 +39,26 @@ pub struct Closed;
 pub struct Changes {
     epoch: Epoch,
     sender: mpsc::Sender<(Epoch, Vec<Change>)>,
+    in_use: watch::Receiver<Arc<Shard>>,
 }
 
 impl Changes {
-    pub(super) fn new(epoch: Epoch, sender: mpsc::Sender<(Epoch, Vec<Change>)>) -> Self {
-        Self { epoch, sender }
+    pub(super) fn new(
+        epoch: Epoch,
+        sender: mpsc::Sender<(Epoch, Vec<Change>)>,
+        in_use: watch::Receiver<Arc<Shard>>,
+    ) -> Self {
+        Self { epoch, sender, in_use }
     }
 
-    /// Sends a batch.
+    /// Sends a batch of changes to the aggregator.
     pub async fn send(&self, batch: Vec<Change>) -> Result<(), Closed> {
         self.sender.send((self.epoch, batch)).await.map_err(|_| Closed)
+    }
+
+    /// Returns the items of the registry that are in use. Until this task has completed a listing, these are the items from the
+    /// previous task or from the copy on disk.
+    pub fn in_use(&self) -> Arc<Shard> {
+        self.in_use.borrow().clone()
     }
 }

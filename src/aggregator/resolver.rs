@@ -1,4 +1,4 @@
-//! Looks up host names, and again when their TTL is over. If a look-up fails, the last addresses stay; if the
+//! Looks up host names, and repeats each look-up when its TTL has passed. If a look-up fails, the last addresses stay; if the
 //! name does not exist, they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +19,11 @@ use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::snapshot::name_index::NameMap;
 
-/// The time until the next look-up after a failure, or of a name without addresses.
+/// The time until a name is looked up again after a look-up that failed or found no addresses.
 const RETRY: Duration = Duration::from_secs(2);
 /// The deadline of one look-up, with its retries.
 const LOOKUP: Duration = Duration::from_secs(10);
-/// Concurrent look-ups.
+/// The largest number of concurrent look-ups.
 const AT_ONCE: usize = 32;
 
 /// The name servers, and the bounds of the TTL.
@@ -31,9 +31,9 @@ const AT_ONCE: usize = 32;
 pub struct Options {
     /// Name servers; empty: those of the system.
     pub servers: Vec<SocketAddr>,
-    /// The shortest TTL, at most `ttl_max`.
+    /// The lower bound for the TTL of an answer, at most `ttl_max`.
     pub ttl_min: Duration,
-    /// The longest TTL.
+    /// The upper bound for the TTL of an answer.
     pub ttl_max: Duration,
 }
 
@@ -125,7 +125,7 @@ impl Schedule {
         }
     }
 
-    /// Takes the first name whose time has come.
+    /// Removes and returns the first name whose look-up is due.
     fn pop_due(&mut self, now: Instant) -> Option<HostName> {
         let (at, name) = self.queue.first().filter(|(at, _)| *at <= now).cloned()?;
         self.queue.remove(&(at, name.clone()));
@@ -150,7 +150,8 @@ fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
         let config = ResolverConfig::from_name_servers(servers.collect());
         TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
     };
-    // The schedule has its own bounds of the TTL; the resolver's cache would answer with old addresses.
+    // The resolver's cache is off. The times of look-ups already follow the TTL within bounds of their own, and a cached answer
+    // may be older than these bounds allow.
     builder.options_mut().cache_size = 0;
     builder.build()
 }
@@ -160,7 +161,7 @@ async fn look_up(resolver: &TokioResolver, name: HostName) -> (HostName, Resolut
     // A trailing dot disables the system's search list: names are fully qualified.
     let lookup = resolver.lookup_ip(format!("{name}."));
     let (answer, ttl) = match tokio::time::timeout(LOOKUP, lookup).await {
-        Err(_) => (Resolution::Failed("timed out".to_owned()), None),
+        Err(_) => (Resolution::Failed("the DNS query timed out".to_owned()), None),
         Ok(Ok(found)) => {
             let mut addresses: Vec<IpAddr> = found.iter().map(canonical_ip).collect();
             addresses.sort_unstable();

@@ -1,4 +1,4 @@
-//! Finds Kubernetes clusters while the gateway runs. A registry of the config that stands for a folder or for Secrets of
+//! Finds Kubernetes clusters while the gateway runs. A registry of the config whose source is a folder or Secrets with
 //! kubeconfigs is replaced by one registry for each cluster that is found there.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{pending, select_all};
+use tokio::sync::watch;
 
 use crate::aggregator::kubernetes::clusters::ClusterFinder;
 use crate::aggregator::kubernetes::spec::ClustersSpec;
@@ -13,21 +14,22 @@ use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::model::place::ClusterId;
 use crate::net::scope::Scope;
 
-/// The sources of the config in use.
+/// The cluster sources of the config in use.
 pub(super) struct Clusters {
     scope: Scope,
     finders: BTreeMap<Arc<str>, (ClustersSpec, ClusterFinder)>,
-    /// The clusters that were left out because another registry has them, a line each.
+    /// The clusters that were left out because another registry has the same name, one per line.
     ignored: Vec<String>,
 }
 
 impl Clusters {
-    /// Tasks are started in `scope`.
+    /// Returns a value without sources that starts its tasks in `scope`.
     pub(super) fn new(scope: Scope) -> Self {
         Self { scope, finders: BTreeMap::new(), ignored: Vec::new() }
     }
 
-    /// Follows the sources of a config, and no others; returns once each of them was read, or after a time.
+    /// Follows the cluster sources of a config, and stops following all others. Returns when each source was read or has
+    /// failed, or after `within`.
     pub(super) async fn configure(&mut self, registries: &[RegistrySpec], within: Duration) {
         let wanted = registries.iter().filter_map(|spec| match &spec.kind {
             RegistryKind::KubernetesClusters(clusters) => Some((spec.name.clone(), clusters)),
@@ -44,7 +46,7 @@ impl Clusters {
         }
         let read = async {
             for (_, finder) in self.finders.values() {
-                // The finder ends with `self` alone.
+                // Waiting fails only if the finder has ended, which happens only with `self`.
                 let _ =
                     finder.found.clone().wait_for(|found| found.is_read || !found.problems.is_empty()).await;
             }
@@ -52,8 +54,8 @@ impl Clusters {
         let _ = tokio::time::timeout(within, read).await;
     }
 
-    /// The registries with those of the clusters in the place of their sources. A cluster that the config names itself, or an
-    /// earlier source has, is left out.
+    /// Returns the registries of a config. Each registry that is a source of clusters is replaced by the clusters that it has
+    /// found. A cluster is left out if the config names the cluster itself, or if an earlier source has found it.
     pub(super) fn expanded(&mut self, registries: &[RegistrySpec], own: &ClusterId) -> Vec<RegistrySpec> {
         let named = registries.iter().filter(|spec| matches!(spec.kind, RegistryKind::Kubernetes(_)));
         let mut taken: BTreeSet<Arc<str>> = named.map(|spec| spec.name.clone()).collect();
@@ -71,7 +73,7 @@ impl Clusters {
                     all.push(registry);
                 } else {
                     ignored.push(format!(
-                        "{}: another registry reads the cluster {} too: ignored",
+                        "{}: the cluster {} is ignored, because another registry reads it already",
                         spec.name, registry.cluster
                     ));
                 }
@@ -84,22 +86,47 @@ impl Clusters {
         all
     }
 
-    /// Returns the errors of the sources and the clusters that are left out, a line each.
+    /// Returns the errors of the sources, and the clusters that are left out, one per line.
     pub(super) fn problems(&self) -> Vec<String> {
         let of_finder = |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().problems.clone();
         self.finders.values().flat_map(of_finder).chain(self.ignored.iter().cloned()).collect()
     }
 
-    /// Waits until a source has other clusters, or other problems.
+    /// Waits until a source reports other clusters or other problems.
     pub(super) async fn changed(&mut self) {
-        let waits = self.finders.values_mut().map(|(_, finder)| Box::pin(finder.found.changed()));
-        let waits: Vec<_> = waits.collect();
-        if waits.is_empty() {
-            return pending().await;
-        }
-        // A finder that has ended tells of nothing more.
-        if select_all(waits).await.0.is_err() {
+        any_changed(self.finders.values_mut().map(|(_, finder)| &mut finder.found)).await;
+    }
+}
+
+/// Waits until one of the values changes. A value whose sender is gone does not change any more.
+async fn any_changed<'a, T: 'a>(values: impl Iterator<Item = &'a mut watch::Receiver<T>>) {
+    let change = async |value: &'a mut watch::Receiver<T>| {
+        if value.changed().await.is_err() {
             pending().await
         }
+    };
+    let changes: Vec<_> = values.map(|value| Box::pin(change(value))).collect();
+    if changes.is_empty() {
+        return pending().await;
+    }
+    select_all(changes).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_finder_that_has_ended_does_not_hide_the_changes_of_the_others() {
+        let (ended, mut of_ended) = watch::channel(0);
+        let (sender, mut found) = watch::channel(0);
+        drop(ended);
+        let mut is_changed = || any_changed([&mut of_ended, &mut found].into_iter()).now_or_never().is_some();
+        assert!(!is_changed());
+        sender.send_replace(1);
+        assert!(is_changed());
+        assert!(!is_changed(), "the change was seen");
     }
 }

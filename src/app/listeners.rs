@@ -1,5 +1,5 @@
-//! The open listeners. Sockets are keyed by bind address, and no other change rebinds one. A socket that the service manager
-//! has passed with the name of a listener takes the place of its own.
+//! The open listeners. Each socket is keyed by its bind address, so only a change of that address rebinds it. If the service
+//! manager passes a socket with the name of a listener, the listener uses that socket.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,7 +14,8 @@ use crate::snapshot::policy::Policy;
 
 /// The open listeners.
 pub(super) struct Listeners {
-    /// Kept open to the end, as the service manager does: a listener may go and come again.
+    /// The sockets that the service manager has passed. They stay open until the process ends, because a listener may be
+    /// removed and added again.
     inherited: Inherited,
     open: BTreeMap<Bind, Open>,
 }
@@ -24,7 +25,7 @@ struct Open {
     address: SocketAddr,
 }
 
-/// Sockets that are bound and do not accept yet.
+/// Sockets that are bound but do not accept yet.
 pub(super) struct Bound {
     new: Vec<(Bind, Listening)>,
     /// The listener name of each address of the policy.
@@ -32,23 +33,23 @@ pub(super) struct Bound {
 }
 
 impl Listeners {
-    /// Makes listeners, none of them open, that use the sockets that were passed.
+    /// Returns listeners that will use the passed sockets; none of them is open yet.
     pub(super) fn new(inherited: Inherited) -> Self {
         Self { inherited, open: BTreeMap::new() }
     }
 
-    /// Names the sockets that were passed and that no listener has.
+    /// Logs a warning for each socket from the service manager that no listener uses.
     pub(super) fn warn_of_unused(&self, policy: &Policy) {
         let has = |name: &str| policy.listeners.iter().any(|listener| &*listener.name == name);
         for name in self.inherited.names().filter(|name| !has(name)) {
             tracing::warn!(
                 name,
-                "a socket was passed that no listener uses: FileDescriptorName= must be the name of a listener"
+                "no listener uses this socket of the service manager; set FileDescriptorName= to the name of a listener"
             );
         }
     }
 
-    /// Binds the addresses of the policy that are not open; if one cannot be bound, none is.
+    /// Binds the addresses of the policy that are not open; if one of them cannot be bound, all are released again.
     pub(super) fn bind(&self, policy: &Policy, workers: usize) -> Result<Bound, Vec<String>> {
         let mut bound = Bound { new: Vec::new(), names: BTreeMap::new() };
         let mut problems = Vec::new();
@@ -85,7 +86,7 @@ impl Listeners {
         }
     }
 
-    /// Closes the addresses that the policy does not have.
+    /// Closes the listeners whose addresses are not in the policy.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,

@@ -1,5 +1,5 @@
-//! The composition root of `isthmus run`: makes every part, connects them, and carries out the orders of
-//! signals, changed files and the admin API. Orders are carried out during all other work.
+//! The composition root of `isthmus run`: creates every part, connects the parts, and executes orders from signals, changed
+//! files and the admin API. Orders are executed concurrently with all other work.
 
 #[cfg_attr(not(feature = "kubernetes"), path = "clusters_disabled.rs")]
 mod clusters;
@@ -71,23 +71,23 @@ use otlp::Exporter;
 use systemd::ServiceManager;
 use xds::Xds;
 
-/// Commands of the admin API that may wait.
+/// The largest number of queued commands of the admin API.
 const COMMANDS: usize = 16;
-/// Threads of the control runtime: admin, aggregator, look-ups.
+/// The number of threads of the control runtime, which runs admin, aggregator and look-ups.
 const CONTROL_THREADS: usize = 2;
 /// The largest number of threads beside those of the data plane: control, logs, file reads, builds, notices.
 const THREADS: usize = CONTROL_THREADS + 12;
-/// How long tasks that still run at the end may take to finish.
+/// The time that tasks get to finish when the program ends.
 const END_WITHIN: Duration = Duration::from_millis(200);
 /// The exit code after an internal fault (EX_SOFTWARE of sysexits.h).
 const EXIT_INTERNAL: u8 = 70;
 const AGGREGATOR_ENDED: &str = "the aggregator has ended";
-/// Log files whose opening may hang at the same time.
+/// The largest number of log files whose opening may hang at the same time.
 const OPENINGS: usize = 4;
 
-/// Runs the gateway until an order to stop.
+/// Runs the gateway until it is ordered to stop.
 pub fn run(path: &Path) -> ExitCode {
-    // Before anything else opens a descriptor.
+    // The sockets of the service manager must be taken before anything else opens a descriptor.
     let inherited = match Inherited::take() {
         Ok(inherited) => inherited,
         Err(problem) => {
@@ -121,7 +121,7 @@ pub fn run(path: &Path) -> ExitCode {
     }
 }
 
-/// An end without an order to stop; the cause was reported.
+/// An end of the program that nobody requested. Its cause has been reported.
 enum Failed {
     /// The start failed.
     Start,
@@ -129,13 +129,13 @@ enum Failed {
     Internal,
 }
 
-/// Reports a problem of the start to stderr, before the log is started.
+/// Reports a problem of the start on stderr, since the log is not started yet.
 fn start_failed(problem: &str) -> Failed {
     log::print_problem(problem);
     Failed::Start
 }
 
-/// Reads the config, opens the logs, and runs the gateway. Orders are carried out from the first moment.
+/// Reads the config, opens the logs, and runs the gateway. Orders are executed from the first moment.
 async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Failed> {
     let (command, commands) = mpsc::channel(COMMANDS);
     let mut supervisor = Supervisor::new(commands)
@@ -143,7 +143,7 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
     let loader = Loader::new(path);
     let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
     let config = config.map_err(|problems| start_failed(&problems.join("\n")))?;
-    // The states are those before the read: files that change during a long start are read again.
+    // `files` has the states of the files before the read, so files that change during a long start are read again.
     let watch = FileWatch::since(files.unwrap_or_default());
     let openings = Readings::new(OPENINGS);
     let opening = supervisor.during(orders::open(&openings, config.access_log.clone())).await;
@@ -152,13 +152,14 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
     let telemetry = Telemetry::start(access_log)
         .map_err(|error| start_failed(&format!("cannot start the threads of the logs: {error}")))?;
     telemetry.gateway.store(gateway_name(&config));
-    // Libraries that count by the `metrics` facade are exposed too. Fails only if the process has a recorder already.
+    // Exposes the metrics of libraries that use the `metrics` facade. This fails only if the process already has a recorder.
     let _ = metrics::set_global_recorder(telemetry.recorder.clone());
     let scope = Scope::default();
     let manager = ServiceManager::from_environment(&scope);
     manager.tell("STATUS=reading the registries");
     let log = log::start(&config.log, &telemetry.writer);
-    supervisor.take_logs(log, config.log.level, &config.access_log, &telemetry.writer, &scope);
+    let level = config.log.level;
+    supervisor.take_logs(log, level, &config.access_log, &telemetry.writer, &openings, &scope);
     let parts = Parts {
         path,
         config,
@@ -177,7 +178,7 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
             Err(Failed::Start)
         }
         Err(why) => {
-            tracing::info!(why, "stop ordered during the start");
+            tracing::info!(why, "the gateway stops before its start is complete");
             Ok(())
         }
     };
@@ -185,9 +186,9 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
     result
 }
 
-/// Disables huge pages, which cost more than they give here, as snapshots are built and dropped piece by
-/// piece: with a million endpoints they take a sixth more memory, and reading a million routes takes a third
-/// more processor time, all of it in the kernel.
+/// Disables huge pages, which cost more here than they save, because snapshots are built and dropped piece by piece. With huge
+/// pages, a million endpoints take a sixth more memory, and reading a million routes takes a third more processor time, all of
+/// it in the kernel.
 fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         log::print_problem(&format!("cannot disable huge pages: {error}"));
@@ -200,7 +201,7 @@ struct Parts<'p> {
     config: Config,
     inherited: Inherited,
     manager: ServiceManager,
-    /// Watches the files of the config.
+    /// The watch on the files of the config.
     watch: FileWatch,
     telemetry: Telemetry,
     scope: Scope,
@@ -208,20 +209,20 @@ struct Parts<'p> {
     command: mpsc::Sender<Command>,
 }
 
-/// How long a reload waits for sources of Kubernetes clusters that it has added.
+/// The time for which a reload waits for newly added sources of Kubernetes clusters.
 const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
 
 struct Program {
     config: Config,
-    /// The values of the config at start that a reload does not change.
+    /// The values that stay as they were in the config at the start of the process.
     fixed: Fixed,
-    /// Watches the files of the config.
+    /// The watch on the files of the config.
     watch: FileWatch,
     telemetry: Telemetry,
-    /// Reads for opening the file of the access log.
+    /// The limit on concurrent attempts to open the access log.
     openings: Readings,
     identity: CertificateRotation,
-    /// Finds Kubernetes clusters.
+    /// The sources of Kubernetes clusters.
     clusters: Clusters,
     aggregator: Handle,
     dataplane: Dataplane,
@@ -232,11 +233,11 @@ struct Program {
     status: Arc<ArcSwap<ProgramStatus>>,
     manager: ServiceManager,
     descriptors: usize,
-    /// The file of the admin listener, which a second signal removes.
+    /// The socket file of the admin listener, which a second stop signal removes.
     admin_file: servers::AdminFile,
 }
 
-/// Events beside orders.
+/// The events that the main loop handles, except orders (see `orders`).
 enum Event {
     /// A requested reload may begin.
     Begin,
@@ -247,7 +248,7 @@ enum Event {
     Enrolled,
     /// The trusted roots have changed.
     Trust,
-    /// Kubernetes clusters were found, or have gone.
+    /// Kubernetes clusters were found or removed.
     Clusters,
     /// The aggregator has ended, which is an internal fault.
     AggregatorEnded,
@@ -281,17 +282,17 @@ impl Program {
         let sources = world_sources(&config, &mut clusters);
         let (control, tasks) = (telemetry.control.clone(), scope.clone());
         let registry_tasks = scope.clone();
-        // Registries start before there is a snapshot.
+        // Registries are started before the first snapshot exists, so the reader is set later.
         let snapshots = LaterReader::default();
         let of_registries = snapshots.clone();
         let inbox = Inbox::default();
         let of_peers = inbox.clone();
         let registries: Arc<Factory> =
             Arc::new(move |spec| registry_of(spec, &registry_tasks, &of_registries, &of_peers));
-        // A large config makes this a long computation.
+        // The build takes long with a large config, so it runs on a background thread.
         let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
-        // Nothing else sets it.
+        // The result is ignored, since only this line sets the reader.
         let _ = snapshots.set(reader.clone());
         let mut identity = CertificateRotation::start(&scope);
         identity.configure(config.identity.clone()).await;
@@ -302,7 +303,8 @@ impl Program {
         let mut dataplane =
             Dataplane::start(workers, limits, &reader, &telemetry, identity.context(), own.clone(), link)
                 .map_err(|error| format!("cannot start the data plane: {error}"))?;
-        let links = peers::start(&config, &reader, &identity, &inbox, arrivals, &scope)?;
+        let links =
+            peers::start(&config, &reader, &identity, &inbox, arrivals, &telemetry.control, &scope).await?;
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
             config: path.to_owned(),
             config_since: SystemTime::now(),
@@ -362,12 +364,12 @@ impl Program {
         wait_for_registries(&aggregator, names, config.aggregator.start_timeout).await;
         listeners.open(bound, &mut dataplane).await;
         if let Some(xds) = xds {
-            // The xDS server starts after the registries were read: a client that reconnects would lose
-            // endpoints of registries that are still being listed.
+            // The xDS server starts after the registries have been read: otherwise a client that reconnects would lose the
+            // endpoints of registries that are not read yet.
             xds.serve()?;
         }
         if let Some((dns, server)) = dns.zip(dns_server) {
-            // A resolver that asks before the registries were read would learn that names do not exist.
+            // The DNS server starts after the registries have been read: otherwise it would answer that names do not exist.
             dns.serve(&server, &sources, &scope)?;
         }
         let program = Self {
@@ -398,7 +400,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Returns the status line for the service manager: the addresses that are listened on.
+    /// Returns the status line for the service manager: the addresses of the listeners.
     fn serving(&self) -> String {
         let addresses: Vec<String> =
             self.listeners.listening().iter().map(|(name, address)| format!("{name} {address}")).collect();
@@ -433,7 +435,7 @@ impl Program {
         self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
         let Self { dataplane, config, exporter, links, status, telemetry, aggregator, admin_file, .. } = self;
-        // Their peers go on with what they have.
+        // The links with peers are closed first. Each peer continues with the services that it has received.
         links.stop();
         let deaf = move || {
             let mut closed = (**status.load()).clone();
@@ -443,7 +445,7 @@ impl Program {
         let stopped = async {
             shutdown::shutdown(dataplane, config.drain, deaf).await;
             exporter.finish().await;
-            // The next process can start from the newest state of each registry.
+            // The state of the registries is copied to disk, so that the next process starts with the newest state.
             let write = move || {
                 aggregator.write_copies();
                 links.write_times();
@@ -464,7 +466,7 @@ impl Program {
         if internal { Err(Failed::Internal) } else { Ok(()) }
     }
 
-    /// Handles events until an order to stop, which is the error.
+    /// Handles events until an order to stop arrives; the error is the reason to stop.
     async fn handle_events(
         &mut self,
         supervisor: &mut Supervisor,
@@ -474,7 +476,7 @@ impl Program {
         loop {
             let (may_begin, is_asked) = (loader.may_begin(), supervisor.reload.is_some());
             let event = tokio::select! {
-                // Orders come first, then requested reloads, then events.
+                // Orders have priority, then requested reloads, then other events.
                 biased;
                 stopped = supervisor.carry_out_next() => {
                     stopped?;
@@ -504,7 +506,7 @@ impl Program {
                 Event::Clusters => supervisor.during(self.renew_clusters()).await?,
                 Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
-                    // Problems were logged, counted and added to the status.
+                    // The problems have already been logged, counted and added to the status.
                     let result = supervisor.during(self.reload(why, *loaded)).await?;
                     supervisor.configure_logs(self.config.log.level, &self.config.access_log);
                     match result.as_ref().err().and_then(|problems| problems.first()) {
@@ -514,7 +516,7 @@ impl Program {
                             .ready(&format!("{}; the changed config is rejected: {problem}", self.serving())),
                     }
                     for waiter in waiters {
-                        // The waiter may be gone.
+                        // The send fails if nobody waits for the result any more.
                         let _ = waiter.send(result.clone());
                     }
                 }
@@ -522,22 +524,22 @@ impl Program {
         }
     }
 
-    /// Gives clients the roots with which they verify the services of peers.
+    /// Passes the roots of peers to the aggregator, so that clients can verify the services of peers.
     fn give_peer_roots(&self) {
         let Some(trust) = self.identity.context().trust.newest() else { return };
         self.aggregator.use_peer_roots(peer_roots(&self.config.policy, &trust));
     }
 
-    /// Follows the Kubernetes clusters that are there now.
+    /// Configures the aggregator with the Kubernetes clusters that are found at present.
     async fn renew_clusters(&mut self) {
         let sources = world_sources(&self.config, &mut self.clusters);
         if let Err(not_applied) = self.aggregator.configure(sources).await {
-            tracing::error!("the clusters that were found are not in use: {not_applied}");
+            tracing::error!("cannot apply the Kubernetes clusters that were found: {not_applied}");
         }
         self.tell_warnings();
     }
 
-    /// Shows the warnings of the config and of the sources of clusters.
+    /// Adds the warnings of the config and of the cluster sources to the status.
     fn tell_warnings(&self) {
         let warnings = warnings(&self.config, &self.clusters);
         self.tell(|status| status.warnings = warnings);
@@ -570,16 +572,17 @@ impl Program {
         let Loaded { config, files, known, cost } = loaded;
         self.watch.was_read(known, cost);
         if let Some(files) = &files {
-            // Done for a rejected config too: the correction may be in a file that this config has added.
+            // The files of a rejected config are watched too, because the mistake may be corrected in a file that only this
+            // config uses.
             self.watch.add(files);
         }
         let config = config?;
-        // Opened also if the path is the same, as the file may have been moved.
+        // The file is opened again even if its path is the same, because it may have been moved.
         let order = self.telemetry.writer.order();
         let access_log = orders::open(&self.openings, config.access_log.clone()).await;
         let access_log = access_log.map_err(|problem| vec![problem])?;
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
-        // The last step that can fail: after it, every part of the config is applied.
+        // No step after this one can fail, so every part of the config is applied.
         self.clusters.configure(&config.registries, CLUSTERS_WITHIN).await;
         let sources = world_sources(&config, &mut self.clusters);
         let published = self.aggregator.configure(sources).await;
@@ -601,7 +604,7 @@ impl Program {
         self.telemetry.gateway.store(gateway_name(&config));
         self.telemetry.writer.use_access_log(order, access_log);
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
-        peers::configure(&self.links, &config);
+        peers::configure(&self.links, &config).await;
         let restart = self.fixed.differs_from(&Fixed::of(&config));
         for what in &restart {
             tracing::warn!("the change of {what} takes effect after a restart; all other changes are in use");
@@ -626,7 +629,7 @@ impl Program {
     }
 }
 
-/// Returns the roots of each peer in PEM.
+/// Returns the root certificates of each peer in PEM.
 fn peer_roots(policy: &Policy, trust: &TrustBundles) -> PeerRoots {
     let of = |peer: &Arc<Peer>| {
         let roots = trust.roots_of(&peer.who.as_ref()?.alias)?;
@@ -635,7 +638,7 @@ fn peer_roots(policy: &Policy, trust: &TrustBundles) -> PeerRoots {
     PeerRoots(policy.peers.iter().filter_map(of).collect())
 }
 
-/// Returns the name of this gateway for the access log.
+/// Returns the identification of this gateway for the access log.
 fn gateway_name(config: &Config) -> Arc<GatewayName> {
     let node = &config.policy.node;
     Arc::new(GatewayName {
@@ -645,13 +648,13 @@ fn gateway_name(config: &Config) -> Arc<GatewayName> {
     })
 }
 
-/// Returns a function that makes the config in use as JSON.
+/// Returns a function that returns the config in use as JSON.
 fn in_use(config: &Config) -> InUse {
     let config = config.without_services();
     InUse(Arc::new(move || crate::config::effective(&config)))
 }
 
-/// Returns the warnings of the config, and the problems of the sources of clusters.
+/// Returns the warnings of the config, and the problems of the cluster sources.
 fn warnings(config: &Config, clusters: &Clusters) -> Vec<String> {
     [texts(&config.warnings), clusters.problems()].concat()
 }
@@ -660,7 +663,7 @@ fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// The values of the config at start that a reload does not change.
+/// The values that a reload does not change. They stay as they were in the config at the start of the process.
 struct Fixed {
     workers: Workers,
     admin: Option<AdminBind>,
@@ -684,7 +687,7 @@ impl Fixed {
         }
     }
 
-    /// Returns the keys whose values differ.
+    /// Returns the keys whose values differ between two configs.
     fn differs_from(&self, next: &Self) -> Vec<&'static str> {
         let changed = [
             ("workers", self.workers != next.workers),
@@ -708,7 +711,7 @@ fn world_sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
     }
 }
 
-/// A registry without services: a source of clusters, whose clusters are registries of their own.
+/// A registry without services. It represents a cluster source, whose clusters are registries of their own.
 struct Empty(RegistrySpec);
 
 impl Registry for Empty {
@@ -721,7 +724,7 @@ impl Registry for Empty {
     }
 }
 
-/// Makes the registry of a spec.
+/// Creates the registry that a spec describes.
 #[cfg_attr(
     not(feature = "kubernetes"),
     expect(unused_variables, reason = "only clusters are compared by it")
@@ -735,14 +738,14 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader, inbox: &
         }
         RegistryKind::KubernetesClusters(_) => Box::new(Empty(spec.clone())),
         RegistryKind::Peer(peer) => Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone())),
-        // The config refuses it.
+        // In a build without Kubernetes, the check of the config has refused such a registry already.
         #[cfg(not(feature = "kubernetes"))]
         RegistryKind::Kubernetes(_) => Box::new(Empty(spec.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }
 
-/// Returns the parts of the config that need descriptors of their own.
+/// Returns which features of the config need file descriptors of their own.
 fn uses(config: &Config) -> DescriptorUses {
     DescriptorUses {
         xds: config.xds.is_some(),
@@ -751,8 +754,8 @@ fn uses(config: &Config) -> DescriptorUses {
     }
 }
 
-/// Runs the periodic upkeep: readmits ejected endpoints, drops the state of unused ones, and reads the
-/// addresses of this host.
+/// Runs the periodic upkeep: readmits ejected endpoints, drops the state of unused endpoints, and updates the list of this
+/// host's addresses.
 fn upkeep(sources: &Sources, scope: &Scope) {
     let upstreams = sources.dataplane.upstreams().clone();
     let own = sources.own.clone();
@@ -772,16 +775,17 @@ fn upkeep(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// The choice if the start waits for the first look-up of every name: an xDS client that reconnects would
-/// lose a network whose gateway's name is not resolved yet.
+/// The treatment of host names during the start: the start waits until each has been looked up once, or it does not wait. A
+/// network whose gateway has an unresolved host name cannot be reached. Without the wait, an xDS client that reconnects during
+/// the start would therefore lose the endpoints of that network.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Awaited,
     Later,
 }
 
-/// Waits until every registry or its last good copy was read. After the timeout the gateway starts without
-/// the others.
+/// Waits until every registry, or the last good copy of it, has been read. After the timeout the gateway starts without the
+/// missing ones.
 async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duration) {
     let mut status = aggregator.status.clone();
     let all_in = |status: &Arc<Status>| {
@@ -793,9 +797,11 @@ async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duratio
     let status = status.borrow();
     for registry in missing(&status) {
         let problem = registry.problems.first().map_or("still being read", String::as_str);
-        tracing::warn!(registry = &*registry.name, problem, "the registry is missing");
+        tracing::warn!(registry = &*registry.name, problem, "the registry was not read in time");
     }
-    tracing::warn!("some registries could not be read in time; the listeners open without them");
+    tracing::warn!(
+        "some registries were not read within aggregator.startTimeout; the listeners open without their services"
+    );
 }
 
 fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {

@@ -1,4 +1,4 @@
-//! Orders to the running program, from signals and the admin API, which are carried out while other work goes on.
+//! Orders to the running program, from signals and the admin API. They are executed concurrently with other work.
 //!
 //! ```text
 //!  signals ──┐                    ┌─▶ stop: the work at hand is dropped
@@ -6,7 +6,7 @@
 //!  commands ─┘   (during work)    └─▶ log level, reopened logs: at once
 //! ```
 //!
-//! This module never waits for a log, a disk, or a file system.
+//! No function of this module blocks on a log, a disk, or a file system.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -22,12 +22,10 @@ use crate::net::scope::Scope;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::writer::Writer;
 
-/// How long opening a log file may take.
+/// The time that opening a log file may take.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
-/// Log files whose opening may hang at the same time.
-const OPENINGS: usize = 4;
 
-/// Receives the result of a reload.
+/// The channel for the result of a reload.
 pub(super) type Waiter = oneshot::Sender<Result<String, Vec<String>>>;
 
 /// A requested reload.
@@ -36,15 +34,15 @@ pub(super) struct Reload {
     pub(super) waiters: Vec<Waiter>,
 }
 
-/// Receives orders and carries them out.
+/// The receiver of orders, which also executes them.
 pub(super) struct Supervisor {
     signals: Signals,
     commands: mpsc::Receiver<Command>,
-    /// `None` until the logs are started.
+    /// The logs; `None` until they are started.
     logs: Option<Logs>,
-    /// A reload that was requested and has not begun.
+    /// A reload that was requested but has not begun.
     pub(super) reload: Option<Reload>,
-    /// True if SIGUSR1 came before the logs were started.
+    /// True if SIGUSR1 requested to reopen the logs before they were started.
     reopen: bool,
     draining: bool,
 }
@@ -60,9 +58,9 @@ struct Logs {
 }
 
 enum Order {
-    /// Stop, by this signal.
+    /// Stop, because of this signal.
     Stop(&'static str),
-    /// Reload, by SIGHUP.
+    /// Reload, because of SIGHUP.
     HangUp,
     ReopenLogs,
     Command(Command),
@@ -75,17 +73,18 @@ impl Supervisor {
         Ok(Self { signals, commands, logs: None, reload: None, reopen: false, draining: false })
     }
 
-    /// Takes the logs over, and reopens them if that was ordered.
+    /// Stores the handles of the logs, and reopens the logs if a signal has requested that before.
     pub(super) fn take_logs(
         &mut self,
         program: LogControl,
         level: LogLevel,
         access_log: &AccessLog,
         writer: &Writer,
+        openings: &Readings,
         scope: &Scope,
     ) {
-        let (access_log, writer, scope) = (access_log.clone(), writer.clone(), scope.clone());
-        let openings = Readings::new(OPENINGS);
+        let (writer, openings) = (writer.clone(), openings.clone());
+        let (access_log, scope) = (access_log.clone(), scope.clone());
         let logs = Logs { program, level, writer, access_log, openings, scope };
         if std::mem::take(&mut self.reopen) {
             logs.reopen();
@@ -104,17 +103,16 @@ impl Supervisor {
         }
     }
 
-    /// Notes that the program drains: a further order to stop ends it at once.
+    /// Records that the program drains. A further order to stop then ends the program at once.
     pub(super) fn set_draining(&mut self) {
         self.draining = true;
     }
 
-    /// Runs `work` and carries out orders meanwhile. An order to stop drops the work, and its reason is the
-    /// error.
+    /// Runs `work` and executes orders meanwhile. An order to stop drops the work; the error is the reason to stop.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = T>) -> Result<T, &'static str> {
         let mut work = pin!(work);
         loop {
-            // Orders come first: work that is always ready would delay them.
+            // Orders have priority: work that is always ready would delay them.
             tokio::select! {
                 biased;
                 order = next(&mut self.signals, &mut self.commands) => if let Some(why) = self.carry_out(order) {
@@ -125,7 +123,7 @@ impl Supervisor {
         }
     }
 
-    /// Carries out the next order; the error is the reason to stop. Cancel safe.
+    /// Executes the next order; the error is the reason to stop. Cancel safe.
     pub(super) async fn carry_out_next(&mut self) -> Result<(), &'static str> {
         let order = next(&mut self.signals, &mut self.commands).await;
         self.carry_out(order).map_or(Ok(()), Err)
@@ -137,13 +135,14 @@ impl Supervisor {
         reload.waiters.extend(waiter);
     }
 
-    /// Carries out an order; returns the reason if it is an order to stop.
+    /// Executes an order; returns the reason to stop if it is an order to stop.
     fn carry_out(&mut self, order: Order) -> Option<&'static str> {
         match order {
             Order::Stop(why) => return Some(why),
             Order::Command(Command::Drain) if !self.draining => return Some("POST /drain"),
             Order::Command(Command::Drain) => {}
-            // The waiter sees that the program stops, because its channel is dropped.
+            // While the gateway drains, a reload is ignored. The channel for the answer is dropped, which notifies the request
+            // that waits for the answer.
             Order::HangUp | Order::Command(Command::Reload(_)) if self.draining => {}
             Order::HangUp => self.request_reload("SIGHUP", None),
             Order::Command(Command::Reload(answer)) => {
@@ -175,7 +174,7 @@ impl Logs {
                     tracing::info!("log files reopened");
                 }
                 Err(problem) => {
-                    tracing::error!("the access log cannot be reopened and stays as it is: {problem}")
+                    tracing::error!("cannot reopen the access log, so its lines still go to the file that is open: {problem}")
                 }
             }
         });
@@ -194,7 +193,7 @@ pub(super) async fn open(
 /// Returns the next order. Cancel safe.
 async fn next(signals: &mut Signals, commands: &mut mpsc::Receiver<Command>) -> Order {
     tokio::select! {
-        // Signals come first, and among them those to stop.
+        // Signals have priority, and among them the signals to stop.
         biased;
         order = signals.next() => order,
         Some(command) = commands.recv() => Order::Command(command),

@@ -1,6 +1,6 @@
-//! Exports spans to a collector by OTLP over gRPC. Spans are taken from the queue as connections end,
-//! collected into batches, and sent with a deadline and a few attempts. Spans that the collector does not
-//! accept are counted and dropped: only the bounded queue fills while it is away, and no connection waits.
+//! Exports spans to a collector by OTLP over gRPC. The exporter takes spans from the queue as connections end, collects them
+//! into batches, and sends each batch with a deadline and a limited number of attempts. It counts and drops spans that the
+//! collector does not accept. While the collector is unreachable only the bounded queue fills, and no connection waits.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -24,18 +24,18 @@ use crate::telemetry::spans::{Ended, Spans, TracingOptions};
 
 mod span;
 
-/// The largest number of spans in a request.
+/// The largest number of spans in one request.
 const BATCH_MAX: usize = 512;
-/// How long a batch that is not full collects spans.
+/// The time for which a batch that is not full collects spans.
 const GATHER: Duration = Duration::from_secs(1);
-/// The pause between reads of the queue: so the data-plane threads need not wake the exporter.
+/// The pause between two reads of the queue. The exporter polls the queue, so that data-plane threads need not wake it.
 const REST: Duration = Duration::from_millis(50);
-/// The deadline of one attempt, from the look-up of the name to the response.
+/// The deadline of one attempt, from the name look-up to the response.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// The number of attempts to send a batch, and the deadline of all together.
+/// The number of attempts to send a batch, and the deadline for all of them together.
 const ATTEMPTS: usize = 3;
 const BATCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long sending the last spans may take when the program stops.
+/// The time that sending the last spans may take when the program stops.
 const FINISH: Duration = Duration::from_secs(2);
 
 const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
@@ -47,26 +47,26 @@ pub(super) struct Exporter {
     task: Option<JoinHandle<()>>,
 }
 
-/// The settings of the task.
+/// The settings of the task that sends spans.
 #[derive(Clone, Default)]
 struct Settings {
-    /// Where spans are sent to; `None`: spans are dropped.
+    /// The destination of the spans; `None`: spans are dropped.
     target: Option<Target>,
     /// True if the task should send the queued spans and end.
     finish: bool,
 }
 
-/// The collector, and the node that the spans are of.
+/// The collector, and the node that the spans describe.
 #[derive(Clone)]
 struct Target {
     collector: String,
     node: Node,
 }
 
-/// The reason why a batch was not accepted.
+/// The reason why a batch was not delivered.
 #[derive(Debug, thiserror::Error)]
 enum ExportFault {
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot connect: {0}")]
     Unreachable(io::Error),
     #[error("there was no answer within {} s", ATTEMPT.as_secs())]
     Late,
@@ -75,7 +75,7 @@ enum ExportFault {
 }
 
 impl ExportFault {
-    /// Returns true if a further attempt may succeed (OTLP §Failures).
+    /// Returns true if another attempt may succeed (OTLP §Failures).
     fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Late | Self::Call(CallFault::Broken(_)) => true,
@@ -121,7 +121,7 @@ impl Exporter {
     pub(super) async fn finish(self) {
         self.settings.send_modify(|settings| settings.finish = true);
         if let Some(task) = self.task {
-            // Spans that were not sent by then are lost.
+            // Spans that have not been sent within this time are lost.
             let _ = timeout(FINISH, task).await;
         }
     }
@@ -131,10 +131,10 @@ struct Task {
     spans: Spans,
     queue: mpsc::Receiver<Ended>,
     settings: watch::Receiver<Settings>,
-    /// The connection of the last batch, with its collector.
+    /// The connection of the last batch, and the collector that it leads to.
     open: Option<(String, Channel)>,
     scope: Scope,
-    /// True if the last batch was lost; only changes are logged.
+    /// True if the last batch was lost; only changes of this state are logged.
     failing: bool,
 }
 
@@ -154,11 +154,11 @@ impl Task {
         }
     }
 
-    /// Returns the next batch; an empty one when the task should end.
+    /// Returns the next batch, or an empty one if the task should end.
     async fn gather(&mut self) -> Vec<Ended> {
         let mut batch = Vec::new();
-        // Spans come first: the order to end counts once the queue is empty. Cancel safe: a received span is
-        // in the batch.
+        // Spans have priority, so the request to end is handled only when the queue is empty. Cancel safe: there is no `await`
+        // after a span is received and before it is in the batch.
         tokio::select! {
             biased;
             first = self.queue.recv() => batch.extend(first),
@@ -174,7 +174,7 @@ impl Task {
             if batch.len() == BATCH_MAX || Instant::now() >= deadline || self.settings.borrow().finish {
                 return batch;
             }
-            // The order does not matter.
+            // The order of the branches does not matter.
             tokio::select! {
                 () = finish(&mut self.settings) => {}
                 () = sleep(REST) => {}
@@ -241,8 +241,7 @@ impl Task {
         target: &Target,
         request: &ExportTraceServiceRequest,
     ) -> Result<ExportTraceServiceResponse, ExportFault> {
-        // The connection is taken out while it is used, so that one that fails or is given up is not used
-        // again.
+        // The connection is taken out while it is in use, so that a connection that fails or times out is not used again.
         let mut channel = match self.open.take() {
             Some((collector, channel)) if collector == target.collector => channel,
             _ => connect(&target.collector, &self.scope).await?,
@@ -263,7 +262,7 @@ async fn connect(collector: &str, scope: &Scope) -> Result<Channel, ExportFault>
     Ok(Channel::open(stream, origin, scope).await?)
 }
 
-/// Waits for the order to end.
+/// Waits until the task is requested to end.
 async fn finish(settings: &mut watch::Receiver<Settings>) {
     // The sender is dropped only when the program ends.
     let _ = settings.wait_for(|settings| settings.finish).await;

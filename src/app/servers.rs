@@ -1,5 +1,5 @@
-//! The HTTP listeners for admin, metrics and health. If a draining gateway still holds an address, as at a
-//! restart in place, the listener opens when that gateway has ended; any other holder is an error.
+//! The HTTP listeners for admin, metrics and health. If a draining gateway still holds an address, as after a restart in place,
+//! the listener opens when that gateway has ended. Any other process on the address is an error.
 
 use std::fmt;
 use std::io;
@@ -20,11 +20,11 @@ use crate::net::listen::listen;
 use crate::net::scope::Scope;
 use crate::net::unix::{UnixFile, UnixSocket};
 
-/// How long the holder of an address may take to answer.
+/// The time within which the process that holds an address must answer.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
-/// The largest part of the holder's answer that is read, in bytes.
+/// The largest number of bytes read from the response of a process that already listens on an address.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// How often an address held by a draining gateway is tried.
+/// The interval at which an address held by a draining gateway is tried again.
 const RETRY_EVERY: Duration = Duration::from_millis(200);
 
 /// The address of a listener.
@@ -43,7 +43,7 @@ impl fmt::Display for At {
     }
 }
 
-/// One listener.
+/// A listener for the admin API, for metrics or for health.
 #[derive(Clone)]
 struct Server {
     part: Part,
@@ -54,7 +54,7 @@ struct Server {
     file: AdminFile,
 }
 
-/// The file of the admin listener's socket, once that is open; empty if it is at an address.
+/// The socket file of the admin listener, set when the file exists; never set for a TCP listener.
 pub(super) type AdminFile = Arc<OnceLock<UnixFile>>;
 
 /// Opens the listeners of the config.
@@ -88,13 +88,13 @@ impl Server {
             return Err(self.cannot(&error));
         }
         if !self.is_held_by_a_draining_gateway().await {
-            // The holder may have just ended.
+            // The process that held the address may have ended since the first attempt, so a second attempt is made.
             return self.open().await.map_err(|error| self.cannot(&error));
         }
         tracing::warn!(
             listener = self.name,
             address = %self.at,
-            "a draining gateway still holds the address; the listener opens when that gateway has exited"
+            "a draining gateway still uses the address; the listener opens when that gateway has exited"
         );
         let scope = self.scope.clone();
         scope.spawn(self.open_later());
@@ -136,7 +136,8 @@ impl Server {
         format!("cannot listen on {} ({}): {error}", self.at, self.name)
     }
 
-    /// Returns true if the holder of the address answers like a draining isthmus to the readiness probe.
+    /// Returns true if the process that holds the address is a draining isthmus. Its response to a request for readiness or
+    /// metrics contains a line that says so.
     async fn is_held_by_a_draining_gateway(&self) -> bool {
         let (path, word) = match self.part {
             Part::Admin | Part::Health => ("/readyz", "[-] serving: draining"),

@@ -1,13 +1,14 @@
-//! Stops in order: not ready, listeners closed, connections ended. Each worker of the data plane drains its own connections,
-//! and ends what is left at the deadline.
+//! Stops the gateway in this order: it reports that it is not ready, closes the listeners, and ends the connections. Each
+//! data-plane worker drains its own connections, and ends those that remain at the deadline.
 
 use crate::config::Drain;
 use crate::dataplane::handle::Dataplane;
 
-/// Drains the data plane. `deaf` is called when listeners close.
+/// Drains the data plane, and calls `deaf` when the listeners close.
 pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, deaf: impl FnOnce()) {
     if !drain.delay.is_zero() {
-        tracing::info!(delay = ?drain.delay, "no longer ready; still accepting connections");
+        tracing::info!(delay = ?drain.delay, "the gateway is not ready any more, and accepts connections until the delay has \
+                                              passed");
         tokio::time::sleep(drain.delay).await;
     }
     tracing::info!(timeout = ?drain.timeout, connections = dataplane.control().connections_active(), "draining");

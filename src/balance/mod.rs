@@ -1,7 +1,7 @@
-//! The choice among candidates: which level, which endpoint, with what odds. Pure: load, randomness and the
-//! trace are arguments, so the data path, `explain` and the tests make the same choice.
+//! Chooses among candidates: first the level, then the endpoint, with known odds. Pure: load, randomness and the trace are
+//! arguments, so the data path, `explain` and the tests make the same choice.
 //!
-//! A [`Selection`] holds the candidates that may be chosen; the data path keeps it from one connection to the next.
+//! A [`Selection`] contains the candidates that may be chosen; the data path keeps it from one connection to the next.
 
 pub mod selection;
 
@@ -17,38 +17,40 @@ use selection::{Picks, Selection, Tier};
 
 /// The run-time state of endpoints. An endpoint is named by its index among the candidates.
 pub trait Load {
-    /// Returns true if some of these endpoints may be left out. False spares a look at each.
+    /// Returns true if run-time state may exclude some of these endpoints; if false, the caller need not check each one.
     fn has_left_out(&self, candidates: &Candidates) -> bool;
     /// Returns whether the endpoint may be chosen.
     fn availability(&self, candidates: &Candidates, index: usize) -> Availability;
-    /// Returns the number of the endpoint's connections.
+    /// Returns the number of connections of an endpoint.
     fn in_flight(&self, candidates: &Candidates, index: usize) -> u32;
-    /// Returns a count that goes up by one with each call, per group of candidates.
+    /// Returns the next turn for round robin: a number that increases by one with each call, separately for each group of
+    /// candidates.
     fn turn(&self, candidates: &Candidates) -> u64;
 }
 
-/// Whether an endpoint may be chosen, as far as its run-time state decides; in order of severity.
+/// The limit that run-time state sets on the choice of an endpoint, in order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Availability {
-    /// It may be chosen.
+    /// The endpoint may be chosen.
     Available,
-    /// It is left out for a while because connections to it failed.
+    /// The endpoint is left out for a while because connections to it failed.
     Ejected,
-    /// It is left out because its health checks fail.
+    /// The endpoint is left out because its health checks fail.
     Unhealthy,
-    /// An operator has it take no new connections.
+    /// An operator has drained the endpoint: it gets no new connections.
     Draining,
-    /// An operator has it take no connections at all.
+    /// An operator has disabled the endpoint: it has no connections at all.
     Disabled,
 }
 
 impl Availability {
-    /// Returns true if an operator has taken the endpoint out: it is not even chosen when no endpoint is healthy.
+    /// Returns true if an operator has withdrawn the endpoint. A withdrawn endpoint is not chosen even if no endpoint is
+    /// healthy.
     pub fn is_withdrawn(self) -> bool {
         matches!(self, Self::Draining | Self::Disabled)
     }
 
-    /// Returns the state as the API shows it, for an endpoint whose registry gives this health.
+    /// Returns the state as shown in the API, for an endpoint with this health in its registry.
     pub fn text(self, health: Health) -> &'static str {
         match (self, health) {
             (Self::Draining, _) => "draining",
@@ -60,7 +62,7 @@ impl Availability {
     }
 }
 
-/// No endpoint has connections, and none has failed: the load for questions that are asked offline.
+/// A load in which no endpoint has connections and none has failed, for questions without a running gateway.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Idle;
 
@@ -82,20 +84,20 @@ impl Load for Idle {
     }
 }
 
-/// The question of one connection.
+/// The request of one connection for an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     /// The endpoints of the route or service port.
     pub candidates: &'a Candidates,
-    /// The clusters whose endpoints may be chosen; `None`: all.
+    /// The clusters whose endpoints may be chosen; `None` means all.
     pub clusters: Option<&'a [ClusterId]>,
-    /// Endpoints that this connection was tried on already, by their indices.
+    /// The endpoints that were already tried for this connection, by index.
     pub tried: &'a [u32],
     /// The client's address, for `sourceHash`.
     pub source: Option<IpAddr>,
 }
 
-/// Chooses an endpoint, by its index among the candidates. Fails with [`Reason::AllUnhealthy`] if none may be chosen.
+/// Chooses an endpoint; returns its index among the candidates. Returns [`Reason::AllUnhealthy`] if none may be chosen.
 pub fn choose(
     ask: &Ask<'_>,
     load: &impl Load,
@@ -105,7 +107,7 @@ pub fn choose(
     choose_from(&Selection::new(ask, load), ask, load, random, trace)
 }
 
-/// Chooses as [`choose`] does, from a selection that was made for the same ask.
+/// Chooses in the same way as [`choose`], from a selection that was made for the same `ask`.
 pub fn choose_from(
     selection: &Selection,
     ask: &Ask<'_>,
@@ -139,11 +141,11 @@ pub fn choose_from(
     Ok(chosen)
 }
 
-/// Explains how the traffic is shared among the levels.
+/// Adds to the trace how the traffic is divided among the levels.
 fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
     if selection.is_empty() {
         return trace.step(|| {
-            "every endpoint is draining, taken out by an operator, of another cluster, or has been tried"
+            "no endpoint is left: each one is draining, taken out by an operator, in another cluster, or was tried already"
                 .to_owned()
         });
     }
@@ -151,7 +153,9 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
         if !ask.candidates.tuning.panic {
             return trace.step(|| "no endpoint is healthy, and `panic` is off".to_owned());
         }
-        trace.step(|| "no endpoint is healthy: all that are not draining are tried".to_owned());
+        trace.step(|| {
+            "no endpoint is healthy, so `panic` allows every endpoint that is not draining".to_owned()
+        });
     }
     if selection.levels.len() > 1 {
         trace.step(|| {
@@ -159,12 +163,12 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
                 let distance = ask.candidates.levels()[picks.level].distance;
                 format!("{} {:.0} %", distance.text(), picks.share * 100.0)
             });
-            format!("by locality: {}", parts.collect::<Vec<_>>().join(", "))
+            format!("share of the connections by locality: {}", parts.collect::<Vec<_>>().join(", "))
         });
     }
 }
 
-/// Returns the probability of each candidate to be chosen next, in the order of the candidates.
+/// Returns the probability that each candidate is chosen next, in the order of the candidates.
 pub fn odds(ask: &Ask<'_>, load: &impl Load) -> Vec<f64> {
     let selection = Selection::new(ask, load);
     let mut odds = vec![0.0; ask.candidates.endpoints().len()];
@@ -184,7 +188,8 @@ pub fn odds(ask: &Ask<'_>, load: &impl Load) -> Vec<f64> {
     odds
 }
 
-/// Power of two choices: an endpoint wins against every heavier burden, and as the first pick against its equals.
+/// Adds the odds of the power of two choices: an endpoint wins against every endpoint with a heavier burden, and, as the
+/// first pick, against its equals.
 fn odds_of_two(candidates: &Candidates, load: &impl Load, picks: &Picks, odds: &mut [f64]) {
     let total = picks.weight as f64;
     let mut by_burden: Vec<(f64, usize, f64)> = picks
@@ -202,7 +207,7 @@ fn odds_of_two(candidates: &Candidates, load: &impl Load, picks: &Picks, odds: &
     }
 }
 
-/// Returns the connections in flight after this one, per unit of weight.
+/// Returns the number of connections in flight per unit of weight, with the new connection counted.
 fn burden(candidates: &Candidates, index: usize, load: &impl Load) -> f64 {
     let weight = candidates.endpoints()[index].weight.value();
     f64::from(load.in_flight(candidates, index).saturating_add(1)) / f64::from(weight)
@@ -218,14 +223,15 @@ fn below(random: u64, limit: u64) -> u64 {
     u64::try_from((u128::from(random) * u128::from(limit)) >> 64).unwrap_or(0)
 }
 
-/// Weighted turns: one full round gives each endpoint as many turns as it has weight, spread over the round.
+/// Picks by weighted round robin: a round of turns gives each endpoint as many turns as its weight, spread over the round.
 fn pick_in_turn(candidates: &Candidates, picks: &Picks, turn: u64) -> usize {
     let total = picks.weight.max(1);
     let point = u128::from(turn % total) * u128::from(stride(total)) % u128::from(total);
     picks.at(candidates, u64::try_from(point).unwrap_or(0))
 }
 
-/// Returns a step near the golden section of `total` that meets every point of a round once.
+/// Returns an increment near the golden section of `total` that is coprime to `total`: adding it again and again, modulo
+/// `total`, reaches each point once before any point is reached again.
 fn stride(total: u64) -> u64 {
     let coprime = |mut a: u64, mut b: u64| {
         while b != 0 {
@@ -237,7 +243,8 @@ fn stride(total: u64) -> u64 {
     (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1)
 }
 
-/// Weighted rendezvous: a source keeps its endpoint for as long as that may be chosen. Linear in the candidates.
+/// Picks by weighted rendezvous hashing: a source keeps its endpoint while that endpoint may be chosen. Linear in the
+/// candidates.
 fn pick_by_source(ask: &Ask<'_>, picks: &Picks) -> usize {
     let endpoints = ask.candidates.endpoints();
     let score = |(index, weight): (usize, u64)| {
@@ -272,7 +279,7 @@ fn rendezvous(source: Option<IpAddr>, address: SocketAddr) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Returns how an endpoint stands, as `explain` shows it.
+/// Returns the state of an endpoint, as shown by `explain`.
 pub fn health_text(candidates: &Candidates, index: usize, load: &impl Load) -> &'static str {
     load.availability(candidates, index).text(candidates.endpoints()[index].health)
 }

@@ -1,5 +1,5 @@
-//! `isthmus certs`: a development CA and workload certificates as files. `tls::development` makes them; this
-//! module writes the files. An existing CA is used again and never overwritten.
+//! `isthmus certs`: writes a development CA and workload certificates, which `tls::development` creates, to files. An existing
+//! CA is reused and never overwritten.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -16,8 +16,8 @@ const AUTHORITY_KEY: &str = "ca-key.pem";
 /// Makes a development CA and SPIFFE workload certificates.
 ///
 /// Writes `ca.pem` and `ca-key.pem`, and for each workload `NAMESPACE_SERVICEACCOUNT.pem` and
-/// `NAMESPACE_SERVICEACCOUNT-key.pem`. A CA that is in the folder is used again; workload certificates are
-/// made anew. For development and tests only: the CA's key is a plain file.
+/// `NAMESPACE_SERVICEACCOUNT-key.pem`. A CA that exists in the directory is reused; workload certificates are
+/// always made again. For development and tests only: the CA's key is a plain file.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Directory to write to; created if it does not exist
@@ -93,9 +93,9 @@ pub enum CertsError {
     /// A file cannot be read or written.
     #[error("cannot {what} {}: {error}", .path.display())]
     File {
-        /// The verb of the message.
+        /// The verb of the message, such as `write`.
         what: &'static str,
-        /// The file.
+        /// The file that cannot be read or written.
         path: PathBuf,
         /// The cause.
         error: io::Error,
@@ -105,7 +105,7 @@ pub enum CertsError {
     Report(#[from] io::Error),
 }
 
-/// Makes and writes the certificates that `args` ask for, and reports the written files on `out`.
+/// Creates and writes the certificates that `args` asks for, and reports the written files on `out`.
 pub fn run(args: &Args, out: &mut impl Write) -> Result<(), CertsError> {
     let mut stems = BTreeSet::new();
     for workload in &args.workloads {
@@ -199,8 +199,8 @@ enum Existing {
     Replace,
 }
 
-/// Writes a whole file or none: a new file beside it replaces it when it is complete, and has its permissions
-/// from its creation.
+/// Writes a file completely or not at all. The text goes to a temporary file in the same folder, which is created with the
+/// final permissions. When it is complete, it replaces the file.
 fn write(path: &Path, text: &str, secrecy: Secrecy, existing: Existing) -> Result<(), CertsError> {
     let mode = match secrecy {
         Secrecy::Public => 0o644,
@@ -208,7 +208,7 @@ fn write(path: &Path, text: &str, secrecy: Secrecy, existing: Existing) -> Resul
     };
     let new = path.with_extension("pem.new");
     let fault = || file_error("write", path);
-    // An interrupted run may have left a file with other permissions.
+    // An interrupted run may have left a temporary file with other permissions, so it is removed first.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fault()(error)),
         _ => {}
@@ -217,7 +217,7 @@ fn write(path: &Path, text: &str, secrecy: Secrecy, existing: Existing) -> Resul
     file.write_all(text.as_bytes()).map_err(fault())?;
     match existing {
         Existing::Replace => fs::rename(&new, path).map_err(fault()),
-        // A link fails if the file was created meanwhile; a rename would replace it.
+        // Creating a link fails if the file has been created meanwhile; a rename would replace that file.
         Existing::Refuse => {
             let linked = fs::hard_link(&new, path).map_err(fault());
             fs::remove_file(&new).map_err(fault())?;
@@ -237,12 +237,13 @@ fn trust_domain(text: &str) -> Result<TrustDomain, String> {
 
 fn workload(text: &str) -> Result<Workload, String> {
     let (id, names) = text.split_once('=').unwrap_or((text, ""));
-    let (namespace, service_account) =
-        id.split_once('/').ok_or("write it as NAMESPACE/SERVICEACCOUNT, for instance shop/cart")?;
+    let (namespace, service_account) = id
+        .split_once('/')
+        .ok_or("a workload is written as NAMESPACE/SERVICEACCOUNT, for example shop/cart")?;
     for (what, part) in [("namespace", namespace), ("service account", service_account)] {
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
         if part.is_empty() || part.starts_with('.') || !part.bytes().all(legal) {
-            return Err(format!("the {what} '{part}' must be of letters, digits, '-' and '.'"));
+            return Err(format!("the {what} '{part}' must consist of letters, digits, '-' and '.'"));
         }
     }
     let names = names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();

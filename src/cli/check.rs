@@ -1,5 +1,5 @@
-//! `isthmus check`: goes through everything that can be wrong with a running gateway, or with a config file, and says of each
-//! area whether it is well, and what to do where it is not.
+//! `isthmus check`: examines every area of a running gateway, or of a config file, and reports whether the area is healthy. For
+//! an area that is not healthy, it reports the next step for the operator.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,23 +16,23 @@ use crate::api::status::{Problem, Status};
 use crate::api::text::clean;
 use crate::model::reason::Reason;
 
-/// The interval in which a gateway is looked at again with `--wait`.
+/// The interval at which the gateway is checked again with `--wait`.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) const EXAMPLES: &str = "Examples:
   isthmus check                      the running gateway
-  isthmus check --wait 60s           wait until all is well, for instance after an upgrade
+  isthmus check --wait 60s           wait until no check fails, for example after an upgrade
   isthmus check -c isthmus.yaml      a config file, without a gateway
   isthmus check -o json | jq         for programs
 
-The exit code is 1 if a check failed. A warning is no failure.";
+The exit code is 1 if a check failed. Warnings do not change the exit code.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// Check this config file instead of the running gateway
     #[arg(short, long, value_name = "FILE", conflicts_with = "wait")]
     config: Option<PathBuf>,
-    /// Wait until no check fails, for 30s, 5m, … at most
+    /// Wait until no check fails, at most for this time: 30s, 5m, …
     #[arg(long, value_name = "TIME", value_parser = super::time)]
     wait: Option<Duration>,
     #[command(flatten)]
@@ -51,13 +51,13 @@ enum State {
     Failed,
 }
 
-/// One line of the result.
+/// One line of the output of `isthmus check`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Check {
     check: &'static str,
     state: State,
     text: String,
-    /// The next step; empty where there is none to take.
+    /// The next step; empty if none is needed.
     next: String,
 }
 
@@ -67,7 +67,7 @@ impl Check {
     }
 }
 
-/// A part of a gateway: its problems, and the text of its line if there are none.
+/// A checked area: the problems that make the check fail, and the text to show if there are none.
 struct Area {
     name: &'static str,
     codes: &'static [Code],
@@ -93,7 +93,9 @@ const AREAS: [Area; 8] = [
             Code::AddressNotAllowed,
             Code::ServiceConflict,
         ],
-        well: |status| format!("{} read, {} services", status.registries.len(), status.services),
+        well: |status| {
+            format!("{} registries, all of them read; {} services", status.registries.len(), status.services)
+        },
     },
     Area {
         name: "names",
@@ -103,7 +105,9 @@ const AREAS: [Area; 8] = [
             Code::VirtualAddressesFull,
             Code::VirtualAddressesNotKept,
         ],
-        well: |status| format!("{} routes; every name that is needed resolves", status.routes),
+        well: |status| {
+            format!("{} routes; every host name of an endpoint or gateway resolves", status.routes)
+        },
     },
     Area {
         name: "certificates",
@@ -115,8 +119,8 @@ const AREAS: [Area; 8] = [
             Code::RootsExpired,
         ],
         well: |status| match &status.identity {
-            Some(identity) => format!("from {}", identity.source),
-            None => "none is needed".to_owned(),
+            Some(identity) => format!("the certificate comes from {}", identity.source),
+            None => "the config needs no certificate".to_owned(),
         },
     },
     Area {
@@ -129,29 +133,29 @@ const AREAS: [Area; 8] = [
             Code::EndpointFailing,
             Code::EndpointNotTls,
         ],
-        well: |_| "none fails".to_owned(),
+        well: |_| "no endpoint fails".to_owned(),
     },
     Area {
         name: "peers",
         codes: &[Code::PeerNotEnrolled, Code::PeerNotLive, Code::PeerClock, Code::PeerLeftOut],
         well: |status| match status.peers {
-            0 => "there is none".to_owned(),
-            count => format!("{count}, with a live link each"),
+            0 => "the config has no peers".to_owned(),
+            count => format!("{count} peers, each with a live link"),
         },
     },
     Area {
         name: "xds",
         codes: &[Code::XdsClientRefused],
-        well: |status| format!("{} clients, none refused lately", status.xds.clients),
+        well: |status| format!("{} clients; none was refused in the last 10 minutes", status.xds.clients),
     },
     Area {
         name: "logs",
         codes: &[Code::AccessLogLost, Code::SpansLost],
-        well: |_| "no line and no span was lost lately".to_owned(),
+        well: |_| "no line of the access log and no span was lost in the last 10 minutes".to_owned(),
     },
 ];
 
-/// Returns `Failed` for a problem that keeps somebody from being served, now or soon, and `Warning` for any other.
+/// Returns `Failed` for a problem because of which some callers are not served, now or soon; `Warning` for any other problem.
 const fn state_of(code: Code) -> State {
     match code {
         Code::NeedsRestart
@@ -202,7 +206,7 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     if has_failed { Err(Failure::Reported) } else { Ok(()) }
 }
 
-/// Returns the checks of the running gateway, once none of them fails, or after the time.
+/// Returns the checks of the running gateway as soon as none of them fails, or when the time is over.
 fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
     let begun = Instant::now();
     loop {
@@ -213,7 +217,7 @@ fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
                     "gateway",
                     State::Failed,
                     failure.to_string(),
-                    "start the gateway, or name its `admin.bind`",
+                    "start the gateway, or give its `admin.bind` with `--admin`",
                 )]
             }
         };
@@ -239,7 +243,7 @@ fn of_overview(overview: &Overview) -> Vec<Check> {
         checks.push(Check::new(
             CONNECTIONS,
             State::Ok,
-            "none was refused or failed in the last 5 minutes",
+            "no connection was refused or failed in the last 5 minutes",
             "",
         ));
     }
@@ -250,7 +254,7 @@ fn of_overview(overview: &Overview) -> Vec<Check> {
 /// The area of the connections that were refused or failed.
 const CONNECTIONS: &str = "connections";
 
-/// Refusals are what a gateway is there for: only faults of the gateway itself are failures.
+/// Refusing connections is the purpose of a gateway, so only an internal fault counts as a failure.
 fn of_refusal(refusal: &Refusal) -> Check {
     let state = if refusal.reason == Reason::Internal.text() { State::Failed } else { State::Warning };
     let last = match (&refusal.last_time, &refusal.last_name) {
@@ -258,7 +262,7 @@ fn of_refusal(refusal: &Refusal) -> Check {
         (Some(time), None) => format!(", the last at {time}"),
         (None, _) => String::new(),
     };
-    let text = format!("{}: {} in the last 5 minutes{last}", refusal.reason, refusal.recent);
+    let text = format!("{}: {} connections in the last 5 minutes{last}", refusal.reason, refusal.recent);
     Check::new(CONNECTIONS, state, text, refusal.look_at.as_str())
 }
 
@@ -290,7 +294,12 @@ fn gateway(status: &Status) -> Check {
     let version = format!("isthmus {}", status.version);
     if status.draining {
         let next = Code::Draining.look_at();
-        return Check::new("gateway", State::Failed, format!("{version} is draining, and then ends"), next);
+        return Check::new(
+            "gateway",
+            State::Failed,
+            format!("{version} is draining, and exits afterwards"),
+            next,
+        );
     }
     if !status.ready {
         let why = status.not_ready.join(", ");
@@ -316,7 +325,7 @@ fn gateway(status: &Status) -> Check {
 }
 
 fn of_problem(name: &'static str, problem: &Problem) -> Check {
-    // A problem that this version does not know is one of a newer gateway.
+    // A code that this version does not know comes from a newer gateway, and is treated as a failure.
     let code = Code::ALL.iter().find(|code| code.text() == problem.code);
     let state = code.map_or(State::Failed, |code| state_of(*code));
     Check::new(name, state, format!("{}: {}", problem.code, problem.text), problem.look_at.as_str())
@@ -326,26 +335,27 @@ fn of_warning(warning: &str) -> Check {
     Check::new("config", State::Warning, warning, "`isthmus validate FILE`")
 }
 
-/// Returns the checks of a config file, without a gateway.
+/// Returns the checks of a config file, without a running gateway.
 fn of_config(path: &Path) -> Vec<Check> {
     let offline = match read::offline(path) {
         Ok(offline) => offline,
         Err(problems) => {
-            let next = "mend the file; `isthmus schema --reference` has its keys";
+            let next = "correct the file; `isthmus schema --reference` describes all keys";
             return problems
                 .into_iter()
                 .map(|problem| Check::new("config", State::Failed, problem, next))
                 .collect();
         }
     };
-    let next = "make the file readable here, or check where the gateway runs";
+    let next =
+        "correct the files of the certificate and the roots, or run the check on the host of the gateway";
     let mut checks: Vec<Check> = offline
         .errors
         .into_iter()
         .map(|error| Check::new("certificates", State::Failed, error, next))
         .collect();
     if checks.is_empty() {
-        checks.push(Check::new("config", State::Ok, format!("{} is fine", path.display()), ""));
+        checks.push(Check::new("config", State::Ok, format!("{} has no mistakes", path.display()), ""));
     }
     let next = "run the gateway, then `isthmus check`";
     checks.extend(offline.notes.into_iter().map(|note| Check::new("registries", State::Warning, note, next)));

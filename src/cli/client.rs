@@ -15,15 +15,15 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::api::text::encoded;
 
-/// How long a response may take.
+/// The time within which the API must respond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The unix socket that is used by default if it exists: that of the shipped systemd unit.
+/// The unix socket of the shipped systemd unit, which is the default address if it exists.
 pub const SOCKET: &str = "/run/isthmus/admin.sock";
 /// The URL that is used if the user gives none and [`SOCKET`] does not exist: the default of `admin.bind`.
 const URL: &str = "http://127.0.0.1:15000";
 
-/// Returns the address of the API where the user gives none.
+/// Returns the default address of the API.
 pub fn default_address(socket: &Path) -> String {
     let is_socket = std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket());
     if is_socket { format!("unix:{}", socket.display()) } else { URL.to_owned() }
@@ -35,7 +35,7 @@ pub enum ClientError {
     /// The API cannot be reached.
     #[error(
         "cannot reach the admin API at {url}: {cause}; check that isthmus runs and that `--admin` (or \
-         ISTHMUS_ADMIN) names its `admin.bind`"
+         ISTHMUS_ADMIN) is the value of its `admin.bind`"
     )]
     Unreachable {
         /// The URL of the API.
@@ -68,10 +68,10 @@ impl ApiResponse {
     }
 }
 
-/// Reads a value of the API as its type.
+/// Deserialises a value of the API.
 pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ClientError> {
     serde_json::from_value(value).map_err(|error| {
-        ClientError::Refused(format!("the answer is not one of this version's admin API: {error}"))
+        ClientError::Refused(format!("the answer does not match the admin API of this version: {error}"))
     })
 }
 
@@ -80,7 +80,7 @@ pub fn get(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
     request(admin, "GET", path, Sent::NOTHING)
 }
 
-/// Sends a `POST` with a text, to which the answer may take this long.
+/// Sends a `POST` with a text body, and waits for the response for at most this time.
 pub fn post_text(
     admin: &str,
     path: &str,
@@ -95,7 +95,7 @@ pub fn post(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
     request(admin, "POST", path, Sent::NOTHING)
 }
 
-/// The body of a request, and how long its answer may take.
+/// The body of a request, and the time within which the response must arrive.
 #[derive(Clone, Copy)]
 struct Sent<'a> {
     text: &'a str,
@@ -157,7 +157,7 @@ async fn exchange_over(
         let body = response.into_body().collect().await?.to_bytes();
         Ok::<_, hyper::Error>(ApiResponse { status, body: String::from_utf8_lossy(&body).into_owned() })
     };
-    // The task drives the connection too: when either ends, the response is complete or lost.
+    // This function drives the connection too. When either future ends, the response is complete or lost.
     tokio::pin!(answered, connection);
     tokio::select! {
         biased;
@@ -169,7 +169,7 @@ async fn exchange_over(
     }
 }
 
-/// Makes a query string of these parameters, percent-encoded.
+/// Returns the query string of these parameters, percent-encoded.
 pub fn query(parameters: &[(&str, &str)]) -> String {
     parameters.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect::<Vec<_>>().join("&")
 }

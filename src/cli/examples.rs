@@ -1,11 +1,11 @@
-//! The examples below the help of the commands whose modules are not theirs alone. A test parses all of them.
+//! The examples below the help of commands whose modules contain several commands. A test parses all examples.
 
 pub(super) const RUN: &str = "Examples:
   isthmus run                         with isthmus.yaml, or /etc/isthmus/isthmus.yaml
   isthmus run -c gateway.yaml         with this file
   isthmus run -c conf.d               with all files of a directory
 
-SIGTERM drains, a second one exits at once; SIGHUP reloads; SIGUSR1 reopens log files.";
+SIGTERM stops gracefully, and a second SIGTERM at once. SIGHUP reloads the config. SIGUSR1 reopens the log files.";
 
 pub(super) const VALIDATE: &str = "Examples:
   isthmus validate isthmus.yaml               a config with its registries and certificates
@@ -18,23 +18,23 @@ pub(super) const SCHEMA: &str = "Examples:
 
 pub(super) const EXPLAIN: &str = "Examples:
   isthmus explain checkout.shop.mesh                              the decision, the endpoints, and what failed lately
-  isthmus explain checkout.shop.mesh --from 10.0.0.7              with the rules about sources and their limits
+  isthmus explain checkout.shop.mesh --from 10.0.0.7              with the rules and limits for this source
   isthmus explain checkout.shop.mesh --probe                      also dial the endpoints
-  isthmus explain \"\"                                              a client that sends no name
-  isthmus explain reviews.shop.mesh:9080 --authority --identity spiffe://cluster.local/ns/shop/sa/web   a caller by HBONE
+  isthmus explain \"\"                                              a client that sends no server name
+  isthmus explain reviews.shop.mesh:9080 --authority --identity spiffe://cluster.local/ns/shop/sa/web   an HBONE caller
   isthmus explain checkout.shop.mesh -c isthmus.yaml              from a file, without a gateway
 
 The exit code is 1 if the name is refused.";
 
 pub(super) const HORIZON: &str = "Examples:
   isthmus horizon --network net-east                              all services, as a client on net-east gets them
-  isthmus horizon --network net-east reviews.shop.mesh:9080       one service, with the sums behind each weight
+  isthmus horizon --network net-east reviews.shop.mesh:9080       one service, with the endpoints behind each weight
   isthmus horizon --network net-east --tunnel hbone -c isthmus.yaml   from a file, for a client that speaks HBONE";
 
 pub(super) const STATUS: &str = "Examples:
   isthmus status                      problems first, then config, listeners and registries
   isthmus status -o json              for programs
-  isthmus status --admin unix:/run/isthmus/admin.sock     of the gateway behind this socket";
+  isthmus status --admin unix:/run/isthmus/admin.sock     of the gateway with this admin socket";
 
 pub(super) const TOP: &str = "Examples:
   isthmus top                         the keys are on its last line
@@ -47,33 +47,33 @@ pub(super) const EXPOSED: &str = "Examples:
 pub(super) const FAILURES: &str = "Examples:
   isthmus failures                                    the last 1,000, newest first
   isthmus failures --reason sni_unknown --since 5m    for one reason
-  isthmus failures --name shop --watch                of names with this text, as they happen";
+  isthmus failures --name shop --watch                for names that contain shop, as they happen";
 
 pub(super) const GET: &str = "Examples:
   isthmus get endpoints               all endpoints with their state and last failure
-  isthmus get listeners               where clients connect, and who may
+  isthmus get listeners               where clients connect, and which sources may
   isthmus get connections -o json     what is open now, with the fields of the access log
   isthmus get config                  the config in use, with its defaults";
 
 pub(super) const RELOAD: &str = "Examples:
   isthmus reload                      prints `applied`, or the mistakes of the file
 
-The exit code is 1 if the file has mistakes; the config before it stays in use.";
+If the file has mistakes, the config in use does not change, and the exit code is 1.";
 
 pub(super) const DRAIN: &str = "Examples:
-  isthmus drain                       not ready at once; ends when connections have ended, or after drain.timeout";
+  isthmus drain                       the gateway exits when its connections have ended, or after drain.timeout";
 
 pub(super) const ENDPOINT: &str = "Examples:
-  isthmus endpoint drain 10.0.0.1:8443        no new connections; open ones go on
-  isthmus endpoint disable 10.0.0.1           for all ports, and open connections are closed
-  isthmus endpoint enable 10.0.0.1:8443       back again";
+  isthmus endpoint drain 10.0.0.1:8443        no new connections; open ones continue
+  isthmus endpoint disable 10.0.0.1           all ports; open connections are closed
+  isthmus endpoint enable 10.0.0.1:8443       new connections again";
 
 pub(super) const ENDPOINT_DRAIN: &str = "Examples:
   isthmus endpoint drain 10.0.0.1:8443                            for all services and routes that use it
   isthmus endpoint drain 10.0.0.1 --service checkout.shop.mesh    all its ports, for one service";
 
 pub(super) const ENDPOINT_DISABLE: &str = "Examples:
-  isthmus endpoint disable 10.0.0.1:8443                          open connections end as `killed`
+  isthmus endpoint disable 10.0.0.1:8443                          open connections end with the reason `killed`
   isthmus endpoint disable [fd00::1]:8443 --service a.example     for one route";
 
 pub(super) const ENDPOINT_ENABLE: &str = "Examples:
@@ -81,12 +81,12 @@ pub(super) const ENDPOINT_ENABLE: &str = "Examples:
   isthmus endpoint enable 10.0.0.1 --service checkout.shop.mesh";
 
 pub(super) const CLOSE: &str = "Examples:
-  isthmus get connections             the column ID
-  isthmus close 17                    closes it; its reason is `killed`";
+  isthmus get connections             lists the ids in the column ID
+  isthmus close 17                    closes this connection, with the reason `killed`";
 
 pub(super) const LOG_LEVEL: &str = "Examples:
   isthmus log-level debug             until the next restart
-  isthmus log-level info,isthmus::aggregator=debug    more of one part";
+  isthmus log-level info,isthmus::aggregator=debug    debug lines of one module only";
 
 pub(super) const PEERS: &str = "Examples:
   isthmus peers                       state, round trip, services in and out, and what is left out
@@ -94,7 +94,7 @@ pub(super) const PEERS: &str = "Examples:
 
 pub(super) const PEER: &str = "Examples:
   isthmus peer invite --name west     a token for the operator of the other side
-  isthmus peer join TOKEN --name east     at the other side
+  isthmus peer join TOKEN --name east     at the other gateway
   isthmus peer plan -c isthmus.yaml   what a change would make reachable, before it is applied";
 
 pub(super) const REGISTRY: &str = "Examples:
@@ -104,12 +104,12 @@ pub(super) const REGISTRY: &str = "Examples:
 
 pub(super) const CERTS: &str = "Examples:
   isthmus certs --dir tls --workload istio-system/eastwest            a CA, and the gateway's certificate
-  isthmus certs --dir tls --workload shop/web=web.test,127.0.0.1      one more, with names
+  isthmus certs --dir tls --workload shop/web=web.test,127.0.0.1      a certificate with DNS names and addresses
   isthmus certs --dir tls --trust-domain east.example --days 7 --workload shop/web";
 
 pub(super) const DEMO: &str = "Examples:
-  isthmus demo                        drives every path, and cleans up
-  isthmus demo --keep                 leaves two gateways running, to try commands on";
+  isthmus demo                        runs all steps, then cleans up
+  isthmus demo --keep                 leaves the gateways running, to try commands";
 
 pub(super) const HEALTHCHECK: &str = "Examples:
   isthmus healthcheck                 exit code 0 if the gateway is ready

@@ -45,7 +45,7 @@ pub(super) struct Horizon {
 }
 
 impl Horizon {
-    /// Returns the parameters as the API takes them, so that one function parses them for both.
+    /// Returns the parameters in the form of the API, so that one function parses both.
     fn parameters(&self) -> Vec<(&'static str, &str)> {
         let (service, port) = match self.service.as_deref() {
             Some(text) => {
@@ -126,7 +126,7 @@ fn print_viewer(viewer: &Viewer, out: &mut impl Write) -> Result<(), Failure> {
         families.collect::<Vec<_>>().join(" and "),
     ];
     parts.extend(viewer.client.clone());
-    parts.extend(viewer.sees.as_ref().map(|sees| format!("sees {} alone", list(sees))));
+    parts.extend(viewer.sees.as_ref().map(|sees| format!("sees only {}", list(sees))));
     Ok(writeln!(out, "viewer: {}", parts.join(", "))?)
 }
 
@@ -152,7 +152,7 @@ fn print_view(view: &View, out: &mut impl Write) -> Result<(), Failure> {
     Ok(columns(out, &MISSING, &view.missing)?)
 }
 
-/// An entry, and the sum of the weights of all.
+/// An entry, and the summed weight of all entries.
 struct Row<'a> {
     entry: &'a Entry,
     total: u64,
@@ -174,7 +174,7 @@ fn print_entries(entries: &[Entry], out: &mut impl Write) -> Result<(), Failure>
     let rows: Vec<Row<'_>> = entries.iter().map(|entry| Row { entry, total }).collect();
     columns(out, &all, &rows)?;
     let stands_for: f64 = entries.iter().filter_map(|entry| entry.stands_for.as_f64()).sum();
-    // Fractions come in billionths; the sum is rounded, so that it does not show their rounding errors.
+    // Fractions are rounded to billionths. Rounding the sum hides their errors.
     let stands_for = (stands_for * 1e6).round() / 1e6;
     Ok(writeln!(out, "total weight {total}, for a ready weight of {stands_for}")?)
 }

@@ -1,4 +1,4 @@
-//! `isthmus kubeconfig`: prints the kubeconfig, or the remote Secret, by which Isthmus in other clusters reads this one.
+//! `isthmus kubeconfig`: prints the kubeconfig, or the remote Secret, with which Isthmus in other clusters reads this cluster.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,17 +8,17 @@ use super::output::{Format, structured};
 use crate::aggregator::kubernetes::remote::{ReaderAccount, kubeconfig_of, remote_secret};
 use clap::Args;
 
-/// Shown behind the options.
+/// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:
   isthmus kubeconfig --cluster west > clusters/west.yaml
   isthmus kubeconfig --cluster west --server https://api.west.example:6443 --secret | kubectl --context east apply -f -
 
-The chart makes the service account and its token with reader.create=true.";
+With reader.create=true, the chart creates the service account and its token.";
 
 /// Which account's kubeconfig is printed.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Name of the cluster, for the gateways that read it
+    /// Name under which other gateways know the cluster
     #[arg(long, value_name = "NAME")]
     cluster: String,
     /// Kubeconfig of a user who may read Secrets; default: KUBECONFIG, then the service account of this pod
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     secret: bool,
 }
 
-/// Prints what is asked for as YAML.
+/// Prints the requested kubeconfig or Secret as YAML.
 pub(super) fn run(arguments: Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let Arguments { cluster, kubeconfig, context, namespace, account, server, secret } = arguments;
     let reader = ReaderAccount { kubeconfig, context, namespace, account, cluster, server };

@@ -40,7 +40,7 @@ use output::Format;
 const WRONG: u8 = 1;
 /// The exit code if the admin API or etcd cannot be reached.
 const UNREACHABLE: u8 = 3;
-/// Where the config is looked for by default.
+/// The default paths of the config, in the order in which they are tried.
 const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
 
 /// An east-west mesh gateway: routes TLS by server name between networks, passes the bytes through, and explains every refusal.
@@ -123,10 +123,10 @@ enum Command {
         #[command(flatten)]
         reading: Reading,
     },
-    /// Check everything that can be wrong, of the running gateway or of a config file, with the next step for each failure
+    /// Check the running gateway or a config file for problems, and show the next step for each failure
     #[command(after_help = check::EXAMPLES)]
     Check(check::Arguments),
-    /// Follow failures, connections or endpoints as they change, a line each
+    /// Follow failures, connections or endpoints, with one line for each change
     #[command(after_help = watch::EXAMPLES)]
     Watch {
         #[arg(value_enum)]
@@ -140,7 +140,7 @@ enum Command {
     /// Stop the running gateway gracefully, as SIGTERM does: open connections may finish
     #[command(after_help = examples::DRAIN)]
     Drain(Admin),
-    /// Take an endpoint of the running gateway out, or back; a restart forgets it
+    /// Take an endpoint of the running gateway out of service, or back into service; a restart undoes this
     #[command(subcommand, after_help = examples::ENDPOINT)]
     Endpoint(EndpointOrder),
     /// Close a connection of the running gateway
@@ -158,10 +158,10 @@ enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Show other organisations: their links, what is exchanged with them, what is left out and why
+    /// Show other organisations: their links, the services exchanged with them, and the services left out and why
     #[command(after_help = examples::PEERS)]
     Peers(Reading),
-    /// Link this gateway with that of another organisation, and plan changes of what is exchanged
+    /// Link this gateway with the gateway of another organisation, and preview changes of the exchanged services
     #[command(subcommand, after_help = examples::PEER)]
     Peer(PeerAction),
     /// Write, delete and list the services of a registry in etcd
@@ -190,10 +190,10 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum PeerAction {
-    /// Print a token by which another organisation links its gateway with this one, once
+    /// Print a token with which another organisation can link its gateway with this one; it can be used once
     #[command(after_help = enrol::INVITE_EXAMPLES)]
     Invite(enrol::Invite),
-    /// Link this gateway with that of another organisation, by its token
+    /// Link this gateway with the gateway of another organisation that printed the token
     #[command(after_help = enrol::JOIN_EXAMPLES)]
     Join(enrol::Join),
     /// Show which services a changed config makes reachable or unreachable, for each peer, before it is applied
@@ -203,21 +203,24 @@ enum PeerAction {
 
 #[derive(Debug, Subcommand)]
 enum EndpointOrder {
-    /// Give an endpoint no new connections; open ones go on
+    /// Send no new connections to an endpoint; open connections continue
     #[command(after_help = examples::ENDPOINT_DRAIN)]
     Drain(EndpointArguments),
-    /// Give an endpoint no new connections, and close the open ones
+    /// Send no new connections to an endpoint, and close its open connections
     #[command(after_help = examples::ENDPOINT_DISABLE)]
     Disable(EndpointArguments),
-    /// Give a drained or disabled endpoint connections again
+    /// Send new connections to a drained or disabled endpoint again
     #[command(after_help = examples::ENDPOINT_ENABLE)]
     Enable(EndpointArguments),
 }
 
 #[derive(Debug, Args)]
 struct EndpointArguments {
-    /// IP address of the endpoint, for all its ports, or address and port: 10.0.0.1:8443, [fd00::1]:8443
-    #[arg(value_name = "ADDRESS[:PORT]")]
+    // No doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        value_name = "ADDRESS[:PORT]",
+        help = "IP address of the endpoint, for all its ports, or address and port: 10.0.0.1:8443, [fd00::1]:8443"
+    )]
     address: String,
     /// Host name of a service, or key of a route [default: all that use the endpoint]
     #[arg(long, value_name = "NAME")]
@@ -249,7 +252,7 @@ struct Admin {
 }
 
 impl Admin {
-    /// Returns the address of the API: the option, the variable, then the defaults.
+    /// Returns the address of the API: the option, else the environment variable, else the default.
     fn url(&self) -> String {
         let given = self.admin.clone().filter(|admin| !admin.is_empty());
         given.unwrap_or_else(|| client::default_address(Path::new(client::SOCKET)))
@@ -282,17 +285,18 @@ struct Filter {
     watch: bool,
 }
 
-/// Parses a duration as the config does.
+/// Parses a duration in the form of the config.
 fn time(text: &str) -> Result<Duration, String> {
     scalar::duration(text).map_err(|fault| fault.message)
 }
 
 #[derive(Debug, Args)]
 struct Explain {
-    /// Name as a client sends it; "" for a client that sends none
+    /// Name as a client sends it; "" for a client that sends no name
     #[arg(required_unless_present = "trace")]
     name: Option<String>,
-    /// Show the connections of a trace instead: `trace_id` of the access log of any gateway on the way
+    /// Show the connections of this trace instead; the id is the `trace_id` in the access log of any gateway on the
+    /// path
     #[arg(
         long,
         value_name = "TRACE",
@@ -342,7 +346,7 @@ enum Failure {
     Unreachable(String),
     #[error(transparent)]
     Client(#[from] client::ClientError),
-    #[error("cannot write: {0}")]
+    #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
 }
 
@@ -363,7 +367,7 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let code = match &failure {
-        // A closed reader (`| head`) needs no further output.
+        // If the reader of the output closes it (`| head`), no more output is needed.
         Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         Failure::Client(client::ClientError::Unreachable { .. }) | Failure::Unreachable(_) => UNREACHABLE,
         Failure::Reported | Failure::Wrong(_) | Failure::Client(_) | Failure::Output(_) => WRONG,
@@ -445,7 +449,7 @@ fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Pro
     config::load_named(path, &|name| std::env::var(name).ok())
 }
 
-/// The effect of warnings on the result of `validate`.
+/// The effect of warnings on the exit code of `validate`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Warnings {
     Pass,
@@ -471,7 +475,9 @@ fn validate(files: &[PathBuf], warnings: Warnings, out: &mut impl Write) -> Resu
                 let verdict = match (world.errors.is_empty(), world.warnings.is_empty()) {
                     (true, true) => "fine",
                     (true, false) => "fine, with warnings",
-                    (false, _) => "`run` would start, but the certificate or the roots cannot be used",
+                    (false, _) => {
+                        "`isthmus run` would start, but the certificate or the roots cannot be used"
+                    }
                 };
                 writeln!(out, "{}: {verdict}", file.display())?;
             }
@@ -509,7 +515,7 @@ fn endpoint(order: &EndpointOrder, out: &mut impl Write) -> Result<(), Failure> 
     print_response(client::post(&arguments.admin.url(), &path)?, out)
 }
 
-/// Prints the response to an order.
+/// Prints the response to a command that changes something.
 fn print_response(answer: client::ApiResponse, out: &mut impl Write) -> Result<(), Failure> {
     Ok(writeln!(out, "{}", output::cell(&answer.json()?["result"]))?)
 }

@@ -1,5 +1,5 @@
-//! `isthmus peer plan`: what a changed config makes reachable or unreachable for each peer, before it is applied. The rules are
-//! those of the gateway: the changed config's snapshot is asked, with the services that are known.
+//! `isthmus peer plan`: the services that a changed config makes reachable or unreachable for each peer, before the config is
+//! applied. The command applies the rules of the gateway: it builds a snapshot of the changed config with the known services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -27,7 +27,7 @@ use crate::snapshot::peer as policy;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::routes::Resolved;
 
-/// Shown behind the options.
+/// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:
   isthmus peer plan -c isthmus.yaml                         what reloading this file changes for the peers of the running gateway
   isthmus peer plan -c new.yaml --against isthmus.yaml      two files, without a gateway
@@ -46,36 +46,36 @@ pub(super) struct Arguments {
     reading: Reading,
 }
 
-/// The changes for one peer.
+/// The effects of the changed config on one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct PeerPlan {
     peer: String,
     change: Change,
-    /// Services of ours that the peer can reach after the change, and not before.
+    /// Services of this mesh that the peer can reach only after the change.
     reachable: Vec<Exchanged>,
-    /// Services of ours that it can reach before the change, and not after.
+    /// Services of this mesh that the peer can reach only before the change.
     unreachable: Vec<Exchanged>,
-    /// Services of ours whose name or ports are others to the peer.
+    /// Services of this mesh whose name or ports for the peer change.
     changed: Vec<Changed>,
-    /// Names that are asked of the peer after the change, and not before; its answer is not known yet.
+    /// Names that this mesh requests from the peer only after the change; whether the peer has them is unknown.
     asked: Vec<String>,
-    /// Names that are asked of the peer before the change, and not after.
+    /// Names that this mesh requests from the peer only before the change.
     not_asked: Vec<String>,
-    /// Services of the peer that are known here, and are not after the change.
+    /// Services of the peer that are imported now, but not after the change.
     dropped: Vec<Exchanged>,
-    /// Services of the peer whose names here change.
+    /// Imported services whose names in this mesh change.
     renamed: Vec<Changed>,
-    /// Sources from which SNI callers count as the peer's after the change, and not before.
+    /// Source addresses whose SNI callers are recognised as callers of the peer after the change, but not before it.
     from: Vec<String>,
-    /// Sources from which they do before the change, and not after.
+    /// Source addresses whose SNI callers are recognised as callers of the peer before the change, but not after it.
     not_from: Vec<String>,
-    /// The peer's identity before and after, if another one may speak for it.
+    /// The identity of the peer's gateways before and after the change, if it changes.
     identity: Option<[Option<String>; 2]>,
-    /// Services that the changed rules offer or take in vain, a sentence each.
+    /// Services that the changed rules offer or request without effect, one sentence each.
     conflicts: Vec<String>,
 }
 
-/// The change of the peer itself.
+/// The change of a peer from the config in use to the changed config.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Change {
@@ -85,7 +85,7 @@ enum Change {
     Removed,
 }
 
-/// A service before and after.
+/// A service before and after the change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Changed {
     before: Exchanged,
@@ -129,7 +129,7 @@ fn details(snapshot: &Snapshot) -> Vec<PeerDetail> {
     snapshot.policy.peers.iter().filter_map(|peer| peers::peer(snapshot, &peer.name)).collect()
 }
 
-/// Requests the peers of the running gateway, and its own services.
+/// Requests the peers and the services from the running gateway.
 fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
     let all: Vec<Peer> = client::typed(client::get(admin, "/api/v1/peers")?.json()?)?;
     let mut peers = Vec::with_capacity(all.len());
@@ -144,7 +144,8 @@ fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
     Ok((peers, services))
 }
 
-/// Returns the snapshot of a policy with these services, which need no endpoints to be exported.
+/// Returns the snapshot of a policy with these services. The services have no endpoints, because exports do not depend on
+/// endpoints.
 fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
     let listing = Listing {
         cluster: policy.node.cluster.clone(),
@@ -184,7 +185,7 @@ fn service(listed: &Listed) -> Option<Service> {
     })
 }
 
-/// Compares the peers before with those of a snapshot; peers for which nothing changes are left out.
+/// Compares the peers before the change with the peers of a snapshot. Peers without any change are left out.
 fn plans(before: &[PeerDetail], after: &Snapshot) -> Vec<PeerPlan> {
     let added = |name: &str| !before.iter().any(|peer| peer.name == name);
     let gone = before.iter().filter(|peer| !after.policy.peers.iter().any(|one| *one.name == *peer.name));
@@ -200,7 +201,7 @@ fn plans(before: &[PeerDetail], after: &Snapshot) -> Vec<PeerPlan> {
     gone.chain(next).filter(|plan| !plan.is_empty()).collect()
 }
 
-/// Takes the services of the peer that are known here, as the changed rules name them.
+/// Adds the known services of the peer to `detail`, under the names that the changed rules give them.
 fn take_imports(detail: &mut PeerDetail, before: &PeerDetail, peer: &policy::Peer, after: &Snapshot) {
     let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
     let mut known: Vec<&Exchanged> = before.imported.iter().collect();
@@ -211,23 +212,25 @@ fn take_imports(detail: &mut PeerDetail, before: &PeerDetail, peer: &policy::Pee
         let count = taken.entry(&rule.rule).or_default();
         if rule.limit.is_some_and(|limit| *count >= limit) || detail.imported.len() >= peer.limits.services {
             let limit = rule.limit.unwrap_or(peer.limits.services).min(peer.limits.services);
-            detail
-                .conflicts
-                .push(format!("{exported} is left out: {} takes at most {limit} services", rule.rule));
+            detail.conflicts.push(format!(
+                "{exported} is left out: {} has reached its limit of {limit} services",
+                rule.rule
+            ));
             continue;
         }
         let named = match rule.imported_name(&exported, &service.namespace) {
             Ok(named) => named,
             Err(error) => {
-                detail
-                    .conflicts
-                    .push(format!("{exported} is left out: {} gives it no legal name: {error}", rule.rule));
+                detail.conflicts.push(format!(
+                    "{exported} is left out: the name that {} gives the service is not legal: {error}",
+                    rule.rule
+                ));
                 continue;
             }
         };
         if after.service(named.as_str()).is_some_and(|ours| ours.import.is_none()) {
             detail.conflicts.push(format!(
-                "{exported} gets the name {named}, which is a service of ours, so it is not reached"
+                "{exported} gets the name {named}, which is the name of a service of ours, so clients cannot reach it"
             ));
         }
         *count += 1;
@@ -236,7 +239,8 @@ fn take_imports(detail: &mut PeerDetail, before: &PeerDetail, peer: &policy::Pee
 }
 
 fn compare(before: &PeerDetail, after: &PeerDetail) -> PeerPlan {
-    // Our services by their names here, the peer's by theirs there: the sides that the rules do not change.
+    // The two lists are matched by a name that the rules do not change: a service of this mesh by its host name, a service of
+    // the peer by the name under which the peer exports it.
     let exports = Difference::of(&before.exported, &after.exported, |service| &service.service);
     let imports = Difference::of(&before.imported, &after.imported, |service| &service.exported_name);
     let less = |these: &[String], those: &[String]| -> Vec<String> {
@@ -261,7 +265,7 @@ fn compare(before: &PeerDetail, after: &PeerDetail) -> PeerPlan {
     }
 }
 
-/// How two lists of services differ.
+/// The difference between two lists of services.
 struct Difference {
     added: Vec<Exchanged>,
     removed: Vec<Exchanged>,
@@ -363,7 +367,7 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes our service with its ports: `cart.shop.mesh:443/TLS,80/HTTP`.
+/// Returns a service of this mesh with its ports, such as `cart.shop.mesh:443/TLS,80/HTTP`.
 fn target(service: &Exchanged) -> String {
     text(&format!("{}:{}", service.service, service.ports.join(",")))
 }
@@ -372,7 +376,7 @@ fn target(service: &Exchanged) -> String {
 mod tests {
     use super::*;
 
-    /// A config with a service of each name, and these peers.
+    /// Returns the snapshot of a config with a service of each name, and with these peers.
     fn world(services: &[&str], peers: &str) -> Snapshot {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("isthmus.yaml");
@@ -441,9 +445,9 @@ mod tests {
         assert_eq!(dropped, ["c.pay.west", "d.pay.west"], "beyond the limit, and not named");
         assert_eq!(west.renamed.iter().map(|one| &*one.after.service).collect::<Vec<_>>(), ["a.here"]);
         let conflicts = west.conflicts.join("\n");
-        assert!(conflicts.contains("a.here, which is a service of ours"), "{conflicts}");
+        assert!(conflicts.contains("a.here, which is the name of a service of ours"), "{conflicts}");
         assert!(
-            conflicts.contains("c.pay.west is left out: peers[0].import[1] takes at most 1"),
+            conflicts.contains("c.pay.west is left out: peers[0].import[1] has reached its limit of 1"),
             "{conflicts}"
         );
     }

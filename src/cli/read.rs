@@ -1,5 +1,4 @@
-//! The commands that read: they print the answers of the admin API (or of a config file) as tables, JSON or
-//! YAML.
+//! The commands that only read: they print the answers of the admin API, or of a config file, as tables, JSON or YAML.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -33,20 +32,21 @@ use crate::telemetry::clock::rfc3339;
 use crate::tls::files;
 use crate::tls::status::{CERTIFICATE, trust_of};
 
-/// The interval of a command that watches.
+/// The interval between two requests of a command with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// A config file and its registries, read offline.
 pub(super) struct Offline {
     pub(super) snapshot: Snapshot,
-    /// Registries that only a running gateway reads; no fault of the config.
+    /// One line for each registry that is left out because only a running gateway can read it; this is not an error of the
+    /// config.
     pub(super) notes: Vec<String>,
     pub(super) warnings: Vec<String>,
-    /// Errors with which `run` would start but could not serve all callers: certificates and roots.
+    /// Errors in certificates and roots: `run` would start, but could not serve all callers.
     pub(super) errors: Vec<String>,
 }
 
-/// Reads a config and its registries; the errors are a line each.
+/// Reads a config and its registries. Returns all errors, one per line.
 pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     let config =
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
@@ -82,7 +82,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
                 }
                 shards.push(Arc::new(shard));
             }
-            // Files of another machine may be absent here; those that exist must be correct.
+            // Files of another host may be missing here, but files that exist must be correct.
             Err(OfflineError::Absent(found)) => warnings.extend(found),
             Err(OfflineError::LiveOnly(note)) => notes.push(note),
             Err(OfflineError::Wrong(found)) => problems.extend(found),
@@ -117,15 +117,15 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     Ok(Offline { snapshot, notes, warnings, errors })
 }
 
-/// Warns of registries whose endpoints this gateway can never choose, because their network or its own is not
-/// set: the most likely mistake in a first config with several networks.
+/// Returns a warning for each registry whose endpoints this gateway can never choose because the registry's network, or the
+/// gateway's own, is not set. This is the most likely mistake in a first config with several networks.
 fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> {
     let node = &snapshot.policy.node;
     let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
     if !is_gateway {
         return Vec::new();
     }
-    // By cluster: endpoints on no network, endpoints on a network, all endpoints.
+    // For each cluster, the numbers of endpoints without a network, of endpoints with a network, and of all endpoints.
     let mut counts: BTreeMap<&ClusterId, (usize, usize, usize)> = BTreeMap::new();
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
         let (none, some, all) = counts.entry(&part.origin.cluster).or_default();
@@ -158,7 +158,7 @@ fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> 
     counts.into_iter().filter_map(warning).collect()
 }
 
-/// Resolves names by the system's resolver; an unknown name has no addresses, as on the data path.
+/// Resolves names with the system's resolver. A name that cannot be resolved has no addresses, as on the data path.
 fn resolve(names: &BTreeSet<HostName>) -> Resolved {
     let look_up = |name: &HostName| {
         let found = (name.as_str(), 0).to_socket_addrs().ok()?;
@@ -219,7 +219,7 @@ fn explain_live(args: &Explain) -> Result<Value, Failure> {
     Ok(answer.json()?)
 }
 
-/// Dials the candidates from this host.
+/// Dials the candidates from the host on which the command runs.
 fn probe(explanation: &mut Explanation) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::Wrong(error.to_string()))?.block_on(explanation.probe());
@@ -244,7 +244,7 @@ pub(super) fn print_explanation(view: &ExplanationView, out: &mut impl Write) ->
         writeln!(out, "\nDid you mean {}?", view.near.join(", or "))?;
     }
     if !view.recent.is_empty() {
-        writeln!(out, "\n{}", paint("Failed lately:", Colour::Bold))?;
+        writeln!(out, "\n{}", paint("Failed recently:", Colour::Bold))?;
         for failure in &view.recent {
             writeln!(out, "  {}: {}", paint(&failure.reason, Colour::Yellow), clean(&failure.text()))?;
         }
@@ -254,7 +254,7 @@ pub(super) fn print_explanation(view: &ExplanationView, out: &mut impl Write) ->
     Ok(())
 }
 
-/// Requests a list and prints it as a table of these columns, or unchanged.
+/// Requests a list, and prints it as a table of these columns, or unchanged in the other formats.
 fn list_of<T: DeserializeOwned>(
     reading: &Reading,
     path: &str,
@@ -273,7 +273,7 @@ pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Fai
     list_of(reading, "/api/v1/exposed", &tables::EXPOSED, out)
 }
 
-/// A connection as the API sent it, and as its type.
+/// A connection as received from the API, as JSON for output and deserialised for the filter.
 struct Received {
     value: Value,
     connection: Connection,
@@ -321,7 +321,7 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
         shown.extend(before);
         std::thread::sleep(WATCH_EVERY);
         received = failed(reading, filter)?;
-        // Newest last, as in a log.
+        // The newest connection comes last, as in a log.
         for one in received.iter().rev().filter(|one| !shown.contains(&key(one))) {
             match reading.output {
                 Format::Table => {
@@ -343,7 +343,7 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
         What::Endpoints => list_of(reading, "/api/v1/endpoints", &tables::ENDPOINTS, out),
         What::Config => {
             let value = client::get(&reading.admin.url(), "/api/v1/config")?.json()?;
-            // The config is a tree, which has no table.
+            // The config is a tree, which cannot be shown as a table.
             let format = if reading.output == Format::Table { Format::Yaml } else { reading.output };
             Ok(structured(out, &value, format)?)
         }
@@ -419,7 +419,7 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     )?;
     writeln!(
         out,
-        "{} connections of {} at most, {} workers, {} routes, {} services, generation {}",
+        "{} of at most {} connections, {} workers, {} routes, {} services, generation {}",
         status.connections,
         status.limits.connections,
         status.workers,

@@ -29,7 +29,7 @@ use crate::tls::client::{CertificateFiles, Files};
 
 /// The largest document in bytes.
 const DOCUMENT_BYTES_MAX: u64 = 256 << 20;
-/// Keys per transaction: etcd's default limit, and well below its limit of a request's size.
+/// The number of keys per transaction: etcd's default limit, with which a request stays well below its size limit.
 const BATCH_MAX: usize = 128;
 const BATCH_BYTES_MAX: usize = 512 << 10;
 
@@ -82,7 +82,7 @@ pub(super) enum Action {
     },
 }
 
-/// Where etcd is, and who asks.
+/// The members of etcd, and the user of the command.
 #[derive(Debug, Args)]
 pub(super) struct Server {
     /// Members of the cluster: https://host:port, or http://host:port on loopback
@@ -159,10 +159,10 @@ impl Server {
                 let certificate = certificate.map(|(chain, key)| CertificateFiles { chain, key });
                 Some(Files { roots: roots.clone(), certificate })
             }
-            Some(_) => return Err(Failure::Wrong("--tls-roots is for members with https://".into())),
+            Some(_) => return Err(Failure::Wrong("--tls-roots requires members with https:// URLs".into())),
             None if secure => {
                 return Err(Failure::Wrong(
-                    "https:// needs --tls-roots, to verify etcd's certificate".into(),
+                    "members with https:// URLs require --tls-roots, the roots that verify the certificate of etcd".into(),
                 ));
             }
             None => None,
@@ -176,7 +176,7 @@ impl Server {
         })
     }
 
-    /// Runs `work` with a connection to the first member that accepts.
+    /// Calls `work` with a connection to the first member that accepts one.
     fn connected<T>(
         &self,
         work: impl AsyncFnOnce(&mut EtcdClient) -> Result<T, Failure>,
@@ -197,14 +197,14 @@ impl Server {
     }
 }
 
-/// Converts a fault of a request to a failure.
+/// Converts a fault of an etcd request to a failure of the command.
 fn failed(client: &EtcdClient, fault: EtcdFault) -> Failure {
     let silence = fault.is_silence();
     let text = MemberFault { member: client.member().clone(), fault }.to_string();
     if silence { Failure::Unreachable(text) } else { Failure::Wrong(text) }
 }
 
-/// Reads the services of a document; fails if it has problems.
+/// Reads the services of a document; returns an error if it has problems.
 fn document(path: &Path) -> Result<Vec<(Arc<Service>, Node)>, Failure> {
     let is_input = path == Path::new("-");
     let path = if is_input { Path::new("/dev/stdin") } else { path };
@@ -216,14 +216,18 @@ fn document(path: &Path) -> Result<Vec<(Arc<Service>, Node)>, Failure> {
     })
 }
 
-/// Makes the writes for the services of a document; each is checked as a gateway would parse it.
+/// Returns the writes for the services of a document. Each value is checked by the parser of the gateway.
 fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, Failure> {
     let put = |(service, node): &(Arc<Service>, Node)| {
         let (key, value) = (keys.key(&service.key).into_bytes(), value(node)?);
         let mut reader = ServiceReader::new(KeptPositions::Services);
         match read(keys, &mut reader, &key, &value) {
             ParsedKey::Service(read) if read == **service => Ok(PutRequest { key, value }),
-            ParsedKey::Service(_) => Err(format!("{}: the service cannot be written as it is", service.key)),
+            ParsedKey::Service(_) => Err(format!(
+                "{}: internal error: the service cannot be written as YAML that reads back \
+                                                  the same",
+                service.key
+            )),
             ParsedKey::Flawed { .. } if value.len() > VALUE_BYTES_MAX => {
                 Err(format!("{}: the service is larger than {} MiB", service.key, VALUE_BYTES_MAX >> 20))
             }
@@ -247,7 +251,7 @@ fn value(node: &Node) -> Result<Vec<u8>, String> {
     Ok(text)
 }
 
-/// Converts a tree to plain values that are parsed to the same scalars.
+/// Converts a tree to plain values that a parser reads as the same scalars.
 fn plain(node: &Node) -> Value {
     match &node.value {
         tree::Value::Null => Value::Null,
@@ -257,7 +261,7 @@ fn plain(node: &Node) -> Value {
             Value::Object(entries.collect::<Map<_, _>>())
         }
         tree::Value::Scalar(scalar) => match scalar.scalar_type() {
-            // Services have whole numbers only; any other text that looks like a number is quoted.
+            // Services contain whole numbers only; any other text that looks like a number becomes a quoted string.
             ScalarType::Number => match scalar.text.parse::<u64>() {
                 Ok(number) => number.into(),
                 Err(_) => json!(&*scalar.text),
@@ -285,7 +289,7 @@ async fn put(client: &mut EtcdClient, puts: &[PutRequest], out: &mut impl Write)
     Ok(())
 }
 
-/// Returns the number of writes in the next transaction; at least one.
+/// Returns the number of writes in the next transaction, which is at least one.
 fn batch_len(puts: &[PutRequest]) -> usize {
     let mut bytes = 0;
     let fits = |put: &&PutRequest| {
@@ -302,17 +306,16 @@ async fn write(client: &mut EtcdClient, success: Vec<RequestOp>) -> Result<Vec<R
     }
 }
 
-/// Adds the progress to a failure in the middle of the work.
+/// Adds the progress to a failure that interrupted the work.
 fn stopped(failure: Failure, done: &str, count: usize, all: usize, first: &str) -> Failure {
-    let text =
-        format!("{failure}\\n{count} of {all} keys were {done}; the first one that was not is {first}");
+    let text = format!("{failure}; {count} of {all} keys were {done}, and all keys from {first} on were not");
     match failure {
         Failure::Unreachable(_) => Failure::Unreachable(text),
         _ => Failure::Wrong(text),
     }
 }
 
-/// Parses services by their names.
+/// Parses names of services.
 fn named(services: &[String], keys: &Keys) -> Result<Vec<ServiceKey>, Failure> {
     let key = |text: &String| {
         let key = format!("{}{text}", keys.prefix());

@@ -1,5 +1,5 @@
-//! `isthmus top`: the overview of the running gateway, live in a terminal. A thread asks the admin API; this one reads
-//! keys and draws, so that a gateway that does not answer never holds up a key.
+//! `isthmus top`: the overview of the running gateway, live in a terminal. One thread asks the admin API, and another one reads
+//! keys and draws, so that a gateway that does not answer never delays a key.
 
 mod screen;
 mod view;
@@ -17,29 +17,29 @@ use crate::api::overview::Overview;
 use screen::Screen;
 use view::{Action, Top};
 
-/// How often the gateway is asked.
+/// The interval at which the overview is requested from the gateway.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long a key, an answer or a signal may wait until it is looked at.
+/// The longest time until a key, an answer or a signal is handled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The state that the asking thread and the screen share.
+/// The state that the requesting thread and the drawing thread share.
 struct Shared {
     admin: String,
     /// The path of the next request.
     path: Mutex<String>,
-    /// Wakes the thread for another path.
+    /// Wakes the requesting thread when the path changes.
     changed: Notify,
-    /// True once the program is to end.
+    /// True once the program must end.
     stopped: AtomicBool,
 }
 
-/// An answer, or the reason why there is none.
+/// The overview of the gateway, or the reason why it could not be requested.
 type Answer = Result<Box<Overview>, String>;
 
 /// Runs `isthmus top` until the user quits.
 pub(super) fn run(admin: &Admin) -> Result<(), Failure> {
     let mut screen = Screen::open().map_err(|error| {
-        Failure::Wrong(format!("isthmus top needs a terminal ({error}); `isthmus status` does not"))
+        Failure::Wrong(format!("isthmus top needs a terminal ({error}); use `isthmus status`"))
     })?;
     let mut top = Top::new(admin.url());
     let shared = Arc::new(Shared {
@@ -87,7 +87,7 @@ fn show(
     }
 }
 
-/// Asks the gateway until the program ends, and notes signals that end it.
+/// Requests the overview again and again until the program ends; also receives the signals that end it.
 fn ask(shared: &Shared, send: &SyncSender<Answer>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
@@ -118,7 +118,8 @@ fn ask(shared: &Shared, send: &SyncSender<Answer>) {
 async fn ask_again_and_again(shared: &Shared, send: &SyncSender<Answer>) {
     loop {
         let path = shared.path.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // A gateway that went away without a word is noticed after the client's own deadline.
+        // No timeout is needed here: if the gateway disappears without closing the connection, the client's own deadline
+        // applies.
         let answer = client::ask(&shared.admin, "GET", &path).await;
         let answer = answer
             .and_then(client::ApiResponse::json)
@@ -126,7 +127,8 @@ async fn ask_again_and_again(shared: &Shared, send: &SyncSender<Answer>) {
             .map(Box::new)
             .map_err(|error| error.to_string());
         match send.try_send(answer) {
-            // The one before has not been looked at yet: the next one is newer.
+            // If the drawing thread has not read the previous overview yet, this one is dropped, since a newer one follows
+            // soon.
             Ok(()) | Err(TrySendError::Full(_)) => {}
             Err(TrySendError::Disconnected(_)) => return,
         }

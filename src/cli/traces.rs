@@ -1,4 +1,4 @@
-//! `isthmus explain --trace`: the connections of a trace, in the words of the access log, each with the decision on it.
+//! `isthmus explain --trace`: the connections of a trace, in the terms of the access log, each with the decision on it.
 
 use std::io::Write;
 
@@ -10,14 +10,14 @@ use crate::model::reason::Reason;
 use crate::model::trace::TraceId;
 use crate::telemetry::access_log::FIELDS;
 
-/// Shows the connections of a trace. Fails if there is none, or if one was refused or has failed.
+/// Shows the connections of a trace. Fails if there is none, or if one of them was refused or failed.
 pub(super) fn explain(trace: TraceId, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     let value = client::get(&reading.admin.url(), &format!("/api/v1/traces/{trace}"))?.json()?;
     let found: Trace = client::typed(value.clone())?;
     if found.connections.is_empty() {
         return Err(Failure::Wrong(format!(
-            "no connection of the trace {trace} is open, and none is among the last that this gateway has logged; ask the other \
-             gateways on the way, or search the access log for its trace_id"
+            "no connection of the trace {trace} is open, and none is among the last that this gateway has logged; ask the \
+             other gateways on the path, or search the access log for this trace_id"
         )));
     }
     match reading.output {
@@ -37,7 +37,7 @@ pub(super) fn explain(trace: TraceId, reading: &Reading, out: &mut impl Write) -
     if found.connections.iter().all(is_fine) { Ok(()) } else { Err(Failure::Reported) }
 }
 
-/// Prints what the access log says of a connection, by the log's names, and the decision on it.
+/// Prints the access log fields of a connection, and the decision on it.
 fn print_traced(traced: &TracedConnection, out: &mut impl Write) -> Result<(), Failure> {
     let members =
         serde_json::to_value(&traced.connection).map_err(|error| Failure::Wrong(error.to_string()))?;
@@ -51,6 +51,6 @@ fn print_traced(traced: &TracedConnection, out: &mut impl Write) -> Result<(), F
         }
     }
     let Some(decision) = &traced.decision else { return Ok(()) };
-    writeln!(out, "\nthe decision on the same question by the config in use:")?;
+    writeln!(out, "\nthe decision of the config in use for this connection:")?;
     print_explanation(decision, out)
 }

@@ -1,4 +1,4 @@
-//! `isthmus watch`: follows what changes in a running gateway, a line per change.
+//! `isthmus watch`: follows the changes in a running gateway, one line per change.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::api::connection::Connection;
 use crate::api::endpoint::Endpoint;
 use crate::telemetry::clock::rfc3339;
 
-/// The interval in which the gateway is asked.
+/// The interval at which the list is requested from the gateway.
 const EVERY: Duration = Duration::from_secs(1);
 
 pub(super) const EXAMPLES: &str = "Examples:
@@ -23,7 +23,7 @@ pub(super) const EXAMPLES: &str = "Examples:
   isthmus watch endpoints            endpoints that come, go, or change their state
   isthmus watch failures -o json     a JSON object per line
 
-The gateway is asked once a second: a connection that opens and closes in between is not seen. The access log has every one.";
+The command asks the gateway once per second, so it misses a connection that opens and closes in between. The access log has every connection.";
 
 /// The list to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -57,7 +57,7 @@ impl How {
     }
 }
 
-/// The part of an item that never changes; the item is found again by it.
+/// The part of an item that never changes and identifies the item in the next answer.
 type Key = (String, String);
 
 /// Runs `isthmus watch`, until the output is closed.
@@ -65,7 +65,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
     match followed {
         Followed::Failures => {
             let key = |failed: &Connection| (failed.time.clone(), failed.id.to_string());
-            // A failure that leaves the list is no change: the list keeps the newest thousand.
+            // A failure that leaves the list is not a change: the list keeps only the newest thousand.
             let told = |old: Option<&Connection>, new: Option<&Connection>| match (old, new) {
                 (None, Some(_)) => Some(How::Failed),
                 _ => None,
@@ -91,7 +91,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
             let told = |old: Option<&Endpoint>, new: Option<&Endpoint>| match (old, new) {
                 (None, Some(_)) => Some(How::Added),
                 (Some(_), None) => Some(How::Removed),
-                // Times and counts of failures go on while the state is the same.
+                // Only some members are compared, because times and numbers of failures change while the state stays the same.
                 (Some(old), Some(new)) => (looks(old) != looks(new)).then_some(How::Changed),
                 (None, None) => None,
             };
@@ -101,7 +101,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
     }
 }
 
-/// Returns the members of an endpoint whose change is shown.
+/// Returns those members of an endpoint that are compared: a change of any other member is not shown.
 fn looks(endpoint: &Endpoint) -> (&str, &str, u32, Option<&str>, &str) {
     (&endpoint.state, &endpoint.health, endpoint.weight, endpoint.standing.as_deref(), &endpoint.network)
 }
@@ -110,7 +110,7 @@ fn looks(endpoint: &Endpoint) -> (&str, &str, u32, Option<&str>, &str) {
 struct Watch<T> {
     path: &'static str,
     key: fn(&T) -> Key,
-    /// How a thing differs, if that is news; by what it was, and what it is.
+    /// Returns the change between an item's old and its new value, or `None` if it should not be shown.
     told: fn(Option<&T>, Option<&T>) -> Option<How>,
     cells: fn(&[T]) -> Vec<Vec<String>>,
 }
@@ -123,10 +123,10 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
             std::thread::sleep(EVERY);
             let now = match self.list(reading) {
                 Ok(now) => now,
-                // A gateway that restarts is waited for.
+                // The command waits for a gateway that restarts.
                 Err(failure @ Failure::Client(client::ClientError::Unreachable { .. })) => {
                     if !is_away {
-                        writeln!(io::stderr(), "{failure}; waiting for it")?;
+                        writeln!(io::stderr(), "{failure}; waiting for the gateway")?;
                     }
                     is_away = true;
                     continue;
@@ -149,7 +149,7 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
         Ok(all.into_iter().map(|value| ((self.key)(&value), value)).collect())
     }
 
-    /// Returns the items that have gone, then those that are new or different, each in the order of the keys.
+    /// Returns the items that were removed, then those that are new or changed, each group in the order of the keys.
     fn changes<'a>(&self, before: &'a BTreeMap<Key, T>, now: &'a BTreeMap<Key, T>) -> Vec<(How, &'a T)> {
         let gone = before.iter().filter(|(key, _)| !now.contains_key(*key));
         let gone = gone.filter_map(|(_, value)| Some(((self.told)(Some(value), None)?, value)));
@@ -220,7 +220,7 @@ mod tests {
             .map(|(how, endpoint)| (how, &*endpoint.address))
             .collect();
         assert_eq!(changes, [(How::Removed, "a"), (How::Changed, "b"), (How::Added, "d")]);
-        // An item that leaves a list with a bound is no change.
+        // An item that leaves a list of limited length is not a change.
         let told = |old: Option<&Endpoint>, new: Option<&Endpoint>| match (old, new) {
             (None, Some(_)) => Some(How::Added),
             _ => None,

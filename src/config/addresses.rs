@@ -1,5 +1,5 @@
-//! The addresses that the gateway listens on: no two may collide, and no route may lead back to one of them,
-//! or connections would run in circles.
+//! The addresses that the gateway listens on: no two may collide, and no route may lead back to one of them, because its
+//! connections would loop.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,23 +14,23 @@ use crate::snapshot::listing::Listing;
 
 /// An address that the gateway listens on.
 pub(super) struct Opened {
-    /// The key with the address.
+    /// The path of the config key that sets the address.
     pub(super) path: String,
     pub(super) bind: Bind,
-    /// The position of the value; `None` for a default.
+    /// The position of the address in the file; `None` if it is a default.
     pub(super) position: Option<Position>,
 }
 
 impl Opened {
     fn collides_with(&self, other: &Self) -> bool {
-        // Listeners are identified by their address as written, so two of them cannot both ask for a free
-        // port of one address.
+        // Listeners are identified by their configured address, so two listeners cannot both request a free port on one
+        // address.
         let listeners = self.path.starts_with("listen") && other.path.starts_with("listen");
         collide(self.bind, other.bind) || (listeners && self.bind == other.bind)
     }
 }
 
-/// Reports addresses of which only one could be bound.
+/// Reports pairs of addresses of which only one could be bound.
 pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
     for (index, one) in opened.iter().enumerate() {
         for other in &opened[..index] {
@@ -84,7 +84,7 @@ pub(super) struct Own<'a> {
 }
 
 impl<'a> Own<'a> {
-    /// If the host's addresses cannot be read, only loopback counts as its own.
+    /// Reads the host's addresses. If they cannot be read, only loopback addresses count as the host's own.
     pub(super) fn new(opened: &'a [Opened]) -> Self {
         Self { opened, host: host_addresses().unwrap_or_default() }
     }
@@ -109,11 +109,14 @@ impl<'a> Own<'a> {
 /// Makes the message about an endpoint at one of the gateway's own addresses.
 pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
     let address = std::net::SocketAddr::new(ip, port);
-    format!("found {address}, which is this gateway's own {}; an endpoint must be another process", own.path)
+    format!(
+        "found {address}, an address on which this gateway listens ({}); an endpoint must be another process",
+        own.path
+    )
 }
 
-/// Reports endpoints of the file's own services at the gateway's own addresses. Endpoints of other networks
-/// may have equal addresses.
+/// Reports endpoints of the file's own services at the gateway's own addresses. Endpoints of other networks are not reported,
+/// because they may have the same addresses as the gateway.
 pub(super) fn own_endpoints(
     listing: &Listing,
     positions: &HashMap<ServiceKey, ServicePosition>,

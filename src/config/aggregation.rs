@@ -73,7 +73,7 @@ pub(super) fn xds(
     if let (false, Some(missing)) = (bind.ip().is_loopback(), missing) {
         let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bind.port());
         let fault = InvalidValue::new(format!(
-            "found {node}, which is not a loopback address; that requires {missing}"
+            "found {node}, which is not a loopback address; any other address requires {missing}"
         ));
         problems.error(node.position, &path, fault.hint(Some(meant.to_string())));
     }

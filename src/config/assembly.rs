@@ -68,12 +68,12 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &mut problems);
     identity.peers = peers.trust;
     identity.state = aggregation::state(&root, &problems);
-    // Last, so that a peer overrules none of our own services.
+    // The registries of peers come last, so that a peer cannot replace one of our own services.
     registries.extend(peers.registries);
     let policy = Policy {
         node,
         mesh,
-        hbone: identity::hbone(&root),
+        hbone: identity::hbone(&root, &mut problems),
         exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
         networks: networks::read(&root, &mut problems),
@@ -122,13 +122,14 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     if clean { Ok(Config { warnings, ..config }) } else { Err(errors) }
 }
 
-/// Reports a config without a listener, `xds` and `dnsServer`. Skipped if a file could not be read, which may have
-/// the listeners: then they are not `needed`.
+/// Reports a config that has no listener although one is `needed`. No listener is needed if the config has `xds` or
+/// `dnsServer`, or if one of its files could not be read, because that file may have listeners.
 fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut Problems) {
     let listening =
         root.at(&keys::Root::LISTEN).is_some() || root.maps(&keys::Root::LISTENERS).next().is_some();
     if !listening && needed {
-        let fault = "found none of listen, listeners, xds and dnsServer, so there is nothing to do; the smallest config has \
+        let fault = "found none of listen, listeners, xds and dnsServer, so the gateway has nothing to do; the smallest config \
+                     has \
                      listen: \":15443\"";
         problems.error(tree.position, &Path::Root, fault);
     }
@@ -235,14 +236,14 @@ fn warn_of_long_names(
         if bytes > NAME_BYTES_MAX {
             let path = Path::Root.key(keys::Root::SERVICES.name());
             let fault = format!(
-                "its longest mesh name has {bytes} bytes, but a host name has at most {NAME_BYTES_MAX}"
+                "the longest mesh name of this service has {bytes} bytes, but a host name has at most {NAME_BYTES_MAX}"
             );
             problems.warn(place.position, &path.index(place.index), fault);
         }
     }
 }
 
-/// Warns of services that `sendProxyProtocol` applies to and whose endpoints take no PROXY header.
+/// Warns of services to which `sendProxyProtocol` applies although their endpoints take no PROXY header.
 fn warn_of_tunnels(
     listing: &Listing,
     positions: &HashMap<ServiceKey, ServicePosition>,
@@ -255,8 +256,8 @@ fn warn_of_tunnels(
         let tunnels = |endpoint: &Endpoint| endpoint.template.encapsulation == Encapsulation::Hbone;
         if sends && service.endpoints.iter().any(tunnels) {
             let path = Path::Root.key(keys::Root::SERVICES.name());
-            let fault = "sendProxyProtocol applies to this service, but its endpoints with tunnel: hbone are sent no PROXY \
-                         header";
+            let fault = "sendProxyProtocol applies to this service, but the gateway sends no PROXY header to its endpoints \
+                         with tunnel: hbone";
             problems.warn(place.position, &path.index(place.index), fault);
         }
     }

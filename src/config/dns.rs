@@ -14,7 +14,8 @@ use crate::document::reader::Fields;
 use crate::model::address::Bind;
 use crate::snapshot::virtual_addresses::Ranges;
 
-/// The prefix lengths of an IPv4 range: the largest is one class A network, the smallest has six addresses to give.
+/// The prefix lengths of an IPv4 range. The largest range is a whole class A network; the smallest range has six addresses for
+/// services.
 const IPV4_PREFIXES: RangeInclusive<u8> = 8..=29;
 /// The prefix lengths of an IPv6 range.
 const IPV6_PREFIXES: RangeInclusive<u8> = 32..=125;
@@ -38,7 +39,8 @@ pub(super) fn server(
     });
     if let Some(node) = node.filter(|_| bind.ip().is_unspecified()) {
         let fault = format!(
-            "found {node}, which is all addresses of the host; the answer to a query has to come from the address that was asked"
+            "found {node}, which stands for all addresses of the host; a DNS server must answer from the address that received \
+             the query"
         );
         let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bind.port());
         problems.error(node.position, &path, InvalidValue::new(fault).hint(Some(meant.to_string())));
@@ -51,13 +53,16 @@ pub(super) fn server(
     })
 }
 
-/// Reports servers among `upstream` that are this gateway: a question would go in circles.
+/// Reports servers in `upstream` that are this gateway itself: it would forward queries to itself without end.
 pub(super) fn upstream_is_another(root: &Fields<'_>, own: &Own<'_>, problems: &mut Problems) {
     let path = Path::Root.key(Root::DNS_SERVER.name());
     let path = path.key(DnsServer::UPSTREAM.name());
     for (index, server, node) in root.map(&Root::DNS_SERVER).values(&DnsServer::UPSTREAM) {
         if let Some(own) = own.listener_at(server.ip(), server.port()) {
-            let fault = format!("found {node}, which is this gateway's own {}", own.path);
+            let fault = format!(
+                "found {node}, an address on which this gateway listens ({}); expected another DNS server",
+                own.path
+            );
             problems.error(node.position, &path.index(index), fault);
         }
     }
@@ -77,14 +82,14 @@ fn ranges(fields: &Fields<'_>, problems: &mut Problems) -> Ranges {
             _ if !prefixes(block).contains(&block.prefix_len()) => {
                 let (first, last) = (prefixes(block).start().to_owned(), prefixes(block).end().to_owned());
                 Some(format!(
-                    "found {node}; the prefix of a range of virtual addresses is /{first} to /{last}"
+                    "found {node}; the prefix length of a range of virtual addresses is from /{first} to /{last}"
                 ))
             }
             (IpNet::V4(_), Ranges { ipv4: Some(_), .. }) => {
-                Some(format!("found {node}, a second IPv4 range"))
+                Some(format!("found {node}, a second IPv4 range; at most one is allowed"))
             }
             (IpNet::V6(_), Ranges { ipv6: Some(_), .. }) => {
-                Some(format!("found {node}, a second IPv6 range"))
+                Some(format!("found {node}, a second IPv6 range; at most one is allowed"))
             }
             _ => overlap(block).map(|what| format!("found {node}, which overlaps {what}")),
         };
@@ -104,7 +109,7 @@ fn prefixes(block: IpNet) -> RangeInclusive<u8> {
     }
 }
 
-/// Returns what a range must not overlap and does.
+/// Describes the reserved addresses that a range overlaps; `None`: it overlaps none.
 fn overlap(block: IpNet) -> Option<String> {
     const NEVER: [(&str, &str); 6] = [
         ("127.0.0.0/8", "the loopback addresses"),
@@ -116,7 +121,7 @@ fn overlap(block: IpNet) -> Option<String> {
     ];
     let overlaps = |other: &IpNet| other.contains(&block) || block.contains(other);
     let of_istiod = Ranges::OF_ISTIOD.iter().find(|other| overlaps(other));
-    let of_istiod = of_istiod.map(|other| format!("{other}, from which istiod gives out addresses itself"));
+    let of_istiod = of_istiod.map(|other| format!("{other}, from which istiod assigns virtual addresses"));
     let mut never = NEVER.iter().filter(|(other, _)| other.parse().is_ok_and(|other| overlaps(&other)));
     of_istiod.or_else(|| never.next().map(|(other, what)| format!("{what}, {other}")))
 }

@@ -1,6 +1,5 @@
-//! The config in use with all defaults, in the form of the file: the answer of `/api/v1/config`. It has no
-//! secrets, as a config only names files that hold them. The file's own `services` are left out;
-//! `/api/v1/services` shows them.
+//! The config in use with all defaults, in the form of the file: the response of `/api/v1/config`. It has no secrets, because a
+//! config only names the files with secrets. The file's own `services` are left out; `/api/v1/services` shows them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -247,7 +246,7 @@ fn registries(config: &Config) -> Vec<Value> {
     let registries = config.registries.iter().filter_map(|registry| {
         let scope = &registry.scope;
         let (kind, mut shown) = match &registry.kind {
-            // Shown under `peers`.
+            // The peer is shown under `peers`.
             RegistryKind::Peer(_) => return None,
             RegistryKind::File { path } => ("file", json!({"path": path.display().to_string()})),
             RegistryKind::Etcd(spec) => ("etcd", etcd(spec)),
@@ -335,7 +334,7 @@ fn allow(scope: &RegistryScope) -> Value {
     })
 }
 
-/// Returns the blocks that the config gives.
+/// Returns the address blocks of a scope in the form of the config.
 fn blocks(scope: &AddressScope) -> Vec<String> {
     match scope {
         AddressScope::Any | AddressScope::Public => Vec::new(),
@@ -454,6 +453,7 @@ fn hbone(policy: &Policy) -> Value {
     json!({
         "streams": hbone.streams,
         "streamWindow": hbone.stream_window,
+        "streamWindowMax": hbone.stream_window_max,
         "connectionWindow": hbone.connection_window,
         "frameSize": hbone.frame_size,
         "headerBytes": hbone.header_bytes,

@@ -50,14 +50,14 @@ fn marked(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Opti
         return Some(MarkCondition::NamespaceLabels(labels));
     }
     if let Some((false, node)) = marked.found(&keys::Marked::SERVICE_EXPORT) {
-        let fault = "found false, which asks for nothing; expected true, or no `marked`";
+        let fault = "found false, which requires no mark; write true, or remove `marked`";
         let path = path.key(keys::Export::MARKED.name());
         problems.error(node.position, &path.key(keys::Marked::SERVICE_EXPORT.name()), fault);
     }
     Some(MarkCondition::ServiceExport)
 }
 
-/// Returns the clusters of a rule. An unknown one is only a warning, as its registry may be added later.
+/// Returns the clusters of a rule. An unknown cluster is only a warning, as its registry may be added later.
 fn known_clusters(
     fields: &Fields<'_>,
     path: &Path<'_>,
@@ -68,7 +68,7 @@ fn known_clusters(
     let mut clusters = Vec::new();
     for (at, cluster, node) in fields.values(&keys::Export::CLUSTERS) {
         if !known.contains(&cluster) {
-            let fault = InvalidValue::new(format!("found {node}, which is the cluster of no registry"));
+            let fault = InvalidValue::new(format!("found {node}, but no registry has this cluster"));
             let fault = fault.hint(nearest(cluster.as_str(), known.iter().map(ClusterId::as_str)));
             problems.warn(node.position, &list.index(at), fault);
         }

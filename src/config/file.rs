@@ -24,12 +24,12 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 /// The largest number of files of a config.
 const FILES_MAX: usize = 10_000;
 
-/// The kinds of file that may be the first one.
+/// The kinds of file that are accepted as the main config file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// Regular files, and links to them.
     Regular,
-    /// Any kind, also a pipe or a terminal, as the command line may name one.
+    /// Files of any kind, including pipes and terminals, because the command line may name one.
     Anything,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Files {
     pub(super) root: Option<Node>,
     pub(super) services: ServiceReader,
     pub(super) problems: Problems,
-    /// True if every file was read to its end, so that a key which is absent is in none of them.
+    /// True if every file was read to its end, so that an absent key is in none of them.
     pub(super) complete: bool,
 }
 
@@ -72,15 +72,15 @@ pub(super) fn read(
 }
 
 struct Reading<'e> {
-    /// The kinds of file that the first one may be.
+    /// The kinds of file that are accepted as the main config file.
     main: What,
     environment: Environment<'e>,
     /// Called with each file and directory before it is read.
     before: &'e mut dyn FnMut(&Path),
     files: Files,
-    /// Items of `services` so far, which number the next one.
+    /// The number of items of `services` that were read, which is the index of the next item.
     services: usize,
-    /// Canonical paths of the files read.
+    /// The canonical paths of the files that were read.
     seen: BTreeSet<PathBuf>,
 }
 
@@ -89,7 +89,7 @@ impl Reading<'_> {
         let Some((file, text)) = self.text(path, None) else { return };
         let Some(mut root) = self.tree(file, &text) else { return };
         if matches!(root.value, Value::Null) {
-            let fault = "found an empty file; the smallest config has a listen and a route";
+            let fault = "found an empty file; the smallest config has the key listen and one route";
             return self.files.problems.error(root.position, &problem::Path::Root, fault);
         }
         let include = take(&mut root, Root::INCLUDE.name());
@@ -198,7 +198,12 @@ impl Reading<'_> {
         let text = match self.seen.len() {
             0 => read_text(path, self.main),
             1..FILES_MAX => read_text(path, What::Regular),
-            _ => Err((0, format!("is more than file {FILES_MAX} of this config"))),
+            _ => Err((
+                0,
+                format!(
+                    "cannot be read: the config already has {FILES_MAX} files, the largest number allowed"
+                ),
+            )),
         };
         match text {
             Ok(text) => {
@@ -247,7 +252,7 @@ pub(super) fn path_of(fields: &Fields<'_>, key: &Key<form::Path>, problems: &Pro
     Some(relative_to(problems.file(node.position.file), &path))
 }
 
-/// Reads the text of a file; an error has the line, or 0, and the message.
+/// Reads the text of a file. An error consists of the line, which is 0 for the whole file, and the message.
 fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     let bytes = match what {
         What::Regular => file::read(path, FILE_BYTES_MAX),
@@ -261,7 +266,7 @@ fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     })
 }
 
-/// Returns the files of a directory whose names match, sorted; hidden ones only if the pattern is hidden.
+/// Returns the files of a directory whose names match, sorted. Hidden files match only a pattern that begins with a dot.
 fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let mut found = Vec::new();

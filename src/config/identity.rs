@@ -20,7 +20,7 @@ use super::table::peers::Peer;
 /// The keys that may need an identity.
 const LISTENERS: &dyn AnyKey = &Root::LISTENERS;
 const XDS: &dyn AnyKey = &Root::XDS;
-/// A connection window has 31 bits (RFC 9113 §6.9.1); half of the largest one is enough.
+/// The largest connection window, in bytes. HTTP/2 allows 31 bits (RFC 9113 §6.9.1); half of that is enough.
 const CONNECTION_WINDOW_MAX: u64 = 1 << 30;
 
 /// Reads the sources of the certificate and the roots.
@@ -30,8 +30,8 @@ pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mu
     if let (Some(Source::IstioCa(_)), None) = (&source, &expected)
         && let Some(found) = root.at(&Root::IDENTITY)
     {
-        let fault = "found istioCa, but not both node.namespace and node.serviceAccount, which form the identity \
-                     to request";
+        let fault = "found istioCa, which requires both node.namespace and node.serviceAccount: they form the identity that \
+                     the gateway requests";
         problems.error(found.position, &Path::Root.key(Root::IDENTITY.name()), fault);
     }
     Options { source, trust: trust(root, problems), peers: Vec::new(), state: None, expected }
@@ -111,15 +111,16 @@ pub(super) fn places(root: &Fields<'_>, peers: &[PeerTrust], problems: &Problems
     places
 }
 
-pub(super) fn hbone(root: &Fields<'_>) -> HboneLimits {
+pub(super) fn hbone(root: &Fields<'_>, problems: &mut Problems) -> HboneLimits {
     let fields = root.map(&Root::HBONE);
-    let (streams, stream_window) =
-        (fields.get(&keys::Hbone::STREAMS), fields.get(&keys::Hbone::STREAM_WINDOW));
-    let all = (u64::from(streams) * u64::from(stream_window)).min(CONNECTION_WINDOW_MAX);
+    let streams = fields.get(&keys::Hbone::STREAMS);
+    let (stream_window, stream_window_max) = stream_windows(&fields, problems);
+    let all = (u64::from(streams) * u64::from(stream_window_max)).min(CONNECTION_WINDOW_MAX);
     let connection_window = fields.get(&keys::Hbone::CONNECTION_WINDOW);
     HboneLimits {
         streams,
         stream_window,
+        stream_window_max,
         connection_window: connection_window.unwrap_or_else(|| u32::try_from(all).unwrap_or(u32::MAX)),
         frame_size: fields.get(&keys::Hbone::FRAME_SIZE),
         header_bytes: fields.get(&keys::Hbone::HEADER_BYTES),
@@ -137,8 +138,23 @@ pub(super) fn hbone(root: &Fields<'_>) -> HboneLimits {
     }
 }
 
-/// Reports listeners that take HBONE, and `xds.tls`, if the certificate or the roots that they need are
-/// missing.
+/// Returns the smallest and the largest window of a stream. If only `streamWindow` is set, its value is both.
+fn stream_windows(hbone: &Fields<'_>, problems: &mut Problems) -> (u32, u32) {
+    let window = hbone.get(&keys::Hbone::STREAM_WINDOW);
+    let Some((max, found)) = hbone.found(&keys::Hbone::STREAM_WINDOW_MAX) else {
+        let is_given = hbone.at(&keys::Hbone::STREAM_WINDOW).is_some();
+        return (window, if is_given { window } else { HboneLimits::default().stream_window_max });
+    };
+    if max < window {
+        let fault =
+            format!("found {max} bytes, but streamWindow is {window} bytes; expected as many or more");
+        let hbone = Path::Root.key(Root::HBONE.name());
+        problems.error(found.position, &hbone.key(keys::Hbone::STREAM_WINDOW_MAX.name()), fault);
+    }
+    (window, max)
+}
+
+/// Reports listeners that accept HBONE, and `xds.tls`, if the certificate or the roots that they need are missing.
 pub(super) fn needed(
     root: &Fields<'_>,
     listeners: &[Arc<Listener>],
@@ -154,8 +170,8 @@ pub(super) fn needed(
     let of_xds = secure_xds.then(|| (XDS, "xds has tls".to_owned()));
     let brings_trust = options.source.as_ref().is_some_and(Source::brings_trust);
     let missing = match (root.at(&Root::IDENTITY), root.maps(&Root::TRUST).next().is_none()) {
-        (None, _) => "identity, so there is no certificate to show",
-        (Some(_), true) if !brings_trust => "trust, so no caller could be verified",
+        (None, _) => "identity, so the gateway has no certificate",
+        (Some(_), true) if !brings_trust => "trust, so the gateway cannot verify any caller",
         (Some(_), _) => return,
     };
     for (key, who) in of_listener.into_iter().chain(of_xds) {

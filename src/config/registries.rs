@@ -41,7 +41,8 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
         } else if let Some(path) = at(&keys::Registry::ETCD) {
             reader.etcd(&fields.map(&keys::Registry::ETCD), scope, &path);
         } else if cfg!(not(feature = "kubernetes")) {
-            let fault = "this isthmus was built without the feature kubernetes";
+            let fault =
+                "this build of isthmus cannot read Kubernetes clusters; build it with the feature kubernetes";
             reader.problems.error(node.position, &path, fault);
         } else if let Some(path) = at(&keys::Registry::KUBERNETES) {
             reader.kubernetes(&fields.map(&keys::Registry::KUBERNETES), scope, mesh, &path);
@@ -52,7 +53,7 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
     reader.registries
 }
 
-/// Reads the items that a registry may give.
+/// Reads `allow`: the services, networks and addresses that a registry may provide.
 fn scope(fields: &Fields<'_>) -> RegistryScope {
     let allow = fields.map(&keys::Registry::ALLOW);
     RegistryScope {
@@ -63,8 +64,8 @@ fn scope(fields: &Fields<'_>) -> RegistryScope {
     }
 }
 
-/// Reads the addresses that a registry may give. Without `allow.addresses` all are allowed, or all but
-/// loopback and link-local ones if `allow` limits the registry otherwise.
+/// Reads the addresses that a registry may provide. Without `allow`, all addresses are allowed. If `allow` is present without
+/// `addresses`, all addresses except loopback and link-local ones are allowed.
 fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
     match allow.get(&keys::Allow::ADDRESSES) {
         Some(blocks) => AddressScope::Blocks(blocks.into()),
@@ -73,18 +74,19 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
     }
 }
 
-/// Returns the scope of a registry in Kubernetes. Without a configured network, the registry finds its own.
+/// Returns the scope of a Kubernetes registry. If the config sets no network for the registry, and `allow` names no networks,
+/// the registry determines the networks itself, and the scope allows all of them.
 fn of_kubernetes(scope: RegistryScope, has_network: bool) -> RegistryScope {
     let addresses = match scope.addresses {
-        // Loopback and link-local addresses are those of the gateway's host, so pods have them only if the operator allows
-        // them.
+        // Loopback and link-local addresses lead to the gateway's own host. So endpoints of pods may have such addresses only
+        // if the operator allows them.
         AddressScope::Any => AddressScope::Public,
         addresses => addresses,
     };
     RegistryScope { finds_network: !has_network && scope.networks.is_none(), addresses, ..scope }
 }
 
-/// Reads the keys that one cluster and found clusters have in common.
+/// Reads the keys that `kubernetes` and `kubernetesClusters` have in common.
 fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, mesh: &Mesh) -> KubernetesSpec {
     let system = fields.get(&keys::SYSTEM);
     let chosen = fields.map(&keys::NAMESPACES);
@@ -146,8 +148,9 @@ pub(super) fn with_export_writer(
 
 struct Reader<'r> {
     problems: &'r mut Problems,
-    /// The positions of files and of etcd prefixes, to find duplicates.
+    /// The positions of files, to find duplicates.
     files: HashMap<PathBuf, Position>,
+    /// The positions of etcd prefixes, to find duplicates.
     etcds: HashMap<Arc<str>, Position>,
     /// The positions of Kubernetes clusters, to find duplicates.
     clusters: HashMap<Arc<str>, Position>,
@@ -160,7 +163,7 @@ impl Reader<'_> {
         let path = relative_to(self.problems.file(node.position.file), &written);
         if let Some(first) = self.files.get(&path) {
             let first = self.problems.place(*first);
-            let fault = format!("{node} is the file of two registries; first at {first}");
+            let fault = format!("two registries read the file {node}; first at {first}");
             return self.problems.error(node.position, &at.key(keys::RegistryPath::PATH.name()), fault);
         }
         self.files.insert(path.clone(), node.position);
@@ -204,7 +207,7 @@ impl Reader<'_> {
         let name: Arc<str> = format!("kubernetes/{cluster}").into();
         if let Some(first) = self.clusters.insert(name.clone(), node.position) {
             let first = self.problems.place(first);
-            let fault = format!("{node} is the cluster of two Kubernetes registries; first at {first}");
+            let fault = format!("two Kubernetes registries have the cluster {node}; first at {first}");
             return self.problems.error(node.position, &at.key(keys::Kubernetes::CLUSTER.name()), fault);
         }
         let Some(access) = self.access(fields, at) else { return };
@@ -216,7 +219,7 @@ impl Reader<'_> {
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
 
-    /// Reads a source of clusters.
+    /// Reads `kubernetesClusters`, a source of Kubernetes clusters that become registries while the gateway runs.
     fn clusters(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh) {
         let scope = of_kubernetes(scope, false);
         let folder = path_of(fields, &keys::KubernetesClusters::FOLDER, self.problems);
@@ -232,12 +235,12 @@ impl Reader<'_> {
         };
         let template = kubernetes(fields, AccessSpec::ServiceAccount, &scope, mesh);
         let kind = RegistryKind::KubernetesClusters(ClustersSpec { source, template });
-        // Each of its clusters has a name of its own, and finds its network.
+        // Each cluster of the source has a name of its own, and discovers its network.
         let (cluster, network) = (ClusterId::default(), Network::default());
         self.registries.push(RegistrySpec { name: name.into(), cluster, network, scope, kind });
     }
 
-    /// Reads how the API server is found, and the credentials.
+    /// Reads the location of the API server, and the credentials for it.
     fn access(&mut self, fields: &Fields<'_>, at: &Path<'_>) -> Option<AccessSpec> {
         if fields.at(&keys::Kubernetes::KUBECONFIG).is_some() {
             return Some(AccessSpec::Kubeconfig {
@@ -249,7 +252,7 @@ impl Reader<'_> {
         let of_kubeconfig: [&dyn AnyKey; 2] = [&keys::Kubernetes::CONTEXT, &keys::Kubernetes::TOKEN_FILE];
         for key in of_kubeconfig {
             if let Some(node) = fields.at(key) {
-                let fault = format!("found {}, but no kubeconfig to use it with", key.name());
+                let fault = format!("found {}, which requires the key kubeconfig", key.name());
                 self.problems.error(node.position, &at.key(key.name()), fault);
             }
         }
@@ -273,12 +276,13 @@ impl Reader<'_> {
         let tls = etcd.at(&keys::RegistryEtcd::TLS);
         match (secure, plain, tls) {
             (Some((index, node)), _, None) => {
-                let fault =
-                    format!("found {node}, but no tls; add tls.roots, which verify etcd's certificate");
+                let fault = format!(
+                    "found {node}, but no tls; add tls.roots, the root certificates that verify etcd"
+                );
                 self.problems.error(node.position, &list.index(index), fault);
             }
             (None, Some(_), Some(tls)) => {
-                let fault = "found tls, but all endpoints are http://, which is plain TCP";
+                let fault = "found tls, but all endpoints have http:// URLs; write https:// or remove tls";
                 self.problems.error(tls.position, &at.key(keys::RegistryEtcd::TLS.name()), fault);
             }
             _ => {}
@@ -304,7 +308,7 @@ impl Reader<'_> {
         Some(Login { user: etcd.get(&user)?.to_string(), password: path_of(etcd, &password, self.problems)? })
     }
 
-    /// Returns true if there are two keys that are of use only together; one of them alone is an error.
+    /// Returns true if a map has both of two keys that require each other. Reports an error if the map has only one of them.
     fn has_both(&mut self, fields: &Fields<'_>, one: &dyn AnyKey, other: &dyn AnyKey, at: &Path<'_>) -> bool {
         let (key, node, missing) = match (fields.at(one), fields.at(other)) {
             (Some(_), Some(_)) => return true,

@@ -1,4 +1,4 @@
-//! `routes`: names of the operator's own, and their targets.
+//! `routes`: server names that the operator chooses, and their targets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
         if let Some(first) = places.get(&name) {
             let first = problems.place(*first);
             let fault = format!(
-                "there are two routes {:?} (letter case and a trailing dot make no difference); first at {first}",
+                "two routes have the name {:?} (letter case and a trailing dot make no difference); first at {first}",
                 shortened(&key.text)
             );
             problems.error(key.position, &path, fault);
@@ -61,7 +61,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
         places.insert(name.clone(), key.position);
         if matches!(&*key.text, "default" | "_" | "_default_") {
             let fault = InvalidValue::new(format!(
-                "found {:?}, which matches only clients that send exactly this name",
+                "found {:?}, which is not a wildcard: it matches only clients that send exactly this name",
                 &*key.text
             ));
             problems.warn(key.position, &path, fault.hint(Some("*")));

@@ -1,4 +1,4 @@
-//! `admin` and `telemetry`: the state that the gateway shows, and where.
+//! `admin` and `telemetry`: the admin API, metrics, health checks, logs and traces.
 
 use crate::document::form;
 use crate::document::key::Key;
@@ -40,14 +40,14 @@ pub(super) fn admin(
             let bytes = socket.as_os_str().len();
             if bytes > UNIX_PATH_MAX {
                 let fault = format!(
-                    "found a path of {bytes} bytes ({}); a unix socket's path has at most {UNIX_PATH_MAX}",
+                    "found a path of {bytes} bytes ({}); the path of a unix socket has at most {UNIX_PATH_MAX} bytes",
                     socket.display()
                 );
                 problems.error(position, &path, fault);
             }
             Some(AdminBind::Unix(socket))
         }
-        // The default is no unix socket.
+        // This case does not occur, because the default is not a unix socket.
         (AdminBind::Unix(_), None) => None,
     }
 }
@@ -62,7 +62,7 @@ pub(super) fn health(telemetry: &Fields<'_>, opened: &mut Vec<Opened>) -> Option
     opening(&telemetry.map(&key), key.name(), &keys::Health::BIND, opened)
 }
 
-/// Reads the address of a listener that `telemetry` has under `name`.
+/// Reads the address of a telemetry listener; `name` is the key of the listener under `telemetry`.
 fn opening(fields: &Fields<'_>, name: &str, key: &Key<form::Bind>, opened: &mut Vec<Opened>) -> Option<Bind> {
     let (bind, node) = fields.found(key)?;
     let path = Path::Root.key(Root::TELEMETRY.name());

@@ -1,4 +1,4 @@
-//! Config files as users write them: the values of good ones, and the messages about bad ones.
+//! Tests of config files: the values of good files, and the messages about bad files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -175,7 +175,7 @@ fn a_mesh_name_no_client_can_ask_for_is_a_warning() {
         "listen: ':1'\nroutes: {{a.b: 'c.d:1'}}\nservices:\n- {{hostname: {long}, namespace: n, ports: [{{name: a, port: 443, targetPort: 2}}]}}\n"
     ));
     assert!(
-        config.warnings[0].to_string().contains("its longest mesh name has 260 bytes"),
+        config.warnings[0].to_string().contains("the longest mesh name of this service has 260 bytes"),
         "{:?}",
         config.warnings
     );

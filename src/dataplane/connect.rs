@@ -1,4 +1,4 @@
-//! Chooses an endpoint and dials it; another one when that fails.
+//! Chooses an endpoint and dials it; if that fails, tries another one.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,17 +25,17 @@ use crate::snapshot::admit::Admission;
 use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::telemetry::local::RelayPath;
 
-/// The most endpoints that one connection is tried on.
+/// The largest number of endpoints that are tried for one connection.
 const ATTEMPTS_MAX: usize = 3;
 
 /// The attempts of one connection.
 pub(crate) struct Attempts {
     candidates: Arc<Candidates>,
-    /// The clusters whose endpoints may be chosen; `None`: all.
+    /// The clusters whose endpoints may be chosen; `None` means all.
     clusters: Option<Arc<[ClusterId]>>,
     balancer: Rc<Balancer>,
     started: Instant,
-    /// How many there were.
+    /// The number of attempts so far.
     count: u8,
     /// The endpoints that were tried, by their indices among the candidates.
     tried: [u32; ATTEMPTS_MAX],
@@ -47,14 +47,14 @@ pub(crate) struct Attempts {
 pub(crate) struct Connected {
     /// The connection to the endpoint.
     pub(crate) socket: TcpStream,
-    /// Counts the connection among those of the endpoint.
+    /// Counts the connection as one in flight to the endpoint, until this value is dropped.
     pub(crate) in_flight: InFlight,
     /// The protocol that a CONNECT stream carries to the endpoint.
     pub(crate) encapsulation: Encapsulation,
 }
 
 impl Attempts {
-    /// Begins with no attempt; the time for all of them runs from here.
+    /// Creates the state before the first attempt. The time limit for all attempts together runs from this call.
     pub(crate) fn new(core: &Core, admission: Admission) -> Self {
         let balancer = core.balancers.of(&admission.candidates, &core.shared.upstreams, core.clock.now());
         let Admission { candidates, clusters, .. } = admission;
@@ -73,12 +73,12 @@ impl Attempts {
         &self.tried[..usize::from(self.count)]
     }
 
-    /// Returns the endpoint of an attempt.
+    /// Returns the candidate with this index.
     fn candidate(&self, index: usize) -> &Candidate {
         &self.candidates.endpoints()[index]
     }
 
-    /// Notes that an endpoint is dialled.
+    /// Records that an endpoint is being dialled.
     fn begin(&mut self, index: usize) {
         let next = self.tried.get_mut(usize::from(self.count));
         debug_assert!(next.is_some(), "more attempts than a connection may make");
@@ -88,7 +88,7 @@ impl Attempts {
         }
     }
 
-    /// Notes that the endpoint of the last attempt failed before it had taken the connection.
+    /// Records that the endpoint of the last attempt failed before it took the connection.
     pub(crate) fn failed(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
         let present = self.count.checked_sub(1).and_then(|present| self.failed.get_mut(usize::from(present)));
         debug_assert!(present.is_some(), "an attempt failed that was not begun");
@@ -99,11 +99,12 @@ impl Attempts {
         if core.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
             let endpoint =
                 self.tried().last().map(|index| self.candidate(*index as usize).key.address.to_string());
-            tracing::warn!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
+            tracing::warn!(service = &*candidates.group, endpoint, %reason, "an endpoint is ejected after repeated failures");
         }
     }
 
-    /// Returns the endpoints that failed and why, in words, for a connection that another endpoint took.
+    /// Returns the failed endpoints and the reasons of their failures, as text for the record of the connection, which another
+    /// endpoint has accepted.
     fn failures(&self) -> Option<Box<str>> {
         let failed = self.tried().iter().zip(&self.failed);
         let text = |(index, reason): (&u32, &Option<Reason>)| {
@@ -113,7 +114,7 @@ impl Attempts {
         (!texts.is_empty()).then(|| texts.join(", ").into())
     }
 
-    /// Chooses the next endpoint to try, by its index among the candidates.
+    /// Chooses the next endpoint to try; returns its index among the candidates.
     fn next(&self, core: &Core, entry: &Entry) -> Result<usize, Reason> {
         let last = self.failed.iter().rev().find_map(|reason| *reason);
         if let Some(last) = last
@@ -133,7 +134,8 @@ impl Attempts {
     }
 }
 
-/// Connects to an endpoint and sends it what has been read; the error is the last attempt's.
+/// Connects to an endpoint and sends it the bytes read from the client. If no attempt succeeds, returns the reason why the last
+/// attempt failed.
 pub(crate) async fn connect(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
@@ -159,7 +161,7 @@ pub(crate) async fn connect(
         }
         let dialled = match dial_endpoint(core, entry, address, announces, replay) {
             Ok(Dialled::Connected(socket)) => Ok(socket),
-            // On the heap, so that a connection has no room for it while it is relayed.
+            // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
             Ok(Dialled::Connecting(socket)) => match Box::pin(accepted(entry, socket, timeout)).await {
                 Accepted::Cut(reason) => return Err(reason),
                 Accepted::Failed(reason) => Err(reason),
@@ -216,7 +218,8 @@ fn dial_endpoint(
         return Err(Reason::EndpointUnreachable);
     }
     let socket = dial(address).map_err(dial_reason)?;
-    // Before a byte is sent: a listener of this process that has read one then finds the registration.
+    // The dial is registered before a byte is sent. So if the dial reaches a listener of this process, the listener finds the
+    // registration.
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();
     let local = local.and_then(|local| SocketAddr::try_from(local).ok());
     entry.facts.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));
@@ -229,7 +232,7 @@ fn dial_endpoint(
     }
 }
 
-/// Sends an endpoint its first bytes: the PROXY header if it gets one, and what was read of the client.
+/// Sends an endpoint its first bytes: the PROXY header if the endpoint expects one, and the bytes read from the client.
 fn send_first(
     socket: &impl AsFd,
     entry: &Entry,
@@ -252,7 +255,7 @@ fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {
     TcpStream::from_std(socket.into()).map_err(|_| Reason::Internal)
 }
 
-/// The end of waiting for an endpoint.
+/// The result of waiting for an endpoint.
 enum Accepted {
     Connected(TcpStream),
     Failed(Reason),
@@ -260,9 +263,9 @@ enum Accepted {
     Cut(Reason),
 }
 
-/// Waits until the endpoint has accepted or refused, its time is over, or the connection is to end.
+/// Waits until the endpoint accepts or refuses, the timeout passes, or the connection is ordered to end.
 async fn accepted(entry: &Entry, socket: TcpStream, timeout: Duration) -> Accepted {
-    // An order to end wins, then the endpoint, then its time.
+    // Priority: an order to end, then the endpoint's answer, then the timeout.
     tokio::select! {
         biased;
         reason = entry.cut_ordered() => Accepted::Cut(reason),
@@ -271,7 +274,7 @@ async fn accepted(entry: &Entry, socket: TcpStream, timeout: Duration) -> Accept
     }
 }
 
-/// Waits until the endpoint has accepted or refused.
+/// Waits until the endpoint accepts or refuses.
 async fn connected(socket: TcpStream) -> Result<TcpStream, Reason> {
     socket.writable().await.map_err(|_| Reason::Internal)?;
     match socket.take_error() {

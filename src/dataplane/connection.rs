@@ -19,29 +19,31 @@ use crate::net::socket::reset_on_close;
 use crate::snapshot::admit::{admit_proxy, admit_source};
 use crate::snapshot::policy::{Listener, ProxyProtocol};
 
-/// The end of a connection, as its client sees it.
+/// How a connection ended, as its client sees it.
 enum Ending {
-    /// Gone before its first byte: a load balancer's probe.
+    /// The client closed the connection before its first byte: a load balancer's probe.
     Probe,
-    /// The client has gone, or would not understand an alert.
+    /// The client has gone or would not understand an alert, so nothing is sent.
     Silent(Reason),
-    /// The client is sent an alert.
+    /// The client is sent a TLS alert.
     Refused(Reason),
-    /// The connection was relayed, and both peers have seen its end.
+    /// The connection was relayed, and both peers have received its end.
     Relayed(Reason),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
-    /// The connection is for the part of the program that serves peers; these are the bytes read so far.
+    /// The connection is a peer's link or enrolment, which another part of the program serves; these are the bytes read so
+    /// far.
     Link(Purpose, Box<[u8]>),
 }
 
-/// Serves an accepted connection to its end, or until it is known to be HBONE.
+/// Serves an accepted connection to its end, or until its bytes show that it is HBONE or a peer's link.
 pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, client: TcpStream) {
     let (core, entry) = (&registration.core, &registration.entry);
     match run(core, entry, &listener, &client).await {
         Ending::Probe => core.finish_probe(entry),
         Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
-        // The few places for connections that have not announced their source are needed by the next ones.
+        // Connections that have not announced their source share a small limit. A client that is given time to read its alert
+        // would keep other clients out, so this one is refused without waiting.
         Ending::Refused(reason) if *entry.holder() == Holder::Unannounced => {
             core.finish(entry, reason);
             refuse::at_once(core, &client, reason);
@@ -55,27 +57,27 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
     }
 }
 
-/// Hands the connection of a peer's gateway to the part of the program that serves them, which has limits of its own.
+/// Hands the connection of a peer's gateway to the server of peer links, which has its own limits.
 fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpose, first: Box<[u8]>) {
     let Ok(socket) = client.into_std() else { return core.finish(entry, Reason::Internal) };
     let (source, listener) = (entry.source(), entry.listener.clone());
     match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
         Ok(()) => core.finish_handed_over(entry),
         Err(_) => {
-            entry.facts.borrow_mut().detail = Some("too many links of peers wait to be served".into());
+            entry.facts.borrow_mut().detail = Some("too many connections of peers wait to be served".into());
             core.finish(entry, Reason::LimitGlobal);
         }
     }
 }
 
-/// Judges a connection by what is known before a byte is read: the client's address, or that of the proxy whose header is to
-/// announce it.
+/// Decides on a connection before a byte is read, by the client's address, or by the proxy's address where a PROXY header
+/// is required.
 pub(crate) fn admit_accepted(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
     admit_proxy(listener, entry.peer().ip()).inspect_err(|_| {
-        let text = format!("the peer {} is not in the listener's proxyProtocol.from", entry.peer().ip());
+        let text = format!("the address {} is not in the listener's proxyProtocol.from", entry.peer().ip());
         entry.facts.borrow_mut().detail = Some(text.into());
     })?;
-    // Where a header is required, the source is judged once it is announced.
+    // Where a PROXY header is required, the source is checked after the header is read.
     let is_known = listener.proxy_protocol == ProxyProtocol::Forbid || entry.proxied().is_some();
     if is_known { admit_source(listener, entry.source().ip()) } else { Ok(()) }
 }
@@ -89,7 +91,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         Peeked::Hbone(hello) => return Ending::Hbone(hello),
         Peeked::Link(purpose, hello) => return Ending::Link(purpose, hello),
         Peeked::Own => {
-            // A reset says to this gateway's own dial that the endpoint has not taken the connection.
+            // This gateway has dialled itself. The reset tells its dialling task that no endpoint has taken the connection.
             reset_on_close(client);
             return Ending::Silent(Reason::EndpointUnreachable);
         }

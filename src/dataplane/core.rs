@@ -1,6 +1,6 @@
 //! The state that the connections of one worker borrow: the snapshot, buffers, the table of connections, the clock, ids.
 //!
-//! The loop that owns a worker's listeners and its mailbox is [`super::worker`]; nothing here knows of it.
+//! [`super::worker`] owns the loop over a worker's listeners and mailbox; this file does not depend on it.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::hash::{BuildHasher, RandomState};
@@ -34,23 +34,24 @@ use crate::telemetry::local::{Local, RelayPath};
 use crate::wire::client_hello;
 use crate::world::Reader;
 
-/// Bytes that one read may bring.
+/// The largest number of bytes that one read returns.
 const SCRATCH: usize = 64 * 1024;
-/// Pipes of one worker; beyond, bulk is copied. 64 large ones are all that an unprivileged user gets.
+/// The number of pipes of one worker; when all are in use, bulk data is copied. Under Linux, an unprivileged user gets at
+/// most 64 pipes of the large size.
 const PIPES: usize = 16;
-/// Connections that a task of the worker looks at before other tasks have a turn: some hundred microseconds.
+/// The number of connections that a task of the worker handles before it yields: a few hundred microseconds of work.
 pub(crate) const AT_ONCE: usize = 256;
-/// The source among whose pending hellos the connections are listed that have not announced theirs. No source has this one:
-/// addresses of IPv4 are never in the form of IPv6.
+/// The key under which [`Core::pending`] lists connections that have not announced their source. No source has this
+/// address, because the addresses of IPv4 sources are never in their IPv6-mapped form.
 pub(crate) const NO_SOURCE: IpAddr = IpAddr::V6(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped());
-/// A proxy sends its header as soon as it has connected: so long it may be on its way.
+/// The time that a PROXY header may take to arrive after the accept; a proxy sends it as soon as it has connected.
 const ANNOUNCED_WITHIN: Duration = Duration::from_millis(20);
-/// Connections of a holder that are compared when one of them is taken back.
+/// The number of a holder's connections that are compared to choose which one to end.
 const TAKEN_BACK_AMONG: usize = 16;
 
 /// Buffers that all connections of a worker use in turn.
 pub(crate) struct Scratch {
-    /// The bytes of the present read.
+    /// The bytes of the current read.
     pub(crate) bytes: Box<[u8]>,
     /// The parts of the ClientHello that is being read.
     pub(crate) hello: client_hello::Scratch,
@@ -58,7 +59,7 @@ pub(crate) struct Scratch {
 
 /// The state that the connections of one worker share.
 pub(crate) struct Core {
-    /// The worker's place among all workers.
+    /// The index of the worker among all workers.
     pub(crate) index: usize,
     /// The state of all workers.
     pub(crate) shared: Arc<Shared>,
@@ -67,50 +68,52 @@ pub(crate) struct Core {
     pub(crate) local: Local,
     /// The buffers of the connection whose task runs.
     pub(crate) scratch: RefCell<Scratch>,
-    /// Pipes for bulk.
+    /// The pipes for bulk data.
     pub(crate) pipes: RefCell<Pipes>,
-    /// Asks the kernel for the state of a socket; `None` if the kernel does not answer.
+    /// The socket through which the kernel reports the state of TCP sockets; `None` if the kernel does not report it.
     pub(crate) diag: Option<Diag>,
     /// The live connections and CONNECT streams.
     pub(crate) table: RefCell<Slab<Rc<Entry>>>,
-    /// Connections whose hello or TLS handshake is not complete yet.
+    /// The connections whose hello or TLS handshake is not complete yet.
     pub(crate) pending: RefCell<Ranking<Rc<Entry>>>,
-    /// The ticks of the worker.
+    /// The worker's clock, which counts ticks.
     pub(crate) clock: Clock,
     /// The handles to the run-time state of endpoints.
     pub(crate) balancers: Balancers,
     /// The tasks of the worker.
     pub(crate) scope: LocalScope,
-    /// Decides which TLS handshake goes on.
+    /// Decides which TLS handshake proceeds.
     pub(crate) pacer: HandshakePacer,
-    /// Sources without a connection whose allowance of new ones this worker forgets when it is full again.
+    /// Holders that have no connection, but whose allowance of new connections is not full yet. A holder is removed once its
+    /// allowance is full.
     remembered: RefCell<Vec<Holder>>,
-    /// The handles to the numbers of connections to services.
+    /// The handles to the connection counts of services.
     services: services::Handles,
-    /// Bytes that all CONNECT streams of the worker hold.
+    /// The bytes that all CONNECT streams of the worker hold.
     pub(crate) held: Rc<HeldBytes>,
-    /// Kernel memory of connections whose peers do not read, in bytes.
+    /// The kernel memory, in bytes, that is held by connections whose peers do not read.
     pub(crate) kernel_memory: Cell<u64>,
-    /// True if a connection held more than its limit since the last tick.
+    /// True if an HBONE connection held more bytes than its limit since the last tick.
     pub(crate) over_limit: Cell<bool>,
-    /// HBONE connections that are not read until less is held.
+    /// The tasks of HBONE connections that do not read until the worker holds fewer bytes.
     paused: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
-    /// Connections and streams that were given an id.
+    /// The number of ids assigned to connections and streams.
     numbered: Cell<u64>,
     random: Cell<u64>,
 }
 
-/// A connection's place in the table, and the place that admission counts for it. Dropped, it gives both back, also if the
-/// task is dropped half-way or panics.
+/// A connection's entry in the table and its slot in the admission counts. When it is dropped, it releases both, even if
+/// the task is dropped half-way or panics.
 pub(crate) struct Registration {
     /// The worker whose table the connection is in.
     pub(crate) core: Rc<Core>,
-    /// The connection.
+    /// The entry of the connection.
     pub(crate) entry: Rc<Entry>,
 }
 
-/// Returns the listener as the config of the snapshot has it, or `listener` itself where the config has none: then it drains.
+/// Returns the listener as configured in the snapshot. If the listener is not configured any more, it drains, and `listener`
+/// itself is returned.
 pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a Listener {
     let listeners = &snapshot.policy.listeners;
     let same_bind = || listeners.iter().find(|other| other.bind == listener.bind);
@@ -118,8 +121,9 @@ pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a 
     named.or_else(same_bind).map_or(listener, |found| &**found)
 }
 
-/// Returns an error unless the listener's `from` holds the source, and its `proxyProtocol.from` the proxy that announced it.
-/// A connection that was accepted in the other mode of `proxyProtocol` is judged by its source alone.
+/// Returns an error if the listener's `from` does not contain the source, or its `proxyProtocol.from` does not contain the
+/// proxy that announced the source. A connection that was accepted while `proxyProtocol` had another mode is checked by its
+/// source alone.
 pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
     if let Some(proxied) = entry.proxied() {
         admit_proxy(listener, proxied.proxy.ip())?;
@@ -128,8 +132,8 @@ pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Rea
 }
 
 impl Registration {
-    /// Takes the connection out of this worker's table without giving its admitted place back, as another worker goes on
-    /// with it.
+    /// Removes the connection from this worker's table but keeps its admission slot, because another worker continues with
+    /// the connection.
     pub(crate) fn hand_over(self) {
         self.entry.place_given.set(true);
     }
@@ -145,7 +149,7 @@ impl Drop for Registration {
 }
 
 impl Core {
-    /// Makes the state of the worker with this index; no connection is in its table.
+    /// Creates the state of the worker with this index, with an empty table.
     pub(crate) fn new(index: usize, shared: Arc<Shared>, reader: Reader) -> Rc<Self> {
         Rc::new(Self {
             index,
@@ -176,7 +180,7 @@ impl Core {
         })
     }
 
-    /// Lends the newest snapshot, or the one that a caller up the stack borrows already.
+    /// Borrows the newest snapshot. If a caller up the stack already borrows one, returns that one.
     pub(crate) fn snapshot(&self) -> Ref<'_, Snapshot> {
         if let Ok(mut reader) = self.reader.try_borrow_mut() {
             reader.current();
@@ -190,7 +194,8 @@ impl Core {
         self.reader.borrow().held().clone()
     }
 
-    /// Returns true if this is a gateway of the own network, which would pass the connection on to one of its endpoints again.
+    /// Returns true if the address is that of a gateway of this gateway's own network. Such a gateway would pass the
+    /// connection on to an endpoint of the same network.
     pub(crate) fn is_own_gateway(&self, address: SocketAddr) -> bool {
         self.snapshot().networks.is_own_gateway(address)
     }
@@ -218,16 +223,17 @@ impl Core {
         self.clock.touch(entry);
     }
 
-    /// Takes an admitted place for a connection or stream. It is to be [registered](Self::register) next, which gives the
-    /// place back at its end.
+    /// Takes an admission slot for a connection or stream. The caller must [register](Self::register) it next; the
+    /// [`Registration`] releases the slot.
     pub(crate) fn admit(&self, entry: &Entry) -> Result<(), Reason> {
         let verdict = self.shared.admission.admit(&entry.holder());
         self.obey(entry, verdict)
     }
 
-    /// Gives a connection that has not announced its source the place of the one of this worker that has waited longest with
-    /// that, which ends. So clients behind a proxy are not kept out by connections that announce nothing. Where this worker
-    /// has none, another one makes room for the next.
+    /// Makes room for a connection that has not announced its source: ends the connection of this worker that has waited
+    /// longest for its PROXY header, and gives its admission slot to the new connection. So connections that announce
+    /// nothing do not keep out clients behind a proxy. If this worker has no such connection, returns an error and asks the
+    /// other workers to end one, so that a later connection finds a free slot.
     pub(crate) fn succeed_unannounced(&self) -> Result<(), Reason> {
         let Some(oldest) = self.oldest_unannounced() else {
             self.take_back(Holder::Unannounced, 0);
@@ -238,8 +244,8 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the connection from the list of pending hellos that has waited longest without announcing its source, unless its
-    /// header may just be on its way.
+    /// Removes a connection from the list of pending connections and returns it: the one that has waited longest for its PROXY
+    /// header. Returns `None` if the header of that connection may still be in transit.
     fn oldest_unannounced(&self) -> Option<Rc<Entry>> {
         let mut pending = self.pending.borrow_mut();
         let waits =
@@ -271,7 +277,7 @@ impl Core {
         }
     }
 
-    /// Returns the detail of a connection that a limit refuses.
+    /// Returns the text that explains to the operator which limit refused a connection.
     pub(crate) fn refused_by(&self, limit: Limit, source: IpAddr) -> Option<Box<str>> {
         let limits = self.shared.admission.source_limits();
         let source = limits.prefix.text(source);
@@ -297,7 +303,7 @@ impl Core {
         Some(text.into())
     }
 
-    /// Notes the result of admission, and takes a place among the connections to the service where that is limited.
+    /// Records the result of admission. If connections to the service are limited, takes a slot of the service.
     pub(crate) fn admitted(
         &self,
         entry: &Entry,
@@ -321,7 +327,7 @@ impl Core {
         Ok(admission)
     }
 
-    /// Takes a place among the connections of the caller's peer, if it is of one.
+    /// Takes one of the connection slots of the caller's peer, if the caller belongs to a peer.
     fn seat_of_peer(&self, facts: &mut ConnectionFacts) -> Result<(), Reason> {
         let Some(name) = facts.matched.peer.clone() else { return Ok(()) };
         let snapshot = self.snapshot();
@@ -336,7 +342,11 @@ impl Core {
                 facts.detail = Some(match limit {
                     PeerLimit::Connections => {
                         let most = limits.connections;
-                        format!("the callers of the peer {name} have all of its {most} connections (peers[].limits.connections)").into()
+                        format!(
+                            "the callers of the peer {name} already have {most} connections, their limit \
+                                 (peers[].limits.connections)"
+                        )
+                        .into()
                     }
                     PeerLimit::Rate => {
                         let most = limits.new_per_second;
@@ -348,7 +358,8 @@ impl Core {
         }
     }
 
-    /// Counts a connection that is open already among those to its service, as a limit may have come since.
+    /// Counts an open connection for its service, unless it is counted already. Called after a new config, which may have added
+    /// a limit for each service.
     pub(crate) fn count_for_service(&self, entry: &Entry) {
         let services = &self.shared.services;
         let mut facts = entry.facts.borrow_mut();
@@ -362,20 +373,20 @@ impl Core {
         }
     }
 
-    /// Gives a place back.
+    /// Releases an admission slot.
     fn release(&self, holder: &Holder) {
         if self.shared.admission.release(holder) == Released::Remembered {
             self.remembered.borrow_mut().push(holder.clone());
         }
     }
 
-    /// Forgets sources without connections whose allowance of new ones is full again, and services without connections.
+    /// Forgets sources without connections whose allowance of new connections is full, and services without connections.
     pub(crate) fn forget_unused(&self) {
         self.remembered.borrow_mut().retain(|holder| !self.shared.admission.forget(holder));
         self.services.sweep(&self.shared.services);
     }
 
-    /// Returns the entries of the table, to be looked at some at a time.
+    /// Returns the entries of the table, so that a task can handle them in batches.
     pub(crate) fn entries(&self) -> Vec<Rc<Entry>> {
         self.table.borrow().iter().map(|(_, entry)| entry.clone()).collect()
     }
@@ -391,7 +402,7 @@ impl Core {
         self.table.borrow().get(entry.key()).is_some_and(|known| Rc::ptr_eq(known, entry))
     }
 
-    /// Counts the end of a connection, and has it logged and traced where that is wanted; called once.
+    /// Counts the end of a connection, and writes its access log record and span if they are wanted. Must be called once.
     pub(crate) fn finish(&self, entry: &Entry, reason: Reason) {
         self.count_end(entry, reason);
         let facts = entry.facts.borrow();
@@ -406,7 +417,7 @@ impl Core {
         }
     }
 
-    /// Counts the end of a connection that was gone before it sent a byte; it is not logged.
+    /// Counts the end of a connection whose client left before it sent a byte; the end is not logged.
     pub(crate) fn finish_probe(&self, entry: &Entry) {
         self.count_end(entry, Reason::ClientGone);
     }
@@ -423,13 +434,13 @@ impl Core {
         }
     }
 
-    /// Counts the end of a connection that another part of the program goes on with; it is not logged here.
+    /// Counts the end of a connection that another part of the program continues with; the end is not logged here.
     pub(crate) fn finish_handed_over(&self, entry: &Entry) {
         self.local.ended_silently(&entry.listener);
     }
 
-    /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading, or
-    /// an operator closed it; its streams have lines of their own.
+    /// Counts the end of an HBONE connection. The end is logged only if the client broke the protocol or stopped reading,
+    /// or an operator closed the connection; each stream has a log line of its own.
     pub(crate) fn finish_hbone(&self, entry: &Entry, reason: Reason) {
         self.local.hbone_ended(&entry.listener, reason);
         if matches!(reason, Reason::BadRequest | Reason::Stalled | Reason::Killed) {
@@ -439,7 +450,7 @@ impl Core {
         }
     }
 
-    /// Adds the bytes that a connection has passed on since the last call to the counters.
+    /// Adds to the metrics the bytes that a connection has relayed since the last call.
     pub(crate) fn report_bytes(&self, entry: &Entry) {
         let (up, down, spliced) = entry.take_unreported();
         if up + down == 0 {
@@ -458,14 +469,14 @@ impl Core {
         self.local.relayed(RelayPath::Copy, up + down - spliced);
     }
 
-    /// Takes a connection out of the table.
+    /// Removes a connection from the table.
     fn remove(&self, entry: &Entry) {
         self.clock.forget(entry);
         self.set_kernel_memory(entry, 0);
         self.table.borrow_mut().try_remove(entry.key());
     }
 
-    /// Notes how much kernel memory, in bytes, a connection holds whose peer does not read.
+    /// Records how many bytes of kernel memory a connection holds because a peer does not read.
     pub(crate) fn set_kernel_memory(&self, entry: &Entry, bytes: u32) {
         let before = entry.standstill.memory.replace(bytes);
         debug_assert!(self.kernel_memory.get() >= u64::from(before), "kernel memory is counted once");
@@ -473,27 +484,27 @@ impl Core {
         self.kernel_memory.set(all);
     }
 
-    /// Wakes the task of `waker` with the next tick, as its connection is not read until less is held.
+    /// Registers a task that has paused reading. At the next tick the task is woken, and checks whether it may read again.
     pub(crate) fn pause_reads(&self, waker: &Waker) {
         self.paused.borrow_mut().push(waker.clone());
     }
 
-    /// Wakes the connections that were not read; each looks itself whether it may be read.
+    /// Wakes the connections that paused reading; each checks itself whether it may read again.
     pub(crate) fn wake_paused(&self) {
         self.paused.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Returns the name of the network of a connection's client; empty where it is in none.
+    /// Returns the name of the network that the client's address belongs to; empty if none does.
     pub(crate) fn source_network(&self, entry: &Entry) -> Arc<str> {
         let snapshot = self.snapshot();
         let network = snapshot.networks().network_of_address(entry.source().ip());
         network.map(|network| network.shared()).unwrap_or_default()
     }
 
-    /// Ends the connection of a holder that has been idle longest among the first few found, or of those that have not
-    /// announced a source the one that has waited longest; where this worker has none,
-    /// the next one is asked, `asked` workers having been asked before. A full mailbox drops the order: the places above
-    /// the limit then stay fewer by one.
+    /// Ends one connection of a holder. For a source or an identity, it is the one that has been idle longest among the
+    /// first few found; for [`Holder::Unannounced`], the one that has waited longest. If this worker has none, asks the
+    /// next worker; `asked` is the number of workers asked before. If the next worker's mailbox is full, the request is
+    /// dropped, and the number of connections above the limit stays one higher.
     pub(crate) fn take_back(&self, holder: Holder, asked: usize) {
         let workers = &self.shared.workers;
         let victim = match holder {
@@ -508,7 +519,9 @@ impl Core {
         }
     }
 
-    /// A holder that has most has a large part of all, so that a few are found soon wherever the search begins.
+    /// Returns a connection of a holder. Finds the first few connections of the holder from a random position in the table, and
+    /// returns the one of them that has been idle longest. The largest holder owns a large share of the table, so the search is
+    /// short wherever it begins.
     fn idle_longest_of(&self, holder: &Holder) -> Option<Rc<Entry>> {
         let table = self.table.borrow();
         let places = table.capacity().max(1);
@@ -519,18 +532,18 @@ impl Core {
         found.min_by_key(|entry| entry.moved.get()).cloned()
     }
 
-    /// Returns true if HBONE connections shall end with the streams that they have.
+    /// Returns true if HBONE connections must end when their open streams have ended.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.get()
     }
 
-    /// Orders every HBONE connection, also future ones, to end with the streams that it has.
+    /// Orders all HBONE connections, including future ones, to end when their open streams have ended.
     pub(crate) fn start_draining(&self) {
         self.draining.set(true);
         self.retire_where(|_| true);
     }
 
-    /// Orders HBONE connections to accept no new streams, and to end with the last.
+    /// Orders the chosen HBONE connections to accept no new streams and to end with the last open stream.
     pub(crate) fn retire_where(&self, which: impl Fn(&Entry) -> bool) {
         for (_, entry) in self.table.borrow().iter() {
             if which(entry) {
@@ -539,7 +552,7 @@ impl Core {
         }
     }
 
-    /// Orders connections to end.
+    /// Orders the chosen connections to end.
     pub(crate) fn cut_where(&self, which: impl Fn(&Entry) -> bool, reason: Reason) {
         for (_, entry) in self.table.borrow().iter() {
             if which(entry) {
@@ -548,7 +561,7 @@ impl Core {
         }
     }
 
-    /// Returns how many incomplete hellos this worker may hold.
+    /// Returns the largest number of incomplete hellos that this worker may hold.
     pub(crate) fn pending_cap(&self) -> usize {
         self.shared.pending_cap.load(Ordering::Relaxed)
     }

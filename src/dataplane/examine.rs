@@ -1,4 +1,5 @@
-//! Examines the sockets of connections that stand still, and bounds the kernel memory of connections whose peers do not read.
+//! Examines the sockets of connections that have stopped moving bytes, and bounds the kernel memory of connections whose
+//! peers do not read.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,42 +13,44 @@ use crate::model::reason::Reason;
 use crate::net::budget::stalled_memory;
 use crate::net::socket::bound_received;
 
-/// The two peers of a connection, and whether bytes wait for them.
+/// The sockets of a connection's two peers, and whether bytes wait for them.
 pub(super) struct Sides<'a> {
-    /// `None` where the client's side is a stream of many.
+    /// The connection to the client; `None` if the client's side is one stream of an HBONE connection.
     pub(super) client: Option<&'a TcpStream>,
     /// The connection to the endpoint.
     pub(super) endpoint: &'a TcpStream,
-    /// True if bytes wait in this process, for the endpoint and for the client.
+    /// True if bytes wait in this process: first for the endpoint, then for the client.
     pub(super) waiting: [bool; 2],
 }
 
-/// The findings of an examination.
+/// The results of examining a connection.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Why the connection ends, if it does.
+    /// The reason to end the connection with, if it must end.
     pub(super) end: Option<Reason>,
-    /// True if bytes came that are not read, from the client and from the endpoint.
+    /// True if the kernel holds received bytes that are not read yet. The first value is for the client's socket, the second
+    /// for the endpoint's.
     pub(super) unread: [bool; 2],
 }
 
-/// Bounds the receive buffers of a new connection if connections that stand still hold much kernel memory.
+/// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory.
 pub(super) fn begin(core: &Core, sockets: &[&TcpStream]) {
     if core.kernel_memory.get() > memory_max(core) / 2 {
         for socket in sockets {
-            // If the kernel refuses, `relieve` still bounds the memory.
+            // If the kernel refuses, [`relieve`] bounds the memory later.
             let _ = bound_received(socket);
         }
     }
 }
 
-/// Returns the bytes of kernel memory that connections of this worker may hold whose peers do not read.
+/// Returns the limit of kernel memory, in bytes, for the connections of this worker whose peers do not read.
 fn memory_max(core: &Core) -> u64 {
     stalled_memory() / core.shared.workers.len().max(1) as u64
 }
 
-/// Ends connections that stand still if together they hold too much kernel memory; the connection that holds most ends first.
-/// Called with each tick. `stalled` is how long a connection may stand still meanwhile.
+/// Ends stalled connections while the kernel holds too much memory for peers that do not read. The connection that holds most
+/// is ended first. Called once per tick. A connection is stalled if it has moved no bytes for `stalled`. If the memory is above
+/// twice the limit, about a second without moved bytes is enough.
 pub(super) fn relieve(core: &Core, stalled: Duration) {
     let most = memory_max(core);
     let mut held = core.kernel_memory.get();
@@ -67,12 +70,16 @@ pub(super) fn relieve(core: &Core, stalled: Duration) {
             return;
         }
         held = held.saturating_sub(memory(entry).into());
-        entry.facts.borrow_mut().detail = Some("peers that read nothing hold too much kernel memory".into());
+        entry.facts.borrow_mut().detail = Some(
+            "the connection was reset because clients and endpoints that stopped reading \
+                                                hold too much kernel memory"
+                .into(),
+        );
         entry.cut(Reason::Stalled);
     }
 }
 
-/// Examines both peers, as the tick has ordered.
+/// Examines both peers of a connection if the worker's tick has requested the examination.
 pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Found {
     let now = core.clock.now();
     let timeouts = core.snapshot().policy.timeouts;
@@ -100,8 +107,8 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
 
 fn detail(reason: Reason) -> &'static str {
     match reason {
-        Reason::Stalled => "a peer has read nothing for timeouts.stalled",
-        Reason::EndpointReset => "the endpoint has left bytes or window probes unacknowledged",
-        _ => "the client has left bytes or window probes unacknowledged",
+        Reason::Stalled => "the client or the endpoint has read nothing for the time in timeouts.stalled",
+        Reason::EndpointReset => "the endpoint has stopped acknowledging bytes and window probes",
+        _ => "the client has stopped acknowledging bytes and window probes",
     }
 }

@@ -1,4 +1,4 @@
-//! Accepting: one task per worker and address.
+//! Accepts connections, with one task per worker and address.
 
 use std::cell::RefCell;
 use std::io;
@@ -23,14 +23,14 @@ use crate::net::admission::Holder;
 use crate::net::throttle::LogThrottle;
 use crate::snapshot::policy::{Listener, ProxyProtocol, admits};
 
-/// Connections accepted before other tasks have a turn.
+/// The number of connections accepted before other tasks get their turn.
 const ACCEPTS_AT_ONCE: usize = 64;
-/// The pause after the kernel had no descriptor or memory for a connection.
+/// The pause after the kernel refused a connection for lack of descriptors or memory.
 const REST: Duration = Duration::from_millis(50);
-/// Limits the log lines of all workers.
+/// Limits the rate of log lines about failed accepts, for all workers together.
 static CANNOT_ACCEPT: LogThrottle = LogThrottle::new(Duration::from_secs(1));
 
-/// A listening socket that is being accepted from.
+/// A listening socket and the task that accepts from it.
 pub(crate) struct OpenListener {
     stop: Rc<Notify>,
     socket: Rc<TcpListener>,
@@ -42,7 +42,8 @@ impl OpenListener {
     pub(crate) fn start(core: &Rc<Core>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
         let socket = Rc::new(TcpListener::from_std(socket.into())?);
         let stop = Rc::new(Notify::new());
-        // A socket that is bound to one address takes connections to no other.
+        // The local address is known only if the socket is bound to one address, because then it accepts connections to no
+        // other.
         let local =
             socket.local_addr().ok().map(canonical_socket).filter(|local| !local.ip().is_unspecified());
         let incoming = Rc::new(Incoming { core: core.clone(), bind, local, listener: RefCell::new(None) });
@@ -63,19 +64,19 @@ impl OpenListener {
     }
 }
 
-/// The destination of accepted connections.
+/// The data for serving accepted connections.
 struct Incoming {
     core: Rc<Core>,
     bind: Bind,
-    /// The address of its connections; `None` where that is to be asked for each.
+    /// The local address of the accepted connections; `None` if it may differ between them.
     local: Option<SocketAddr>,
-    /// The policy's listener of this address, with the policy's generation.
+    /// The policy's listener for this address, with the generation of the policy.
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
 }
 
 async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify>) {
     loop {
-        // Stop wins: `OpenListener::stop` has accepted the queued connections.
+        // The stop has priority: `OpenListener::stop` has already accepted the queued connections.
         let accepted = tokio::select! {
             biased;
             () = stop.notified() => return,
@@ -95,14 +96,14 @@ async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify
 }
 
 impl Incoming {
-    /// Takes a connection; returns false after a fault, when there may be no more for a while.
+    /// Handles the result of an accept. Returns false after an error, because there may be no more connections for a while.
     async fn handle(&self, accepted: io::Result<(TcpStream, SocketAddr)>) -> bool {
         match accepted {
             Ok((client, source)) => self.take(client, source),
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 if let Some(times) = CANNOT_ACCEPT.occurred() {
-                    tracing::warn!(bind = %self.bind, %error, times, "cannot accept");
+                    tracing::warn!(bind = %self.bind, %error, times, "cannot accept a connection");
                 }
                 tokio::time::sleep(REST).await;
                 return false;
@@ -115,7 +116,7 @@ impl Incoming {
         let core = &self.core;
         let source = canonical_socket(source);
         let Some(listener) = self.listener() else {
-            // The listener is about to be closed; the client sees what it would see a moment later.
+            // The listener is about to be closed. The client sees the same as if it had connected a moment later.
             return;
         };
         let holder = match &listener.proxy_protocol {
@@ -134,7 +135,8 @@ impl Incoming {
         }
         if let Err(limit) = admitted {
             let detail = entry.facts.borrow_mut().detail.take();
-            // The first check that fails is the reason, and the listener's own come before the limits.
+            // The checks of the listener come before the limits. If the listener refuses the connection too, its reason is
+            // reported.
             let reason = admit_accepted(&listener, &entry).err().unwrap_or_else(|| {
                 entry.facts.borrow_mut().detail = detail;
                 limit

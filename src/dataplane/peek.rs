@@ -32,26 +32,26 @@ pub(crate) enum Peeked {
     Admitted(Admission, Replay),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
-    /// The connection is for the part of the program that serves peers; these are the bytes read so far.
+    /// The connection is a peer's link or enrolment, which another part of the program serves. Contains the bytes read so far.
     Link(Purpose, Box<[u8]>),
     Refused(Reason),
     /// This gateway made the connection itself.
     Own,
-    /// The client has gone before its first byte.
+    /// The client closed the connection before its first byte.
     Probe,
-    /// The client has gone before its hello was complete.
+    /// The client closed the connection before its hello was complete.
     Gone,
 }
 
-/// The bytes that were read to decide, kept until the endpoint has answered, so that another endpoint can
-/// be sent them if it does not.
+/// The bytes that were read before the admission. They are kept until the endpoint has answered. If it does not answer, they
+/// can be sent to another endpoint.
 pub(crate) struct Replay {
-    /// The bytes.
+    /// The bytes that were read from the client.
     pub(crate) bytes: Box<[u8]>,
-    /// The number of them that the present endpoint was sent.
+    /// The number of bytes that were sent to the current endpoint.
     pub(crate) sent: usize,
-    /// True while no endpoint was sent anything else, and they are no more than the hello: then sending them again to
-    /// another endpoint repeats nothing.
+    /// True while the bytes contain only the hello, and endpoints were sent nothing but these bytes. Then sending the bytes to
+    /// another endpoint repeats no application data.
     pub(crate) repeatable: bool,
 }
 
@@ -70,24 +70,24 @@ pub(crate) async fn peek(
         awaits_header: listener.proxy_protocol != ProxyProtocol::Forbid,
         received: Vec::new(),
     };
-    // Tried at once, without asking the poller: mostly the hello is there when the connection is.
+    // The hello is read at once, without asking the poller, because it has usually arrived with the connection.
     if let Some(peeked) = peek.read(client) {
         return peeked;
     }
     match Waiting::begin(core, entry) {
-        // On the heap, so that a connection has no room for it while it is relayed.
+        // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
         Ok(_waiting) => Box::pin(peek.wait(client)).await,
         Err(reason) => Peeked::Refused(reason),
     }
 }
 
-/// Keeps a connection in the list of pending hellos until it is dropped.
+/// Keeps a connection in the list of pending hellos until this value is dropped.
 pub(crate) struct Waiting<'a>(&'a Core, &'a Rc<Entry>);
 
 impl<'a> Waiting<'a> {
-    /// Adds a connection to the list. If the list is full, the connection that has waited longest of the source that has
-    /// most is ended. If its source has too many hellos, the one of them that has waited longest at this worker is ended, or
-    /// this one where there is no other.
+    /// Adds a connection to the list. If its source has too many pending hellos, ends the connection of that source that has
+    /// waited longest at this worker; if there is none, returns an error. If the list is full, ends a connection of the source
+    /// with the most pending connections: the one that has waited longest.
     pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Result<Self, Reason> {
         let waiting = Self(core, entry);
         list(core, entry)?;
@@ -127,7 +127,7 @@ fn list(core: &Core, entry: &Rc<Entry>) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Takes a connection from the list of pending hellos; returns true if it was there.
+/// Removes a connection from the list of pending hellos. Returns true if it was in the list.
 fn unlist(core: &Core, entry: &Entry) -> bool {
     if entry.hello_counted.take() {
         core.shared.admission.end_hello(&entry.holder());
@@ -139,7 +139,7 @@ fn unlist(core: &Core, entry: &Entry) -> bool {
     was_pending
 }
 
-/// Returns the source among whose pending hellos a connection is listed.
+/// Returns the source under which a connection is listed among the pending hellos.
 fn pending_source(entry: &Entry) -> IpAddr {
     match *entry.holder() {
         Holder::Source(source) => source,
@@ -152,9 +152,9 @@ struct Peek<'a> {
     entry: &'a Rc<Entry>,
     listener: &'a Arc<Listener>,
     scanner: Scanner,
-    /// True until the PROXY header is read that the listener requires.
+    /// True until the PROXY header that the listener requires is read.
     awaits_header: bool,
-    /// The bytes of a header or hello that did not come at once.
+    /// The bytes of a header or hello that has arrived only in part.
     received: Vec<u8>,
 }
 
@@ -162,7 +162,7 @@ impl Peek<'_> {
     async fn wait(&mut self, client: &TcpStream) -> Peeked {
         let deadline = tokio::time::Instant::from_std(self.entry.accepted + self.listener.hello.timeout);
         loop {
-            // An order to end and the deadline win over bytes, so that a dripping client cannot outrun them.
+            // An order to end and the deadline take priority over bytes: a client that sends slowly cannot delay them.
             tokio::select! {
                 biased;
                 reason = self.entry.cut_ordered() => return Peeked::Refused(reason),
@@ -177,7 +177,7 @@ impl Peek<'_> {
         }
     }
 
-    /// Reads the bytes that have come; `None` while the hello is not complete.
+    /// Reads the bytes that have arrived. Returns `None` while the hello is not complete.
     fn read(&mut self, client: &TcpStream) -> Option<Peeked> {
         let mut scratch = self.core.scratch.borrow_mut();
         let scratch = &mut *scratch;
@@ -191,8 +191,8 @@ impl Peek<'_> {
             Err(error) => error == Errno::AGAIN,
         };
         if emptied {
-            // Forgets that the socket was readable, without a system call that only says so: the poller is
-            // edge-triggered and reports what comes next.
+            // Clears tokio's readiness without a system call that would only return `EAGAIN`: the poller is edge-triggered
+            // and reports later bytes.
             let _ = client.try_io(Interest::READABLE, || Err::<(), _>(std::io::ErrorKind::WouldBlock.into()));
         }
         match read {
@@ -223,7 +223,8 @@ impl Peek<'_> {
         None
     }
 
-    /// Judges the bytes received so far; returns those to be judged again with the next ones, if there is no result yet.
+    /// Evaluates the bytes received so far. If there is no result yet, returns the bytes to evaluate again together with
+    /// later ones.
     fn judge<'b>(
         &mut self,
         bytes: &'b [u8],
@@ -250,7 +251,8 @@ impl Peek<'_> {
         conclude(self.core, self.entry, self.listener, &verdict, bytes).map_or(Continue(bytes), Break)
     }
 
-    /// Applies the limits to the announced source, as other listeners do to the source of an accepted connection.
+    /// Applies the limits to the announced source, as a listener without PROXY headers does to the source of an accepted
+    /// connection.
     fn announced(&self, header: Header) -> Result<(), Reason> {
         let Self { core, entry, listener, .. } = self;
         if entry.is_announced.get() {
@@ -261,7 +263,8 @@ impl Peek<'_> {
         if entry.proxied().is_some() {
             admit_caller(newest(&core.snapshot(), listener), entry)?;
         }
-        // A proxy that speaks for itself is judged with its hello: mostly none comes, as it only checks the gateway's health.
+        // A proxy that speaks for itself (LOCAL) is checked when its hello arrives. Usually no hello arrives, because the proxy
+        // only checks the gateway's health.
         core.announced(entry)?;
         if was_listed { list(core, entry) } else { Ok(()) }
     }
@@ -283,16 +286,16 @@ impl Peek<'_> {
 
     fn too_late(&self) -> Peeked {
         if self.awaits_header {
-            let text = "the PROXY header that the listener requires was not complete";
+            let text = "the PROXY header that the listener requires was still incomplete";
             self.entry.facts.borrow_mut().detail = Some(text.into());
         }
         Peeked::Refused(Reason::HelloTimeout)
     }
 }
 
-/// Looks for a whole PROXY header among the bytes that have come, without reading them, and has the connection's place counted
-/// for the source that it announces. For a gateway that is full: a client behind a proxy that has its share then needs no
-/// place to announce it.
+/// Looks for a complete PROXY header among the bytes that have arrived, without consuming them. If there is one, the
+/// connection is counted for the source address in the header instead of the proxy. This is called when too many connections
+/// wait for their PROXY header already: a client whose header has arrived is then subject to the limits of its own address.
 pub(crate) fn announced_at_once(core: &Core, entry: &Entry, client: &TcpStream) -> bool {
     let mut scratch = core.scratch.borrow_mut();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -317,7 +320,7 @@ fn note_announced(entry: &Entry, header: Header) {
 
 /// Returns true if this gateway made the connection itself.
 fn is_own(core: &Core, entry: &Entry) -> bool {
-    // A header announces another address than the one that is dialled from.
+    // The connection is recognised by the address of its socket, because a PROXY header announces another address.
     let is_own = core.shared.own.is_own_dial(entry.peer());
     if is_own {
         entry.facts.borrow_mut().detail = Some("this gateway connected to itself".into());
@@ -325,7 +328,7 @@ fn is_own(core: &Core, entry: &Entry) -> bool {
     is_own
 }
 
-/// Decides on the hello; `None` while it is not complete.
+/// Decides on the hello. Returns `None` while it is not complete.
 fn conclude(
     core: &Core,
     entry: &Entry,
@@ -352,7 +355,7 @@ fn conclude(
     if is_own(core, entry) {
         return Some(Peeked::Own);
     }
-    // A reload may have narrowed it since the connection was accepted.
+    // A reload may have narrowed the listener's `from` since the connection was accepted.
     let snapshot = core.snapshot();
     let listener = newest(&snapshot, listener);
     if let Err(reason) = admit_caller(listener, entry) {
@@ -369,7 +372,7 @@ fn conclude(
             return Some(Peeked::Hbone(bytes.into()));
         }
         note_names(entry, hello);
-        let text = "the listener takes HBONE alone, and the hello does not offer the protocol h2";
+        let text = "the listener accepts only HBONE, but the hello does not offer the ALPN protocol h2";
         entry.facts.borrow_mut().detail = Some(text.into());
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
@@ -382,32 +385,35 @@ fn conclude(
     })
 }
 
-/// Returns the detail for a route none of whose endpoints' names has an address; its first word is the code of `status`.
+/// Returns the detail for a route with endpoints whose host names have no address. Its first word is the code of the
+/// problem in `status`.
 fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
     let key = refusal.matched.rule.as_ref().filter(|_| refusal.reason == Reason::NoEndpoints)?;
     let route = snapshot.routes().named(key).filter(|_| refusal.matched.service.is_none())?;
     let own = route.candidates.is_some();
-    own.then(|| "name_unresolved: no host name of the route has an address".into())
+    own.then(|| "name_unresolved: none of the host names of the route resolves to an address".into())
 }
 
-/// Notes what the client asked for, as received.
+/// Records the requested names as received.
 fn note_names(entry: &Entry, hello: &Hello<'_>) {
     entry.facts.borrow_mut().seen = Some(SeenHello::new(hello));
 }
 
-/// Returns the detail of a refused hello, if its reason does not say all.
+/// Returns the detail of a refused hello, if the reason alone is not specific enough.
 fn fault_detail(fault: &HelloFault, listener: &Listener, bytes: &[u8]) -> Option<Box<str>> {
     let forbidden = listener.proxy_protocol == ProxyProtocol::Forbid && begins_header(bytes);
     let key = if forbidden { ", which the listener's proxyProtocol.mode forbids" } else { "" };
     match fault {
-        HelloFault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}{key}").into()),
+        HelloFault::NotTls => {
+            looks_like(bytes).map(|like| format!("the first bytes look like {like}{key}").into())
+        }
         HelloFault::Malformed(what) => Some((*what).into()),
         HelloFault::TooLarge | HelloFault::Fragments => None,
     }
 }
 
-/// Returns what a gateway of a peer wants with a connection, by its hello: one without a server name, and with one protocol alone
-/// (SPEC §18). `None` for other connections.
+/// Returns the purpose of a connection from a peer's gateway, recognised by its hello: no server name, and a single ALPN
+/// protocol (SPEC §18). Returns `None` for other connections.
 fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> {
     if protocol == ListenerProtocol::Sni || hello.server_name.is_some() {
         return None;
@@ -421,8 +427,8 @@ fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> 
     offered.next().is_none().then_some(purpose)
 }
 
-/// Returns true if the hello is HBONE's. On a port that takes both protocols, that is a hello without a server name that
-/// offers `h2` alone (SPEC §4).
+/// Returns true if the hello is that of an HBONE connection. On a listener for both protocols, that is a hello without a
+/// server name that offers `h2` alone (SPEC §4).
 fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     match protocol {
         ListenerProtocol::Sni => false,

@@ -1,4 +1,4 @@
-//! Passes bytes between a client and an endpoint, both ways, until both have ended.
+//! Relays bytes between a client and an endpoint in both directions, until both directions have ended.
 //!
 //! Each direction is `reading → flushing → ended`:
 //!
@@ -9,12 +9,13 @@
 //!    └───────────────▶ FIN passed on ◀────────────────┘
 //! ```
 //!
-//! Small messages are copied through the worker's scratch buffer; a read of 16 KiB or more switches the direction to
-//! `splice(2)` through a pooled pipe, a few splices of less in a row switch back. A direction holds bytes only while the other
-//! side cannot take them: what is left of one read, or what is in one pipe. While it waits for bytes it holds nothing.
+//! Small messages are copied through the worker's scratch buffer. A read of 16 KiB or more switches the direction to
+//! `splice(2)` through a pooled pipe, and a few consecutive smaller splices switch it back. A direction holds bytes only
+//! while the other peer cannot take them: the rest of one read, or the content of one pipe. While it waits for bytes it
+//! holds nothing.
 //!
-//! A read that fills less than the buffer is taken to have emptied the socket ([`receive`]), which saves a system call
-//! per message; a close that came before it has been reported by then.
+//! A read that does not fill the buffer is taken to have emptied the socket ([`receive`]), which saves a system call per
+//! message; a close that came before the read was already reported by the poller.
 
 use std::future::poll_fn;
 use std::io;
@@ -41,31 +42,33 @@ use crate::net::socket::{
 use crate::telemetry::local::RelayPath;
 use crate::wire::client_hello::{answers_tls, looks_like};
 
-/// From this size of read on, bytes stay in the kernel.
+/// The size in bytes of a read after which the next bytes are spliced, so that they stay in the kernel.
 const SPLICE_FROM: usize = 16 * 1024;
-/// So many smaller splices in a row end the splicing: one alone may only be the gap between two large writes.
+/// The number of consecutive smaller splices that end the splicing. A single one may only be the gap between two large
+/// writes.
 const SMALL_SPLICES_MAX: u8 = 4;
-/// Bytes that one direction may move before other connections have a turn.
+/// The number of bytes that one direction may move before other connections get their turn.
 const TURN: usize = 1 << 20;
 
-/// The end of a relay.
+/// The outcome of relaying a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Closed(Reason),
-    /// The endpoint reset before its first byte.
+    /// The endpoint reset the connection before its first byte.
     NotTaken(Retry),
 }
 
-/// The next step after an endpoint that has not accepted the connection.
+/// The next step if the endpoint reset the connection before its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// Another endpoint: this one was sent the hello and nothing else.
+    /// Try another endpoint: this one was sent the hello and nothing else.
     Another,
-    /// The end: the endpoint was sent more, which is not kept. The client was reset.
+    /// End the connection. The endpoint was sent more than the hello, and these bytes are not kept, so no other endpoint can be
+    /// tried. The relay has ordered the reset of the client.
     GiveUp,
 }
 
-/// Relays until the end.
+/// Relays until the connection ends, and returns how it ended.
 pub(crate) async fn relay(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
@@ -94,7 +97,7 @@ struct Relay<'a> {
     entry: &'a Rc<Entry>,
     client: &'a TcpStream,
     connected: &'a Connected,
-    /// Kept until the endpoint's first byte.
+    /// The bytes read before the relay, kept until the endpoint's first byte.
     replay: &'a mut Option<Replay>,
     up: Direction,
     down: Direction,
@@ -104,20 +107,20 @@ struct Relay<'a> {
     tuned: bool,
 }
 
-/// One direction's state; empty while it waits for bytes.
+/// The state of one direction; empty while the direction waits for bytes.
 #[derive(Default)]
 struct Direction {
     /// The part of a read that could not be written yet.
     held: Option<Box<Held>>,
     pipe: Option<Pipe>,
-    /// Bytes in the pipe.
+    /// The number of bytes in the pipe.
     piped: usize,
     splicing: bool,
-    /// Splices below [`SPLICE_FROM`] since the last larger one.
+    /// The number of splices below [`SPLICE_FROM`] since the last larger one.
     small_splices: u8,
-    /// True if bytes may have come that the poller does not report.
+    /// True if the socket may hold bytes that the poller does not report.
     unreported: bool,
-    /// True once urgent data has come.
+    /// True once urgent data has arrived.
     urgent: bool,
     /// True once the source has ended.
     read_out: bool,
@@ -169,35 +172,35 @@ impl Relay<'_> {
         let up = self.pump(Way::Up, context);
         self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());
         match (up, down) {
-            // Endpoint first: where both broke at once, its reset came first or came of itself.
+            // If both sockets have failed, the endpoint's fault is reported, because the client's reset cannot have caused it.
             (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(End::Closed(Reason::Ok)),
             _ => Poll::Pending,
         }
     }
 
-    /// Sets the options of a connection that has lived for a tick; shorter connections never pay for them.
+    /// Sets the socket options of a connection that is older than a clock tick. Shorter connections skip these system calls.
     fn tune(&mut self) {
         if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
-            // A kernel without an option works without it.
+            // If the kernel lacks an option, the connection works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
-            // Urgent data may have stopped a read.
+            // A read may have stopped at urgent data, so the sockets may hold more bytes.
             (self.up.unreported, self.down.unreported) = (true, true);
         }
     }
 
-    /// Examines both peers; returns why the connection ends, if it does.
+    /// Examines both peers. Returns the reason to end the connection with, if it must end.
     fn examine(&mut self) -> Option<Reason> {
         let waiting = [self.up.holds(), self.down.holds()];
         let sides = Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting };
         let found = examine(self.core, self.entry, &sides);
-        // A read that stops before urgent data is as short as one that has emptied the socket.
+        // A read that returned few bytes may have stopped at urgent data; then the socket holds more bytes.
         [self.up.unreported, self.down.unreported] = found.unread;
         found.end
     }
 
-    /// A reset is passed on as a reset, so that a cut download never looks complete.
+    /// Passes a reset on as a reset, so that a truncated download never looks complete.
     fn broken(&self, fault: Fault) -> End {
         match fault {
             Fault::Client => {
@@ -259,7 +262,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Writes the bytes that are held; ready once there are none.
+    /// Writes the buffered bytes; ready once none are left.
     fn flush(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         if way == Way::Up {
             ready!(self.flush_replay(context))?;
@@ -327,7 +330,7 @@ impl Relay<'_> {
         sink.try_io(Interest::WRITABLE, || Ok(rustix::net::send(sink, bytes, SendFlags::NOSIGNAL)?))
     }
 
-    /// Waits for room after a write that failed, or returns the side that failed.
+    /// Waits for room after a failed write, or returns the side whose socket failed.
     fn wait_to_write(
         &self,
         way: Way,
@@ -342,7 +345,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Reads what has come and writes what the sink takes of it; returns the number of bytes read.
+    /// Reads the bytes that have arrived and writes as many as the sink takes. Returns the number of bytes read.
     fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
         let (source, fault) = self.source(way);
         let ready = source.poll_read_ready(context).is_ready();
@@ -380,8 +383,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Notes that bytes came. Bytes from the endpoint say that it has taken the connection; bytes from the client behind
-    /// the hello cannot be sent again.
+    /// Handles the arrival of bytes. Bytes from the endpoint prove that it answers on this connection. After the arrival of
+    /// bytes from either peer no other endpoint can be tried, because bytes that the client sends after the hello are not kept.
     fn heard(&mut self, way: Way) {
         if way == Way::Down && !self.taken {
             self.taken = true;
@@ -419,7 +422,8 @@ impl Relay<'_> {
         let count = source.try_io(Interest::READABLE, || {
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
             match splice(source, None, &pipe.write, None, pipe.size.min(TURN), flags) {
-                // Nothing is there, or the end is, or an urgent mark: at that one `splice` says either, for ever.
+                // The source has no bytes, or it has ended. At an urgent mark, `splice` returns one of the two results even if
+                // the source has bytes. So a read determines which case it is.
                 Ok(0) | Err(Errno::AGAIN) => receive_unasked(source, &mut scratch.bytes),
                 Ok(count) => {
                     piped = count;
@@ -461,9 +465,9 @@ impl Relay<'_> {
         Ok(count)
     }
 
-    /// Writes what the sink takes of these bytes, and holds the rest.
+    /// Writes as many of these bytes as the sink takes, and holds the rest.
     fn pass_on(&mut self, way: Way, bytes: &[u8]) {
-        // Tried at once; an error shows again when the rest is flushed.
+        // An error of this write is ignored, because it occurs again when the rest is flushed.
         let written = if bytes.is_empty() { 0 } else { self.write(way, bytes).unwrap_or(0) };
         if written < bytes.len() {
             let rest = Held { bytes: bytes[written..].into(), written: 0 };
@@ -472,21 +476,21 @@ impl Relay<'_> {
         self.count(way, RelayPath::Copy, written);
     }
 
-    /// Notes an answer to a ClientHello that is not TLS.
+    /// Records whether the endpoint's answer to a ClientHello is TLS; if it is not, adds a detail for the operator.
     fn look_at_answer(&self, bytes: &[u8]) {
         let tls = answers_tls(bytes);
         if !bytes.is_empty() {
             self.core.shared.upstreams.answered(&self.connected.in_flight, tls);
         }
         if !tls {
-            let like = looks_like(bytes).map_or(String::new(), |like| format!(", and looks like {like}"));
-            // The word is the problem code of `status`.
-            let text = format!("endpoint_not_tls: the endpoint's answer is not TLS{like}");
+            let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));
+            // The first word is the code by which `status` lists the problem.
+            let text = format!("endpoint_not_tls: the endpoint answered with bytes that are not TLS{like}");
             self.entry.facts.borrow_mut().detail = Some(text.into());
         }
     }
 
-    /// Gives an empty pipe back to the worker.
+    /// Returns an empty pipe to the worker's pool.
     fn release(&mut self, way: Way) {
         let direction = self.direction(way);
         if direction.piped == 0
@@ -502,7 +506,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Passes the end of the source on, as all of its bytes are written.
+    /// Passes the end of the source on to the sink, once all bytes are written.
     fn end(&mut self, way: Way) {
         self.direction(way).ended = true;
         self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });
@@ -512,13 +516,13 @@ impl Relay<'_> {
         }
         self.core.clock.touch(self.entry);
         if self.up.ended && self.down.ended {
-            // Both sockets are closed next, which says the same.
+            // Both sockets are closed next, which passes the end on too.
             self.entry.half_closed.set(false);
             return;
         }
         self.entry.half_closed.set(true);
         let (sink, _) = self.sink(way);
-        // Where the sink is gone already, the other direction finds out.
+        // If the sink has already gone, the other direction detects it.
         let _ = rustix::net::shutdown(sink, Shutdown::Write);
     }
 }

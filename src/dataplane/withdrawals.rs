@@ -1,8 +1,8 @@
-//! The endpoints that operators have taken out: drained or disabled until they are enabled again, or the gateway restarts.
+//! The endpoints that operators have withdrawn: drained or disabled until they are enabled again or the gateway restarts.
 //!
-//! A withdrawal names an address, not an endpoint of the snapshot: it also holds for endpoints that get this address later.
-//! The data path asks for it with each choice of endpoints, so that no connection goes to an endpoint after the order; while
-//! nothing is withdrawn, that is one atomic load.
+//! A withdrawal names an address, not an endpoint of the snapshot, so it also applies to endpoints that get this address
+//! later. The data path checks it at each choice of an endpoint, so that no connection goes to a withdrawn endpoint; while
+//! nothing is withdrawn, the check is one atomic load.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,20 +17,20 @@ use crate::balance::Availability;
 use crate::model::address::canonical_ip;
 use crate::snapshot::candidates::{EndpointKey, service_of};
 
-/// The largest number of withdrawals.
+/// The largest number of orders in force; further ones are refused.
 pub const WITHDRAWALS_MAX: usize = 1_000;
 
-/// The way in which an endpoint is taken out.
+/// The kind of a withdrawal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Withdrawal {
-    /// It takes no new connections; open ones go on.
+    /// The endpoint gets no new connections; open ones continue.
     Drained,
-    /// It takes no new connections; open ones were closed.
+    /// The endpoint gets no new connections; open ones were closed.
     Disabled,
 }
 
 impl Withdrawal {
-    /// Returns whether such an endpoint may be chosen.
+    /// Returns the availability of an endpoint with this withdrawal.
     pub fn availability(self) -> Availability {
         match self {
             Self::Drained => Availability::Draining,
@@ -38,7 +38,7 @@ impl Withdrawal {
         }
     }
 
-    /// Returns the past participle of the order.
+    /// Returns the past participle of the operator's order.
     pub fn text(self) -> &'static str {
         match self {
             Self::Drained => "drained",
@@ -47,19 +47,19 @@ impl Withdrawal {
     }
 }
 
-/// The endpoints that an order speaks of.
+/// The endpoints that an operator's order applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Which {
-    /// Their address.
+    /// The address of the endpoints.
     pub ip: IpAddr,
-    /// Their port; `None`: all ports.
+    /// The port of the endpoints; `None` means all ports.
     pub port: Option<u16>,
-    /// The host name of their service, or the key of their route, in lower case; `None`: all services and routes.
+    /// The host name of the endpoints' service, or the key of their route, in lower case; `None` means all services and routes.
     pub service: Option<Arc<str>>,
 }
 
 impl Which {
-    /// Parses `address` or `address:port`, an IPv6 address with a port in brackets.
+    /// Parses `address` or `address:port`; an IPv6 address with a port must be in brackets.
     pub fn parse(address: &str, service: Option<&str>) -> Result<Self, String> {
         let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
         let (ip, port) = match (address.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {
@@ -81,14 +81,14 @@ impl Which {
         Ok(Self { ip: canonical_ip(ip), port, service })
     }
 
-    /// Returns true if it speaks of an endpoint of this service or route at this address.
+    /// Returns true if the order applies to an endpoint of this service or route at this address.
     pub fn covers(&self, service: &str, address: SocketAddr) -> bool {
         canonical_ip(address.ip()) == self.ip
             && self.port.is_none_or(|port| port == address.port())
             && self.service.as_deref().is_none_or(|wanted| wanted == service)
     }
 
-    /// Returns true if it speaks of every endpoint that `other` speaks of.
+    /// Returns true if the order covers every endpoint that `other` covers.
     fn includes(&self, other: &Self) -> bool {
         self.ip == other.ip
             && (self.port.is_none() || self.port == other.port)
@@ -106,12 +106,12 @@ impl fmt::Display for Which {
     }
 }
 
-/// One order that stands.
+/// An operator's order that is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The endpoints.
+    /// The endpoints that the order names.
     pub which: Which,
-    /// The way in which they are taken out.
+    /// The kind of the withdrawal.
     pub withdrawal: Withdrawal,
     /// The time of the order.
     pub since: SystemTime,
@@ -120,42 +120,44 @@ pub struct Standing {
 /// The reason why an order is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WithdrawalError {
-    /// There are too many.
-    #[error("{WITHDRAWALS_MAX} endpoints are drained or disabled already; enable some of them first")]
+    /// There are too many orders in force.
+    #[error(
+        "{WITHDRAWALS_MAX} endpoints are drained or disabled, which is the limit; enable one of them first"
+    )]
     TooMany,
-    /// Nothing of it is withdrawn.
+    /// No order in force applies to any of the named endpoints.
     #[error("{0} is neither drained nor disabled")]
     NotWithdrawn(Which),
-    /// An order stands that speaks of more.
-    #[error("{0} was {1} as a part of {2}; enable {2}")]
+    /// A wider order is in force, which covers the named endpoints and more.
+    #[error("{0} was {1} together with all of {2}; enable {2} instead")]
     PartOf(Which, &'static str, Which),
 }
 
-/// The orders that stand.
+/// The operators' orders that are in force.
 #[derive(Debug, Default)]
 pub struct Withdrawals {
-    /// The orders by address.
+    /// The operators' orders in force, by the address of the endpoints.
     standing: ArcSwap<BTreeMap<IpAddr, Vec<Standing>>>,
     /// The number of orders.
     count: AtomicUsize,
-    /// Orders obeyed so far.
+    /// The number of changes to the orders so far.
     changes: AtomicU64,
-    /// Held while an order is obeyed, so that `count` is that of the newest list.
+    /// Locked while the orders change, so that `count` matches the newest list.
     changing: Mutex<()>,
 }
 
 impl Withdrawals {
-    /// Returns true if no order stands.
+    /// Returns true if no order is in force.
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Returns a count that goes up with each order.
+    /// Returns a count that increases with each change to the orders.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Returns the withdrawal of an endpoint; where several orders speak of it, the strictest.
+    /// Returns the withdrawal of an endpoint; if several orders apply to it, the strictest.
     pub fn of(&self, key: &EndpointKey) -> Option<Withdrawal> {
         if self.is_empty() {
             return None;
@@ -166,12 +168,12 @@ impl Withdrawals {
         covering.map(|one| one.withdrawal).max()
     }
 
-    /// Returns all orders that stand, in order of address.
+    /// Returns all orders in force, in order of address.
     pub fn list(&self) -> Vec<Standing> {
         self.standing.load().values().flatten().cloned().collect()
     }
 
-    /// Takes endpoints out. An earlier order for the same endpoints is replaced.
+    /// Withdraws endpoints. Replaces an earlier order for the same endpoints.
     pub fn withdraw(&self, which: Which, withdrawal: Withdrawal) -> Result<(), WithdrawalError> {
         self.change(|standing| {
             let all: usize = standing.values().map(Vec::len).sum();
@@ -186,7 +188,7 @@ impl Withdrawals {
         })
     }
 
-    /// Takes endpoints back: ends the orders that speak of them alone.
+    /// Ends the orders whose endpoints are all in `which`. Returns an error if there is no such order.
     pub fn enable(&self, which: &Which) -> Result<(), WithdrawalError> {
         self.change(|standing| {
             let at = standing.entry(which.ip).or_default();
@@ -213,7 +215,8 @@ impl Withdrawals {
         next.retain(|_, at| !at.is_empty());
         let count = next.values().map(Vec::len).sum();
         self.standing.store(Arc::new(next));
-        // Readers look at the list only if there is one, and make their choice again when `changes` goes up: it is last.
+        // Readers look at the list only if `count` is not 0, and repeat their choice when `changes` increases. So `changes` is
+        // increased last.
         self.count.store(count, Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
         Ok(())
@@ -257,7 +260,10 @@ mod tests {
         assert_eq!(all.enable(&whole), Err(WithdrawalError::NotWithdrawn(whole.clone())));
         all.withdraw(whole.clone(), Withdrawal::Drained).expect("withdrawn");
         let refused = all.enable(&service).expect_err("a wider order stands");
-        assert_eq!(refused.to_string(), "[fd00::1]:1 of a was drained as a part of fd00::1; enable fd00::1");
+        assert_eq!(
+            refused.to_string(),
+            "[fd00::1]:1 of a was drained together with all of fd00::1; enable fd00::1 instead"
+        );
         all.withdraw(port, Withdrawal::Drained).expect("withdrawn");
         all.withdraw(service, Withdrawal::Disabled).expect("withdrawn");
         let before = all.changes();

@@ -1,4 +1,4 @@
-//! One data-plane thread: its runtime, its listeners and its mailbox. Connections borrow its [`Core`].
+//! One data-plane thread: its runtime, its listeners and its mailbox. The connections of the thread borrow its [`Core`].
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,17 +22,17 @@ use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 use crate::world::Reader;
 
-/// Connections that one worker lists.
+/// The number of connections that one worker lists at most.
 const LISTED_MAX: usize = 10_000;
 
-/// The loop of one thread.
+/// A worker: its state and its open listeners.
 struct Worker {
     core: Rc<Core>,
     listeners: BTreeMap<Bind, OpenListener>,
 }
 
 impl Worker {
-    /// Serves until drained.
+    /// Handles messages until the worker is drained.
     async fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
         self.core.scope.spawn(tick_until_drained(self.core.clone()));
         loop {
@@ -49,7 +49,10 @@ impl Worker {
         match message {
             Message::Open { bind, socket } => match OpenListener::start(core, bind, socket) {
                 Ok(open) => drop(self.listeners.insert(bind, open)),
-                Err(error) => tracing::error!(%bind, %error, "a worker cannot watch its listening socket"),
+                Err(error) => {
+                    tracing::error!(%bind, %error, "a data-plane thread cannot accept connections on its listening \
+                                                              socket")
+                }
             },
             Message::Close { bind, listener, within } => {
                 if let Some(open) = self.listeners.remove(&bind) {
@@ -69,7 +72,7 @@ impl Worker {
         }
     }
 
-    /// Stops listening, waits for connections, cuts what is left.
+    /// Stops listening, waits up to `within` for connections to finish, and ends the rest.
     async fn drain(&mut self, within: Duration) {
         for (_, open) in std::mem::take(&mut self.listeners) {
             open.stop();
@@ -81,14 +84,14 @@ impl Worker {
             tokio::time::sleep(rest.min(Duration::from_millis(20))).await;
         }
         self.core.cut_where(|_| true, Reason::Draining);
-        // Connections that were cut end by themselves; alerts that wait to be read are given their second.
+        // Ended connections need time to close: a client may take up to a second to read an alert.
         let deadline = tokio::time::Instant::now() + Duration::from_millis(1_500);
         while self.is_busy() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Returns true if a connection lives.
+    /// Returns true if the table contains a connection.
     fn is_busy(&self) -> bool {
         !self.core.table.borrow().is_empty()
     }
@@ -104,7 +107,7 @@ async fn tick_until_drained(core: Rc<Core>) {
     }
 }
 
-/// Lists the live connections, some at a time.
+/// Sends the records of the live connections to `answer`, and yields to other tasks after each batch.
 async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
     let entries: Vec<Rc<Entry>> =
         core.table.borrow().iter().take(LISTED_MAX).map(|(_, entry)| entry.clone()).collect();
@@ -114,11 +117,12 @@ async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
         listed.extend(live.map(|entry| entry.record(None, core.source_network(entry))));
         tokio::task::yield_now().await;
     }
-    // The caller may have gone.
+    // The caller may have stopped waiting.
     let _ = answer.send(listed);
 }
 
-/// Gives the connections of a removed listener their time, then cuts what is left, unless the listener came back.
+/// Lets the connections of a removed listener finish within the time `within`, then ends the rest, unless the listener was
+/// added again.
 async fn end_listener(core: Rc<Core>, listener: Arc<str>, within: Duration) {
     core.retire_where(|entry| entry.listener == listener);
     tokio::time::sleep(within).await;
@@ -135,7 +139,7 @@ pub(crate) fn thread(index: usize, shared: Arc<Shared>, reader: Reader, mailbox:
         .build_local(tokio::runtime::LocalOptions::default());
     let core = Core::new(index, shared, reader);
     let shard = core.local.shard().clone();
-    // Metrics of this thread are counted in cells of its own.
+    // The metrics of this thread are counted in its own cells.
     let _recorder = metrics::set_default_local_recorder(&shard);
     match runtime {
         Ok(runtime) => runtime.block_on(Worker { core, listeners: BTreeMap::new() }.run(mailbox)),

@@ -1,5 +1,5 @@
-//! The forms of values: what a document may write, and the type of ours that it becomes. A form is a type, so
-//! that a [`Key`](super::key::Key) names it once for its check, its reader, the schema and the reference.
+//! The forms of values: the text that a document may have, and the type that it is read into. A form is a type, so that a
+//! [`Key`](super::key::Key) names it once for its check, its reader, the schema and the reference.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -21,21 +21,21 @@ use super::scalar;
 use super::table::{self, Kind, Object};
 use super::tree::Node;
 
-/// A form of values.
+/// The form of a value in a document: which values are legal, and how they are read.
 pub trait Form: 'static {
-    /// The type of a value in the program.
+    /// The Rust type of a value that was read.
     type Value;
-    /// The values in a document.
+    /// The kind of value that a document must have.
     const KIND: Kind;
     /// Reads a value; `None` if `check` refuses it.
     fn read(node: &Node) -> Option<Self::Value>;
 }
 
-/// A form of text.
+/// The form of a value that is a text.
 pub trait TextForm: Form {
-    /// The name, the words and the pattern.
+    /// The form's name, its description in words and its pattern.
     const TEXT: &'static table::Text;
-    /// Parses a text.
+    /// Parses the text of a value. The error says why the text is refused.
     fn parse(text: &str) -> Result<Self::Value, InvalidValue>;
 }
 
@@ -47,13 +47,13 @@ pub trait Written: Form {
 
 /// The form of a map with known keys.
 pub trait Keys: Form {
-    /// The keys.
+    /// The map's entry in the table: its name, its description and its keys.
     const OBJECT: &'static Object;
 }
 
 /// A form whose values may be maps with known keys.
 pub trait MayBeKeys: Form {
-    /// The map.
+    /// The form of the map.
     type Keys: Keys;
 }
 
@@ -61,14 +61,14 @@ impl<K: Keys> MayBeKeys for K {
     type Keys = K;
 }
 
-/// A form of lists.
+/// The form of a list.
 pub trait Items: Form {
     /// The form of an item.
     type Item: Form;
 }
 
-/// Defines forms of text: the type of a value, its parser, the name of the form, its pattern (ECMA-262, which may allow
-/// more than the parser), the form in words that fit behind "expected", and how a value is written.
+/// Defines forms of text: the type of a value, its parser, the name of the form, its pattern (ECMA-262, which may allow more
+/// than the parser), the form in words that fit behind "expected", and the function that writes a value.
 macro_rules! text_forms {
     ($($(#[$doc:meta])* $visible:vis $form:ident: $value:ty = $parse:expr, $name:literal, $pattern:literal,
        $expects:literal $(, written by $write:expr)?;)+) => {$(
@@ -115,15 +115,15 @@ text_forms! {
         "a path of a file, absolute or relative to this one", written by |path: &PathBuf| path.display().to_string();
     /// A duration, 0 included.
     pub Period: Duration = scalar::duration, "duration", "^[0-9]+(ms|s|m|h)$",
-        "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s", written by period;
+        "a whole number with its unit, such as 250ms, 10s, 5m, 1h or 0s", written by period;
     /// A duration, in which 0 means no limit.
     pub TimeoutOrZero: Option<Duration> =
         |text| scalar::duration(text).map(|time| (!time.is_zero()).then_some(time)), "duration", "^[0-9]+(ms|s|m|h)$",
-        "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s",
+        "a whole number with its unit, such as 250ms, 10s, 5m, 1h or 0s",
         written by |time: &Option<Duration>| period(&time.unwrap_or_default());
     /// A duration above 0.
     pub Timeout: Duration = scalar::timeout, "timeout", "^0*[1-9][0-9]*(ms|s|m|h)$",
-        "a whole number above 0 with its unit: 250ms, 10s, 5m or 1h", written by period;
+        "a whole number above 0 with its unit, such as 250ms, 10s, 5m or 1h", written by period;
     /// An `https://` address without a path.
     pub Https: String = |text| scalar::https(text).map(str::to_owned), "https", "^https://[^/ ]+$",
         "an address such as https://istiod.istio-system.svc:15012";
@@ -209,7 +209,7 @@ fn period(time: &Duration) -> String {
     }
 }
 
-/// Defines forms of text without a rule of their own. A large document has many, so that their check allocates nothing.
+/// Defines forms of text without a rule of their own. A large document has many such texts, so their check does not allocate.
 macro_rules! free_texts {
     ($($(#[$doc:meta])* $form:ident: $value:ty = $parse:expr, $make:expr, $text:expr;)+) => {$(
         $(#[$doc])*
@@ -266,7 +266,7 @@ impl Written for Text {
     }
 }
 
-/// Defines forms of sizes in bytes, from a smallest to a largest.
+/// Defines forms of sizes in bytes, each with a minimum and a maximum.
 macro_rules! sizes {
     ($($(#[$doc:meta])* $form:ident: $value:ty = $min:expr, $max:expr, $name:literal, $expects:literal;)+) => {$(
         $(#[$doc])*
@@ -309,15 +309,15 @@ macro_rules! sizes {
 
 sizes! {
     /// The size of a hello.
-    HelloSize: usize = 256, 1 << 20, "helloSize", "a size from 256 bytes to 1MiB: 4096, 16KiB or 1MiB";
+    HelloSize: usize = 256, 1 << 20, "helloSize", "a size from 256 bytes to 1MiB, such as 4096, 16KiB or 1MiB";
     /// The size of a receive window.
-    Window: u32 = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB";
-    /// The size of what is held of several streams.
-    HeldSize: usize = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB";
+    Window: u32 = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB, such as 65536, 256KiB or 16MiB";
+    /// The number of bytes that are held for several streams.
+    HeldSize: usize = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB, such as 65536, 256KiB or 16MiB";
     /// The size of an HTTP/2 frame.
-    FrameSize: u32 = 16 << 10, 1 << 20, "frameSize", "a size from 16KiB to 1MiB: 16384, 64KiB or 1MiB";
+    FrameSize: u32 = 16 << 10, 1 << 20, "frameSize", "a size from 16KiB to 1MiB, such as 16384, 64KiB or 1MiB";
     /// The size of a header list.
-    HeaderSize: u32 = 1 << 10, 1 << 20, "headerSize", "a size from 1KiB to 1MiB: 4096, 16KiB or 1MiB";
+    HeaderSize: u32 = 1 << 10, 1 << 20, "headerSize", "a size from 1KiB to 1MiB, such as 4096, 16KiB or 1MiB";
 }
 
 /// `true`, `false`, `on` or `off`.
@@ -381,7 +381,7 @@ impl<T: TryFrom<u64> + ToString + 'static, const MIN: u64, const MAX: u64> Writt
     }
 }
 
-/// A weight.
+/// A weight: a whole number from 1.
 #[derive(Debug)]
 pub struct Weight;
 
@@ -400,13 +400,13 @@ impl Written for Weight {
     }
 }
 
-/// A type whose values are words.
+/// A type whose values a document writes as fixed words.
 pub trait Words: Copy + 'static {
-    /// All values.
+    /// All values of the type.
     const ALL: &'static [Self];
     /// The words of the values, in the same order.
     const WORDS: &'static [&'static str];
-    /// Returns the word of a value.
+    /// Returns the word that documents use for this value.
     fn word(self) -> &'static str;
 }
 
@@ -446,7 +446,7 @@ words!(
     policy::ProxyMode,
 );
 
-/// One of the words of a type.
+/// A value that a document writes as one of a fixed set of words.
 #[derive(Debug)]
 pub struct Choice<W>(PhantomData<W>);
 

@@ -1,6 +1,6 @@
-//! Checks a tree against its keys ([`check`]), and reads values out of it by the same keys ([`Fields`]). The check
-//! reports all problems; reading reports none, so that checks across several values can run on a document that has
-//! a mistake elsewhere.
+//! Checks a tree against its keys ([`check`]), and reads values from it by the same keys ([`Fields`]). The check reports all
+//! problems; reading reports none, so that checks of several values together can run on a document that has a mistake
+//! elsewhere.
 
 use super::foreign;
 use super::form::{Form, Items, Keys, MapOf, MayBeKeys, TextForm};
@@ -11,7 +11,7 @@ use super::scalar;
 use super::table::{AnyKey, Kind, Object, Text, Union};
 use super::tree::{self, Node, Scalar, ScalarType, Style, Value, is_word, shortened};
 
-/// The longest text that is quoted in a message if it is a whole file, in bytes.
+/// The longest file whose whole text a message may quote, in bytes.
 const PLAIN_BYTES_MAX: usize = 16;
 
 /// Reports all parts of a value that its kind does not allow.
@@ -59,7 +59,7 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
     }
 }
 
-/// Makes the message of a refused value: what was found, why, and what is expected.
+/// Makes the message of a refused value: the value, the reason, and the expected values.
 fn refused(
     found: &dyn std::fmt::Display,
     fault: InvalidValue,
@@ -69,8 +69,8 @@ fn refused(
     InvalidValue { message: format!("found {found}{why}; expected {expected}"), hint: fault.hint }
 }
 
-/// Returns true if a text that is not expected here is certainly not a secret. A whole file may be an access
-/// token, which looks like a key.
+/// Returns true if an unexpected text is certainly not a secret, so that a message may quote it. If the text is the whole file,
+/// the rule is stricter: the file may be an access token, and a token can look like a key.
 fn is_harmless(text: &str, path: &Path<'_>) -> bool {
     let is_plain = text.len() <= PLAIN_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_alphabetic());
     is_word(text) && (is_plain || !matches!(path, Path::Root))
@@ -93,7 +93,8 @@ fn check_or_off(node: &Node, inner: &Kind, path: &Path<'_>, problems: &mut Probl
     }
 }
 
-/// Chooses the form by the type of the node; only scalars can have several forms of one type.
+/// Checks a node against those forms of the union that fit the node's type. At most one form fits a list or a map. Several
+/// forms can fit a scalar, which must be legal in one of them.
 fn check_union(node: &Node, union: &Union, path: &Path<'_>, problems: &mut Problems) {
     let fits = |kind: &&Kind| match &node.value {
         Value::Null => false,
@@ -139,7 +140,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
             let number = text.parse::<u64>().ok().filter(|_| digits);
             match number {
                 Some(_) if scalar.style == Style::Quoted => {
-                    Err(InvalidValue::new("it is a text, as it is in quotes").hint(Some(text)))
+                    Err(InvalidValue::new("the quotes make the value a string").hint(Some(text)))
                 }
                 Some(number) if (*min..=*max).contains(&number) => Ok(()),
                 _ => Err("".into()),
@@ -147,7 +148,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
         }
         Kind::Share => match scalar::share(text) {
             Ok(_) if scalar.style == Style::Quoted => {
-                Err(InvalidValue::new("it is a text, as it is in quotes").hint(Some(text)))
+                Err(InvalidValue::new("the quotes make the value a string").hint(Some(text)))
             }
             result => result.map(drop),
         },
@@ -188,7 +189,7 @@ fn check_object(
         let below = path.key(&key.text);
         match object.key(&key.text) {
             Some(known) => check(value, known.kind(), &below, problems),
-            // A key that is not a plain word may be a secret of another file.
+            // If the file is not a config, a key that is not a plain word may be a secret, so the path of the problem omits it.
             None => {
                 let lists = problems.lists_keys_of(object.name);
                 let at = if is_word(&key.text) { &below } else { path };
@@ -216,7 +217,7 @@ fn listed_keys(object: &'static Object) -> String {
     format!(", expected one of {}", object.names().collect::<Vec<_>>().join(", "))
 }
 
-/// Makes the message of an unknown key; `expected` is its end.
+/// Makes the message of an unknown key; `expected` is the end of the message.
 fn unknown_key(key: &str, object: &'static Object, expected: &str) -> InvalidValue {
     if key == "<<" {
         return "found a merge key (<<), which is not supported; repeat the keys".into();
@@ -227,7 +228,7 @@ fn unknown_key(key: &str, object: &'static Object, expected: &str) -> InvalidVal
     InvalidValue::new(format!("found {found}{expected}")).hint(hint.filter(|_| is_word(key)))
 }
 
-/// A map that is read by its keys. A value that is wrong, which `check` reports, reads as absent.
+/// A map that is read by its keys. A wrong value is read as absent; `check` reports it.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'n> {
     node: Option<&'n Node>,
@@ -235,7 +236,7 @@ pub struct Fields<'n> {
 }
 
 impl<'n> Fields<'n> {
-    /// Reads a node. All keys are absent if there is none, or if it is no map.
+    /// Reads a node. All keys are absent if there is no node, or if it is not a map.
     pub fn of<K: Keys>(node: Option<&'n Node>) -> Self {
         Self { node, object: K::OBJECT }
     }
@@ -261,7 +262,7 @@ impl<'n> Fields<'n> {
         key.read(self.at(key))
     }
 
-    /// Reads the value of a key by another parser, which may share equal values.
+    /// Reads the value of a key by `parse` instead of the form's own parser, for example to share memory between equal values.
     pub fn get_by<F: TextForm>(
         &self,
         key: &Key<F>,

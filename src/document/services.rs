@@ -1,6 +1,6 @@
-//! The `services:` list of config and registry files, read into a [`Listing`]. It is read service by service:
-//! the tree of one is dropped before the next is parsed, and equal values are shared, so that only the
-//! endpoints of a large document stay in memory.
+//! Reads the `services:` list of config and registry files into a [`Listing`]. The list is read service by service: the tree of
+//! one service is dropped before the next one is parsed, and equal values are shared, so that only the endpoints of a large
+//! document stay in memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -46,7 +46,7 @@ pub fn read_items(file: &path::Path, text: &str) -> Result<Vec<(Arc<Service>, No
     Ok(items)
 }
 
-/// Passes the items of a registry file on one by one; fails if there are problems.
+/// Parses a registry file and calls `item` for each item of its list; fails if there are problems.
 fn read_list(
     file: &path::Path,
     text: &str,
@@ -63,7 +63,7 @@ fn read_list(
     if problems.is_empty() { Ok(()) } else { Err(problems.finish().0) }
 }
 
-/// The positions that a reader keeps.
+/// The positions in the documents that a [`ServiceReader`] keeps with the services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptPositions {
     /// The positions of services.
@@ -72,7 +72,7 @@ pub enum KeptPositions {
     Endpoints,
 }
 
-/// The position of a service.
+/// The index of a service, and its positions in the documents.
 #[derive(Clone, Debug)]
 pub struct ServicePosition {
     /// The index in the list, over all files.
@@ -103,7 +103,8 @@ impl ServiceReader {
         let _ = self.read_item(index, node, problems);
     }
 
-    /// Reads the item at `index` of the list, and returns its service if no earlier item has its key.
+    /// Reads the item at `index` of the list, and returns its service. Returns `None`, after reporting the problem, if the item
+    /// has no usable key or an earlier item has the same key.
     fn read_item(&mut self, index: usize, node: &Node, problems: &mut Problems) -> Option<Arc<Service>> {
         let list = Path::Root.key(keys::RegistryFile::SERVICES.name());
         let path = list.index(index);
@@ -116,7 +117,7 @@ impl ServiceReader {
         }
         let mut position = ServicePosition { index, position: node.position, endpoints: Vec::new() };
         if self.keep == KeptPositions::Endpoints {
-            // Only items that became endpoints, so that both lists have the same indices.
+            // Only items that became endpoints have a position, so that both lists have the same indices.
             let fields = Fields::of::<keys::Service>(Some(node));
             let accepted = fields.maps(&keys::Service::ENDPOINTS).filter(|(_, own, _)| host(own).is_some());
             let address = |(_, own, node): (usize, Fields<'_>, &Node)| {
@@ -131,8 +132,9 @@ impl ServiceReader {
         Some(service)
     }
 
-    /// Reads a text that is one item of a list and nothing else. `name` is shown as its file; the item must
-    /// be of the service `expected`. The reader keeps only values that later items may share.
+    /// Reads a text that consists of one item of a `services` list. Messages show `name` as the file of the text. It is an
+    /// error if the item is another service than `expected`. The reader does not keep the service, but only values that later
+    /// items may share.
     pub fn read_alone(
         &mut self,
         name: &path::Path,
@@ -162,7 +164,7 @@ impl ServiceReader {
         Some(ServiceKey { namespace, hostname })
     }
 
-    /// Reads an item that was checked.
+    /// Reads a service from a list item that has passed the check.
     fn service(&mut self, key: ServiceKey, node: &Node, path: &Path<'_>, problems: &mut Problems) -> Service {
         let fields = Fields::of::<keys::Service>(Some(node));
         let ports = self.ports(&fields, path, problems);
@@ -224,7 +226,8 @@ impl ServiceReader {
             ports.push((port, node.position));
         }
         let mut ports: Vec<ServicePort> = ports.into_iter().map(|(port, _)| port).collect();
-        // Collected in place, so the allocation is still that of the larger positions.
+        // `collect` reuses the allocation of the old list. That allocation is larger than necessary, because the items of the
+        // old list had positions.
         ports.shrink_to_fit();
         ports
     }
@@ -255,7 +258,7 @@ impl ServiceReader {
             .collect()
     }
 
-    /// Returns the shared copy of a text that is legal.
+    /// Checks a text, and returns its shared copy.
     fn text(&mut self, text: &str) -> Result<Arc<str>, InvalidValue> {
         scalar::text(text).map(|text| self.interner.text(text))
     }
@@ -340,7 +343,7 @@ fn host(fields: &Fields<'_>) -> Option<Host> {
     }
 }
 
-/// Reports an item that is of another service than `expected`.
+/// Reports an item that is another service than `expected`.
 fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut Problems) {
     let fields = Fields::of::<keys::Service>(Some(node));
     let parts: [(&dyn AnyKey, &str, &str); 2] = [
@@ -349,7 +352,10 @@ fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut 
     ];
     for (part, found, expected) in parts {
         if let (true, Some(node)) = (found != expected, fields.at(part)) {
-            let fault = InvalidValue::new(format!("found {node}, expected the {} of the key", part.name()));
+            let fault = InvalidValue::new(format!(
+                "found {node}, expected the {} that the etcd key names",
+                part.name()
+            ));
             problems.error(node.position, &Path::Root.key(part.name()), fault.hint(Some(expected)));
         }
     }

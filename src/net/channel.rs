@@ -1,4 +1,4 @@
-//! A gRPC client connection over a given stream, and the errors of its calls, with texts for the operator.
+//! A gRPC client connection over a given stream, and the errors of its calls with texts for the operator.
 
 use std::error::Error;
 use std::fmt;
@@ -27,14 +27,14 @@ use crate::model::address::{Host, Url};
 
 /// The default limit of a message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// How long a peer may take to answer a PING.
+/// The longest time that a peer may take to answer a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Messages of a bidirectional call that may wait to be sent.
+/// The number of messages of a bidirectional call that may wait to be sent.
 const SENDING_MAX: usize = 4;
-/// Characters shown of an error text that the peer sent.
+/// The number of characters shown of an error text from the peer.
 const WORDS_MAX: usize = 300;
 
-/// A connection on which calls are made. It ends when it is dropped together with the streams of its calls.
+/// A connection on which calls are made. The connection is closed when this value and the streams of all calls are dropped.
 pub struct Channel {
     grpc: Grpc<Sender>,
 }
@@ -46,7 +46,7 @@ struct Sender(SendRequest<Body>);
 pub struct Limits {
     /// The largest accepted message in bytes.
     pub message_bytes_max: usize,
-    /// How long a connection with an open call is silent before a PING is sent; `None`: never.
+    /// The time without received data after which a PING is sent while a call is open; `None` means never.
     pub ping_interval: Option<Duration>,
 }
 
@@ -56,9 +56,9 @@ impl Default for Limits {
     }
 }
 
-/// A call in which both sides send messages. Dropping `requests` ends the sending.
+/// A call in which both peers send messages. Dropping `requests` ends the sending.
 pub struct TwoWay<Q, A> {
-    /// The messages to send; bounded.
+    /// The queue of messages to send; bounded.
     pub requests: mpsc::Sender<Q>,
     /// The messages received.
     pub answers: Streaming<A>,
@@ -71,7 +71,7 @@ pub enum CallFault {
     #[error("the connection broke: {0}")]
     Broken(String),
     /// The server answered with a status other than OK.
-    #[error("refused with {code:?}: {message}")]
+    #[error("the server answered with the gRPC status {code:?}: {message}")]
     Refused {
         /// The gRPC status code.
         code: Code,
@@ -80,12 +80,12 @@ pub enum CallFault {
     },
 }
 
-/// Starts the background tasks of HTTP/2 in the scope, so that stop waits for them.
+/// Starts the background tasks of HTTP/2 in the scope, so that shutdown waits for them.
 #[derive(Clone)]
 pub struct Tasks(Scope);
 
 impl Tasks {
-    /// Tasks are started in `scope`.
+    /// Creates an executor that starts tasks in `scope`.
     pub fn new(scope: Scope) -> Self {
         Self(scope)
     }
@@ -123,8 +123,8 @@ impl Channel {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;
-        // The task ends with the last sender and the last stream; a broken connection is reported to the
-        // calls that wait.
+        // The task ends with the last sender and the last stream. The waiting calls receive the error of a broken
+        // connection.
         scope.spawn(async move { drop(connection.await) });
         let grpc =
             Grpc::with_origin(Sender(sender), origin).max_decoding_message_size(limits.message_bytes_max);
@@ -157,8 +157,8 @@ impl Channel {
         Ok(self.grpc.server_streaming(request, path, codec).await?.into_inner())
     }
 
-    /// Makes a call in which both sides send, beginning with the message `first`: many servers send no
-    /// headers before they have one.
+    /// Makes a call in which both peers send messages. It begins with the message `first`, because many servers send no
+    /// headers before they have received a message.
     pub async fn two_way<Q, A>(
         &mut self,
         method: &'static str,
@@ -171,7 +171,7 @@ impl Channel {
         self.grpc.ready().await.map_err(broken)?;
         let (requests, sending) = mpsc::channel(SENDING_MAX);
         let (metadata, extensions, first) = first.into_parts();
-        // The queue has room, and its receiver is in this function.
+        // This cannot fail: the queue has room, and this function holds its receiver.
         let _ = requests.try_send(first);
         let request = Request::from_parts(metadata, extensions, ReceiverStream::new(sending));
         let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
@@ -207,7 +207,7 @@ fn broken(error: hyper::Error) -> CallFault {
     CallFault::Broken(innermost(&error))
 }
 
-/// Connects to a server by TCP, for small requests whose responses are waited for.
+/// Connects to a server by TCP, without Nagle's delay, which suits small requests whose responses are awaited.
 pub async fn dial(server: &Url) -> io::Result<TcpStream> {
     let stream = match &server.host {
         Host::Ip(ip) => TcpStream::connect((*ip, server.port)).await?,
@@ -221,7 +221,7 @@ pub async fn dial(server: &Url) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Returns the text of the innermost cause: the errors around it say only that something failed.
+/// Returns the text of the innermost cause, because the errors around it say only that something failed.
 pub fn innermost(error: &dyn Error) -> String {
     let mut last: &dyn Error = error;
     while let Some(source) = last.source() {
@@ -230,7 +230,7 @@ pub fn innermost(error: &dyn Error) -> String {
     cut(last)
 }
 
-/// Returns the beginning of a text whose length the peer chose, at most 300 characters of it.
+/// Returns the first 300 characters of a text whose length the peer chose.
 pub fn cut(text: impl fmt::Display) -> String {
     let text = text.to_string();
     match text.char_indices().nth(WORDS_MAX) {

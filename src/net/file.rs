@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// The reason why a file could not be read; the text fits behind its path.
+/// The reason why a file could not be read; the text follows the path of the file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileFault {
     /// The operating system's error.
@@ -15,7 +15,7 @@ pub enum FileFault {
     #[error("cannot be read: it is {0}, not a regular file")]
     Special(&'static str),
     /// The file is larger than this many bytes.
-    #[error("is larger than {} MiB", .0 >> 20)]
+    #[error("cannot be read: it is larger than {} MiB", .0 >> 20)]
     TooLarge(u64),
 }
 
@@ -24,12 +24,12 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileFault> {
     // Checked before opening: opening a pipe would wait for a writer.
     must_be_regular(&std::fs::metadata(path)?)?;
     let file = File::open(path)?;
-    // The file may have been replaced in between.
+    // The file may have been replaced between the check and the opening.
     must_be_regular(&file.metadata()?)?;
     read_all(file, bytes_max)
 }
 
-/// Reads any kind of file, also a pipe or a terminal: for paths that an operator gives on the command line.
+/// Reads a file of any kind, including a pipe or a terminal, for paths that an operator gives on the command line.
 pub fn read_any(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileFault> {
     read_all(File::open(path)?, bytes_max)
 }

@@ -1,5 +1,5 @@
-//! The connections of a control-plane listener (admin, metrics, health, xDS): admitted by source, and ended
-//! if the client sends nothing, reads nothing, or has to make room for another source.
+//! Accepts the connections of a control-plane listener (admin, metrics, health, xDS). They are admitted by source, and ended if
+//! the client sends nothing, reads nothing, or holds a slot that another source needs.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,11 +23,11 @@ use crate::model::address::canonical_socket;
 use crate::model::limits::SourcePrefix;
 use crate::telemetry::recorder::Recorder;
 
-/// The pause after the kernel had no descriptor or memory for a connection.
+/// The pause after the kernel refused a connection for lack of descriptors or memory.
 const REST: Duration = Duration::from_millis(50);
-/// How long a client may leave responses unread.
+/// The longest time for which a client may leave responses unread.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long an evicted connection may take to end.
+/// The longest time to wait for an evicted connection to end.
 const ROOM_WITHIN: Duration = Duration::from_millis(200);
 /// The shortest time between two log lines about refused connections or failed accepts.
 const SAID_EVERY: Duration = Duration::from_secs(10);
@@ -35,11 +35,11 @@ const SAID_EVERY: Duration = Duration::from_secs(10);
 /// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent connections.
+    /// The limit of simultaneous connections.
     pub connections: usize,
-    /// Concurrent connections whose clients have not sent a request yet.
+    /// The limit of simultaneous connections whose clients have not sent a request yet.
     pub unsettled: usize,
-    /// How long a client may take to send its first request; `None`: the protocol above has its own limit.
+    /// The time limit for a client's first request; `None` if the server applies a limit of its own.
     pub first_request: Option<Duration>,
 }
 
@@ -89,14 +89,14 @@ struct Shared {
     said: LogThrottle,
 }
 
-/// All connections of a listener.
+/// All connections of a listener, divided into those with and without a request.
 #[derive(Default)]
 struct Seats {
     unsettled: Ranking<Arc<State>>,
     settled: Ranking<Arc<State>>,
 }
 
-/// The state of one connection that other connections change.
+/// The state of one connection, which other connections can change.
 #[derive(Debug, Default)]
 struct State {
     evicted: AtomicBool,
@@ -104,19 +104,19 @@ struct State {
     settled: AtomicBool,
 }
 
-/// The place of a connection in its listener; released when dropped.
+/// The slot of a connection in the limits of its listener. Dropping the seat releases the slot.
 pub struct Seat {
     shared: Arc<Shared>,
     state: Arc<State>,
     id: u64,
     peer: SocketAddr,
-    /// The source that the place is counted for.
+    /// The source that the seat is counted for.
     source: IpAddr,
     since: Instant,
 }
 
 impl<L: Accept> Incoming<L> {
-    /// Wraps a listening socket. `name` is the listener in metrics and logs.
+    /// Wraps a listening socket. `name` denotes the listener in metrics and logs.
     pub fn new(
         socket: L,
         name: &'static str,
@@ -158,7 +158,7 @@ impl<L: Accept> Incoming<L> {
                 }
                 Err(error) => {
                     if let Some(times) = self.shared.said.occurred() {
-                        tracing::warn!(listener = self.shared.name, %error, times, "cannot accept");
+                        tracing::warn!(listener = self.shared.name, %error, times, "cannot accept a connection");
                     }
                     tokio::time::sleep(REST).await;
                 }
@@ -169,12 +169,12 @@ impl<L: Accept> Incoming<L> {
 
 impl Shared {
     fn seats(&self) -> MutexGuard<'_, Seats> {
-        // No code that can panic runs under the lock.
+        // A poisoned lock is usable, because no code that can panic runs under it.
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a seat. If the source has its share, the oldest of its connections without a request is
-    /// evicted first: so idle connections do not keep out an operator at the same address.
+    /// Returns a seat. If the source already has its share of the seats, first evicts the oldest connection of the source that
+    /// has sent no request. Otherwise idle connections could keep out an operator at the same address.
     async fn seat_or_wait(self: &Arc<Self>, peer: SocketAddr) -> Option<Seat> {
         if let Some(seat) = self.seat(peer) {
             return Some(seat);
@@ -182,7 +182,7 @@ impl Shared {
         let idle = self.seats().unsettled.oldest_of(SourcePrefix::default().block(peer.ip())).cloned();
         if let Some(idle) = idle {
             self.evict(&idle);
-            // The evicted connection ends as soon as its task runs; the timeout is for a busy machine.
+            // The evicted connection ends as soon as its task runs; the timeout is for a host under load.
             let _ = tokio::time::timeout(ROOM_WITHIN, self.released.notified()).await;
             if let Some(seat) = self.seat(peer) {
                 return Some(seat);
@@ -197,15 +197,15 @@ impl Shared {
         match self.admission.admit(&Holder::Source(source)) {
             Verdict::Admit => {}
             Verdict::AdmitAndTakeBack(Holder::Source(most)) => {
-                // The oldest connection without a request goes first; else the newest, which has the least to
-                // lose.
+                // The oldest connection without a request is evicted. If all connections have sent requests, the newest one is
+                // evicted, because it has the least to lose.
                 let seats = self.seats();
                 let victim = seats.unsettled.oldest_of(most).or_else(|| seats.settled.newest_of(most));
                 if let Some(victim) = victim {
                     self.evict(victim);
                 }
             }
-            // All holders of this admission are sources.
+            // `AdmitAndTakeBack` can name only a source here: all holders of this admission are sources.
             Verdict::AdmitAndTakeBack(_) | Verdict::Refuse(_) => return None,
         }
         let state = Arc::new(State::default());
@@ -221,8 +221,8 @@ impl Shared {
         self.refused.increment(1);
         if let Some(times) = self.said.occurred() {
             let (listener, limit) = (self.name, self.limits.connections);
-            tracing::warn!(listener, %peer, limit, times, "connections refused because their source already has \
-                                                           its share");
+            tracing::warn!(listener, %peer, limit, times, "refused connections, because the listener is at its limit and their \
+                                                           source has its share of it already");
         }
     }
 
@@ -239,7 +239,7 @@ impl Seat {
         self.peer
     }
 
-    /// Notes that the client has sent a request.
+    /// Records that the client has sent a request.
     pub fn settle(&self) {
         if self.state.settled.swap(true, Ordering::AcqRel) {
             return;
@@ -252,7 +252,7 @@ impl Seat {
         self.state.changed.notify_one();
     }
 
-    /// Notes that all requests of the client were answered.
+    /// Records that all requests of the client have been answered.
     pub fn idle(&self) {
         if !self.state.settled.swap(false, Ordering::AcqRel) {
             return;
@@ -270,7 +270,7 @@ impl Seat {
             if self.state.evicted.load(Ordering::Acquire) {
                 return io::Error::new(
                     io::ErrorKind::ConnectionAborted,
-                    "closed to make room for another source",
+                    "the gateway closed the connection to make room for another source",
                 );
             }
             let waits = !self.state.settled.load(Ordering::Acquire);
@@ -279,7 +279,8 @@ impl Seat {
                 () = tokio::time::sleep_until(deadline.unwrap_or(self.since)),
                     if waits && deadline.is_some() => {
                     self.shared.silent.increment(1);
-                    return io::Error::new(io::ErrorKind::TimedOut, "closed because the client sent no request");
+                    return io::Error::new(io::ErrorKind::TimedOut, "the gateway closed the connection because the client sent \
+                                                                    no request in time");
                 }
             }
         }
@@ -303,7 +304,8 @@ impl Drop for Seat {
             seats.settled.remove(source, id);
         }
         drop(seats);
-        // These listeners have no limit of new connections, so nothing is remembered.
+        // The result is ignored: this admission does not limit the rate of new connections, so it keeps nothing that must be
+        // forgotten later.
         let _ = self.shared.admission.release(&Holder::Source(self.source));
         self.shared.released.notify_one();
     }
@@ -311,24 +313,24 @@ impl Drop for Seat {
 
 type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
 
-/// An I/O wrapper that fails once its connection must end.
+/// An I/O wrapper that returns errors once its connection must end.
 pub struct Guarded<T> {
     io: T,
     seat: Arc<Seat>,
     end: End,
-    /// The time until which the client must read what was written.
+    /// The deadline for the client to read bytes that wait to be sent; `None` while no bytes wait.
     unread: Option<Pin<Box<Sleep>>>,
-    /// True if a byte was read.
+    /// True after the first read from the client.
     heard: bool,
 }
 
 impl<T> Guarded<T> {
-    /// Wraps `io`; it fails when its seat ends.
+    /// Wraps `io`. Reads and writes return an error once the connection of `seat` must end.
     pub fn new(io: T, seat: &Arc<Seat>) -> Self {
         Self::until(io, seat, Box::pin(seat.clone().ended()))
     }
 
-    /// Wraps `io`; it fails when `end` completes.
+    /// Wraps `io`. Reads and writes return an error once `end` completes.
     pub fn until(io: T, seat: &Arc<Seat>, end: End) -> Self {
         Self { io, seat: seat.clone(), end, unread: None, heard: false }
     }
@@ -341,7 +343,7 @@ impl<T> Guarded<T> {
         Err(error)
     }
 
-    /// Fails if the client has not read for too long.
+    /// Returns an error if the client has not read for too long.
     fn written<R>(&mut self, written: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
         if written.is_ready() {
             self.unread = None;

@@ -1,4 +1,4 @@
-//! Listening sockets: one per worker and address; the kernel distributes connections (SO_REUSEPORT).
+//! Opens listening sockets: one per worker and address; the kernel distributes connections among them (SO_REUSEPORT).
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,7 +10,7 @@ use super::inherited;
 use super::socket::{bound_unsent, keep_alive};
 use crate::model::address::Bind;
 
-/// The length of the kernel's accept queue, which it cuts to `net.core.somaxconn`.
+/// The length of the kernel's accept queue; the kernel reduces it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
 /// The sockets of one bind address.
@@ -18,17 +18,17 @@ const BACKLOG: i32 = 4096;
 pub struct Listening {
     /// The address with the port that the kernel chose if the bind address had port 0.
     pub address: SocketAddr,
-    /// One socket per worker.
+    /// The listening sockets, one per worker.
     pub sockets: Vec<OwnedFd>,
 }
 
-/// Opens a bind address for a number of workers. Returns an error if any process listens on the address
-/// already, another isthmus included.
+/// Opens a bind address for a number of workers. Returns an error if any process already listens on the address, including
+/// another isthmus.
 pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
     let first = bind_first(bind).map_err(|error| advised(&error, bind))?;
     let address = first.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
-    // The first socket is bound without SO_REUSEPORT, which fails if the address is in use; only then it is
-    // shared.
+    // The first socket is bound without SO_REUSEPORT, so that binding fails if the address is in use. It gets the option only
+    // afterwards, so that the sockets of the other workers can be bound to the same address.
     first.set_reuse_port(true)?;
     let mut sockets = vec![first];
     for _ in 1..workers {
@@ -44,11 +44,16 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
     Ok(Listening { address, sockets: sockets.into_iter().map(OwnedFd::from).collect() })
 }
 
-/// Shares sockets that the service manager has opened among a number of workers; fails if there are more sockets than
-/// workers, as connections to one that no worker has would hang. `passed` is not empty. The caller's descriptors stay open.
+/// Distributes the sockets that the service manager has opened to this number of workers. `passed` must not be empty. Returns
+/// an error if there are more sockets than workers, because connections to a socket without a worker would hang. The caller's
+/// descriptors stay open.
 pub fn share(passed: &[OwnedFd], workers: usize) -> io::Result<Listening> {
     if passed.len() > workers {
-        let problem = format!("{} sockets were passed for {workers} workers", passed.len());
+        let problem = format!(
+            "the service manager passed {} sockets, but there are only {workers} workers; pass at most one \
+                               socket for each worker",
+            passed.len()
+        );
         return Err(io::Error::other(problem));
     }
     for socket in passed {
@@ -70,7 +75,7 @@ fn prepare(socket: &impl AsFd) -> io::Result<()> {
     bound_unsent(socket)
 }
 
-/// Adds advice to an error of binding.
+/// Adds advice for the operator to a bind error.
 fn advised(error: &io::Error, bind: Bind) -> io::Error {
     let port = match bind {
         Bind::Any { port } => port,
@@ -78,9 +83,11 @@ fn advised(error: &io::Error, bind: Bind) -> io::Error {
     };
     let advice = match error.kind() {
         io::ErrorKind::PermissionDenied if port < 1024 => {
-            ": ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
+            "; a port below 1024 requires the capability CAP_NET_BIND_SERVICE".to_owned()
         }
-        io::ErrorKind::AddrInUse => format!(": see ss -ltnp 'sport = :{port}'"),
+        io::ErrorKind::AddrInUse => {
+            format!("; `ss -ltnp 'sport = :{port}'` shows the process that uses the port")
+        }
         _ => String::new(),
     };
     io::Error::new(error.kind(), format!("{error}{advice}"))
@@ -113,7 +120,7 @@ fn no_ipv6(error: &io::Error) -> bool {
 fn new_socket(address: SocketAddr, bind: Bind) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    // Lets a restarted process bind while old connections are in TIME_WAIT.
+    // Allows a restarted process to bind while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(!matches!(bind, Bind::Any { .. }))?;

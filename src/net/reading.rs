@@ -1,7 +1,7 @@
-//! Runs work that waits for files on threads of its own: a hanging mount blocks its thread and nothing else.
+//! Runs work that waits for files on its own threads: a hanging mount blocks its thread and nothing else.
 //!
-//! Each reader has a [`Readings`] that bounds how many of its reads can hang at the same time. A read is
-//! given up after a timeout; its thread ends when the file system answers, perhaps never.
+//! Each reader has a [`Readings`] that bounds how many of its reads can hang at the same time. A caller stops waiting for a
+//! read after a timeout; the thread ends when the file system answers, perhaps never.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use tokio::sync::watch;
 
 use super::background::give_way;
 
-/// Concurrent reads of the process; further ones wait, and time out.
+/// The number of simultaneous reads of the process; further ones wait, and may time out.
 const THREADS: usize = 256;
 
-/// This runtime runs no tasks; it only has threads for blocking work. They end when idle, and never delay the
-/// end of the process.
+/// A runtime without tasks, which only provides threads for blocking work. They end when idle, and never delay the exit of
+/// the process.
 static FILES: LazyLock<Runtime> = LazyLock::new(|| {
     let threads = Builder::new_current_thread()
         .thread_name("isthmus-files")
@@ -28,7 +28,7 @@ static FILES: LazyLock<Runtime> = LazyLock::new(|| {
 /// The reads of one reader; clones share the bound.
 #[derive(Clone, Debug)]
 pub struct Readings {
-    /// Reads that began and have not ended, given up or not.
+    /// The number of reads that have begun and not ended, including those that nobody waits for any more.
     running: Arc<watch::Sender<usize>>,
     most: usize,
 }
@@ -39,11 +39,11 @@ pub enum ReadError {
     /// The read took longer than this.
     #[error("the file system has not answered within {0:?}")]
     Late(Duration),
-    /// This many earlier reads hang, so no further one begins.
+    /// This many earlier reads hang, so no further read is started.
     #[error("the file system does not answer; {0} earlier reads still wait for it")]
     Hanging(usize),
     /// The work panicked.
-    #[error("reading panicked")]
+    #[error("internal error: reading panicked")]
     Panicked,
 }
 
@@ -56,13 +56,13 @@ impl Drop for Running {
 }
 
 impl Readings {
-    /// Makes a reader of at most `most` concurrent reads.
+    /// Creates a reader with at most `most` simultaneous reads.
     pub fn new(most: usize) -> Self {
         Self { running: Arc::default(), most }
     }
 
-    /// Runs `work` and gives it up after `within`; it then continues in the background. Tasks that it starts
-    /// run on the caller's runtime. Once begun it is finished, even if the future is dropped.
+    /// Runs `work` and waits up to `within` for its result. Once begun, `work` runs to its end, even after the timeout or
+    /// if the future is dropped. Tasks that `work` starts run on the caller's runtime.
     pub async fn read<T: Send + 'static>(
         &self,
         within: Duration,
@@ -92,12 +92,12 @@ impl Readings {
 
     /// Waits until no read is running.
     pub async fn ended(&self) {
-        // The sender lives in `self`, so the wait cannot fail.
+        // The sender is owned by `self`, so the wait cannot fail.
         let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 }
 
-/// Runs work that may wait for files, without waiting for it.
+/// Runs work that may wait for files, without waiting for its end.
 pub(super) fn aside(work: impl FnOnce() + Send + 'static) {
     drop(FILES.spawn_blocking(work));
 }
@@ -115,7 +115,7 @@ mod tests {
         let (stop, hang) = channel::<()>();
         let late = readings.read(soon, move || hang.recv()).await;
         assert_eq!(late.expect_err("it hangs"), ReadError::Late(soon));
-        // One of the two places is taken by the read that hangs; each round takes and releases the other.
+        // The hanging read takes one of the two slots; each round takes and releases the other.
         for round in 0..3 {
             assert_eq!(readings.read(Duration::from_secs(10), move || round).await, Ok(round));
         }

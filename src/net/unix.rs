@@ -1,5 +1,5 @@
-//! Listening unix sockets: files of mode 0600, which replace the sockets of dead processes and are removed when
-//! they close.
+//! Listening unix sockets: files of mode 0600 that replace the sockets of dead processes, and that are removed when the
+//! socket is closed.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -16,14 +16,15 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::incoming::Accept;
 
-/// Only the user of the gateway, and root, may connect.
+/// The mode of the file: only root and the gateway's user may connect.
 const MODE: u32 = 0o600;
 /// The length of the kernel's accept queue.
 const BACKLOG: i32 = 128;
-/// How often and how many times the lock of the folder is tried, while another process opens its socket there.
+/// The interval and the number of attempts to lock the folder, while another process opens its socket there.
 const LOCK_EVERY: Duration = Duration::from_millis(20);
 const LOCK_TRIES: usize = 50;
-/// The source that all clients of a unix socket count as: those who may connect may do all that any of them may.
+/// The source address of all clients of a unix socket. The clients share one address, because all users who may connect have
+/// the same rights.
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// A listening unix socket; its file is removed when this is dropped.
@@ -42,8 +43,8 @@ pub struct UnixFile {
 }
 
 impl UnixFile {
-    /// Removes the file, unless another one is at its path. The socket must listen still, so that no other process can have taken
-    /// the file for that of a dead one in between.
+    /// Removes the file, unless the path leads to another file. Must be called before the socket is closed: after that, another
+    /// process would consider this one dead, and could replace the file between the check and the removal.
     pub fn remove(&self) {
         let found = fs::symlink_metadata(&self.path);
         if found.is_ok_and(|found| identity(&found) == self.identity) {
@@ -53,16 +54,17 @@ impl UnixFile {
 }
 
 impl UnixSocket {
-    /// Opens a socket at this path. Replaces the socket of a process that has ended. The error is `AddrInUse` if a
-    /// process still listens on it.
+    /// Opens a socket at this path, and replaces the socket of a process that has ended. Returns the error `AddrInUse` if a
+    /// running process listens at the path.
     pub async fn listen(path: &Path) -> io::Result<Self> {
-        // Two processes that start together would each take the other's new socket for a dead one.
+        // Without the lock, two processes that start together could each take the other's new socket for that of a dead
+        // process.
         let _lock = lock_folder_of(path).await?;
         remove_stale(path)?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
         socket.bind(&SockAddr::unix(path)?)?;
-        // Nobody can connect before `listen`, so that the mode is in force for all clients.
+        // The mode applies to all clients, because nobody can connect before `listen`.
         fs::set_permissions(path, Permissions::from_mode(MODE))?;
         let file = UnixFile { path: path.to_owned(), identity: identity(&fs::symlink_metadata(path)?) };
         socket.listen(BACKLOG)?;
@@ -70,7 +72,7 @@ impl UnixSocket {
         Ok(Self { listener, file })
     }
 
-    /// Returns the file, for a process that exits without dropping the socket.
+    /// Returns the file, so that a process can remove it when it exits without dropping the socket.
     pub fn file(&self) -> UnixFile {
         self.file.clone()
     }
@@ -98,17 +100,19 @@ fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Locks the folder of a path against other processes that open sockets in it. Goes on without the lock if it stays
-/// taken: every user who may read the folder can hold it, and must not keep the gateway from starting.
+/// Locks the folder of a path against other processes that open sockets in it. If another process keeps the lock, continues
+/// without it: every user who may read the folder can hold the lock, but must not prevent the gateway from starting.
 async fn lock_folder_of(path: &Path) -> io::Result<File> {
     let folder =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    let folder = File::open(folder)
-        .map_err(|error| io::Error::new(error.kind(), format!("its folder {}: {error}", folder.display())))?;
+    let folder = File::open(folder).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot open its folder {}: {error}", folder.display()))
+    })?;
     for _ in 0..LOCK_TRIES {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => tokio::time::sleep(LOCK_EVERY).await,
-            // Some file systems have no locks; the lock only matters for processes that start together.
+            // Some file systems do not support locks. The gateway starts without the lock then, because the lock only matters
+            // for processes that start together.
             Ok(()) | Err(_) => break,
         }
     }
@@ -123,7 +127,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !found.file_type().is_socket() {
-        let why = "a file that is no socket is there; it is not replaced";
+        let why = "the path exists and is not a socket, so the gateway does not replace it; remove it or choose another path";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -131,7 +135,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     match probe.connect(&SockAddr::unix(path)?) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(error),
-        // Also with a full accept queue, whose error is `WouldBlock`.
+        // A full accept queue, whose error is `WouldBlock`, also means that a process listens.
         Ok(()) | Err(_) => {
             let why = "a running process listens on this socket";
             Err(io::Error::new(io::ErrorKind::AddrInUse, why))
@@ -154,7 +158,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("admin.sock");
         runtime().block_on(async {
-            // A process that was killed leaves its file.
+            // A process that was killed leaves its file behind.
             drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
             assert!(path.exists());
             let socket = UnixSocket::listen(&path).await.expect("the dead one is replaced");
@@ -163,7 +167,7 @@ mod tests {
             let error = UnixSocket::listen(&path).await.expect_err("a live one is not");
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
             let mut client = UnixStream::connect(&path).await.expect("it still listens");
-            // The first connection is that of the refused `listen`.
+            // The refused `listen` made the first connection, to find out whether a process listens.
             for _ in 0..2 {
                 drop(socket.accept().await.expect("accepted"));
             }
@@ -186,7 +190,7 @@ mod tests {
             drop(second);
             fs::write(&path, "notes").expect("written");
             let error = UnixSocket::listen(&path).await.expect_err("no socket");
-            assert!(error.to_string().contains("no socket"), "{error}");
+            assert!(error.to_string().contains("exists and is not a socket"), "{error}");
             assert_eq!(fs::read_to_string(&path).expect("it is there"), "notes");
             let nowhere = folder.path().join("absent/admin.sock");
             let error = UnixSocket::listen(&nowhere).await.expect_err("no folder");
@@ -216,7 +220,7 @@ mod tests {
                     let runtime = runtime();
                     let opened = runtime.block_on(UnixSocket::listen(&path));
                     opened.is_ok_and(|socket| {
-                        // Held until the others have tried.
+                        // The socket stays open until the other processes have tried.
                         std::mem::forget((socket, runtime));
                         true
                     })

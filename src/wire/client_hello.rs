@@ -1,11 +1,11 @@
 //! Reads the SNI and ALPN of a TLS ClientHello (RFC 8446 §4.1.2) from the first bytes of a stream,
 //! however they are cut into segments and records.
 //!
-//! Two steps. The *record walk* is resumable: it is fed the stream as far as it has come and looks at
-//! each record header once (RFC 8446 §5.1), until the handshake message is whole. Then the *extension
-//! walk* reads the message once; a message in one record is read where it lies, one in several is first
-//! put together in the worker's [`Scratch`]. A fault belongs to the byte of the stream that shows it, and
-//! bytes are judged in order, so the verdict does not depend on how they were cut.
+//! There are two steps. The *record walk* is resumable: it gets the bytes received so far and reads each record header once
+//! (RFC 8446 §5.1), until the handshake message is complete. Then the *extension walk* reads the message once. A message in
+//! one record is read in place; a message in several records is first assembled in the worker's [`Scratch`]. A fault is
+//! reported at the byte of the stream that shows it, and bytes are evaluated in order, so the verdict does not depend on
+//! how the bytes were cut.
 
 use crate::model::alpn::Protocols;
 use tls_parser::{TlsExtension, parse_tls_extension_alpn_content, parse_tls_extension_sni_content};
@@ -13,10 +13,10 @@ use tls_parser::{TlsExtension, parse_tls_extension_alpn_content, parse_tls_exten
 const RECORD_HEADER: usize = 5;
 const HANDSHAKE_HEADER: usize = 4;
 const RANDOM_BYTES: usize = 32;
-/// Longest plaintext record (RFC 8446 §5.1).
+/// The longest plaintext record in bytes (RFC 8446 §5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
 const CONTENT_ALERT: u8 = 21;
-/// The type of a record with a part of the handshake (RFC 8446 §5.1).
+/// The type of a record that carries a part of the handshake (RFC 8446 §5.1).
 pub const CONTENT_HANDSHAKE: u8 = 22;
 const HANDSHAKE_CLIENT_HELLO: u8 = 1;
 const EXTENSION_SERVER_NAME: u16 = 0;
@@ -26,9 +26,9 @@ const NAME_TYPE_HOST: u8 = 0;
 /// The result of scanning the bytes received so far.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// The bytes are legal so far, and the hello is not whole.
+    /// The bytes are valid so far, and the hello is not complete.
     NeedMore,
-    /// The hello is whole.
+    /// The hello is complete.
     Whole(Hello<'a>),
     /// The bytes are not a ClientHello that the gateway accepts.
     Refused(HelloFault),
@@ -37,13 +37,13 @@ pub enum Verdict<'a> {
 /// The fields of a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello<'a> {
-    /// The host name as received; `None` without the extension.
+    /// The host name as received; `None` if the extension is absent.
     pub server_name: Option<&'a [u8]>,
-    /// The protocols offered; `None` without the extension.
+    /// The offered protocols; `None` if the extension is absent.
     pub alpn: Option<Protocols<'a>>,
-    /// The client's random, 32 bytes.
+    /// The client's random; 32 bytes.
     pub random: &'a [u8],
-    /// The length of the stream up to the end of the hello in bytes, record headers included.
+    /// The number of bytes from the start of the stream to the end of the hello, including record headers.
     pub length: usize,
 }
 
@@ -53,7 +53,7 @@ pub enum HelloFault {
     /// The first bytes are not a TLS handshake record.
     #[error("the first bytes are not a TLS handshake record")]
     NotTls,
-    /// The hello is longer than `bytes_max`, or says that it will be.
+    /// The hello is longer than `bytes_max`, or a header announces a longer one.
     #[error("the hello is longer than allowed")]
     TooLarge,
     /// The hello came in more than `records_max` records.
@@ -64,7 +64,7 @@ pub enum HelloFault {
     Malformed(&'static str),
 }
 
-/// First bytes of other protocols, with the name that messages give them.
+/// The first bytes of other protocols, with their names in messages.
 const OTHER_PROTOCOLS: &[(&[u8], &str)] = &[
     (b"PROXY ", "a PROXY v1 header"),
     (b"\r\n\r\n\0\r\nQUIT\n", "a PROXY v2 header"),
@@ -87,21 +87,21 @@ const OTHER_PROTOCOLS: &[(&[u8], &str)] = &[
     (b"\x15\x03", "a TLS alert"),
 ];
 
-/// Returns the name of the protocol that the first bytes of a stream look like, if it is known.
+/// Returns the name of a known protocol other than TLS if the stream begins with its prefix.
 pub fn looks_like(bytes: &[u8]) -> Option<&'static str> {
     OTHER_PROTOCOLS.iter().find(|(prefix, _)| bytes.starts_with(prefix)).map(|(_, name)| *name)
 }
 
-/// Returns true if the bytes that answer a ClientHello begin with a TLS record: a handshake or an alert.
+/// Returns true if the answer to a ClientHello begins with a TLS record (a handshake or an alert), or is empty.
 pub fn answers_tls(bytes: &[u8]) -> bool {
     bytes.first().is_none_or(|first| matches!(*first, CONTENT_ALERT | CONTENT_HANDSHAKE))
 }
 
-/// Buffers that the scanners of one worker share.
+/// The buffers that the scanners of one worker share.
 pub struct Scratch {
     /// A message assembled from several records.
     message: Vec<u8>,
-    /// One bit per extension type seen; all zero between calls.
+    /// One bit per extension type, set if the type was seen; all bits are zero between calls.
     seen: Box<[u64; 1 << 10]>,
 }
 
@@ -118,29 +118,28 @@ impl Default for Scratch {
     }
 }
 
-/// The record walk of one stream.
+/// The state of scanning the records of one stream for a ClientHello.
 #[derive(Debug)]
 pub struct Scanner {
     bytes_max: usize,
     records_max: usize,
     /// The offset in the stream at which the next record header begins.
     next: usize,
-    /// Record headers read so far.
+    /// The number of record headers read so far.
     records: usize,
-    /// Bytes of the handshake message in the records before `next`.
+    /// The number of bytes of the handshake message in the records before `next`.
     gathered: usize,
-    /// The handshake header, as far as it has been received.
+    /// The handshake header, as far as it was received.
     header: [u8; HANDSHAKE_HEADER],
 }
 
 impl Scanner {
-    /// Makes a scanner that reads at most `bytes_max` bytes of the stream and `records_max` records.
+    /// Creates a scanner that reads at most `bytes_max` bytes of the stream and `records_max` records.
     pub fn new(bytes_max: usize, records_max: usize) -> Self {
         Self { bytes_max, records_max, next: 0, records: 0, gathered: 0, header: [0; HANDSHAKE_HEADER] }
     }
 
-    /// Scans the stream as far as it was received. `received` is the whole stream since its first byte; it
-    /// only grows between calls.
+    /// Scans the bytes received so far. `received` is the whole stream from its first byte; it may only grow between calls.
     pub fn scan<'a>(&mut self, received: &'a [u8], scratch: &'a mut Scratch) -> Verdict<'a> {
         let length = match self.walk_records(received) {
             Ok(None) => return Verdict::NeedMore,
@@ -148,7 +147,7 @@ impl Scanner {
             Err(fault) => return Verdict::Refused(fault),
         };
         let message = if self.records == 0 {
-            // No earlier record holds a part of the message, so it lies in one piece.
+            // No earlier record contains a part of the message, so the message is contiguous.
             received.get(RECORD_HEADER..length).unwrap_or_default()
         } else {
             assemble(&received[..length.min(received.len())], &mut scratch.message);
@@ -160,7 +159,7 @@ impl Scanner {
         }
     }
 
-    /// Returns the length of the stream up to the end of the hello, once all of it was received.
+    /// Returns the length of the stream up to the end of the hello, once the whole hello was received.
     fn walk_records(&mut self, received: &[u8]) -> Result<Option<usize>, HelloFault> {
         loop {
             let start = self.next + RECORD_HEADER;
@@ -194,14 +193,14 @@ impl Scanner {
         }
     }
 
-    /// Advances past a record that was received whole.
+    /// Advances past a record that was received completely.
     fn pass(&mut self, size: usize) {
         self.next += RECORD_HEADER + size;
         self.records += 1;
         self.gathered += size;
     }
 
-    /// Returns the length from the record header at the start of `bytes`, once the header was received.
+    /// Returns the length in the record header at the start of `bytes`, once the header was received.
     fn record_size(&self, bytes: &[u8]) -> Result<Option<usize>, HelloFault> {
         let Some(content) = bytes.first() else {
             return Ok(None);
@@ -235,7 +234,7 @@ impl Scanner {
         }
     }
 
-    /// Returns the length of the handshake message, header included, once its header was received.
+    /// Returns the length of the handshake message including its header, once the header was received.
     fn message_size(&mut self, fragment: &[u8]) -> Result<Option<usize>, HelloFault> {
         let have = self.gathered.min(HANDSHAKE_HEADER);
         for (slot, byte) in self.header[have..].iter_mut().zip(fragment) {
@@ -254,7 +253,7 @@ impl Scanner {
     }
 }
 
-/// Assembles the message from its records; `stream` ends where the message ends.
+/// Assembles the message from its records; `stream` must end where the message ends.
 fn assemble(stream: &[u8], message: &mut Vec<u8>) {
     message.clear();
     let mut rest = stream;
@@ -293,33 +292,33 @@ fn read_message<'a>(
 ) -> Result<(&'a [u8], NamesAndProtocols<'a>), HelloFault> {
     let mut fields = Fields(message);
     fields.take(HANDSHAKE_HEADER + 2, "the hello ends before its random")?;
-    let random = fields.take(RANDOM_BYTES, "the hello ends in its random")?;
+    let random = fields.take(RANDOM_BYTES, "the hello ends within its random")?;
     let session = fields.number8("the hello ends before its session id")?;
     if session > 32 {
         return Err(HelloFault::Malformed("the session id is longer than 32 bytes"));
     }
-    fields.take(session, "the hello ends in its session id")?;
+    fields.take(session, "the hello ends within its session id")?;
     let suites = usize::from(fields.number16("the hello ends before its cipher suites")?);
     if suites == 0 || suites % 2 == 1 {
         return Err(HelloFault::Malformed("the length of the cipher suites is odd or zero"));
     }
-    fields.take(suites, "the hello ends in its cipher suites")?;
+    fields.take(suites, "the hello ends within its cipher suites")?;
     let compression = fields.number8("the hello ends before its compression methods")?;
     if compression == 0 {
         return Err(HelloFault::Malformed("there is no compression method"));
     }
-    fields.take(compression, "the hello ends in its compression methods")?;
+    fields.take(compression, "the hello ends within its compression methods")?;
     if fields.0.is_empty() {
         return Ok((random, (None, None)));
     }
     let length = usize::from(fields.number16("the hello ends before its extensions")?);
     if length != fields.0.len() {
         return Err(HelloFault::Malformed(
-            "the length of the extensions is not that of the rest of the hello",
+            "the length of the extensions does not match the rest of the hello",
         ));
     }
     let read = read_extensions(fields.0, seen);
-    // Clears only the bits that the walk has set, so that a hello does not pay for all 8 KiB.
+    // Clears only the bits that the walk has set, because clearing all 8 KiB would be costly for each hello.
     let mut fields = Fields(fields.0);
     while let (Ok(kind), Ok(size)) = (fields.number16(""), fields.number16("")) {
         seen[usize::from(kind >> 6)] = 0;
@@ -342,7 +341,7 @@ fn read_extensions<'a>(
         let body = fields.take(usize::from(size), "an extension is longer than the rest of the hello")?;
         let (word, bit) = (usize::from(kind >> 6), 1_u64 << (kind & 63));
         if seen[word] & bit != 0 {
-            return Err(HelloFault::Malformed("an extension comes twice"));
+            return Err(HelloFault::Malformed("an extension appears twice"));
         }
         seen[word] |= bit;
         match kind {
@@ -354,7 +353,7 @@ fn read_extensions<'a>(
     Ok((server_name, alpn))
 }
 
-/// Returns the one host name of a ServerNameList (RFC 6066 §3).
+/// Returns the single host name of a ServerNameList (RFC 6066 §3).
 fn read_server_name(body: &[u8]) -> Result<&[u8], HelloFault> {
     list_fills(body, "the server name list is empty, or its length is wrong")?;
     let Ok((_, TlsExtension::SNI(names))) = parse_tls_extension_sni_content(body) else {
@@ -387,7 +386,8 @@ fn read_alpn(body: &[u8]) -> Result<Protocols<'_>, HelloFault> {
     Ok(Protocols::from_entries(list))
 }
 
-/// Returns the content of a list. Its 16-bit length must be that of all that follows, and not zero.
+/// Returns the content of a list. The 16-bit length of the list must equal the number of bytes that follow, and must not be
+/// zero.
 fn list_fills<'a>(body: &'a [u8], what: &'static str) -> Result<&'a [u8], HelloFault> {
     let mut fields = Fields(body);
     let length = usize::from(fields.number16(what)?);
@@ -401,7 +401,7 @@ fn list_fills<'a>(body: &'a [u8], what: &'static str) -> Result<&'a [u8], HelloF
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns a hello with these extensions, in one handshake message without record header.
+    /// Returns a hello with these extensions as one handshake message without a record header.
     pub(crate) fn message(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
         let mut list = Vec::new();
         for (kind, body) in extensions {
@@ -429,7 +429,7 @@ pub(crate) mod tests {
         (0, body)
     }
 
-    /// Returns the message in records of these sizes; the last record takes the rest.
+    /// Returns the message in records of these sizes; the last record contains the rest.
     pub(crate) fn records(message: &[u8], sizes: &[usize]) -> Vec<u8> {
         let mut stream = Vec::new();
         let mut rest = message;
@@ -447,8 +447,7 @@ pub(crate) mod tests {
 
     type NameAndLength = (Option<Vec<u8>>, usize);
 
-    /// Scans a stream and returns the result with the name owned, after asserting that a scan byte by byte
-    /// gives the same.
+    /// Scans a stream and returns the result with an owned name. Asserts that a scan byte by byte gives the same result.
     fn verdict(stream: &[u8]) -> Result<Option<NameAndLength>, HelloFault> {
         let mut scratch = Scratch::new();
         let mut judge = |scanner: &mut Scanner, bytes: &[u8]| match scanner.scan(bytes, &mut scratch) {

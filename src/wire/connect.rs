@@ -1,4 +1,4 @@
-//! The head of an HBONE CONNECT (RFC 9113 §8.5), and its responses.
+//! The head of an HBONE CONNECT request (RFC 9113 §8.5), and the responses to it.
 
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
@@ -8,17 +8,17 @@ use crate::model::authority::{Authority, AuthorityFault};
 use crate::model::reason::Reason;
 use crate::model::trace::TraceParent;
 
-/// The header of a response that holds the reason, one of the closed list.
+/// The response header that contains the reason, one word of a closed list.
 pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 
-/// The claims of a caller about itself. None is verified; only telemetry uses them.
+/// The unverified claims of a caller about itself; only telemetry uses them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
     /// The caller's trace context.
     pub trace: Option<TraceParent>,
-    /// The `tracestate` that belongs to the trace context.
+    /// The `tracestate` that belongs to `trace`.
     pub trace_state: Option<Box<str>>,
-    /// `cluster/namespace/workload`, as far as `baggage` gives them.
+    /// `cluster/namespace/workload` from the `baggage` header; absent parts are empty.
     pub workload: Option<Box<str>>,
 }
 
@@ -27,7 +27,7 @@ pub struct Claims {
 pub struct ConnectHead {
     /// The destination.
     pub authority: Authority,
-    /// Unverified statements of the caller, for telemetry.
+    /// The unverified claims of the caller, for telemetry.
     pub claims: Claims,
 }
 
@@ -35,21 +35,21 @@ pub struct ConnectHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadFault {
     /// The method is not CONNECT.
-    #[error("its method is not CONNECT")]
+    #[error("the method is not CONNECT")]
     Method,
     /// The request has no authority.
-    #[error("it has no authority")]
+    #[error("the request has no authority")]
     NoAuthority,
     /// The authority is malformed.
-    #[error("its authority cannot be read: {0}")]
+    #[error("the authority of the request is malformed: {0}")]
     Authority(AuthorityFault),
     /// The named header occurs more than once.
-    #[error("it has the header {0} more than once")]
+    #[error("the request has the header {0} more than once")]
     Repeated(&'static str),
 }
 
 impl HeadFault {
-    /// Returns the status of the response.
+    /// Returns the HTTP status with which the request is refused.
     pub fn status(self) -> StatusCode {
         match self {
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -58,10 +58,10 @@ impl HeadFault {
     }
 }
 
-/// Headers that may occur once: two readers could disagree on which of two counts. `baggage` may come in
+/// The headers that may occur only once, because two readers could disagree on which of two is valid. `baggage` may come in
 /// parts (W3C Baggage §3.2).
 const SINGLE: [&str; 4] = ["traceparent", "forwarded", "x-istio-source", "x-forwarded-network"];
-/// The longest claim that is kept, in bytes.
+/// The largest length of a claim in bytes; a longer claim is cut.
 const CLAIM_BYTES_MAX: usize = 253;
 /// The longest `tracestate` that is kept, in bytes; a longer one may be dropped (W3C Trace Context §3.3.1.5).
 const TRACE_STATE_BYTES_MAX: usize = 512;
@@ -86,7 +86,8 @@ fn claims(headers: &HeaderMap) -> Claims {
     Claims { trace, trace_state: trace.and_then(|_| trace_state(headers)), workload: workload(headers) }
 }
 
-/// Returns `tracestate`, which may come in several headers; all of it or nothing.
+/// Returns `tracestate`, which may be spread over several headers. Returns all of it, or `None` if it is too long or not
+/// text.
 fn trace_state(headers: &HeaderMap) -> Option<Box<str>> {
     let mut whole = String::new();
     for part in headers.get_all("tracestate") {
@@ -120,7 +121,7 @@ fn workload(headers: &HeaderMap) -> Option<Box<str>> {
     if cluster.is_empty() && namespace.is_empty() && name.is_empty() {
         return None;
     }
-    // Header values that are text are ASCII, so any byte is a boundary.
+    // A header value that is text is ASCII, so it can be cut at any byte.
     let mut text = format!("{cluster}/{namespace}/{name}");
     text.truncate(CLAIM_BYTES_MAX);
     Some(text.into())
@@ -140,7 +141,7 @@ pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
     }
 }
 
-/// Makes a response with its reason.
+/// Returns a response with this status, and with the reason in a header.
 pub fn answer(status: StatusCode, reason: Reason) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = status;

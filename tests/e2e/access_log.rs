@@ -1,4 +1,5 @@
-//! What a line of the access log says beside its reason: by which gateway, how many attempts, who ended it, and details.
+//! What an access log line says beside the reason: the gateway, the number of attempts, which end closed the connection, and
+//! details.
 
 use std::io::{Read, Write};
 
@@ -13,7 +14,7 @@ use crate::support::pki::PKI;
 
 const NODE: &str = "node: {name: gw-0, cluster: east, network: net-east}\n";
 
-/// Sends these bytes and reads until the end, whatever it is.
+/// Sends these bytes and reads until the connection ends in any way; returns the bytes read.
 fn send(gateway: &Gateway, listener: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(gateway.listener(listener));
     stream.write_all(bytes).expect("sent");
@@ -37,7 +38,7 @@ fn a_line_says_which_gateway_wrote_it_and_how_the_connection_went() {
     ));
     let local = gateway.listener("default");
     let config = PKI.client(&[]);
-    // Of two in turn at least one falls on the endpoint that is not there.
+    // Round robin: at least one of two calls to `two.test` tries the dead endpoint first.
     for name in ["one.test", "two.test", "two.test"] {
         let mut config = (*config).clone();
         config.dangerous().set_certificate_verifier(std::sync::Arc::new(AnyCertificate));
@@ -93,7 +94,10 @@ fn an_endpoint_that_does_not_speak_tls_is_said_to() {
         web.address, mute.address
     ));
     for (name, detail) in [
-        ("web.test", "endpoint_not_tls: the endpoint's answer is not TLS, and looks like HTTP"),
+        (
+            "web.test",
+            "endpoint_not_tls: the endpoint answered with bytes that are not TLS and look like HTTP",
+        ),
         ("mute.test", "the endpoint ended the connection before it sent a byte"),
     ] {
         send(&gateway, "default", &hello(name));
@@ -106,15 +110,15 @@ fn an_endpoint_that_does_not_speak_tls_is_said_to() {
 fn a_refused_hello_says_what_it_looks_like() {
     let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\n");
     for (bytes, like) in [
-        (&b"GET / HTTP/1.1\r\n\r\n"[..], "it looks like HTTP"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "it looks like SSH"),
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "the first bytes look like HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "the first bytes look like SSH"),
         (
             b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
-            "it looks like a PROXY v1 header, which the listener's proxyProtocol.mode forbids",
+            "the first bytes look like a PROXY v1 header, which the listener's proxyProtocol.mode forbids",
         ),
         (
             b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c",
-            "it looks like a PROXY v2 header, which the listener's proxyProtocol.mode forbids",
+            "the first bytes look like a PROXY v2 header, which the listener's proxyProtocol.mode forbids",
         ),
     ] {
         send(&gateway, "default", bytes);
@@ -136,16 +140,16 @@ fn callers_by_hbone_are_told_apart_by_what_their_certificate_lacks() {
     assert!(line["source_identity"].is_null(), "it is not proven: {line}");
     assert!(Hbone::connect(address, client(None, &["h2"])).is_err());
     gateway.logged("no certificate", |line| line["reason"] == "identity_required");
-    // By server name, on a listener that takes HBONE alone.
+    // A TLS client sends a server name to a listener that accepts only HBONE.
     let refused = tls(address, "a.test").expect_err("no HBONE");
     assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
     let refused = gateway.logged("SNI on HBONE", |line| line["reason"] == "alpn_refused");
     assert_eq!(refused["sni"], "a.test", "{refused}");
     assert!(
-        refused["detail"].as_str().is_some_and(|detail| detail.contains("takes HBONE alone")),
+        refused["detail"].as_str().is_some_and(|detail| detail.contains("accepts only HBONE")),
         "{refused}"
     );
-    // And one who is let in.
+    // This caller is admitted.
     let hbone = Hbone::connect(address, caller()).expect("let in");
     let mut stream = hbone.open("echo.shop.mesh:80").expect("admitted");
     assert_eq!(stream.echo("hello"), Ok("hello".to_owned()));

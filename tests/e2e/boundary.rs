@@ -1,4 +1,5 @@
-//! The boundary of a federation: what callers of other organisations reach, each with an authority of its own (F-6, F-7, F-12).
+//! Which services the callers of another organisation can reach in a federation. Each organisation has its own certificate
+//! authority.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,15 +10,16 @@ use tempfile::TempDir;
 use crate::hbone::{BASE, caller, folder, service};
 use crate::support::backend::Backend;
 use crate::support::client::{call, hello, read_alert};
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::pki::{PKI, Pki};
 use crate::support::raw::connect_from;
+use crate::support::{Stop, eventually};
 
-/// The trust domain of everybody here: organisations do not ask one another for names.
+/// The identity of all callers, also of callers in other organisations. Several organisations may have the same trust domain,
+/// because each chooses its own.
 const CART: &str = "spiffe://cluster.local/ns/shop/sa/cart";
-/// The addresses of west's clients; south has none.
+/// The source address of west's clients. South has none.
 const WEST: [u8; 4] = [127, 0, 0, 77];
 
 /// The authorities of two other organisations.
@@ -31,7 +33,7 @@ impl Organisations {
         Self { west: Pki::new("the CA of west"), south: Pki::new("the CA of south") }
     }
 
-    /// Returns a folder with the gateway's own files and the roots of both.
+    /// Returns a folder with the gateway's own files and the roots of both organisations.
     fn folder(&self) -> TempDir {
         let folder = folder();
         for (name, authority) in [("west.pem", &self.west), ("south.pem", &self.south)] {
@@ -41,7 +43,8 @@ impl Organisations {
     }
 }
 
-/// Returns the config of a gateway that offers `echo` to west and `pay` to south, both to itself.
+/// Returns the config of a gateway that exports `echo` to west alone and `pay` to south alone; `west` is further keys of west's
+/// entry.
 fn config(echo: &Backend, pay: &Backend, west: &str) -> String {
     let gateway = "spiffe://cluster.local/ns/isthmus/sa/gateway";
     let tls = |text: String| text.replace("targetPort", "protocol: TLS, targetPort");
@@ -82,7 +85,7 @@ fn f6_callers_of_a_peer_reach_what_is_exported_to_their_peer_and_nothing_else() 
         (&"west".into(), &"spiffe://west/ns/shop/sa/cart".into(), &"echo.shop.mesh".into())
     );
 
-    // On the wire, unknown and not exported are alike; the log says which.
+    // On the wire, the refusals of unknown names and of names that are not exported are equal; only the log differs.
     let unknown = west.open("nothing.shop.mesh:80").err().expect("refused");
     for (who, hbone, authority) in [
         ("west", &west, "echo.shop.mesh:80"),
@@ -117,12 +120,13 @@ fn f6_callers_of_a_peer_reach_what_is_exported_to_their_peer_and_nothing_else() 
     }
     assert!(!exposed.contains("outbound_.80_._.pay.shop.east.global"), "south has no SNI callers: {exposed}");
 
-    // A reload that takes the export away ends its connections, and no others.
+    // A reload that removes an export cuts the connections that the export admitted, and no others.
     let mut cut = west.open("echo.shop.east.global:80").expect("exported");
     assert_eq!(cut.echo("still"), Ok("still".to_owned()));
     let mut kept = south.open("pay.shop.east.global:80").expect("exported");
     gateway.reload(&config.replace(EXPORTED, ""));
-    assert!(cut.echo("more").is_err());
+    // The reload is applied when each worker has the order to cut; a busy machine may let a worker carry it out later.
+    eventually("the end of the stream", || cut.echo("more").is_err().then_some(()));
     assert_eq!(kept.echo("more"), Ok("more".to_owned()));
     gateway.logged("the connection that was cut", |line| {
         line["reason"] == "config_removed" && line["peer"] == "west"
@@ -163,7 +167,7 @@ fn f6_sni_callers_of_a_peer_come_from_its_addresses_and_reach_what_is_exported_t
         gateway.logged(name, |line| {
             line["sni"] == name && line["reason"] == reason && line["peer"].as_str().unwrap_or("") == peer
         });
-        // What `explain` says is what the data path did.
+        // `explain` gives the same reason as the data path.
         let source = std::net::Ipv4Addr::from(from);
         let explained = gateway.json(&format!("/api/v1/explain?sni={name}&from={source}"));
         assert_eq!(explained["reason"], reason, "{explained}");
@@ -177,7 +181,8 @@ fn f12_an_authority_speaks_for_its_own_organisation_alone() {
     let config = config(&echo, &pay, EXPORTED);
     let gateway = Gateway::start_in(organisations.folder(), &config, &[]);
     let address = gateway.listener("hbone");
-    // The alias is our name, and other trust domains are not west's to name.
+    // A certificate of west's authority is refused if its identity is under west's alias (a name that only this gateway uses)
+    // or under another trust domain.
     for forged in
         ["spiffe://west/ns/shop/sa/cart", "spiffe://south/ns/shop/sa/cart", "spiffe://other/ns/shop/sa/cart"]
     {
@@ -188,7 +193,8 @@ fn f12_an_authority_speaks_for_its_own_organisation_alone() {
                 && line["detail"].as_str().is_some_and(|text| text.contains(forged))
         });
     }
-    // What west's authority makes of the name that our own callers have is west's.
+    // A client whose certificate was issued by west's authority is a caller of west. That also holds if the identity in the
+    // certificate is the identity of one of this gateway's own callers.
     let ours = Hbone::connect(address, caller()).expect("let in");
     assert!(ours.open("echo.shop.mesh:80").is_ok());
     let minted = organisations.west.issue(&[], Some(crate::hbone::CALLER));
@@ -216,6 +222,7 @@ fn f12_a_peer_changes_its_root_under_load_and_nothing_fails_until_the_old_one_is
     };
     let issued = std::sync::Mutex::new(by_old.clone());
     std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -243,7 +250,6 @@ fn f12_a_peer_changes_its_root_under_load_and_nothing_fails_until_the_old_one_is
             Hbone::connect(address, by_old.clone()).is_err().then_some(())
         });
         called(20);
-        stop.store(true, Ordering::Relaxed);
         assert!(stream.echo("more").is_err(), "a caller of the old root is cut");
         let _ = &mut of_old;
     });
@@ -268,7 +274,7 @@ fn a_peer_at_its_limits_is_told_so_and_costs_another_nothing() {
     assert!(
         line["detail"]
             .as_str()
-            .is_some_and(|text| text.contains("the peer west has") || text.contains("all of its 2")),
+            .is_some_and(|text| text.contains("the callers of the peer west already have 2 connections")),
         "{line}"
     );
     assert_eq!(

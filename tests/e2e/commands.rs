@@ -1,4 +1,4 @@
-//! What the commands say: lists of a running gateway, filters, the config in use, and mistakes that `validate` finds.
+//! The output of the commands: lists of a running gateway, filters, the config in use, and mistakes that `validate` finds.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -39,14 +39,14 @@ fn lists_say_who_called_for_what() {
     assert_eq!(stream.echo("x"), Ok("x".to_owned()));
     let table = run(&gateway, &["get", "connections"]);
     assert!(table.contains("echo.shop.mesh:80") && table.contains(CALLER), "{table}");
-    // What callers by HBONE ask for, beside the names of those who come by server name.
+    // `exposed` lists the authorities that HBONE callers use as well as the names of SNI clients.
     let exposed = run(&gateway, &["exposed"]);
     for name in ["echo.shop.mesh:80 ", "outbound_.80_._.echo.shop.mesh ", "a.test "] {
         assert!(exposed.lines().any(|line| line.starts_with(name)), "{name}: {exposed}");
     }
     assert!(run(&gateway, &["get", "routes"]).contains("a.test"));
     assert_eq!(run(&gateway, &["get", "registries"]), "none\n");
-    // Failures, by reason, name and time.
+    // `failures` filters by reason, name and time.
     assert_eq!(run(&gateway, &["failures"]), "none\n");
     hbone.open("nobody.shop.mesh:80").err().expect("refused");
     tls(gateway.listener("hbone"), "nobody.test").expect_err("refused");
@@ -63,10 +63,10 @@ fn lists_say_who_called_for_what() {
     assert!(!some.contains("nobody.test") && some.contains("nobody.shop.mesh"), "{some}");
     assert_eq!(failures(&["--reason", "stalled"]), "none\n");
     assert!(failures(&["--since", "soon"]).contains("invalid value"), "{some}");
-    // YAML that a person reads.
+    // The YAML output quotes text values.
     let yaml = run(&gateway, &["get", "listeners", "-o", "yaml"]);
     assert!(yaml.starts_with("- name: \"hbone\"\n"), "{yaml}");
-    // No colours where there is no terminal.
+    // The output has no colours if it is not a terminal.
     assert!(!run(&gateway, &["status"]).contains('\x1b'));
 }
 
@@ -78,7 +78,7 @@ fn the_config_in_use_is_shown_with_its_defaults() {
     let config = gateway.json("/api/v1/config");
     assert_eq!(config["timeouts"]["connect"], "2s");
     assert_eq!(config["routes"]["a.test"]["ejection"]["failures"], 5, "{config:#}");
-    // What a file that is rejected says is not in use.
+    // `get config` does not show a file that was rejected.
     gateway.write_config("listen: \"127.0.0.1:0\"\nroutes: {a.test: nowhere}\n");
     assert_eq!(gateway.post("/api/v1/reload").0, 400);
     assert_eq!(gateway.json("/api/v1/config")["routes"], config["routes"]);
@@ -87,7 +87,7 @@ fn the_config_in_use_is_shown_with_its_defaults() {
     assert!(run(&gateway, &["drain"]).contains("draining"));
 }
 
-/// Puts something wrong into a folder.
+/// A function that puts a mistake into a folder.
 type Spoil<'a> = &'a dyn Fn(&std::path::Path);
 
 #[test]
@@ -109,7 +109,7 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
         (
             "key of another",
             &|folder| std::fs::write(folder.join("key.pem"), &other.key_pem).expect("written"),
-            "do not belong together",
+            "the key does not match the certificate",
         ),
         (
             "of another",
@@ -117,7 +117,7 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
                 std::fs::write(folder.join("cert.pem"), &other.certificate_pem).expect("written");
                 std::fs::write(folder.join("key.pem"), &other.key_pem).expect("written");
             },
-            "its identity is spiffe://cluster.local/ns/shop/sa/other",
+            "the identity of the certificate is spiffe://cluster.local/ns/shop/sa/other",
         ),
         (
             "no identity",
@@ -133,7 +133,7 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
                 std::fs::write(folder.join("cert.pem"), &old.certificate_pem).expect("written");
                 std::fs::write(folder.join("key.pem"), &old.key_pem).expect("written");
             },
-            "it expired at 2002-01-01",
+            "the certificate expired at 2002-01-01",
         ),
     ];
     for (case, spoil, wanted) in cases {
@@ -179,10 +179,16 @@ fn roots_of_peers_that_cannot_be_used_fail_validate_with_the_line_that_names_the
         (Some("x"), "west.pem: "),
         (Some("-----BEGIN CERTIFICATE-----\nx"), "west.pem: "),
         (Some(garbage), "west.pem: certificate 1 cannot be read"),
-        (Some(&*leaf), "is not of an authority, so it verifies no other; expected the roots of the peer"),
-        (Some(&*old.ca_pem()), "west.pem: no root of it is valid; the last expired at 2002-01-01"),
-        (Some(&*shared), "root 2 is a root of the trust domain south.example too"),
-        (Some(&*ours), "root 2 is a root of the trust domain cluster.local too"),
+        (
+            Some(&*leaf),
+            "is not a CA certificate, so it cannot verify others; expected the root certificates of the peer",
+        ),
+        (
+            Some(&*old.ca_pem()),
+            "west.pem: all root certificates in the file have expired, the last one at 2002-01-01",
+        ),
+        (Some(&*shared), "root 2 is also a root of the trust domain south.example"),
+        (Some(&*ours), "root 2 is also a root of the trust domain cluster.local"),
     ] {
         let (code, told) = told_of(text);
         assert_eq!(code, Some(1), "{text:?}: {told}");
@@ -192,7 +198,8 @@ fn roots_of_peers_that_cannot_be_used_fail_validate_with_the_line_that_names_the
     }
 }
 
-/// The likeliest first mistake of those who have several networks, and its mirror.
+/// The likeliest first mistake of operators with several networks (a registry without a network), and its mirror image (a node
+/// without one).
 #[test]
 fn networks_that_are_not_said_are_warned_of() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -216,7 +223,7 @@ fn networks_that_are_not_said_are_warned_of() {
     assert!(!told.contains("endpoints have"), "{told}");
 }
 
-/// A peer that is not enrolled, and may reach all services.
+/// A peer that is not enrolled, to which all services are exported.
 const PEER: &str = "peers: [{name: south, export: [{services: [\"*\"], as: \"{service}.{namespace}.global\"}]}]\n\
                     aggregator: {startTimeout: 1s}\n";
 
@@ -227,7 +234,7 @@ fn a_plan_compares_a_file_with_the_running_gateway() {
     let gateway = Gateway::start_in(folder(), &format!("{config}{PEER}"), &[]);
     let next = gateway.folder().join("next.yaml");
     let plan = |peers: &str| {
-        // The plan is of the running gateway's services, whatever the file says of services.
+        // The plan uses the services of the running gateway, not those of the file.
         std::fs::write(&next, format!("{BASE}{peers}")).expect("written");
         run(&gateway, &["peer", "plan", "-c", &next.display().to_string()])
     };
@@ -241,7 +248,7 @@ fn a_plan_compares_a_file_with_the_running_gateway() {
     assert_eq!(gateway.json("/api/v1/peers")[0]["exported"], 1, "nothing is applied");
     assert_eq!(gateway.json("/api/v1/peers/south")["exported"][0]["exported_name"], "echo.shop.global");
     assert_eq!(gateway.get("/api/v1/peers/west").0, 404);
-    // Two files, and a file with a mistake.
+    // Two files are compared without a gateway; then the file has a mistake.
     let (old, json) = (gateway.folder().join("isthmus.yaml"), ["-o", "json"]);
     let (old, next) = (old.display().to_string(), next.display().to_string());
     let offline = run(&gateway, &[&["peer", "plan", "-c", &next, "--against", &old], &json[..]].concat());
@@ -250,7 +257,7 @@ fn a_plan_compares_a_file_with_the_running_gateway() {
     assert!(plan("peers: [{name: west, exports: []}]\n").contains("next.yaml:"), "the place of the mistake");
 }
 
-/// The backquoted texts of a cell.
+/// Returns the texts in backquotes of a table cell.
 fn quoted(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
@@ -304,15 +311,15 @@ fn answers_have_the_members_that_the_documents_name() {
         let is_list = answer.trim().starts_with("list");
         assert_eq!(value.is_array(), is_list, "{path}: {value}");
         let items = if is_list { value.as_array().cloned().unwrap_or_default() } else { vec![value.clone()] };
-        // An item may lack what does not apply to its kind.
+        // An item may lack a member that does not apply to its kind.
         let found: BTreeSet<&str> = items
             .iter()
             .filter_map(|item| item.as_object())
             .flat_map(|item| item.keys().map(String::as_str))
             .collect();
-        // Lists of what there is not are empty: connections, failures, clients.
+        // The gateway has no connections, failures and clients, so these lists are empty.
         for member in quoted(members).into_iter().filter(|_| !items.is_empty()) {
-            // Only rules that ask for a mark have one.
+            // Only a rule that requires a mark has `marked_by`.
             assert!(found.contains(member) || member == "marked_by", "{path}: {member}: {value:#}");
             checked += 1;
         }
@@ -325,7 +332,7 @@ fn answers_have_the_members_that_the_documents_name() {
         }
     }
     assert!(checked > 90, "{checked} members were checked");
-    // Each metric that is served is in the documents.
+    // The documents list every metric that the gateway serves.
     let documents = include_str!("../../docs/metrics.md");
     let (_, served) = gateway.get("/metrics");
     for family in served.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
@@ -334,7 +341,7 @@ fn answers_have_the_members_that_the_documents_name() {
     }
 }
 
-/// Runs `isthmus check`, and returns its exit code and its lines.
+/// Runs `isthmus check`; returns its exit code and the JSON values that it prints, one per line.
 fn check(gateway: &Gateway, arguments: &[&str]) -> (Option<i32>, Vec<Value>) {
     let mut command = Command::new(BINARY);
     command.args(["check", "-o", "json"]).args(arguments);
@@ -360,7 +367,7 @@ fn check_says_of_each_area_whether_it_is_well() {
     for area in ["gateway", "config", "registries", "names", "certificates", "endpoints", "xds", "logs"] {
         assert_eq!(states(&lines, area), ["ok"], "{area}: {lines:?}");
     }
-    // A file with a mistake fails one area, and says what to do.
+    // `isthmus check` reports a rejected file in the area `config` alone, and that line says what to do next.
     gateway.write_config("listen: \"127.0.0.1:0\"\nroutes: {a.test: nowhere}\n");
     assert_eq!(gateway.post("/api/v1/reload").0, 400);
     let (code, lines) = check(&gateway, &[]);
@@ -370,7 +377,7 @@ fn check_says_of_each_area_whether_it_is_well() {
     assert!(failed["next"].as_str().is_some_and(|next| next.contains("isthmus validate")), "{failed}");
     let table = run(&gateway, &["check"]);
     assert!(table.contains("failed   config ") && table.contains("next: "), "{table}");
-    // It is waited for: the mistake is mended while the command runs.
+    // `--wait` waits until the mistake is repaired while the command runs.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| check(&gateway, &["--wait", "20s"]));
         std::thread::sleep(std::time::Duration::from_millis(700));
@@ -378,7 +385,7 @@ fn check_says_of_each_area_whether_it_is_well() {
         let (code, lines) = waits.join().expect("it ends");
         assert_eq!(code, Some(0), "{lines:?}");
     });
-    // An endpoint that refuses.
+    // The only endpoint of the route refuses connections.
     gateway.reload("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:1\"}\n");
     for _ in 0..3 {
         tls(gateway.listener("default"), "a.test").expect_err("nobody is there");
@@ -400,7 +407,7 @@ fn check_of_a_file_needs_no_gateway_and_a_gateway_that_is_away_is_a_failure() {
         (output.status.code(), String::from_utf8(output.stdout).expect("text"))
     };
     let (code, text) = check("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\n");
-    assert_eq!((code, &*text), (Some(0), "ok       config  isthmus.yaml is fine\n"));
+    assert_eq!((code, &*text), (Some(0), "ok       config  isthmus.yaml has no mistakes\n"));
     let (code, text) = check("listen: \"127.0.0.1:0\"\nexports: [{services: [gone.mesh]}]\n");
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("warning  config  ") && text.contains("gone.mesh"), "{text}");
@@ -414,7 +421,7 @@ fn check_of_a_file_needs_no_gateway_and_a_gateway_that_is_away_is_a_failure() {
     assert!(text.starts_with("failed   gateway  cannot reach the admin API"), "{text}");
 }
 
-/// A running `isthmus watch`, with its lines so far; ended when dropped.
+/// A running `isthmus watch` with its output lines so far; killed when dropped.
 struct Following {
     child: std::process::Child,
     lines: std::sync::Arc<std::sync::Mutex<Vec<Value>>>,
@@ -440,7 +447,7 @@ impl Following {
         Self { child, lines }
     }
 
-    /// Waits for a line.
+    /// Waits for an output line that matches.
     #[track_caller]
     fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
         eventually(what, || self.lines.lock().expect("not poisoned").iter().find(|line| so(line)).cloned())
@@ -461,13 +468,13 @@ fn watch_tells_what_changes_and_nothing_else() {
     let one = format!("\"{}\"", backend.address);
     let gateway = Gateway::start(&route(&one));
     let listener = gateway.listener("default");
-    // What has failed before is no news.
+    // A failure from before the start of `watch` is not reported.
     tls(listener, "before.test").expect_err("refused");
     gateway.logged("a refusal", |line| line["sni"] == "before.test");
     let failures = Following::start(&gateway, "failures");
     let connections = Following::start(&gateway, "connections");
     let endpoints = Following::start(&gateway, "endpoints");
-    // Until they have read the lists for the first time nothing is a change.
+    // The commands report no change before they have read the lists for the first time, so this waits until they have done so.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let mut open = crate::support::client::connect(listener);
     std::io::Write::write_all(&mut open, &crate::support::client::hello("a.test")).expect("sent");
@@ -482,7 +489,7 @@ fn watch_tells_what_changes_and_nothing_else() {
         (&failed["value"]["sni"], &failed["value"]["reason"]),
         (&"after.test".into(), &"sni_unknown".into())
     );
-    // An endpoint that comes, changes its state, and goes.
+    // `watch` reports an endpoint when it is added, changes its state, and is removed.
     let gone = "\"127.0.0.1:1\"";
     gateway.reload(&route(&format!("{one}, {gone}")));
     let has = |change: &'static str| {

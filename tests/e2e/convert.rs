@@ -25,7 +25,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("text")
 }
 
-/// Returns the answer of the real program: whether it takes the file, and what it says. `None` where it is not installed.
+/// Returns the verdict of the real HAProxy on a file (true if it accepts it) and its output; `None` if HAProxy is not
+/// installed.
 fn haproxy_takes(file: &Path) -> Option<(bool, String)> {
     let program = Path::new("/usr/sbin/haproxy");
     if !program.exists() {
@@ -60,9 +61,9 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
     };
     for (of, fate, why) in [
         ("tcp-request connection reject if { src 192.0.2.0/24 }", "not converted", "no counterpart"),
-        ("acl office src 10.0.0.0/8", "not converted", "only names sent by SNI"),
+        ("acl office src 10.0.0.0/8", "not converted", "only conditions on the SNI"),
         ("acl legacy req.ssl_sni -i -m reg ^old[0-9]+", "not converted", "-m reg"),
-        ("use_backend internal if api office", "not converted", "only names sent by SNI"),
+        ("use_backend internal if api office", "not converted", "only conditions on the SNI"),
         ("use_backend old if legacy", "not converted", "-m reg"),
         ("use_backend %[req.ssl_sni,lower,map_str(/dev/null,web)]", "not converted", "computed"),
         ("use_backend case if { req.ssl_sni Case.example.com }", "differs", "case"),
@@ -75,9 +76,9 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         ("server a2 10.0.3.2:443 check inter 5s send-proxy-v2 maxconn 100", "not converted", "`maxconn 100`"),
         ("server a3 10.0.3.3:443 backup check inter 5s send-proxy-v2", "not converted", "backup"),
         ("server s2 10.0.4.2 weight 0", "not converted", "weight is 0"),
-        ("server s4 10.0.4.3:443 ssl verify none", "not converted", "makes TLS"),
+        ("server s4 10.0.4.3:443 ssl verify none", "not converted", "encrypts the connection"),
         ("server s5 10.0.4.4:443 disabled", "not converted", "disabled"),
-        ("balance first", "not converted", "roundRobin is taken"),
+        ("balance first", "not converted", "the config has roundRobin"),
         ("stick on src", "not converted", "no counterpart"),
         ("backend internal", "not converted", "no converted rule"),
         ("resolvers dns", "not converted", "the section resolvers"),
@@ -85,7 +86,7 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         let begins = format!("{}:{}: {fate}: ", file.display(), line(of));
         let found = told.lines().any(|told| told.starts_with(&begins) && told.contains(why));
         assert!(found, "{begins}{why} is not told:\n{told}");
-        // The config says it too, for whoever reads it later.
+        // The converted config has the same message as a comment.
         assert!(config.contains(&format!("#   line {}: ", line(of))), "{of}: {config}");
     }
     for wanted in [
@@ -109,7 +110,7 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         assert!(config.contains(wanted), "no {wanted}:\n{config}");
     }
     assert!(!config.contains("www.shop.example.com\":"), "a rule that HAProxy never reaches: {config}");
-    // Lines without a counterpart are listed on demand, and a script can fail on the others.
+    // `--all` also lists lines that need no counterpart; with `--strict`, the command fails if lines cannot be converted.
     let all = text(&convert(&file, &["--all"]).stderr);
     for of in [
         "option tcplog",
@@ -156,13 +157,13 @@ fn a_file_is_not_overwritten_and_one_without_a_tcp_section_is_refused() {
     }
 }
 
-/// Sends a hello, and returns the mark of the backend that answers; empty if none does.
+/// Sends a hello, and returns the mark of the backend that answers; empty if no backend answers.
 fn ask(address: SocketAddr, name: &str) -> String {
     let mut client: TcpStream = connect(address);
     client.write_all(&hello(name)).expect("sent");
     let mut answer = Vec::new();
     let _ = client.read_to_end(&mut answer);
-    // A refused client reads an alert.
+    // A client that is refused receives an alert record (type 21).
     if answer.first() == Some(&21) { String::new() } else { String::from_utf8_lossy(&answer).into_owned() }
 }
 
@@ -173,7 +174,7 @@ fn marked(mark: &'static str) -> Backend {
     })
 }
 
-/// Names that the files of the corpus route, and some that they do not. An address is sent as no name at all.
+/// Names that the files of the corpus route, and names that they do not. An IP address stands for a hello without a name.
 const NAMES: [&str; 13] = [
     "api.example.com",
     "API.Example.com",

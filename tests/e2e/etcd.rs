@@ -1,4 +1,4 @@
-//! A registry in a real etcd: what is written there is seen, and whatever becomes of etcd, no endpoint is lost.
+//! A registry in a real etcd: the gateway applies what is written there, and no failure of etcd costs an endpoint.
 
 use std::ffi::OsString;
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ use crate::support::client::{call, tls};
 use crate::support::etcd::{self, Etcd, PREFIX};
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::{PKI, Pki};
-use crate::support::{eventually, skip};
+use crate::support::{Stop, eventually, skip};
 
 const NAME: &str = "s0.mesh";
 
@@ -25,7 +25,7 @@ fn binary() -> Option<OsString> {
     binary
 }
 
-/// A gateway's config with one registry, of which `more` are further keys, each with a comma before it.
+/// Returns a gateway's config with one registry; `more` is further keys of the registry, each with a comma before it.
 fn config(endpoints: &[String], more: &str) -> String {
     let endpoints: Vec<String> = endpoints.iter().map(|url| format!("{url:?}")).collect();
     format!(
@@ -45,7 +45,7 @@ fn key(name: &str) -> String {
     format!("shop/{name}")
 }
 
-/// A service with one endpoint.
+/// Returns a service with one endpoint.
 fn service(name: &str, port: u16) -> String {
     format!(
         "hostname: {name}\nnamespace: shop\nports:\n- {{name: https, port: 443, targetPort: {port}, protocol: TLS}}\nendpoints:\n\
@@ -66,13 +66,13 @@ fn becomes(gateway: &Gateway, state: &str) -> Value {
     eventually(state, || Some(status(gateway)).filter(|status| status["state"] == state))
 }
 
-/// Waits until a text is among the problems of the registry.
+/// Waits until a problem of the registry contains this text, and returns that problem.
 #[track_caller]
 fn complains(gateway: &Gateway, text: &str) -> String {
     eventually(text, || problems(gateway).into_iter().find(|problem| problem.contains(text)))
 }
 
-/// What is wrong with the registry, and with keys of it.
+/// Returns the problems of the registry and of its keys.
 fn problems(gateway: &Gateway) -> Vec<String> {
     let status = status(gateway);
     let lines = |key: &str| status[key].as_array().cloned().unwrap_or_default();
@@ -80,7 +80,7 @@ fn problems(gateway: &Gateway) -> Vec<String> {
     all.iter().map(|problem| problem.as_str().expect("a text").to_owned()).collect()
 }
 
-/// The ports of the endpoints that a name leads to.
+/// Returns the ports of the endpoints to which a name leads.
 fn ports(gateway: &Gateway, name: &str) -> Vec<String> {
     let explained = gateway.json(&format!("/api/v1/explain?sni={name}"));
     let candidates = explained["candidates"].as_array().cloned().unwrap_or_default();
@@ -101,7 +101,7 @@ fn is_gone(gateway: &Gateway, name: &str) {
     eventually(&format!("no {name}"), || ports(gateway, name).is_empty().then_some(()));
 }
 
-/// `isthmus registry`, with a text on its input.
+/// Runs `isthmus registry` with a text on its standard input.
 fn registry(arguments: &[&str], input: &str) -> Output {
     use std::io::Write;
     let mut child = Command::new(BINARY)
@@ -112,7 +112,7 @@ fn registry(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the binary starts");
-    // A command that has failed already takes no input.
+    // The write may fail, because a command that has failed reads no more input.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     child.wait_with_output().expect("it ends")
 }
@@ -154,14 +154,17 @@ fn a_damaged_value_keeps_the_last_good_one_and_is_named() {
     etcd.put(&key(NAME), service(NAME, 7003).replace("port: 443", "port: 99999"));
     let place = format!("{PREFIX}shop/s0.mesh:4:23: ports[0].port: found the number 99999");
     complains(&gateway, &place);
-    // The others go on.
+    // The other keys are still applied.
     put(&etcd, "s1.mesh", 7004);
     leads_to(&gateway, "s1.mesh", 7004);
     assert_eq!(ports(&gateway, NAME), ["7001"]);
     assert_eq!(status(&gateway)["state"], "live");
-    // It is the same after a new listing, for which the watch is made to fail.
+    // A value of another service than its key names, and a value that is not UTF-8, are problems too.
     etcd.put(&key("s2.mesh"), service("s1.mesh", 1));
-    complains(&gateway, "s2.mesh:1:11: hostname: found \"s1.mesh\", expected the hostname of the key");
+    complains(
+        &gateway,
+        "s2.mesh:1:11: hostname: found \"s1.mesh\", expected the hostname that the etcd key names",
+    );
     etcd.put(&key("s2.mesh"), [0xff, 0xfe]);
     complains(&gateway, "s2.mesh:1:1: the value is not UTF-8");
     let shown = Command::new(BINARY)
@@ -184,11 +187,11 @@ fn keys_outside_of_the_grammar_are_named_and_counted() {
     etcd.put("s1.mesh", service("s1.mesh", 1));
     complains(&gateway, &format!("{PREFIX}s1.mesh: the key has no slash after its namespace"));
     etcd.put("shop/S1.mesh", service("S1.mesh", 1));
-    complains(&gateway, "not in canonical form; write s1.mesh");
+    complains(&gateway, "not in lower case without a trailing dot; write s1.mesh");
     for number in 0..150 {
         etcd.put(&format!("shop/10.0.0.{number}"), "x");
     }
-    // A hundred are named.
+    // The problems name 100 keys, and count the others.
     complains(&gateway, &format!("{PREFIX}…: 52 more keys have mistakes"));
     put(&etcd, "s1.mesh", 7002);
     leads_to(&gateway, "s1.mesh", 7002);
@@ -199,7 +202,7 @@ fn keys_outside_of_the_grammar_are_named_and_counted() {
     eventually("two problems", || (problems(&gateway).len() == 2).then_some(()));
 }
 
-/// Waits until the watch has lasted long enough to be resumed without a word.
+/// Waits until the watch has lasted so long that its end is no error: the gateway resumes it without reporting a problem.
 fn steady(gateway: &Gateway) {
     eventually("a steady watch", || {
         (gateway.json("/api/v1/status")["uptime_seconds"].as_u64() >= Some(10)).then_some(())
@@ -220,14 +223,14 @@ fn a_watch_that_has_lasted_is_resumed_where_it_ended() {
     }
     let gateway = start(&etcd);
     steady(&gateway);
-    // Its connection is gone before there are changes.
+    // The gateway is stopped while its connection ends and the keys change.
     gateway.signal("STOP");
     etcd.kill();
     etcd.restart();
     put(&etcd, "s1.mesh", 7002);
     etcd.delete(&key("s2.mesh"));
     gateway.signal("CONT");
-    gateway.told("the etcd watch ended; it is resumed");
+    gateway.told("the etcd watch ended; the gateway resumes it");
     leads_to(&gateway, "s1.mesh", 7002);
     is_gone(&gateway, "s2.mesh");
     put(&etcd, "s3.mesh", 7003);
@@ -248,7 +251,7 @@ fn a_compaction_while_disconnected_leads_to_a_new_listing_without_a_loss() {
     etcd.put(&key("s3.mesh"), "damaged");
     complains(&gateway, "s3.mesh:1:1: found");
     steady(&gateway);
-    // The gateway sees nothing of what comes now, and not its history either.
+    // The gateway is stopped while the keys change, and etcd compacts the history of these changes.
     gateway.signal("STOP");
     etcd.kill();
     etcd.restart();
@@ -268,7 +271,7 @@ fn a_compaction_while_disconnected_leads_to_a_new_listing_without_a_loss() {
         (vec!["7001".into()], vec!["7001".into()])
     );
     eventually("one problem", || (problems(&gateway).len() == 1).then_some(()));
-    gateway.told("etcd is listed again");
+    gateway.told("the gateway lists the registry in etcd again");
     assert_eq!((errors(&gateway), status(&gateway)["state"].as_str()), (Vec::new(), Some("live")));
 }
 
@@ -278,12 +281,12 @@ fn an_etcd_that_is_killed_under_load_costs_no_endpoint() {
     let mut etcd = Etcd::start(&binary, &[]);
     (0..50).for_each(|number| put(&etcd, &format!("s{number}.mesh"), 7001));
     let gateway = start(&etcd);
-    let stop = AtomicBool::new(false);
     for round in 0..3 {
-        stop.store(false, Ordering::SeqCst);
+        let stop = AtomicBool::new(false);
         thread::scope(|scope| {
-            // Each of the others is written again and again; the first one stays as it is.
+            // The writer writes all services again and again except the first.
             let (stop, member) = (&stop, &etcd);
+            let stopping = Stop(stop);
             let writer = scope.spawn(move || {
                 let mut written = 0;
                 while !stop.load(Ordering::SeqCst) {
@@ -300,7 +303,7 @@ fn an_etcd_that_is_killed_under_load_costs_no_endpoint() {
                 (ports(&gateway, "s20.mesh") == ["7002"]).then_some(())
             });
             member.kill_now();
-            stop.store(true, Ordering::SeqCst);
+            drop(stopping);
             assert!(writer.join().expect("no panic") > 0);
         });
         etcd.kill();
@@ -330,7 +333,7 @@ fn an_etcd_with_another_history_is_listed_anew() {
     etcd.kill();
     etcd.forget();
     etcd.restart();
-    // More revisions than the other history had, so that they tell nothing.
+    // The new etcd gets more revisions than the old one had, so that revision numbers do not reveal the loss of the history.
     (0..20).for_each(|_| put(&etcd, "s1.mesh", 7002));
     gateway.signal("CONT");
     leads_to(&gateway, "s1.mesh", 7002);
@@ -355,13 +358,13 @@ fn wrong_credentials_are_named_and_right_ones_taken_when_they_come() {
     };
     let gateway = Gateway::start_in(folder, &with("root"), &[]);
     let problem =
-        complains(&gateway, "it refused to log in the user \"root\": etcdserver: authentication failed");
+        complains(&gateway, "etcd refused to log in the user \"root\": etcdserver: authentication failed");
     assert!(problem.starts_with(&format!("etcd at {}: ", etcd.url())), "{problem}");
     assert_eq!(status(&gateway)["state"], "missing");
     std::fs::write(gateway.folder().join("password"), "secret\n").expect("written");
     becomes(&gateway, "live");
     assert_eq!(ports(&gateway, NAME), ["7001"]);
-    // A user who may not read, and none at all.
+    // The user has no read permission; then the config has no user at all.
     gateway.reload(&with("nobody"));
     complains(&gateway, "etcdserver: permission denied");
     gateway.reload(&config(&[etcd.url()], ""));
@@ -382,11 +385,11 @@ fn a_lost_leader_is_noticed_and_the_cluster_taken_back() {
     let urls: Vec<String> = members.iter().map(Etcd::url).collect();
     let gateway = Gateway::start(&config(&urls, ""));
     becomes(&gateway, "live");
-    // One may go, whichever it is: there is another one.
+    // One of three members may fail, whichever it is.
     members[0].kill();
     eventually("a write", || members[1].try_put(&key(NAME), service(NAME, 7002)).ok());
     leads_to(&gateway, NAME, 7002);
-    // The last one knows of no changes, though it could still tell what it had.
+    // The last member cannot learn of changes, although it can still answer reads of its old data.
     members[1].kill();
     becomes(&gateway, "stale");
     complains(&gateway, "etcdserver: no leader");
@@ -415,7 +418,7 @@ fn a_cluster_that_takes_no_more_writes_is_read_on() {
     assert!(text(&refused.stderr).contains("0 of 1 keys were written"), "{refused:?}");
     assert_eq!(status(&gateway)["state"], "live");
     assert_eq!(ports(&gateway, NAME), ["7001"]);
-    // Others can still begin with it.
+    // Another gateway can start from this etcd.
     let second = start(&etcd);
     assert_eq!(ports(&second, NAME), ["7001"]);
 }
@@ -426,7 +429,7 @@ fn values_that_are_too_large_are_refused_by_name() {
     let etcd = Etcd::start(&binary, &["--max-request-bytes", "33554432"]);
     put(&etcd, NAME, 7001);
     let gateway = start(&etcd);
-    // The first fits into an answer, the second does not.
+    // etcd can return the first value in one response; the second is too large for that.
     for (name, size) in [("s1.mesh", 10 << 20), ("s2.mesh", 20 << 20)] {
         put(&etcd, name, 7002);
         leads_to(&gateway, name, 7002);
@@ -439,7 +442,7 @@ fn values_that_are_too_large_are_refused_by_name() {
         is_gone(&gateway, "s3.mesh");
     }
     put(&etcd, "s3.mesh", 7004);
-    // So it is for those who begin with it.
+    // A gateway that starts with these values reports a problem for each of them, and has the other services.
     let second = start(&etcd);
     assert_eq!((problems(&second).len(), status(&second)["services"].as_u64()), (2, Some(2)));
     assert_eq!((ports(&second, NAME), ports(&second, "s3.mesh")), (vec!["7001".into()], vec!["7004".into()]));
@@ -456,7 +459,8 @@ fn values_that_are_too_large_are_refused_by_name() {
 #[test]
 fn a_hundred_thousand_keys_at_once_are_taken_in() {
     const KEYS: usize = 100_000;
-    /// The peak of the gateway's memory, which holds every service once, and pages of the listing.
+    /// The limit of the gateway's peak memory in bytes. It leaves room for one copy of every service and for pages of the
+    /// listing.
     const MEMORY_MAX: u64 = 500 << 20;
     let Some(binary) = binary() else { return };
     let etcd = Etcd::start(&binary, &[]);
@@ -471,7 +475,8 @@ fn a_hundred_thousand_keys_at_once_are_taken_in() {
     let written = registry(&["put", "-", "--etcd", &etcd.url()], &document);
     assert!(written.status.success(), "{}", text(&written.stderr));
     assert_eq!(text(&written.stdout).lines().count(), KEYS);
-    // It waits for the registry before it is ready, which takes its time where the machine has other things to do.
+    // This gateway is ready only after it has read the registry. Reading can take long on a busy machine, so the start does not
+    // wait until the gateway is ready.
     let listing = Gateway::start_unready(tempfile::tempdir().expect("a folder"), &config(&[etcd.url()], ""));
     for gateway in [&empty, &listing] {
         patiently("all of them", || status(gateway)["services"] == KEYS);
@@ -485,7 +490,7 @@ fn a_hundred_thousand_keys_at_once_are_taken_in() {
     leads_to(&empty, NAME, 7002);
 }
 
-/// Waits for what may take minutes.
+/// Waits until `ready` returns true, up to three minutes.
 #[track_caller]
 fn patiently(what: &str, ready: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(180);
@@ -495,7 +500,7 @@ fn patiently(what: &str, ready: impl Fn() -> bool) {
     }
 }
 
-/// The most that a process has held.
+/// Returns the peak resident memory of a process in bytes.
 fn peak_memory(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
@@ -539,7 +544,7 @@ fn tls_with_client_certificates() {
     becomes(&gateway, "live");
     assert_eq!(ports(&gateway, NAME), ["7001"]);
     gateway.reload(&with(&path("other-ca.pem"), &own));
-    complains(&gateway, "TLS with it failed: the certificate is not trusted");
+    complains(&gateway, "the TLS handshake failed: the certificate is not trusted");
     gateway.reload(&with(&ca, ""));
     complains(&gateway, &format!("etcd at {url}: "));
     gateway.reload(&with(&path("absent.pem"), ""));
@@ -555,7 +560,7 @@ fn services_are_written_listed_and_deleted_by_hand() {
     let run = |arguments: &[&str], input: &str| registry(&[arguments, &["--etcd", &url]].concat(), input);
     let item = |name: &str, port| format!("- {}\n", service(name, port).replace('\n', "\n  "));
     let good = format!("services:\n{}{}", item("a.mesh", 7001), item("b.mesh", 7002));
-    // With a mistake in it nothing is written, and all mistakes are shown.
+    // If any service has a mistake, nothing is written, and all mistakes are reported.
     let bad = good.replace("port: 443", "port: 0") + "- {hostname: c.mesh}\n";
     let refused = run(&["put", "-"], &bad);
     assert_eq!((refused.status.code(), text(&refused.stdout).as_str()), (Some(1), ""));
@@ -570,7 +575,7 @@ fn services_are_written_listed_and_deleted_by_hand() {
                   shop       a.mesh    https:443  1          2\n\
                   shop       b.mesh    https:443  1          2\n";
     assert_eq!(listed, wanted);
-    // A list is a document again.
+    // The output of `list` is valid input of `put`.
     for format in ["yaml", "json"] {
         let listed = text(&run(&["list", "-o", format], "").stdout);
         let again = run(&["put", "-"], &listed);
@@ -600,12 +605,12 @@ fn the_command_says_why_it_cannot_reach_etcd() {
     drop(closed);
     let silent = run(&["--etcd", &url]);
     assert_eq!(silent.status.code(), Some(3));
-    assert!(text(&silent.stderr).contains(&format!("etcd at {url}: it cannot be reached: ")), "{silent:?}");
+    assert!(text(&silent.stderr).contains(&format!("etcd at {url}: cannot connect: ")), "{silent:?}");
     for (arguments, code, wanted) in [
         (&["--etcd", "http://10.0.0.1:2379"][..], 2, "did you mean \"https://10.0.0.1:2379\"?"),
-        (&["--etcd", "https://10.0.0.1:2379"], 1, "https:// needs --tls-roots"),
+        (&["--etcd", "https://10.0.0.1:2379"], 1, "members with https:// URLs require --tls-roots"),
         (&["--etcd", "127.0.0.1:2379"], 2, "it does not begin with https:// or http://"),
-        (&["--etcd", &url, "--tls-roots", "x"], 1, "--tls-roots is for members with https://"),
+        (&["--etcd", &url, "--tls-roots", "x"], 1, "--tls-roots requires members with https:// URLs"),
         (&["--etcd", &url, "--prefix", "/a"], 2, "did you mean \"/a/\"?"),
         (&["--etcd", &url, "--user", "x"], 2, "--password-file"),
         (&[], 2, "--etcd"),

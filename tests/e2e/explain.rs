@@ -1,4 +1,4 @@
-//! `explain`, live and offline, says what the data path does, in the same word.
+//! `explain`, live and offline, predicts what the data path does, with the same reason.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::support::client::{call, tls_with};
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
 
-/// Services, exports and routes that meet every rule of naming.
+/// Returns a config whose services, exports and routes exercise every rule for names.
 fn config(backend: std::net::SocketAddr) -> String {
     let (ip, port) = (backend.ip(), backend.port());
     format!(
@@ -78,7 +78,7 @@ exports:
     )
 }
 
-/// Listener, name, ALPN offered, and the word for what comes of it.
+/// The listener, the name, the ALPN protocols of the client, and the expected reason.
 const CASES: [(&str, &str, &str, &str); 36] = [
     ("open", "exact.test", "", "ok"),
     ("open", "EXACT.test", "", "ok"),
@@ -134,9 +134,9 @@ fn explain_and_the_data_path_agree_word_for_word() {
         assert_eq!(live["steps"][0], bound, "{case}");
         let mut offline_at_its_port = offline.clone();
         offline_at_its_port["steps"][0] = bound.into();
-        // And how earlier connections ended, which is no part of the decision.
+        // Only a running gateway knows how earlier connections ended. This knowledge is not part of the decision.
         offline_at_its_port["recent"] = live["recent"].clone();
-        // It knows how endpoints did, too.
+        // Only a running gateway knows the last failure of each endpoint.
         for (known, unknown) in live["candidates"]
             .as_array()
             .into_iter()
@@ -169,7 +169,7 @@ fn is_newest(gateway: &Gateway, line: &Value, before: usize) -> bool {
     gateway.access_log().get(before) == Some(line)
 }
 
-/// A client that takes any certificate: the names of the cases are many, the backend's is one.
+/// Returns a client that accepts any certificate: the cases use many names, and the backend has a certificate for one.
 fn trusting(alpn: &[&str]) -> std::sync::Arc<rustls::ClientConfig> {
     let mut config = (*PKI.client(alpn)).clone();
     config.dangerous().set_certificate_verifier(std::sync::Arc::new(crate::support::client::AnyCertificate));
@@ -218,7 +218,9 @@ fn near_misses_and_odds_are_shown() {
         .filter_map(|one| one["odds"].as_f64())
         .collect();
     odds.sort_by(f64::total_cmp);
-    // Of two throws by weight the endpoint with less per unit of weight wins: 1/16 and 15/16 when both are idle.
+    // The gateway draws twice at random by weight, and takes the endpoint with fewer connections per weight. While both
+    // endpoints are idle, the endpoint with weight 3 wins unless both draws give the other one. The odds are therefore 15/16
+    // and 1/16.
     assert_eq!(odds, [0.0625, 0.9375]);
     let unknown = gateway.get("/api/v1/explain?sni=a&listener=nope");
     assert_eq!(unknown.0, 400);
@@ -229,7 +231,8 @@ fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// A verdict says what is allowed; that it does not work is said beside it, the same everywhere.
+/// The verdict says only whether the connection is admitted. Failures of the endpoint are reported separately, and all commands
+/// report the same failures.
 #[test]
 fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
     let dead = refusing();
@@ -263,7 +266,7 @@ fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
     assert_eq!(endpoint("lost.test")["state"], "unresolved", "{endpoints:#}");
     let failures = gateway.metric("isthmus_endpoint_failures_total", &["dead.test", "endpoint_refused"]);
     assert_eq!(failures, 3.0);
-    // Dialled to see, by the gateway and from here.
+    // Both the gateway (by `POST`) and the command (with `--probe`) dial the endpoint.
     let (status, probed) = gateway.post("/api/v1/explain?sni=dead.test");
     let probed: Value = serde_json::from_str(&probed).expect("JSON");
     assert_eq!(
@@ -277,9 +280,9 @@ fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
         .output()
         .expect("the binary runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("PROBE") && text.contains("no endpoint accepted a connection"), "{text}");
+    assert!(text.contains("PROBE") && text.contains("none of them accepted a connection"), "{text}");
     assert_eq!(output.status.code(), Some(0), "{text}");
-    // A name that stands for nothing.
+    // The host name of this route's endpoint does not resolve.
     let explained = gateway.json("/api/v1/explain?sni=lost.test");
     assert_eq!(explained["reason"], "no_endpoints");
     assert_eq!(explained["omitted"], serde_json::json!([{"why": "unresolved", "network": "", "count": 1}]));

@@ -1,5 +1,5 @@
-//! What goes wrong at night, one row each: every fault is named by a reading command (`explain`, `status`, `get`, `failures`), in a log and by
-//! a metric, with the same word: a reason of `docs/reasons.md`, or a code of `docs/problems.md` where it is no connection's end.
+//! Operational faults. A read-only command (`explain`, `status`, `get`, `failures`), a log and a metric name each fault with
+//! the same word: a reason of `docs/reasons.md` for the end of a connection, otherwise a code of `docs/problems.md`.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -16,13 +16,13 @@ use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::pki::{PKI, Pki};
 
-/// The closed lists, as the documents have them.
+/// Returns the codes in the first column of a document's table.
 fn words(document: &str) -> Vec<&str> {
     let rows = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     rows.collect()
 }
 
-/// Rows that were shown, for whoever reads the output.
+/// The faults that were detected, with their words, for the test's output.
 #[derive(Default)]
 struct Table(Vec<(&'static str, String, &'static str)>);
 
@@ -34,7 +34,8 @@ impl Table {
         self.0.push((fault, word.to_owned(), by));
     }
 
-    /// A connection that ended with a reason: access log, metric and `failures` say it, and the command `by` too.
+    /// Checks that a connection has ended with a reason, and that the access log, the metric, `isthmus failures` and the
+    /// command `by` show that reason.
     fn connection(
         &mut self,
         gateway: &Gateway,
@@ -54,7 +55,7 @@ impl Table {
         line
     }
 
-    /// Something that is no connection's end: `status`, metric and log say it.
+    /// Checks that `status`, the metric and the log report a problem that is not the end of a connection.
     fn problem(&mut self, gateway: &Gateway, fault: &'static str, code: &str) -> Value {
         let problem = has_problem(gateway, code);
         self.row(fault, code, "status");
@@ -85,7 +86,7 @@ registries: [{file: {path: west.yaml, cluster: west, network: net-west}}]
 aggregator: {staleAfter: 1h}
 ";
 
-/// The services of a registry file, one for each number, all of one endpoint.
+/// Returns the text of a registry file with this number of services, which all have the same endpoint.
 fn registry(services: usize) -> String {
     let one = |number: usize| {
         format!(
@@ -151,12 +152,12 @@ fn by_server_name(table: &mut Table) {
     let asked = ["explain", "checkout.test", "--listener", "mesh", "--alpn", "h2"];
     table.connection(&gateway, "wrong ALPN", "alpn_refused", "explain", &asked);
     for (fault, bytes, like) in [
-        ("HTTP on an SNI port", &b"GET / HTTP/1.1\r\n\r\n"[..], "it looks like HTTP"),
-        ("SSH on an SNI port", b"SSH-2.0-OpenSSH\r\n", "it looks like SSH"),
+        ("HTTP on an SNI port", &b"GET / HTTP/1.1\r\n\r\n"[..], "the first bytes look like HTTP"),
+        ("SSH on an SNI port", b"SSH-2.0-OpenSSH\r\n", "the first bytes look like SSH"),
         (
             "PROXY header on an SNI port",
             b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
-            "it looks like a PROXY v1 header, which the listener's proxyProtocol.mode forbids",
+            "the first bytes look like a PROXY v1 header, which the listener's proxyProtocol.mode forbids",
         ),
     ] {
         send(open, bytes);
@@ -215,7 +216,7 @@ fn by_server_name(table: &mut Table) {
     assert!(shown.contains("1 other network (net-west)"), "{shown}");
 }
 
-/// A client that takes any certificate.
+/// Connects as a client that accepts any certificate.
 fn tls_any(address: SocketAddr, name: &str) -> crate::support::client::Tls {
     let mut config = (*PKI.client(&[])).clone();
     config.dangerous().set_certificate_verifier(std::sync::Arc::new(crate::support::client::AnyCertificate));
@@ -286,7 +287,7 @@ fn of_registries_and_config(table: &mut Table) {
         &format!("- {{name: open, bind: \"127.0.0.1:{taken}\"}}"),
     ));
     let told = run(&gateway, &["reload"]);
-    assert!(told.contains("Address already in use") && told.contains("see ss -ltnp"), "{told}");
+    assert!(told.contains("Address already in use") && told.contains("`ss -ltnp "), "{told}");
     table.problem(&gateway, "port clash at reload", "config_rejected");
     drop(holder);
 }
@@ -302,7 +303,7 @@ fn of_logs_and_spans(table: &mut Table) {
     let lost = table.problem(&gateway, "log disk full", "access_log_lost");
     assert!(lost["text"].as_str().is_some_and(|text| text.contains("lost since the start")), "{lost}");
     assert!(gateway.metric("isthmus_access_log_dropped_total", &[]) >= 1.0);
-    // A path that cannot be opened is a mistake of the config: it is not taken into use.
+    // A path that cannot be opened is a mistake of the config, so the reload is rejected.
     gateway.write_config(&config("/nonexistent/access.log"));
     assert!(run(&gateway, &["reload"]).contains("/nonexistent/access.log"));
     table.problem(&gateway, "log path wrong", "config_rejected");
@@ -335,7 +336,8 @@ fn of_xds_clients(table: &mut Table) {
     table.problem(&gateway, "xDS client refused", "xds_client_refused");
 }
 
-/// Opens a stream of xDS and claims to be on a network, as Envoy would: one message of the node alone.
+/// Opens an xDS stream, and sends one request whose node claims to be on `network`, as Envoy's first request does. Returns when
+/// the server has closed the connection or ended the stream.
 pub(crate) fn claim(address: SocketAddr, network: &str) {
     use isthmus::proto::envoy::config::core::v3::Node;
     use isthmus::proto::envoy::service::discovery::v3::DiscoveryRequest;
@@ -367,7 +369,6 @@ pub(crate) fn claim(address: SocketAddr, network: &str) {
             let mut answer = response.await.expect("an answer").into_body();
             while let Some(Ok(_)) = answer.data().await {}
         };
-        // The connection ends with the test's interest in it.
         tokio::select! {
             _ = connection => {}
             () = asked => {}

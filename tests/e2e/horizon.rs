@@ -1,4 +1,4 @@
-//! `horizon`, live and offline: what viewers on either side of a gateway are given, and why not more.
+//! `horizon`, live and offline: the entries that viewers on both sides of a gateway get, and why others are left out.
 
 use std::process::{Command, Output};
 
@@ -58,7 +58,7 @@ fn run(arguments: &[&str], gateway: &Gateway, live: bool) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What `horizon` says, which must be the same live, offline and by the API.
+/// Returns the output of `horizon`, after checking that it is the same live, offline and by the API.
 fn horizon(gateway: &Gateway, network: &str, query: &str) -> Value {
     let by_api = gateway.json(&format!("/api/v1/horizon?network={network}&service=cart.shop.mesh{query}"));
     let flags: Vec<String> = query
@@ -78,7 +78,7 @@ fn horizon(gateway: &Gateway, network: &str, query: &str) -> Value {
     by_api
 }
 
-/// Address, weight and what it stands for.
+/// Returns the address, the weight, and the weight behind each entry (`standsFor`).
 fn entries(value: &Value) -> Vec<(String, u64, f64)> {
     let entry = |entry: &Value| {
         let stands_for = entry["standsFor"].as_f64()?;
@@ -145,7 +145,7 @@ fn tables_name_entries_sums_and_what_is_missing() {
     }
     let gateways = run(&["get", "gateways"], &gateway, true);
     let text = String::from_utf8_lossy(&gateways.stdout).into_owned();
-    assert!(text.contains("192.0.2.1") && text.contains("it has no sniPort"), "{text}");
+    assert!(text.contains("192.0.2.1") && text.contains("the gateway has no sniPort"), "{text}");
     let networks = run(&["get", "networks", "-o", "json"], &gateway, true);
     let value: Value = serde_json::from_slice(&networks.stdout).expect("JSON");
     let names: Vec<&Value> = value.as_array().expect("a list").iter().map(|one| &one["name"]).collect();

@@ -1,5 +1,5 @@
-//! Where the gateway's own identity comes from: Istio's authority and the SPIFFE Workload API, each served by grpcio with
-//! the official messages and certificates of another maker (`tests/interop/identity_peer.py`).
+//! The sources of the gateway's own identity: Istio's authority and the SPIFFE Workload API. `tests/interop/identity_peer.py`
+//! serves both with grpcio, the official messages, and certificates of another library.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,18 +13,18 @@ use crate::support::pki::{PKI, Pki};
 
 const OURS: &str = "spiffe://td/ns/istio-system/sa/eastwest";
 
-/// All that a gateway of ours needs but for where its identity comes from.
+/// The config of a gateway without its section `identity`.
 const NODE: &str = "listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\nmesh: {trustDomain: td}\n\
                     node: {namespace: istio-system, serviceAccount: eastwest, cluster: east-1}\n";
 
-/// A folder with a token in it.
+/// Returns a folder that contains a token.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("token"), "the first\n").expect("written");
     folder
 }
 
-/// A config that asks Istio's authority.
+/// Returns a config that requests certificates of Istio's authority.
 fn istio(authority: &Authority) -> String {
     let port = authority.port();
     format!(
@@ -32,7 +32,7 @@ fn istio(authority: &Authority) -> String {
     )
 }
 
-/// A config that listens to the Workload API whose files are in the folder.
+/// Returns a config that uses the Workload API whose files are in the folder.
 fn workload(folder: &TempDir) -> String {
     let socket = folder.path().join("agent.sock");
     format!("{NODE}identity: {{workloadApi: {{socket: 'unix://{}'}}}}\n", socket.display())
@@ -42,12 +42,12 @@ fn source(gateway: &Gateway) -> Value {
     gateway.json("/api/v1/status")["identity"].clone()
 }
 
-/// What is wrong with the certificate.
+/// Returns the problem with the certificate; empty if there is none.
 fn problem(gateway: &Gateway) -> String {
     source(gateway)["problems"]["certificate"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Waits until the status says this of the certificate.
+/// Waits until the problem with the certificate contains this text.
 #[track_caller]
 fn told(gateway: &Gateway, text: &str) {
     eventually(text, || problem(gateway).contains(text).then_some(()));
@@ -58,7 +58,7 @@ fn own(gateway: &Gateway) -> Option<Value> {
     all.as_array().expect("a list").iter().find(|each| each["kind"] == "workload").cloned()
 }
 
-/// Waits until the certificate in use has this serial number, and nothing is wrong.
+/// Waits until the certificate in use has this serial number and there is no problem.
 #[track_caller]
 fn in_use(gateway: &Gateway, serial: &Value) -> Value {
     eventually(&format!("the certificate {serial}"), || {
@@ -69,7 +69,7 @@ fn in_use(gateway: &Gateway, serial: &Value) -> Value {
     })
 }
 
-/// The trust domains that are believed, and how many roots each has.
+/// Returns the trusted trust domains, each with the number of its roots.
 fn trusted(gateway: &Gateway) -> Vec<(String, u64)> {
     let all = gateway.json("/api/v1/certificates");
     let roots = all.as_array().expect("a list").iter().filter(|each| each["kind"] == "roots");
@@ -81,14 +81,14 @@ fn domains(names: &[&str]) -> Vec<(String, u64)> {
     names.iter().map(|name| ((*name).to_owned(), 1)).collect()
 }
 
-/// The latest call that got a certificate.
+/// Waits until a call has received a certificate; returns the latest such call.
 #[track_caller]
 fn certified(authority: &Authority) -> Value {
     let latest = || authority.calls().into_iter().rfind(|call| call.get("serial").is_some());
     eventually("a certificate is issued", latest)
 }
 
-/// Seconds since 1970 of a time in the API.
+/// Parses a time of the API; returns seconds since 1970.
 fn seconds(time: &Value) -> f64 {
     let text = time.as_str().expect("a time");
     let output =
@@ -104,7 +104,7 @@ fn istios_authority_is_asked_for_what_we_are_and_readiness_waits_for_it() {
         return;
     };
     let gateway = Gateway::start_unready(folder, &istio(&authority));
-    told(&gateway, "refused with PermissionDenied: token of nobody");
+    told(&gateway, "the server answered with the gRPC status PermissionDenied: token of nobody");
     assert!(
         problem(&gateway).contains(&format!(
             "https://localhost:{} did not issue a certificate for {OURS}",
@@ -129,7 +129,7 @@ fn istios_authority_is_asked_for_what_we_are_and_readiness_waits_for_it() {
     assert_eq!(call["metadata"]["authorization"], "Bearer the first");
     assert_eq!(call["metadata"]["clusterid"], "east-1");
     assert_eq!(source(&gateway)["source"], "istioCa");
-    // The roots that came with it are believed, for our own domain.
+    // The gateway trusts the roots that came with the certificate, for its own trust domain.
     assert_eq!(trusted(&gateway), domains(&["td"]));
 }
 
@@ -166,15 +166,15 @@ fn a_refusal_leaves_the_last_certificate_in_use_until_it_has_expired_and_beyond(
     let gateway = Gateway::start_in(folder, &istio(&authority), &[]);
     authority.tell(&json!({"refuse": ["UNAUTHENTICATED", "the token is too old"]}));
     let last = certified(&authority)["serial"].clone();
-    told(&gateway, "refused with Unauthenticated: the token is too old");
+    told(&gateway, "the server answered with the gRPC status Unauthenticated: the token is too old");
     eventually("it has expired", || own(&gateway).filter(|own| own["state"] == "expired"));
     assert_eq!(own(&gateway).map(|own| own["serial"].clone()), Some(last));
-    // It stays in use, but no caller will take it: the gateway says that it is not ready.
+    // The expired certificate stays in use, but callers reject it: the gateway is not ready.
     assert_eq!(gateway.get("/readyz").0, 503);
     let left = gateway.metric("isthmus_certificate_expiry_seconds", &["workload"]);
     assert!(left <= 0.0, "{left}");
     authority.tell(&json!({"refuse": null, "lifetime": 3600}));
-    gateway.told("new certificate in use");
+    gateway.told("a new certificate is in use");
     gateway.ready();
     eventually("a certificate again", || own(&gateway).filter(|own| own["state"] == "valid"));
     in_use(&gateway, &certified(&authority)["serial"]);
@@ -189,9 +189,9 @@ fn an_outage_of_the_authority_is_told_of_and_survived() {
     let gateway = Gateway::start_in(folder, &istio(&authority), &[]);
     authority.tell(&json!({"serve": false, "lifetime": 3600}));
     let last = certified(&authority);
-    told(&gateway, "it cannot be reached: Connection refused");
+    told(&gateway, "cannot connect: Connection refused");
     assert_eq!(own(&gateway).map(|own| own["identity"].clone()), Some(json!(OURS)));
-    // It is asked again before long.
+    // The gateway asks the authority again within 20 s.
     let next = seconds(&source(&gateway)["next"]);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     assert!(next < (now + Duration::from_secs(20)).as_secs_f64());
@@ -208,12 +208,15 @@ fn answers_that_are_not_for_us_or_without_a_root_are_refused() {
         return;
     };
     let gateway = Gateway::start_unready(folder, &istio(&authority));
-    told(&gateway, &format!("its identity is {other}, but the node's is {OURS}"));
+    told(
+        &gateway,
+        &format!("the identity of the certificate is {other}, but node and mesh.trustDomain require {OURS}"),
+    );
     assert!(own(&gateway).is_none() && trusted(&gateway).is_empty());
     authority.tell(&json!({"as": null, "chain": "leaf"}));
     told(
         &gateway,
-        "its answer is invalid: it holds 1 items, but at least a certificate and a root are required",
+        "the answer is invalid: number of certificates: 1; expected at least 2, a certificate and a root",
     );
     assert!(own(&gateway).is_none() && trusted(&gateway).is_empty());
     assert_eq!(gateway.get("/readyz").0, 503);
@@ -231,12 +234,12 @@ fn the_authoritys_own_certificate_is_verified_by_roots_that_may_be_replaced() {
     let right = std::fs::read(folder.path().join("tls-roots.pem")).expect("the authority's roots");
     let at = folder.path().join("tls-roots.pem");
     std::fs::write(&at, PKI.ca_pem()).expect("written");
-    // Roots of our domain that are in a file are not for the authority to say.
+    // As a file configures the roots of the gateway's trust domain, the gateway does not use those that the authority sends.
     std::fs::write(folder.path().join("two.pem"), PKI.ca_pem() + &Pki::new("another").ca_pem())
         .expect("written");
     let config = istio(&authority) + "trust: [{trustDomain: td, roots: two.pem}]\n";
     let gateway = Gateway::start_unready(folder, &config);
-    told(&gateway, "TLS with it failed: the certificate is not trusted");
+    told(&gateway, "the TLS handshake failed: the certificate is not trusted");
     assert_eq!(authority.calls(), [Value::Null; 0], "the token was sent to who knows whom");
     std::fs::remove_file(&at).expect("removed");
     told(&gateway, "tls-roots.pem: cannot be read");
@@ -260,7 +263,7 @@ fn the_workload_api_gives_certificates_and_bundles_and_takes_them_back() {
     assert_eq!((&own["identity"], &own["state"]), (&json!(OURS), &json!("valid")));
     assert_eq!(source(&gateway)["source"], "workloadApi");
     assert_eq!(trusted(&gateway), domains(&["td"]));
-    // Rotated, and federated with others.
+    // The certificate is rotated, and other trust domains are federated.
     state["federated"] = json!(["west", "north"]);
     let second = authority.tell(&state);
     assert_ne!(first[OURS], second[OURS]);
@@ -270,7 +273,7 @@ fn the_workload_api_gives_certificates_and_bundles_and_takes_them_back() {
     let third = authority.tell(&state);
     in_use(&gateway, &third[OURS]);
     assert_eq!(trusted(&gateway), domains(&["north", "td"]));
-    // All on one stream.
+    // There was only one call, so every update came over the same stream.
     assert_eq!(authority.calls(), [json!({"metadata": {"workload.spiffe.io": "true"}, "count": 1})]);
 }
 
@@ -283,12 +286,18 @@ fn a_workload_api_that_refuses_goes_or_has_nothing_takes_nothing_away() {
     };
     let config = workload(&folder);
     let gateway = Gateway::start_unready(folder, &config);
-    told(&gateway, "refused with PermissionDenied: no identity issued");
+    told(&gateway, "the server answered with the gRPC status PermissionDenied: no identity issued");
     assert_eq!(gateway.get("/readyz").0, 503);
     authority.tell(&json!({"refuse": null}));
-    told(&gateway, "it provides no identity");
+    told(&gateway, "the answer has no identity");
     authority.tell(&json!({"svids": ["spiffe://td/somebody/else"]}));
-    told(&gateway, &format!("its identity is spiffe://td/somebody/else, but the node's is {OURS}"));
+    told(
+        &gateway,
+        &format!(
+            "the identity of the certificate is spiffe://td/somebody/else, but node and mesh.trustDomain \
+                             require {OURS}"
+        ),
+    );
     assert!(trusted(&gateway).is_empty());
     let first = authority.tell(&json!({"svids": [OURS], "federated": ["west"]}));
     gateway.ready();
@@ -325,7 +334,7 @@ fn a_reload_goes_over_to_another_source() {
     eventually("the other's roots are gone", || (trusted(&gateway) == domains(&["td"])).then_some(()));
     in_use(&gateway, &certified(&istios)["serial"]);
     assert_eq!(istios.calls().len(), 2);
-    // Without a source that brings roots there are none.
+    // Without a source of roots, the gateway trusts none.
     gateway.reload(NODE);
     assert!(trusted(&gateway).is_empty() && source(&gateway).is_null());
 }

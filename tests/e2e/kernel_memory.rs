@@ -1,4 +1,4 @@
-//! Kernel memory of connections whose peers stop reading: what the gateway's own sockets hold, as `ss` sees it.
+//! Kernel memory of connections whose peers stop reading: the bytes that the gateway's own sockets hold, measured by `ss`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -14,13 +14,14 @@ use crate::support::{eventually, namespace, skip};
 const NAME: &str = "bulk.test";
 const MIB: u64 = 1 << 20;
 
-/// A socket of the gateway's, in bytes.
+/// The memory of one socket of the gateway, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Memory {
-    /// Received and not read, and the most that may be.
+    /// Bytes received and not read by the gateway.
     received: u64,
+    /// The size of the receive buffer in bytes.
     received_max: u64,
-    /// Written and not acknowledged.
+    /// Bytes written and not acknowledged by the peer.
     written: u64,
 }
 
@@ -33,7 +34,7 @@ impl Memory {
     }
 }
 
-/// The sockets of the gateway towards its clients, and towards this endpoint.
+/// The gateway's sockets to its clients, and to one endpoint.
 struct Sockets {
     clients: Vec<Memory>,
     endpoints: Vec<Memory>,
@@ -66,7 +67,8 @@ fn has_ss(test: &str) -> bool {
     has
 }
 
-/// Sends without end, or sends back what comes, by the first byte after the hello. Holds little itself.
+/// Returns a backend that has a small send buffer. The byte after the hello selects whether the backend sends without end or
+/// echoes.
 fn pouring() -> Backend {
     Backend::start(|mut stream| {
         SockRef::from(&stream).set_send_buffer_size(64 * 1024).expect("set");
@@ -83,7 +85,7 @@ fn pouring() -> Backend {
     })
 }
 
-/// A client whose kernel takes next to nothing for it.
+/// Opens a client with a small receive buffer; `what` is the byte after its hello.
 fn open(address: SocketAddr, what: u8) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_recv_buffer_size(64 * 1024).expect("set");
@@ -110,7 +112,7 @@ fn gateway(backend: &Backend, more: &str) -> Gateway {
     ))
 }
 
-/// Waits until the gateway knows what its sockets hold, which is when they hold what they will.
+/// Waits until the gateway's own count agrees with `ss` (within 5 %), that is, until the buffers do not grow any more.
 fn settled(gateway: &Gateway, backend: &Backend) -> Sockets {
     eventually("the gateway sees what the kernel holds", || {
         let before = gateway.metric("isthmus_stalled_kernel_bytes", &[]);
@@ -120,7 +122,7 @@ fn settled(gateway: &Gateway, backend: &Backend) -> Sockets {
     })
 }
 
-/// Buffers of 16 MiB both ways, as hosts with fast and long links have them.
+/// Allows buffers of 16 MiB in both directions, as on hosts with fast long-distance links.
 const LARGE: &str = "
 ip link set lo up
 echo 4096 16777216 16777216 > /proc/sys/net/ipv4/tcp_rmem
@@ -137,7 +139,7 @@ fn a_client_that_stops_reading_costs_little_more_than_what_may_be_unsent() {
     let backend = pouring();
     let gateway = gateway(&backend, "timeouts: {stalled: 20s}\n");
     let address = gateway.listener("default");
-    // They read for a while, fast enough for the kernel to make buffers large.
+    // The clients read for a while, fast enough for the kernel to enlarge the buffers.
     let mut clients: Vec<TcpStream> = (0..STALLED).map(|_| open(address, b'd')).collect();
     clients.iter_mut().for_each(|client| read(client, 64 * MIB));
     let sockets = settled(&gateway, &backend);
@@ -150,7 +152,7 @@ fn a_client_that_stops_reading_costs_little_more_than_what_may_be_unsent() {
         sockets.total() as f64 / (STALLED as u64 * MIB) as f64
     );
     assert_eq!((sockets.clients.len(), sockets.endpoints.len()), (STALLED, STALLED));
-    // What may be unsent (1.5 MiB), what the client has room for, and the kernel's own part of both.
+    // The limit covers the unsent bytes (at most 1.5 MiB), the client's receive window, and the kernel's overhead.
     assert!(written <= 2 * MIB, "{written} bytes wait for a client");
     drop(clients);
 }
@@ -159,12 +161,14 @@ fn a_client_that_stops_reading_costs_little_more_than_what_may_be_unsent() {
 fn all_clients_that_stop_reading_cost_no_more_than_they_may_together() {
     const TEST: &str = "kernel_memory::all_clients_that_stop_reading_cost_no_more_than_they_may_together";
     const STALLED: usize = 48;
-    // What they may hold where the kernel does not say how much it has, as in a namespace.
+    // The gateway's limit for the memory of all its sockets together. The gateway uses this value if the kernel does not show
+    // how much memory TCP may use, as in a network namespace.
     const MOST: u64 = 256 * MIB;
     if !has_ss(TEST) || !namespace::inside(TEST, LARGE) {
         return;
     }
     let backend = pouring();
+    // `hbone.stalled` is also the patience with connections of other listeners once too much memory is held.
     let gateway = gateway(&backend, "hbone: {stalled: 2s}\ntimeouts: {stalled: 30s}\n");
     let address = gateway.listener("default");
     let mut echo = open(address, b'e');
@@ -176,7 +180,12 @@ fn all_clients_that_stop_reading_cost_no_more_than_they_may_together() {
         highest = highest.max(Sockets::of(&gateway, backend.address).total());
         gateway.access_log().into_iter().find(|line| line["reason"] == "stalled")
     });
-    assert_eq!(line["detail"], "peers that read nothing hold too much kernel memory", "{line}");
+    assert_eq!(
+        line["detail"],
+        "the connection was reset because clients and endpoints that stopped reading hold too much \
+                                kernel memory",
+        "{line}"
+    );
     let left = eventually("as little as it may be", || {
         read(&mut reader, MIB);
         let sockets = Sockets::of(&gateway, backend.address);
@@ -190,7 +199,7 @@ fn all_clients_that_stop_reading_cost_no_more_than_they_may_together() {
     );
     assert!(ended < STALLED, "no more than has to be");
     assert!(gateway.access_log().iter().all(|line| line["reason"] == "stalled"), "nobody else");
-    // While more than half of it is held, who comes gets little.
+    // While more than half of the limit is in use, new connections get small buffers.
     let _late = open(address, b'd');
     eventually("a small buffer", || {
         let sockets = Sockets::of(&gateway, backend.address);

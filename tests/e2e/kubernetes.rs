@@ -31,8 +31,8 @@ fn start(options: &Options<'_>) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// The config of a gateway whose only registry is the cluster of `east.kubeconfig`. `more` are further keys of the registry, each
-/// with a comma before it.
+/// Returns the config of a gateway whose only registry is the cluster of `east.kubeconfig`. `more` is further keys of the
+/// registry, each with a comma before it.
 fn config(more: &str) -> String {
     format!(
         "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net-east, namespace: istio-system}}\n\
@@ -41,7 +41,7 @@ fn config(more: &str) -> String {
     )
 }
 
-/// A gateway with the rights of this kubeconfig.
+/// Starts a gateway with this kubeconfig.
 fn gateway_with(kubeconfig: &str, config: &str) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("east.kubeconfig"), kubeconfig).expect("written");
@@ -61,8 +61,8 @@ fn becomes(gateway: &Gateway, state: &str) -> Value {
     eventually(state, || Some(registry(gateway)).filter(|registry| registry["state"] == state))
 }
 
-/// How long it may take until all is followed again after an API server came back: gateways and controllers wait up to 30 s between
-/// their attempts, and the API server itself answers late after its start.
+/// The time within which everything works again after an API server has come back: gateways and controllers wait up to 30 s
+/// between attempts, and the API server itself answers slowly after its start.
 const RETURN: Duration = Duration::from_secs(60);
 
 /// Waits until the registry is live again.
@@ -71,7 +71,7 @@ fn returns(gateway: &Gateway) {
     within(RETURN, "a live registry", || (registry(gateway)["state"] == "live").then_some(()));
 }
 
-/// The addresses that a name leads to, in order.
+/// Returns the addresses to which a name leads, sorted.
 fn leads_to(gateway: &Gateway, name: &str) -> Vec<String> {
     let candidates = explain(gateway, name)["candidates"].as_array().cloned().unwrap_or_default();
     let healthy = candidates.iter().filter(|one| one["health"] == "healthy");
@@ -85,7 +85,7 @@ fn explain(gateway: &Gateway, name: &str) -> Value {
     gateway.json(&format!("/api/v1/explain?sni={name}"))
 }
 
-/// How many endpoints `explain` leaves out for a reason.
+/// Returns the number of endpoints that `explain` leaves out for a reason.
 fn omitted(gateway: &Gateway, name: &str, why: &str) -> u64 {
     let omitted = explain(gateway, name)["omitted"].as_array().cloned().unwrap_or_default();
     omitted.iter().filter(|one| one["why"] == why).filter_map(|one| one["count"].as_u64()).sum()
@@ -125,7 +125,7 @@ fn pods_that_come_and_go_are_endpoints_at_once() {
         let wanted = sockets("10.244.7", to, 8443);
         let took = waits("endpoints", || leads_to(&gateway, WEB) == wanted);
         eprintln!("scaled {from} -> {to}: at the gateway after {took:?}");
-        // A second where nothing else runs.
+        // On a quiet machine this takes a second.
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
     cluster.scale("shop/web", 1, "10.244.7");
@@ -138,7 +138,7 @@ fn pods_that_come_and_go_are_endpoints_at_once() {
         "{shown}"
     );
 
-    // Labels and annotations of a running pod.
+    // Labels and annotations of a pod change while it runs.
     let pod = at("v1", "pods", "shop/web-0");
     cluster.admin().patch(&pod, &json!({"metadata": {"labels": {"security.istio.io/tlsMode": "istio"}}}));
     waits("mesh TLS", || endpoint()["tls"] == "mesh");
@@ -151,12 +151,12 @@ fn pods_that_come_and_go_are_endpoints_at_once() {
     cluster.admin().patch(&pod, &json!({"metadata": {"labels": {"topology.istio.io/network": null}}}));
     waits("the own network", || leads_to(&gateway, WEB).len() == 1);
 
-    // Of pods with several TLS modes, callers by host name get those that speak their own.
+    // If the pods have several TLS modes, callers by hostname get the endpoints whose application speaks TLS itself.
     let plain = json!({"metadata": {"labels": {"security.istio.io/tlsMode": null}, "annotations": {"ambient.istio.io/redirection": null}}});
     cluster.admin().patch(&pod, &plain);
     waits("own TLS", || endpoint()["tls"] == "application" && endpoint()["tunnel"] == "none");
 
-    // The label of the system namespace moves all endpoints, in one generation.
+    // A change of the label on the system namespace moves all endpoints to another network in one generation.
     cluster.scale("shop/web", 5, "10.244.7");
     waits("five", || leads_to(&gateway, WEB).len() == 5);
     let generation = || gateway.json("/api/v1/status")["generation"].as_u64().expect("a number");
@@ -177,7 +177,7 @@ fn a_rolling_restart_of_fifty_pods_costs_no_connection() {
     let cluster = start(&Options::default()).expect("installed");
     cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
     let server = PKI.server(WEB);
-    // What a pod had when it was told to end: a pod that drains gets no new connections.
+    // Counts the connections that a pod receives after it should have been drained: a terminating pod gets no new connections.
     let late = Arc::new(AtomicUsize::new(0));
     let pod = |generation: usize, number: usize| {
         let (key, address) =
@@ -221,7 +221,7 @@ fn a_rolling_restart_of_fifty_pods_costs_no_connection() {
         cluster.terminate_pod(&key);
         let address = format!("10.244.1.{}:8443", number + 1);
         waits("a pod that drains", || !leads_to(&gateway, WEB).contains(&address));
-        // A connection that was begun before may still arrive.
+        // A connection that was begun before the drain may still arrive.
         thread::sleep(Duration::from_millis(20));
         drains.store(true, Ordering::SeqCst);
         cluster.delete_pod(&key);
@@ -239,7 +239,7 @@ fn a_rolling_restart_of_fifty_pods_costs_no_connection() {
 fn slices_that_claim_what_no_pod_is_are_not_believed() {
     let Some(cluster) = start(&Options::default()) else { return };
     cluster.namespace("other", &json!({}));
-    // Without a selector no controller writes slices.
+    // For a service without a selector, no controller writes slices.
     cluster.service("shop/web", &json!({}), &json!({"ports": ports(), "selector": null}));
     let mut foreign = Pod::new("other/secret", "10.244.9.9");
     foreign.labels = json!({"app": "secret"});
@@ -254,10 +254,11 @@ fn slices_that_claim_what_no_pod_is_are_not_believed() {
         "metadata": {"namespace": "shop", "name": "forged", "labels": {"kubernetes.io/service-name": "web"}},
         "ports": [{"name": "https", "port": 8443, "protocol": "TCP"}],
         "endpoints": [
-            // The right pod, and the right pod's UID with another's address.
+            // These endpoints name an existing pod of the service, first with its own address, then with another one.
             endpoint("10.244.7.1", pod("shop", "real", uid("shop/real"))),
             endpoint("10.96.0.1", pod("shop", "real", uid("shop/real"))),
-            // A pod of another namespace, a pod that is not there, no pod, no UID.
+            // These endpoints name a pod of another namespace, a pod that does not exist, a pod with a link-local address, no
+            // pod, and a pod without its UID.
             endpoint("10.244.9.9", pod("other", "secret", uid("other/secret"))),
             endpoint("10.244.7.8", pod("shop", "later", json!(absent))),
             endpoint("169.254.169.254", pod("shop", "real", uid("shop/real"))),
@@ -285,7 +286,7 @@ fn slices_that_claim_what_no_pod_is_are_not_believed() {
         (left_out["claimed"] == 3 && left_out["waiting for pod"] == 1 && left_out["no pod"] == 1)
             .then_some(())
     });
-    // A pod that is gone before its slice says so stays an endpoint.
+    // A pod that is deleted before its slice says so stays an endpoint.
     cluster.delete_pod("shop/real");
     thread::sleep(Duration::from_millis(500));
     assert_eq!(leads_to(&gateway, WEB), ["10.244.7.1:8443"]);
@@ -324,7 +325,7 @@ fn dual_stack_headless_pods_and_exports_of_teams() {
     let gateway = gateway(&cluster, &everything);
     let db = "db.shop.svc.cluster.local";
     waits("pods of both families", || leads_to(&gateway, db) == ["10.244.8.0:8443", "10.244.8.1:8443"]);
-    // A viewer of another network sees the weight of two, one that has IPv6 alone gets IPv6.
+    // Viewers with different address families: one with IPv6 alone gets the IPv6 addresses.
     let seen = |families: &str| {
         gateway.json(&format!(
             "/api/v1/horizon?network=net-east&cluster=east&service={db}&port=443&families={families}"
@@ -338,31 +339,31 @@ fn dual_stack_headless_pods_and_exports_of_teams() {
         all
     };
     assert_eq!(addresses(&seen("4,6")), ["10.244.8.0:8443", "10.244.8.1:8443"]);
-    // The slice of each family is filled by itself.
+    // The controller fills the slice of each family separately.
     waits("IPv6 of both", || addresses(&seen("6")) == ["[fd00:244::1]:8443", "[fd00:244::2]:8443"]);
 
-    // Nothing is exported without a mark, and the mark is named.
+    // Nothing is exported without a ServiceExport, and `explain` says which rule requires one.
     gateway.reload(&by_export);
     let refused = explain(&gateway, WEB);
     assert_eq!(refused["reason"], "not_exported", "{refused}");
     assert!(
-        refused["steps"].to_string().contains("no mark: exports[0] asks for a ServiceExport"),
+        refused["steps"].to_string().contains("no mark: exports[0] requires a ServiceExport"),
         "{refused}"
     );
     let export = json!({"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport", "metadata": {"namespace": "shop", "name": "web"}});
     cluster.admin().create(&export);
     let took = waits("an exported service", || leads_to(&gateway, WEB).len() == 2);
     eprintln!("exported after {took:?}");
-    // A second where nothing else runs.
+    // On a quiet machine this takes a second.
     assert!(took < Duration::from_secs(5), "{took:?}");
     let exposed = gateway.json("/api/v1/exposed");
     assert!(exposed.to_string().contains("ServiceExport shop/web (east)"), "{exposed}");
-    // Its name in the cluster set, bare and as a mesh name.
+    // The service can also be reached by its name in the cluster set, as hostname and as mesh name.
     let alias = "web.shop.svc.clusterset.local";
     assert_eq!(leads_to(&gateway, alias).len(), 2);
     assert_eq!(leads_to(&gateway, &format!("outbound_.443_._.{alias}")).len(), 2);
     assert_eq!(leads_to(&gateway, db), Vec::<String>::new(), "no team has exported it");
-    // One writer says how the export stands; two replicas write it once.
+    // Of two replicas, only the one that holds the Lease writes the status of exports.
     let second = gateway_with(&cluster.kubeconfig(cluster.admin_token()), &by_export);
     let condition = |export: &Value, kind: &str| {
         let all = export["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -404,7 +405,7 @@ fn dual_stack_headless_pods_and_exports_of_teams() {
     gateway.reload(&by_label);
     waits("marked by a label", || leads_to(&gateway, WEB).len() == 2);
 
-    // One pod of a headless service has a name of its own, which the rule of its service covers.
+    // A pod of a headless service has a hostname of its own; the rule for its service covers it.
     let (namespace, name) = ("shop", "db-9");
     cluster.admin().create(&json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name, "labels": {"app": "db"}},
@@ -453,12 +454,12 @@ fn gateways_are_found_by_label_in_trusted_namespaces() {
     eventually("the label that is ignored is shown", || {
         registry(&gateway)["report"]["problems"].to_string().contains("Service shop/trap").then_some(())
     });
-    // The pods behind it are never endpoints: the name of the gateway's own Service leads nowhere.
+    // The pods of the gateway's own Service are never endpoints, so its name leads nowhere.
     let own = "eastwest.istio-system.svc.cluster.local";
     let loops = explain(&gateway, &format!("outbound_.15443_._.{own}"));
     assert_ne!(loops["verdict"], "admitted", "{loops}");
 
-    // Addresses that the operator names are used alone.
+    // If the operator names an address by annotation, only that address is used.
     let annotations = json!({"metadata": {"annotations": {"isthmus.dev/gateway-address": "gw.example.com:31443", "isthmus.dev/gateway-weight": "3"}}});
     cluster.admin().patch(&at("v1", "services", "istio-system/eastwest"), &annotations);
     waits("the named address", || {
@@ -489,7 +490,7 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     returns(&gateway);
     holds();
 
-    // Silent, with its connections open.
+    // The API server is paused: its connections stay open and silent.
     cluster.pause();
     let status = becomes(&gateway, "stale");
     eprintln!("a frozen server: {}", status["problems"]);
@@ -498,7 +499,7 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     returns(&gateway);
     holds();
 
-    // What is known of is too old to go on from.
+    // etcd is compacted, so the gateway cannot resume from the versions that it knows.
     cluster.kill();
     cluster.compact();
     cluster.restart();
@@ -509,7 +510,7 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     cluster.scale("shop/web", 2, "10.244.7");
     within(RETURN, "two again", || (leads_to(&gateway, WEB) == two).then_some(()));
 
-    // No rights any more: those that were read before stay.
+    // The account loses its permissions: endpoints that were read before stay.
     cluster.forbid("istio-system/reader");
     cluster.kill();
     cluster.restart();
@@ -522,7 +523,7 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     returns(&gateway);
     holds();
 
-    // The account is gone, and its token with it.
+    // The account is deleted, and its token with it.
     cluster.admin().delete(&at("v1", "serviceaccounts", "istio-system/reader"));
     cluster.kill();
     cluster.restart();
@@ -572,15 +573,18 @@ fn credentials_that_are_renewed_replace_those_in_use_once_they_have_read_everyth
         });
         cluster.admin().delete(&at("v1", "serviceaccounts", &format!("istio-system/reader-{}", number - 1)));
     }
-    // Kubeconfigs of no use change nothing, and are named.
+    // Unusable kubeconfigs change nothing, and a problem names each.
     let good = cluster.kubeconfig(&account(ROTATIONS + 1));
-    let exec = cluster.kubeconfig_of("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/isthmus-was-here]}}");
+    let exec = cluster.kubeconfig_of(
+        "{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: \
+                                      [/tmp/isthmus-was-here]}}",
+    );
     let other_ca = good.replace(&cluster.server(), "https://127.0.0.1:1");
     for (bad, why) in [
         (exec.as_str(), "users[0].user.exec: refused"),
         (&*good.replace("current-context", "current"), "current-context"),
         ("{]", "east.kubeconfig"),
-        (&*other_ca, "cannot be reached"),
+        (&*other_ca, "cannot connect"),
     ] {
         std::fs::write(&path, bad).expect("written");
         eventually(why, || registry(&gateway)["report"]["problems"].to_string().contains(why).then_some(()));
@@ -638,7 +642,7 @@ fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
                   registries: [{kubernetesClusters: {folder: clusters}}]\n";
     let gateway = Gateway::start_in(folder, config, &[]);
     assert_eq!(gateway.json("/api/v1/registries"), json!([]));
-    // The kubeconfig of an account that may only read.
+    // The kubeconfig of an account with read permissions only.
     cluster.account_with_secret("istio-system/isthmus-reader");
     cluster.allow("istio-system/isthmus-reader", &kube::reader());
     let admin = gateway.folder().join("admin.kubeconfig");
@@ -659,12 +663,12 @@ fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
         (&registry(&gateway)["name"], &registry(&gateway)["cluster"]),
         (&json!("kubernetes/west"), &json!("west"))
     );
-    // A second file of the same cluster is named, and changes nothing.
+    // A second file for the same cluster causes a warning and changes nothing.
     std::fs::write(gateway.folder().join("clusters/west.yaml"), "x").expect("written");
     eventually("the second file", || {
         gateway.json("/api/v1/status")["config"]["warnings"]
             .to_string()
-            .contains("another file for cluster west")
+            .contains("another file for the cluster west")
             .then_some(())
     });
     std::fs::remove_file(gateway.folder().join("clusters/west.yaml")).expect("removed");

@@ -1,4 +1,5 @@
-//! ServiceExports of two real clusters: what their conditions say, by which replica, and what applies where clusters disagree.
+//! ServiceExports of two real clusters: their conditions, the replica that writes them, and the settings that apply if the
+//! clusters disagree.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::support::{eventually, namespace};
 
 const MCS: &str = "multicluster.x-k8s.io/v1beta1";
 const ALIAS: &str = "web.shop.svc.clusterset.local";
-/// Longer than it takes a replica to write, or to take the Lease: it looks every two seconds.
+/// A time longer than a replica needs to write a status or to acquire the Lease. A replica checks both every two seconds.
 const SETTLED: Duration = Duration::from_secs(6);
 
 fn start(name: &str) -> Option<Cluster> {
@@ -26,10 +27,11 @@ fn start(name: &str) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// A replica in a cluster that reads these clusters.
+/// Starts a replica that runs in one cluster and reads these clusters.
 fn replica(name: &str, own: &Cluster, clusters: &[&Cluster]) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
-    // What may be spoken of by its name may be spoken of by its name in the cluster set.
+    // This list allows the name in the cluster domain. The same service's name in the cluster set (`clusterset.local`) is then
+    // allowed without being listed.
     let allow = "}\n    allow: {services: [\"*.shop.svc.cluster.local\"]}\n";
     let registries = kube::registries(folder.path(), clusters, "").replace("}\n", allow);
     let config = format!(
@@ -67,7 +69,7 @@ fn conflict(cluster: &Cluster, reason: &str) -> String {
     found["message"].as_str().expect("a text").to_owned()
 }
 
-/// The replica that has the Lease of a cluster.
+/// Returns the name of the replica that holds a cluster's Lease.
 fn holder(cluster: &Cluster) -> String {
     let lease = at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-service-exports");
     let holder = cluster.admin().read(&lease)["spec"]["holderIdentity"].clone();
@@ -81,7 +83,7 @@ fn ports(name: &str, number: u16) -> Value {
     json!([{"name": name, "port": number, "targetPort": 8443}])
 }
 
-/// The ports that a replica has of the service's name in the cluster set.
+/// Returns the ports that a replica has for the service's name in the cluster set.
 fn merged(gateway: &Gateway) -> Vec<u64> {
     let service = gateway.json(&format!("/api/v1/services/{ALIAS}"));
     let ports = service["ports"].as_array().cloned().unwrap_or_default();
@@ -94,18 +96,20 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
     for (cluster, number) in [(&east, 8443), (&west, 443)] {
         cluster.service("shop/web", &json!({}), &json!({"ports": ports("https", number)}));
     }
-    // The west is the older one; creationTimestamp counts seconds.
+    // The west's export must be older than the east's. The resolution of creationTimestamp is one second, so this waits for
+    // more than a second.
     export(&west);
     thread::sleep(Duration::from_millis(1_100));
     export(&east);
 
-    // A gateway knows its own cluster alone, so it says what it knows, and nothing of conflicts.
+    // A gateway that reads only its own cluster writes the condition `Ready`, and nothing about conflicts.
     let gateway = replica("gateway", &east, &[&east]);
     let is_ready = |export: &Value| condition(export, "Ready")["status"] == "True";
     let ready = becomes(east.admin(), &exported(), is_ready);
     assert_eq!((condition(&ready, "Conflict"), holder(&east)), (Value::Null, "gateway".to_owned()));
 
-    // One that knows both takes its place, and one of the west writes in the west.
+    // Two replicas read both clusters: the one in the east takes over the Lease of the east, the other one holds the Lease of
+    // the west.
     let in_east = replica("aggregator-1", &east, &[&east, &west]);
     let in_west = replica("aggregator-2", &west, &[&east, &west]);
     for cluster in [&east, &west] {
@@ -116,14 +120,14 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
         );
     }
     assert_eq!((holder(&east), holder(&west)), ("aggregator-1".to_owned(), "aggregator-2".to_owned()));
-    // The same applies in both, though their registries come in one order.
+    // Both replicas apply the same ports, although both list the east first.
     assert_eq!((merged(&in_east), merged(&in_west)), (vec![443], vec![443]));
     eventually("the conflict in the status", || {
         let conflicts = in_east.json("/api/v1/status")["conflicts"].to_string();
-        (conflicts.contains("an earlier ServiceExport has it as HTTPS 443")).then_some(())
+        (conflicts.contains("the definition of an earlier ServiceExport applies: HTTPS 443")).then_some(())
     });
 
-    // A second replica of the east, and the gateway that has lost the Lease, write nothing.
+    // A second replica in the east, and the gateway that has lost the Lease, write nothing.
     let second = replica("aggregator-3", &east, &[&east, &west]);
     let version = || east.admin().read(&exported())["metadata"]["resourceVersion"].clone();
     let before = version();
@@ -131,12 +135,13 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
     assert_eq!((version(), holder(&east)), (before, "aggregator-1".to_owned()));
     assert_eq!(merged(&second), [443]);
 
-    // They agree again.
+    // The clusters agree again.
     east.service("shop/web", &json!({}), &json!({"ports": ports("https", 443)}));
     for cluster in [&east, &west] {
         conflict(cluster, "NoConflicts");
     }
-    // Session affinity, and a service without a virtual address: what cannot be changed is made anew.
+    // Conflicts of session affinity, and of a service without a virtual address; the service is recreated, as its cluster IP
+    // cannot be changed.
     let sticky = json!({"spec": {"sessionAffinity": "ClientIP"}});
     let service = at("v1", "services", "shop/web");
     east.admin().patch(&service, &sticky);
@@ -152,7 +157,7 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
         assert!(message.starts_with("Conflicting type. Using ClusterSetIP from the oldest"), "{message}");
     }
 
-    // The winner goes and comes again: it is the younger one.
+    // The west's export, which was the oldest, is deleted and recreated: the east's export is older then.
     west.admin().delete(&exported());
     conflict(&east, "NoConflicts");
     thread::sleep(Duration::from_millis(1_100));
@@ -174,7 +179,7 @@ fn a_connect_by_the_name_in_the_cluster_set_reaches_the_pods_of_exporting_cluste
     let pod = |cluster: &Cluster, address: &str| {
         let socket = format!("{address}:8080").parse().expect("an address");
         let backend = Backend::start_at(socket, |mut stream| {
-            // How a connection ends is the caller's to judge.
+            // Errors are ignored here, because the client's checks detect them.
             let _ = std::io::copy(&mut stream.try_clone().expect("a copy"), &mut stream);
         });
         let port = json!([{"name": "tcp", "port": 80, "targetPort": 8080}]);
@@ -185,7 +190,7 @@ fn a_connect_by_the_name_in_the_cluster_set_reaches_the_pods_of_exporting_cluste
         backend
     };
     let (in_east, in_west) = (pod(&east, "10.244.1.1"), pod(&west, "10.244.2.1"));
-    // Both clusters are on the network of the gateway.
+    // Both clusters are on the gateway's network.
     let folder = folder();
     let exports = "exports: [{services: [\"*.shop.svc.cluster.local\"], marked: {serviceExport: true}}]";
     let config =
@@ -199,7 +204,7 @@ fn a_connect_by_the_name_in_the_cluster_set_reaches_the_pods_of_exporting_cluste
         Some((status.as_u16(), reason))
     };
     assert_eq!(refused(), Some((404, "authority_unknown".to_owned())), "nobody exports it");
-    // Where 20 streams end, as the numbers of connections to the pods.
+    // Opens 20 streams; returns how many reached the pod in the east, and how many the pod in the west.
     let reached = || {
         let before = (in_east.accepted(), in_west.accepted());
         for _ in 0..20 {

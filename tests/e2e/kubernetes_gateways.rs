@@ -1,5 +1,5 @@
-//! Gateways of networks that a real API server describes: ports of nodes, load balancers with a port of their own, external
-//! addresses, and Gateway objects.
+//! Gateways of networks that a real API server describes: node ports, load balancers with a custom port, external addresses,
+//! and Gateway objects.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::at;
 
-/// A gateway as the admin API shows it: address, SNI port, HBONE port.
+/// A gateway as the admin API lists it: address, SNI port, HBONE port.
 type Shown = (String, Option<u64>, Option<u64>);
 
 fn start() -> Option<Cluster> {
@@ -20,7 +20,7 @@ fn start() -> Option<Cluster> {
     Some(cluster)
 }
 
-/// An aggregator on another network, which reads the cluster. It looks for gateways in two namespaces.
+/// Starts an aggregator on another network, which reads the cluster and looks for gateways in two namespaces.
 fn aggregator(cluster: &Cluster) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     let registries =
@@ -40,7 +40,7 @@ fn gateways(gateway: &Gateway) -> BTreeSet<Shown> {
     all.iter().map(shown).collect()
 }
 
-/// Waits until these gateways are known, and no others.
+/// Waits until the aggregator knows exactly these gateways.
 #[track_caller]
 fn are(gateway: &Gateway, what: &str, wanted: &[(&str, Option<u64>, Option<u64>)]) {
     let wanted: BTreeSet<Shown> =
@@ -57,7 +57,7 @@ fn reports(gateway: &Gateway, text: &str) {
     });
 }
 
-/// The ports 15443 and 15008 of a gateway's Service.
+/// Returns the ports of a gateway's Service: 15443 and 15008.
 fn both() -> Value {
     json!([
         {"name": "tls", "port": 15443, "targetPort": 15443}, {"name": "hbone", "port": 15008, "targetPort": 15008}
@@ -73,7 +73,7 @@ fn annotate(cluster: &Cluster, service: &str, annotations: &Value) {
     cluster.admin().patch(&at("v1", "services", service), &patch);
 }
 
-/// A pod of a gateway's Service on a node.
+/// Creates a pod of a gateway's Service on a node.
 fn pod(cluster: &Cluster, key: &str, app: &str, address: &str, node: &str) {
     let mut pod = Pod::new(key, address);
     pod.labels = json!({"app": app});
@@ -106,20 +106,20 @@ fn a_node_port_is_reached_at_the_nodes_that_forward_to_a_ready_pod() {
     let (sni, hbone) = (node_port(15443), node_port(15008));
     assert!(sni.is_some() && hbone.is_some() && sni != hbone);
     let gateway = aggregator(&cluster);
-    // Nodes are not addresses of a Service that does not say which.
-    reports(&gateway, "Service istio-system/eastwest is a gateway of network net-east without an address");
+    // A Service of type NodePort has no addresses until an annotation selects nodes.
+    reports(&gateway, "Service istio-system/eastwest, a gateway of network net-east, has no address");
     annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": r#"{"edge": "yes"}"#}));
     are(&gateway, "the selected node with a pod", &[("192.0.2.1", sni, hbone)]);
     annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": "{}"}));
     are(&gateway, "all nodes with a pod", &[("192.0.2.1", sni, hbone), ("192.0.2.3", sni, hbone)]);
-    // A node whose pod is not ready drops what comes; another takes over as soon as it has a ready pod.
+    // A node whose pod is not ready drops connections; another node replaces it as soon as it has a ready pod.
     cluster.set_ready("istio-system/gateway-3", "False");
     are(&gateway, "the node with a ready pod", &[("192.0.2.1", sni, hbone)]);
     pod(&cluster, "istio-system/gateway-2", "eastwest", "10.244.3.2", "n2");
     are(&gateway, "two", &[("192.0.2.1", sni, hbone), ("192.0.2.2", sni, hbone)]);
     annotate(&cluster, service, &json!({"isthmus.dev/node-address-type": "InternalIP"}));
     are(&gateway, "by internal addresses", &[("10.0.0.1", sni, hbone), ("10.0.0.2", sni, hbone)]);
-    // A node whose label goes is not selected any more; with the policy Cluster, every node forwards.
+    // A node that loses its label is not selected any more. With the policy Cluster, every node forwards connections.
     annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": r#"{"edge": "yes"}"#}));
     cluster.admin().patch(&at("v1", "nodes", "n1"), &json!({"metadata": {"labels": {"edge": null}}}));
     are(&gateway, "the node that is left", &[("10.0.0.2", sni, hbone)]);
@@ -141,35 +141,45 @@ fn a_port_of_its_own_external_addresses_and_a_gateway_without_ready_pods() {
     pod(&cluster, "istio-system/first-0", "first", "10.244.3.1", "node");
     let gateway = aggregator(&cluster);
     are(&gateway, "the port of the label", &[("192.0.2.10", Some(443), None)]);
-    // A Service that has not the port of its label, nor that of HBONE, is no gateway.
+    // A Service that has neither the port of its label nor the HBONE port is no gateway.
     let path = at("v1", "services", "istio-system/first");
     let label = |port: Value| json!({"metadata": {"labels": {"networking.istio.io/gatewayPort": port}}});
     cluster.admin().patch(&path, &label("8443".into()));
     are(&gateway, "none", &[]);
-    reports(&gateway, "Service istio-system/first is a gateway without the port 8443 or 15008: ignored");
+    reports(
+        &gateway,
+        "Service istio-system/first is ignored as a gateway, because it has neither the port 8443 nor the port \
+                       15008",
+    );
     cluster.admin().patch(&path, &label(Value::Null));
-    reports(&gateway, "Service istio-system/first is a gateway without the port 15443 or 15008: ignored");
+    reports(
+        &gateway,
+        "Service istio-system/first is ignored as a gateway, because it has neither the port 15443 nor the port \
+                       15008",
+    );
     cluster.admin().patch(&path, &label("443".into()));
-    // Addresses that the cluster's administrator routes to its nodes, beside those of the load balancer; one that both name counts once.
+    // External addresses are addresses that the administrator routes to the nodes. They are gateway addresses in addition to
+    // those of the load balancer. An address in both lists gives one gateway.
     let external = json!({"spec": {"externalIPs": ["192.0.2.10", "192.0.2.11"]}});
     cluster.admin().patch(&path, &external);
     let own = [("192.0.2.10", Some(443), None), ("192.0.2.11", Some(443), None)];
     are(&gateway, "external addresses", &own);
 
-    // A second gateway of the network, of another namespace. One without a ready pod gets nothing while the other lives.
+    // The network has a second gateway, in another namespace. The second gateway has no ready pod, and the first gateway has
+    // one, so the second gateway gets no connections.
     let spec = json!({"ports": both(), "externalIPs": ["192.0.2.20"]});
     cluster.service("edge/second", &network(), &spec);
-    reports(&gateway, "gateway edge/second/192.0.2.20 is unready");
+    reports(&gateway, "gateway edge/second/192.0.2.20 is not used, because none of its endpoints is ready");
     assert_eq!(gateways(&gateway).len(), 2);
     pod(&cluster, "edge/second-0", "second", "10.244.4.1", "node");
     let second = ("192.0.2.20", Some(15443), Some(15008));
     are(&gateway, "both", &[own[0], own[1], second]);
     cluster.set_ready("istio-system/first-0", "False");
     are(&gateway, "the one that lives", &[second]);
-    // Without a ready pod anywhere, all are tried: what says so may be wrong.
+    // If no gateway has a ready pod, all are used, because the reported state may be wrong.
     cluster.set_ready("edge/second-0", "False");
     are(&gateway, "all", &[own[0], own[1], second]);
-    // One that is being deleted is none any more.
+    // A gateway that is being deleted is not used.
     cluster.admin().patch(&path, &json!({"metadata": {"finalizers": ["example.com/load-balancer"]}}));
     cluster.admin().delete(&path);
     are(&gateway, "the one that stays", &[second]);
@@ -193,7 +203,7 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
     let address = |kind: &str, value: &str| json!({"type": kind, "value": value});
     let listener = |name: &str, port: u16, protocol: &str, tls: Value| json!({"name": name, "port": port, "protocol": protocol, "tls": tls});
     let passes = json!({"mode": "Passthrough"});
-    // By the usual port, with HBONE beside it.
+    // The Gateway has listeners with the usual ports, for TLS passthrough and HBONE.
     let two = json!([
         listener("tls", 15443, "TLS", passes), {"name": "mesh", "port": 15008, "protocol": "HBONE"}
     ]);
@@ -201,7 +211,7 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
     object("istio-system/eastwest", "istio-remote", addresses, two.clone());
     let first = [("192.0.2.30", Some(15443), Some(15008)), ("gw.example.com", Some(15443), Some(15008))];
     are(&gateway, "both addresses", &first);
-    // By an option, at whatever port; a listener that ends TLS itself is none.
+    // A listener with the auto-passthrough option may use any port. A listener that terminates TLS does not count.
     let option = json!({
         "mode": "Passthrough", "options": {"gateway.istio.io/listener-protocol": "auto-passthrough"}
     });
@@ -211,7 +221,7 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
     object("edge/option", "any", json!([address("IPAddress", "192.0.2.31")]), listeners);
     let option = ("192.0.2.31", Some(8443), None);
     are(&gateway, "the option", &[first[0], first[1], option]);
-    // HBONE alone, at an address that a controller has found.
+    // A Gateway may have HBONE alone; a controller writes its address into the status.
     let mesh = json!([{"name": "mesh", "port": 15008, "protocol": "HBONE"}]);
     object("edge/ambient", "istio-east-west", json!([]), mesh);
     reports(&gateway, "Gateway edge/ambient of network net-east has no address");
@@ -219,7 +229,7 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
     cluster.admin().patch_status(&path, &json!({"addresses": [address("IPAddress", "192.0.2.32")]}));
     let ambient = ("192.0.2.32", None, Some(15008));
     are(&gateway, "the address of the status", &[first[0], first[1], option, ambient]);
-    // One that leads nowhere, and one in a namespace that is not trusted.
+    // A Gateway without a usable listener, and one in a namespace that is not trusted, are left out.
     object(
         "edge/web",
         "any",
@@ -227,10 +237,13 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
         json!([listener("own", 15443, "TLS", ends)]),
     );
     object("shop/trap", "any", json!([address("IPAddress", "192.0.2.66")]), two);
-    reports(&gateway, "Gateway edge/web has no listener for TLS passthrough or HBONE: ignored");
-    reports(&gateway, "Gateway shop/trap has the label topology.istio.io/network, but its namespace");
+    reports(&gateway, "Gateway edge/web is ignored, because it has no listener for TLS passthrough or HBONE");
+    reports(
+        &gateway,
+        "Gateway shop/trap is ignored: it has the label topology.istio.io/network, but its namespace",
+    );
     assert_eq!(gateways(&gateway).len(), 4);
-    // Without its label it is of no network; with the CRD, all are gone.
+    // A Gateway that loses its label belongs to no network; without the CRD, there are no Gateways.
     let unlabelled = json!({"metadata": {"labels": {"topology.istio.io/network": null}}});
     cluster.admin().patch(&at("gateway.networking.k8s.io/v1", "gateways", "edge/option"), &unlabelled);
     are(&gateway, "without the label", &[first[0], first[1], ambient]);

@@ -1,5 +1,5 @@
-//! API servers that send what no sane one sends, or nothing at all. What was known stays, the fault is named, memory is bounded,
-//! other registries and connections are served meanwhile, and all is well again once the server is.
+//! API servers that send what no sane server sends, or nothing at all. The gateway keeps what it knew, names the fault, bounds
+//! its memory, goes on serving other registries and connections, and recovers when the server does.
 
 use std::process::Command;
 use std::thread;
@@ -17,7 +17,7 @@ use crate::support::pki::PKI;
 use crate::support::{eventually, skip};
 
 const WEB: &str = "web.shop.svc.cluster.local";
-/// The memory that the gateway may have used at most.
+/// The limit of the gateway's resident memory in bytes.
 const RSS_MAX: u64 = 400 << 20;
 
 fn with(value: &Value, change: impl FnOnce(&mut Value)) -> Value {
@@ -46,7 +46,7 @@ fn service(name: &str, port: u16) -> Value {
     })
 }
 
-/// The slice of a service, with its endpoints: address and pod.
+/// Returns a slice of a service with these endpoints, each an address and the number of its pod.
 fn slice(name: &str, port: u16, endpoints: &[(&str, usize)]) -> Value {
     let endpoint = |(ip, pod): &(&str, usize)| {
         json!({
@@ -67,7 +67,7 @@ fn host(name: &str) -> String {
     format!("{name}.shop.svc.cluster.local")
 }
 
-/// A fake, and a gateway whose own cluster it is.
+/// A fake API server, and a gateway whose own cluster it is.
 struct Rig {
     fake: FakeKube,
     gateway: Gateway,
@@ -77,7 +77,7 @@ struct Rig {
 const ALLOW: &str = "allow: {addresses: [127.0.0.0/8, 10.0.0.0/8]}";
 
 impl Rig {
-    /// A fake with one service, whose only pod is the backend.
+    /// Starts a fake with one service, whose only pod is the backend.
     fn fake() -> (FakeKube, Backend) {
         let backend = Backend::tls_echo(PKI.server(WEB), "");
         let fake = FakeKube::start();
@@ -105,7 +105,7 @@ impl Rig {
         Self::start_with(fake, ALLOW)
     }
 
-    /// A gateway that has read all of the fake.
+    /// Starts a gateway, and waits until it has read everything and is well.
     #[track_caller]
     fn live(fake: (FakeKube, Backend)) -> Self {
         let rig = Self::start(fake);
@@ -117,7 +117,7 @@ impl Rig {
         self.gateway.json("/api/v1/registries")[0].clone()
     }
 
-    /// What is said to be wrong, a line each.
+    /// Returns the problems of the registry, one per line.
     fn problems(&self) -> Vec<String> {
         let registry = self.registry();
         let lists = [&registry["problems"], &registry["report"]["problems"]];
@@ -125,7 +125,7 @@ impl Rig {
         lines.map(|line| line.as_str().expect("a line").to_owned()).collect()
     }
 
-    /// Waits until a problem has all these texts.
+    /// Waits for a problem that contains all these texts, and returns it.
     #[track_caller]
     fn names(&self, texts: &[&str]) -> String {
         eventually(&format!("{texts:?}"), || {
@@ -134,7 +134,7 @@ impl Rig {
         })
     }
 
-    /// Waits until nothing is wrong any more, and the service can be reached.
+    /// Waits until the registry is live without problems, and checks that the service can be reached.
     #[track_caller]
     fn is_well(&self) {
         self.gateway.ready();
@@ -145,7 +145,7 @@ impl Rig {
         self.serves();
     }
 
-    /// The gateway lives, and takes connections to the service that it knew before.
+    /// Checks that the gateway is alive and serves the service that it knew before.
     #[track_caller]
     fn serves(&self) {
         assert_eq!(self.gateway.get("/livez").0, 200);
@@ -153,7 +153,7 @@ impl Rig {
         assert_eq!(call(&mut session, "hello").expect("an answer"), "hello");
     }
 
-    /// The addresses that a service leads to.
+    /// Returns the addresses to which a service leads.
     fn leads_to(&self, name: &str) -> Vec<String> {
         let explained = self.gateway.json(&format!("/api/v1/explain?sni={}", host(name)));
         let candidates = explained["candidates"].as_array().cloned().unwrap_or_default();
@@ -165,7 +165,7 @@ impl Rig {
         eventually(&format!("{name} at {addresses:?}"), || (self.leads_to(name) == addresses).then_some(()));
     }
 
-    /// The most memory that the gateway has used.
+    /// Returns the peak resident memory of the gateway in bytes.
     fn peak(&self) -> u64 {
         let path = format!("/proc/{}/status", self.gateway.process());
         let status = std::fs::read_to_string(path).expect("it runs");
@@ -173,7 +173,7 @@ impl Rig {
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
-    /// Nothing that the gateway went through made it panic, or use too much memory.
+    /// Checks that the gateway has never panicked or used too much memory.
     #[track_caller]
     fn was_sound(&self) {
         let log = self.gateway.log();
@@ -183,7 +183,7 @@ impl Rig {
         assert!(peak < RSS_MAX, "{peak} bytes");
     }
 
-    /// The fake behaves again, and all is well.
+    /// Makes the fake behave again, and checks that the gateway recovers.
     #[track_caller]
     fn recovers(self) {
         self.fake.behave();
@@ -192,12 +192,12 @@ impl Rig {
     }
 }
 
-/// Installs CRDs, so that there are more kinds to break.
+/// Installs CRDs, so that the test can break more kinds.
 fn install(fake: &FakeKube) {
     fake.change(|world| world.installed.extend(["gateways", "serviceexports", "serviceimports"]));
 }
 
-/// Breaks the answers to some requests.
+/// Replaces the answers to some requests for a kind.
 fn break_with(
     fake: &FakeKube,
     plural: &'static str,
@@ -233,12 +233,12 @@ fn watches_that_fail_each_in_another_way_are_named_and_cost_nothing() {
     broken("serviceimports", || Reply::text(200, "<html>hello</html>\n"));
     let all = ["services", "endpointslices", "pods", "nodes", "gateways", "serviceexports", "serviceimports"];
     all.iter().for_each(|plural| fake.end(plural, Finish::Reset));
-    rig.names(&["nodes: it answered 503 Service Unavailable: etcd is away", "next attempt in"]);
-    rig.names(&["gateways: it answered 504 Gateway Timeout"]);
-    rig.names(&["serviceexports: ", "it is encoded as gzip"]);
-    rig.names(&["serviceimports: ", "a line of the watch cannot be read"]);
-    rig.names(&["services: ", "a line of the watch cannot be read"]);
-    rig.names(&["endpointslices: ", "a line of the watch cannot be read"]);
+    rig.names(&["nodes: the API server answered 503 Service Unavailable: etcd is away", "next attempt in"]);
+    rig.names(&["gateways: the API server answered 504 Gateway Timeout"]);
+    rig.names(&["serviceexports: ", "it has the content encoding gzip"]);
+    rig.names(&["serviceimports: ", "an event of the watch is malformed"]);
+    rig.names(&["services: ", "an event of the watch is malformed"]);
+    rig.names(&["endpointslices: ", "an event of the watch is malformed"]);
     rig.names(&["pods: ", "the watch ended in the middle of a line"]);
     assert_eq!(rig.registry()["state"], "stale");
     let shown = Command::new(BINARY)
@@ -282,12 +282,12 @@ fn lists_in_pages_that_fail_each_in_another_way_are_named() {
     };
     rig.names(&["services: the connection broke"]);
     rig.names(&["pods: ", "the list has no resourceVersion"]);
-    rig.names(&["endpointslices: ", "its list has no end"]);
-    rig.names(&["nodes: ", "its list has no end"]);
-    rig.names(&["namespaces: ", "the list cannot be read"]);
-    rig.names(&["gateways: ", "the list cannot be read: EOF"]);
-    rig.names(&["serviceexports: ", "again and again"]);
-    rig.names(&["serviceimports: ", "the list cannot be read: invalid type: map, expected a list of items"]);
+    rig.names(&["endpointslices: ", "the list never ends"]);
+    rig.names(&["nodes: ", "the list never ends"]);
+    rig.names(&["namespaces: ", "the list is malformed"]);
+    rig.names(&["gateways: ", "the list is malformed: EOF"]);
+    rig.names(&["serviceexports: ", "repeatedly"]);
+    rig.names(&["serviceimports: ", "the list is malformed: invalid type: map, expected a list of items"]);
     assert_eq!(rig.registry()["state"], "missing");
     assert_eq!((rig.gateway.get("/livez").0, rig.gateway.get("/readyz").0), (200, 503));
     rig.recovers();
@@ -316,16 +316,19 @@ fn lists_on_watches_that_fail_each_in_another_way_are_named_and_begin_anew() {
                 line("ADDED", "pods", &json!({"metadata": {"name": "x", "resourceVersion": "7"}})),
             )
         });
-        // One sends nothing but a head, one a byte a second: nothing can be said of them yet.
+        // One list consists of a response head only, one arrives at a byte per second; neither is an error yet.
         broken("nodes", || Reply::ok(vec![Part::Hang]));
         broken("namespaces", || Reply::ok(vec![Part::Drip(vec![b' '; 100])]));
         Rig::start(fake)
     };
     rig.names(&["services: the connection broke"]);
-    rig.names(&["endpointslices: ", "the end of the list on the watch has no resourceVersion"]);
-    rig.names(&["pods: ", "the list on the watch has no end"]);
+    rig.names(&[
+        "endpointslices: ",
+        "the bookmark that ends the watch's initial list has no resourceVersion",
+    ]);
+    rig.names(&["pods: ", "the watch ended before the end of its list"]);
     assert_eq!((rig.gateway.get("/livez").0, rig.gateway.get("/readyz").0), (200, 503));
-    // A list that breaks is no version to go on from.
+    // A list that breaks gives no version from which a watch could resume.
     assert!(rig.fake.seen(Asked::is_resumed).is_empty());
     rig.recovers();
 }
@@ -335,7 +338,7 @@ fn one_bad_object_costs_no_other_and_its_last_good_state_stays() {
     for streams in [true, false] {
         let fake = Rig::fake();
         fake.0.change(|world| world.streams = streams);
-        // Nulls wherever there may be something, and fields that nobody knows.
+        // Every optional field is null, and there are unknown fields.
         fake.0.put(&json!({
             "kind": "Service", "unknown": {"a": [1]}, "spec": null, "status": null,
             "metadata": {"namespace": "shop", "name": "null", "uid": null, "labels": null, "annotations": null}
@@ -353,7 +356,7 @@ fn one_bad_object_costs_no_other_and_its_last_good_state_stays() {
             "kind": "Pod", "spec": null, "status": {"phase": null, "podIPs": null},
             "metadata": {"namespace": "shop", "name": "null", "uid": uid(77)}
         }));
-        // Wrong types.
+        // These fields have the wrong type.
         let bad = json!({
             "kind": "Pod", "status": {"podIPs": [{"ip": 7}]},
             "metadata": {"namespace": "shop", "name": "bad", "uid": uid(9), "labels": {"a": []}}
@@ -368,7 +371,7 @@ fn one_bad_object_costs_no_other_and_its_last_good_state_stays() {
         rig.names(&["pods shop/bad: "]);
         assert_eq!(rig.registry()["state"], "live", "{:?}", rig.registry());
         rig.leads("other", &["10.0.0.2:80"]);
-        // On the watch: what was good goes bad, and good again.
+        // Objects become invalid on the watch, and then valid again.
         rig.fake.put(&with(&slice("web", port, &[]), |slice| slice["endpoints"] = "none".into()));
         rig.fake.put(&with(&pod(2, "10.0.0.2"), |pod| pod["metadata"]["labels"] = 7.into()));
         rig.fake
@@ -376,13 +379,13 @@ fn one_bad_object_costs_no_other_and_its_last_good_state_stays() {
         for object in ["endpointslices shop/web-1: ", "pods shop/pod-2: ", "services shop/other: "] {
             rig.names(&[object]);
         }
-        // An object that has no version, or no name, is not taken.
+        // Objects on the watch without a version or a name are rejected.
         rig.fake.send("pods", line("MODIFIED", "pods", &with(&pod(1, "10.0.0.9"), |_| {})));
-        rig.names(&["pods shop/pod-1: it has no metadata.resourceVersion"]);
+        rig.names(&["pods shop/pod-1: the object has no metadata.resourceVersion"]);
         rig.fake.send("pods", line("MODIFIED", "pods", &json!({"metadata": [7]})));
         rig.names(&["pods : invalid type: integer"]);
         rig.fake.send("pods", line("MODIFIED", "pods", &json!({"metadata": {"uid": "x"}})));
-        rig.names(&["pods : it has no metadata.name"]);
+        rig.names(&["pods : the object has no metadata.name"]);
         assert_eq!(rig.registry()["flawed"], 7, "{:?}", rig.problems());
         rig.serves();
         rig.leads("other", &["10.0.0.2:80"]);
@@ -410,7 +413,8 @@ fn a_broken_object_that_goes_while_nobody_watches_is_forgotten_by_the_next_listi
         rig.fake.put(&with(&pod(9, "10.0.0.9"), |pod| pod["metadata"]["labels"] = 7.into()));
         rig.names(&["pods shop/pod-9: "]);
         assert_eq!(flawed(), 1);
-        // No watch begins while the pod goes, and afterwards the revision of the last one is too old.
+        // No watch reports the pod's deletion. The fake refuses new watches until the pod is deleted. After that, the version
+        // from which the gateway resumes its watch is too old.
         break_with(&rig.fake, "pods", Asked::is_watch, || {
             Reply::json(503, &status(503, "ServiceUnavailable", "etcd is away", None))
         });
@@ -438,7 +442,7 @@ fn what_came_before_a_bad_line_is_not_lost() {
     rig.fake.put(&service("other", 80));
     rig.fake.put(&slice("other", 80, &[("10.0.0.2", 2)]));
     eventually("the service", || (rig.registry()["services"] == 2).then_some(()));
-    // The pod, and a line that ends the watch, in one piece. The watch goes on from the pod's version.
+    // The event of a pod and a line that breaks the watch arrive in one piece. The next watch resumes from the pod's version.
     for (number, tail) in
         [(2, "]\n"), (3, "{\"type\":\"ERROR\",\"object\":{\"code\":503}}\n"), (4, "{\"type\":")]
     {
@@ -463,7 +467,7 @@ fn huge_objects_are_flawed_or_named_and_memory_stays_bounded() {
     let labels = json!({"a": huge()});
     fake.0.put(&with(&service("huge", 80), |service| service["metadata"]["labels"] = labels));
     let rig = Rig::start(fake);
-    rig.names(&["services shop/huge: it has more than 8 MiB"]);
+    rig.names(&["services shop/huge: the object is larger than 8 MiB"]);
     rig.leads("web", &[&rig.backend.address.to_string()]);
     assert_eq!(rig.registry()["state"], "live");
     rig.fake.put(&service("huge", 80));
@@ -475,7 +479,7 @@ fn huge_objects_are_flawed_or_named_and_memory_stays_bounded() {
         )
     });
     rig.fake.end("nodes", Finish::Reset);
-    rig.names(&["nodes: ", "more than 8 MiB"]);
+    rig.names(&["nodes: ", "larger than 8 MiB"]);
     rig.serves();
     rig.recovers();
 }
@@ -486,7 +490,8 @@ fn lists_without_end_are_given_up_and_memory_stays_bounded() {
     install(&fake.0);
     fake.0.change(|world| world.streams = false);
     let rig = Rig::live(fake);
-    // Pages of many small objects, each page with another token; and one page of more objects than are read.
+    // One kind has endless pages of small objects, each with a new continue token; the other has one page with more objects
+    // than the limit.
     let item = r#"{"metadata":{"name":"a","namespace":"b","resourceVersion":"1"}},"#.repeat(50_000);
     let page = format!(r#""items":[{}]}}"#, item.trim_end_matches(','));
     rig.fake.rule(move |asked| {
@@ -502,7 +507,7 @@ fn lists_without_end_are_given_up_and_memory_stays_bounded() {
         rig.fake.end(plural, Finish::Reset);
     }
     rig.names(&["serviceexports: ", "more than 250000 items"]);
-    rig.names(&["serviceimports: ", "its list has no end"]);
+    rig.names(&["serviceimports: ", "the list never ends"]);
     rig.serves();
     rig.recovers();
 }
@@ -510,7 +515,8 @@ fn lists_without_end_are_given_up_and_memory_stays_bounded() {
 #[test]
 fn a_list_on_a_watch_without_end_keeps_nobody_waiting_and_memory_stays_bounded() {
     let rig = Rig::live(Rig::fake());
-    // Ever new services, which are more than are taken in. Those that were left out are listed again after the end of the watch.
+    // An endless list of new services, of which only 50,000 are accepted. After the end of the watch, the registry lists again
+    // and gets the missing ones.
     break_with(&rig.fake, "services", Asked::is_watch, || {
         let lines = |number: u64| {
             let one = |at: u64| {
@@ -523,7 +529,7 @@ fn a_list_on_a_watch_without_end_keeps_nobody_waiting_and_memory_stays_bounded()
     });
     rig.fake.change(|world| world.forget());
     rig.fake.end("services", Finish::Reset);
-    rig.names(&["services are not taken in: there are too many"]);
+    rig.names(&["services are ignored, because there are too many"]);
     assert_eq!(rig.registry()["report"]["objects"]["services"], 50_000);
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
@@ -550,7 +556,7 @@ fn a_server_that_answers_no_request_hinders_nothing_else() {
     ["services", "pods", "endpointslices"].iter().for_each(|plural| rig.fake.end(plural, Finish::InOrder));
     eventually("requests", || (rig.fake.seen(Asked::is_resumed).len() >= 3).then_some(()));
     rig.serves();
-    // A watch that sends a byte a second is none that has failed.
+    // A watch that sends one byte per second has not failed.
     rig.fake.behave();
     rig.is_well();
     rig.fake.rule(|asked| asked.is_resumed().then(|| Reply::ok(vec![Part::Drip(vec![b' '; 100])])));
@@ -570,13 +576,15 @@ fn the_wait_that_a_server_asks_for_is_kept_and_shown() {
     });
     rig.fake.end("nodes", Finish::InOrder);
     rig.fake.end("pods", Finish::InOrder);
-    rig.names(&["pods: it answered 429 Too Many Requests: slow down; next attempt in 4s"]);
-    rig.names(&["nodes: it answered 429 Too Many Requests: TooManyRequests; next attempt in 299s"]);
+    rig.names(&["pods: the API server answered 429 Too Many Requests: slow down; next attempt in 4s"]);
+    rig.names(&[
+        "nodes: the API server answered 429 Too Many Requests: TooManyRequests; next attempt in 299s",
+    ]);
     let refused = || rig.fake.seen(|asked| asked.plural == "pods" && asked.is_resumed());
     let seen = eventually("two attempts", || Some(refused()).filter(|seen| seen.len() >= 2));
     assert!(seen[1].at - seen[0].at >= Duration::from_secs(4));
     rig.serves();
-    // The nodes are asked for again in five minutes; they are not needed.
+    // The gateway requests the nodes again only after 299 s. The registry is live all the same, because it does not need them.
     rig.fake.behave();
     eventually("pods that are followed", || (rig.registry()["state"] == "live").then_some(()));
     rig.serves();
@@ -592,14 +600,14 @@ fn versions_that_are_too_old_again_and_again_are_named_and_not_asked_for_without
     break_with(&rig.fake, "services", Asked::is_resumed, || {
         Reply::text(200, format!("{}\n", json!({"type": "ERROR", "object": gone()})))
     });
-    // One ends its watches as soon as they begin.
+    // The server ends these watches as soon as they begin.
     break_with(&rig.fake, "endpointslices", Asked::is_resumed, || Reply::ok(Vec::new()));
     let all = ["pods", "services", "endpointslices"];
     let begun = Instant::now();
     all.iter().for_each(|plural| rig.fake.end(plural, Finish::Reset));
     rig.names(&["endpointslices: the connection broke: the watch ended after 0 s"]);
-    rig.names(&["pods: ", "again and again"]);
-    rig.names(&["services: ", "again and again"]);
+    rig.names(&["pods: ", "repeatedly"]);
+    rig.names(&["services: ", "repeatedly"]);
     for plural in all {
         let asked = rig.fake.seen(|asked| asked.plural == plural).len() as u64;
         assert!(asked < 10 + 3 * begun.elapsed().as_secs(), "{plural}: {asked} in {:?}", begun.elapsed());
@@ -619,7 +627,7 @@ fn foreign_pods_and_addresses_are_not_believed() {
         ("six", "::1", 13, "::1"),
         ("unspecified", "0.0.0.0", 14, "0.0.0.0"),
         ("multicast", "224.0.0.1", 15, "224.0.0.1"),
-        // The pod has another address.
+        // The pod has another address than the slice claims.
         ("claimed", "10.0.0.66", 16, "10.0.0.16"),
     ];
     for (name, claimed, number, own) in cases {
@@ -627,7 +635,7 @@ fn foreign_pods_and_addresses_are_not_believed() {
         fake.0.put(&slice(name, 80, &[(claimed, number)]));
         fake.0.put(&pod(number, own));
     }
-    // A pod of another namespace, one that is not there, and a UID that is none.
+    // The slices name a pod of another namespace, a pod that does not exist, and a pod by a malformed UID.
     fake.0.put(&with(&pod(20, "10.0.0.20"), |pod| pod["metadata"]["namespace"] = "bank".into()));
     fake.0.put(&service("foreign", 80));
     fake.0.put(&slice("foreign", 80, &[("10.0.0.20", 20), ("10.0.0.21", 21)]));
@@ -652,7 +660,7 @@ fn foreign_pods_and_addresses_are_not_believed() {
 
 #[test]
 fn kinds_that_are_absent_or_forbidden_hold_readiness_only_if_they_are_needed() {
-    // Kinds of CRDs that are not installed are no fault, and not asked for again soon.
+    // A kind whose CRD is not installed is not a problem, and the gateway does not soon request it again.
     let rig = Rig::live(Rig::fake());
     let asked = |plural: &str| rig.fake.seen(|asked| asked.plural == plural).len();
     assert_eq!((asked("gateways"), asked("serviceexports")), (1, 2), "one for each version");
@@ -676,11 +684,11 @@ fn kinds_that_are_absent_or_forbidden_hold_readiness_only_if_they_are_needed() {
     rig.fake.change(|world| world.forbidden.clear());
     rig.recovers();
 
-    // Credentials that are not accepted any more.
+    // The server rejects credentials that it accepted before.
     let rig = Rig::live(Rig::fake());
     rig.fake.rule(|_| Some(Reply::json(401, &status(401, "Unauthorized", "Unauthorized", None))));
     rig.fake.cut();
-    rig.names(&["pods: unauthorized: it does not accept our credentials (Unauthorized)"]);
+    rig.names(&["pods: unauthorized: the API server does not accept the credentials (Unauthorized)"]);
     rig.serves();
     rig.recovers();
 }
@@ -691,7 +699,7 @@ fn what_is_amiss_with_a_cluster_is_in_the_status() {
     install(&fake.0);
     let rig = Rig::live(fake);
     let fake = &rig.fake;
-    // The status names it among its problems, by code; nothing else is wrong there afterwards.
+    // Waits until the status has a problem of the registry with all these texts.
     let shown = |texts: &[&str]| {
         eventually(&format!("{texts:?} in the status"), || {
             let problems = rig.gateway.json("/api/v1/status")["problems"].clone();
@@ -712,38 +720,40 @@ fn what_is_amiss_with_a_cluster_is_in_the_status() {
         fake.set_clock(20);
         is_well();
     }
-    // A team has exported what is not there, and what cannot be exported.
+    // Teams have exported a Service that does not exist, and one that cannot be exported.
     let export =
         |name: &str| json!({"kind": "ServiceExport", "metadata": {"namespace": "shop", "name": name}});
     fake.put(&export("web"));
     fake.put(&export("nothing"));
-    shown(&["a ServiceExport exports nothing: the Service shop/nothing does not exist"]);
+    shown(&["a ServiceExport has no effect: the Service shop/nothing does not exist"]);
     let external = json!({"type": "ExternalName", "externalName": "example.com"});
     fake.put(&json!({"kind": "Service", "metadata": {"namespace": "shop", "name": "ext"}, "spec": external}));
     fake.put(&export("ext"));
-    shown(&["2 ServiceExports export nothing, the first one: the Service shop/ext is of type ExternalName"]);
+    shown(&["2 ServiceExports have no effect; the first one: the Service shop/ext is of type ExternalName"]);
     fake.delete("serviceexports", "shop/ext");
     fake.put(&service("nothing", 80));
     is_well();
-    // A gateway of which no load balancer has said where it is; with the clock wrong too, both are shown.
+    // The load balancer of this gateway has no address yet. If the clock is wrong as well, both problems are shown.
     let ports = json!([{"name": "tls", "port": 15443, "targetPort": 15443}]);
     let meta = json!({"namespace": "istio-system", "name": "eastwest", "labels": {"topology.istio.io/network": "net"}});
     fake.put(&json!({"kind": "Service", "metadata": meta, "spec": {"type": "LoadBalancer", "ports": ports}}));
     fake.set_clock(-100);
     shown(&[
-        "Service istio-system/eastwest is a gateway of network net without an address",
+        "Service istio-system/eastwest, a gateway of network net, has no address",
         "the clock of the API server",
     ]);
     fake.set_clock(1);
     fake.delete("services", "istio-system/eastwest");
     is_well();
-    // The network of the cluster, where the config has none: the label of the system namespace.
+    // If the config names no network, the cluster's network is the label of the system namespace.
     let config = format!(
         "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
          registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig}}, {ALLOW}}}]\n"
     );
     rig.gateway.reload(&config);
-    shown(&["no network: the namespace istio-system has no label topology.istio.io/network"]);
+    shown(&[
+        "the network of the cluster is unknown: the namespace istio-system has no label topology.istio.io/network",
+    ]);
     let labels = json!({"topology.istio.io/network": "net"});
     fake.put(&json!({"kind": "Namespace", "metadata": {"name": "istio-system", "labels": labels}}));
     is_well();
@@ -827,7 +837,7 @@ fn kubeconfigs_that_start_programs_or_read_files_are_refused_with_their_place() 
     let is_traced = strace.is_ok_and(|strace| strace.status.success());
     let mut command = Command::new(if is_traced { "strace" } else { BINARY });
     if is_traced {
-        // It leaves this process's child to be the gateway itself.
+        // With -D, strace runs as a grandchild, so that the gateway is the child of this process.
         command.args(["-D", "-f", "-e", "trace=execve,openat", "-o", "trace", BINARY]);
     } else {
         skip(
@@ -861,7 +871,7 @@ fn kubeconfigs_that_start_programs_or_read_files_are_refused_with_their_place() 
     assert!(!log.iter().any(|line| line.contains("panicked")), "{log:?}");
 }
 
-/// A Secret as `istioctl create-remote-secret` makes it: kubeconfigs by cluster.
+/// Returns a Secret as `istioctl create-remote-secret` writes it: kubeconfigs by cluster.
 fn secret(name: &str, kubeconfigs: &[(&str, &str)]) -> Value {
     let data =
         kubeconfigs.iter().map(|(cluster, text)| ((*cluster).to_owned(), encoded(text.as_bytes()).into()));
@@ -871,8 +881,8 @@ fn secret(name: &str, kubeconfigs: &[(&str, &str)]) -> Value {
     })
 }
 
-/// Starts a gateway that finds the fake's service account where pods have theirs; `None`, after reporting a skip, where no mount
-/// namespace can be made.
+/// Starts a gateway with the fake's service account mounted at the usual path of a pod. Returns `None`, after reporting a skip,
+/// if this host allows no mount namespace.
 fn start_in_pod(fake: &FakeKube, config: &str) -> Option<Gateway> {
     const PLACE: &str = "/run/secrets/kubernetes.io/serviceaccount";
     let can = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/run"]).output();
@@ -907,7 +917,7 @@ fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
     let good = fake.kubeconfig();
     fake.put(&secret("first", &[("west", &good)]));
     fake.put(&secret("second", &[("west", &good), ("north", &good)]));
-    // The config names one of the clusters itself.
+    // The config itself names one of the clusters.
     let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net}\nexports: [{services: [\"*\"]}]\n\
                   registries: [{kubernetes: {cluster: north}}, {kubernetesClusters: {secrets: {namespace: istio-system}}}]\n";
     let Some(gateway) = start_in_pod(&fake, config) else { return };
@@ -916,15 +926,15 @@ fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
         registries.iter().map(|registry| registry["cluster"].clone()).collect()
     };
     eventually("both clusters", || (clusters() == ["north", "west"]).then_some(()));
-    // Nothing has changed since the start: what the first listing found is shown, and stays.
-    let why =
-        "Secret istio-system/second[west]: the Secret istio-system/first has the cluster west too: ignored";
+    // The conflicts have existed since the start. The warnings of the first listing stay in the status.
+    let why = "Secret istio-system/second[west]: the kubeconfig is ignored, because the Secret istio-system/first also has the \
+         cluster west";
     let shown = || gateway.json("/api/v1/status")["config"]["warnings"].clone();
-    let named =
-        "kubernetesClusters/secrets/istio-system: another registry reads the cluster north too: ignored";
+    let named = "kubernetesClusters/secrets/istio-system: the cluster north is ignored, because another registry reads it \
+                 already";
     assert_eq!(shown(), json!([why, named]));
     assert!([why, named].iter().all(|why| gateway.log().iter().any(|line| line.contains(why))));
-    // The cluster is that of the first Secret. Without it, that of the second one.
+    // The first Secret provides the cluster; when it is deleted, the second one does.
     fake.delete("secrets", "istio-system/first");
     eventually("one warning", || (shown() == json!([named])).then_some(()));
     assert_eq!(clusters(), ["north", "west"]);
@@ -958,18 +968,18 @@ fn secrets_with_many_clusters_or_one_twice_or_with_mistakes_cost_no_other() {
     };
     told("/api/v1/registries", "Secret istio-system/bad[bad]:1:");
     told("/api/v1/registries", "users[0].user.exec: refused");
-    // The same cluster again: the first by name counts.
+    // If two Secrets have the same cluster, the Secret whose name sorts first counts.
     fake.put(&secret("zzz", &[("c3", &exec)]));
     told(
         "/api/v1/status",
-        "Secret istio-system/zzz[c3]: the Secret istio-system/ten has the cluster c3 too: ignored",
+        "Secret istio-system/zzz[c3]: the kubeconfig is ignored, because the Secret istio-system/ten also has the cluster c3",
     );
     let serves = || {
         let mut session = tls(gateway.listener("default"), WEB).expect("a handshake");
         assert_eq!(call(&mut session, "hello").expect("an answer"), "hello");
     };
     serves();
-    // One that cannot be read any more keeps its clusters; one that is gone does not.
+    // The clusters of a Secret that becomes unreadable stay. The clusters of a Secret that is deleted are removed.
     fake.put(&with(&secret("ten", &ten), |secret| secret["data"] = json!({"c0": 7})));
     fake.delete("secrets", "istio-system/bad");
     told("/api/v1/status", "Secret istio-system/ten: invalid type");

@@ -1,4 +1,4 @@
-//! Reload, registries, drain: what changes takes effect, and nobody is cut who need not be.
+//! Reload, registries, drain: changes take effect, and no connection is cut without need.
 
 use std::io::{ErrorKind, Read};
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use crate::support::backend::Backend;
 use crate::support::client::{Tls, call, read_alert, tls};
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::pki::PKI;
+use crate::support::{Stop, eventually};
 
 fn backend(name: &str) -> Backend {
     Backend::tls_echo(PKI.server(name), "")
@@ -28,7 +28,7 @@ fn open(gateway: &Gateway, name: &str) -> Tls {
     stream
 }
 
-/// How a connection that the gateway has ended looks to the client.
+/// Returns how the client observes the end of a connection that the gateway has closed.
 fn end_of(stream: &mut Tls) -> Result<usize, ErrorKind> {
     stream.sock.read(&mut [0; 16]).map_err(|error| error.kind())
 }
@@ -40,6 +40,7 @@ fn two_hundred_reloads_under_load_fail_nobody() {
     let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut standing = open(&gateway, "live.test");
     thread::scope(|scope| {
+        let _stop = Stop(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
@@ -52,10 +53,9 @@ fn two_hundred_reloads_under_load_fail_nobody() {
         for round in 0..200 {
             gateway.reload(&config(&backend, &format!("  other{round}.test: \"127.0.0.1:9\"\n")));
             assert_eq!(call(&mut standing, "still here").expect("an answer"), "still here");
-            // At least one call was made under each of them.
+            // At least one call is made under each config.
             eventually("a call", || (calls.load(Ordering::SeqCst) > round).then_some(()));
         }
-        stop.store(true, Ordering::SeqCst);
     });
     let calls = calls.into_inner();
     assert!(calls >= 200, "{calls} calls");
@@ -65,7 +65,7 @@ fn two_hundred_reloads_under_load_fail_nobody() {
         (lines.len() == calls + 1).then_some(lines)
     });
     assert!(ok.iter().all(|line| line["reason"] == "ok"));
-    // More where the gateway had noticed the file before it was told to read it.
+    // There may be more reloads, if the gateway noticed the file before the order to read it.
     assert!(gateway.metric("isthmus_config_reloads_total", &["result=\"applied\""]) >= 200.0);
     assert_eq!(gateway.json("/api/v1/explain?sni=other199.test")["verdict"], "admitted");
 }
@@ -89,7 +89,7 @@ fn a_broken_file_changes_nothing_and_says_so() {
     gateway.told("config rejected, the previous one stays in use");
     assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
     open(&gateway, "live.test");
-    // Put right, it is taken into use by itself.
+    // The gateway applies a repaired file by itself.
     gateway.write_config(&config(&backend, "  more.test: \"127.0.0.1:9\"\n"));
     eventually("the file is read again", || {
         (gateway.json("/api/v1/explain?sni=more.test")["verdict"] == "admitted").then_some(())
@@ -133,15 +133,15 @@ fn only_what_the_file_takes_back_is_cut() {
         stream
     };
     let (mut exported, mut routed) = (open("api.test"), open("a.wild.test"));
-    // An endpoint that goes away, or draws back, cuts nobody.
+    // A change of endpoints cuts no connection.
     gateway.reload(&service(exports, "", "{address: 10.9.9.9, network: elsewhere}"));
     assert_eq!(call(&mut exported, "x").expect("an answer"), "x");
-    // A rule that is taken back does.
+    // The removal of an export rule cuts the connections that it admitted.
     gateway.reload(&service("", "", &here));
     assert_eq!(end_of(&mut exported), Err(ErrorKind::ConnectionReset));
     gateway.logged("the cut", |line| line["reason"] == "config_removed" && line["sni"] == "api.test");
     assert_eq!(call(&mut routed, "x").expect("an answer"), "x");
-    // So does a listener that is closed to the source.
+    // A listener that no longer admits a source cuts that source's connections.
     gateway.reload(&service(exports, ", from: [10.0.0.0/8]", &here));
     assert_eq!(end_of(&mut routed), Err(ErrorKind::ConnectionReset));
     gateway.logged("the cut", |line| line["reason"] == "config_removed" && line["sni"] == "a.wild.test");
@@ -166,7 +166,7 @@ fn listeners_come_and_go_without_touching_the_others() {
     gateway.reload(&listeners(first));
     assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
     eventually("the second listens no more", || std::net::TcpStream::connect(second).err());
-    // What it had accepted may finish within `drain.timeout`, and is then reset.
+    // Connections of the removed listener may finish within `drain.timeout`, and are then reset.
     assert_eq!(call(&mut draining, "x").expect("an answer"), "x");
     assert_eq!(end_of(&mut draining), Err(ErrorKind::ConnectionReset));
     gateway.logged("the end", |line| line["reason"] == "draining" && line["listener"] == "second");
@@ -201,12 +201,12 @@ fn a_drain_cuts_nobody_before_its_time() {
     let began = Instant::now();
     gateway.signal("TERM");
     eventually("not ready", || (gateway.get("/readyz").0 == 503).then_some(()));
-    // Within the delay it still accepts.
+    // The gateway still accepts connections during `drain.delay`.
     let late = open(&gateway, "live.test");
     streams.push(late);
     eventually("deaf", || std::net::TcpStream::connect(address).err());
     assert!(began.elapsed() >= Duration::from_millis(300), "deaf after {:?}", began.elapsed());
-    // All of them work on for most of the time they were given.
+    // All connections stay usable during most of `drain.timeout`.
     let mut rounds = 0;
     while began.elapsed() < Duration::from_millis(1_500) {
         for stream in &mut streams {
@@ -215,7 +215,7 @@ fn a_drain_cuts_nobody_before_its_time() {
         rounds += 1;
     }
     assert!(rounds >= 1);
-    // Half of them finish in order; the rest are reset when the time is over.
+    // Half of the clients finish; the gateway resets the rest at the end of `drain.timeout`.
     streams.truncate(CONNECTIONS / 2);
     for stream in &mut streams {
         assert_eq!(end_of(stream), Err(ErrorKind::ConnectionReset));
@@ -252,7 +252,7 @@ fn the_admin_api_drains_too() {
     assert!(gateway.ended().success());
 }
 
-/// A registry of `count` services on `address`.
+/// Returns a registry with `count` services, each with one endpoint at `address`.
 fn registry(count: usize, address: std::net::SocketAddr) -> String {
     let mut text = "services:\n".to_owned();
     for index in 0..count {
@@ -285,35 +285,36 @@ fn a_registry_file_may_be_rewritten_renamed_over_broken_or_gone() {
     let gateway = Gateway::start_in(folder, config, &[]);
     assert_eq!(registry_state(&gateway), "live");
     let mut standing = open(&gateway, "s0.mesh");
-    // Rewritten in place: one more.
+    // The file is rewritten in place with one more service.
     std::fs::write(&path, registry(21, backend.address)).expect("written");
     eventually("a rewrite is taken in", || admits(&gateway, "s20.mesh").then_some(()));
-    // Renamed over: one more still.
+    // Another file with one more service is renamed over it.
     let next = path.with_extension("next");
     std::fs::write(&next, registry(22, backend.address)).expect("written");
     std::fs::rename(&next, &path).expect("renamed");
     eventually("a rename is taken in", || admits(&gateway, "s21.mesh").then_some(()));
-    // Half written: not understood, the last good copy stays.
+    // Half of a file is invalid, so the last good copy stays in use.
     let text = registry(23, backend.address);
     std::fs::write(&path, &text[..text.len() - 20]).expect("written");
     eventually("a broken file is seen", || (registry_state(&gateway) == "stale").then_some(()));
     assert!(admits(&gateway, "s21.mesh"));
     let problem = gateway.json("/api/v1/status")["registries"][0]["problems"][0].clone();
     assert!(problem.as_str().is_some_and(|text| text.contains("west.yaml:")), "{problem}");
-    // Legal, but most of it missing: held, not applied.
+    // A valid file without most of the services: the withdrawal is held.
     std::fs::write(&path, registry(3, backend.address)).expect("written");
     eventually("a mass withdrawal is held", || (registry_state(&gateway) == "held").then_some(()));
     assert!(admits(&gateway, "s21.mesh"));
-    // Whole again.
+    // A complete file is applied.
     std::fs::write(&path, registry(24, backend.address)).expect("written");
     eventually("it is taken in", || admits(&gateway, "s23.mesh").then_some(()));
-    assert_eq!(registry_state(&gateway), "live");
-    // Gone: the last good copy stays.
+    // The snapshot is published before the state.
+    eventually("the registry is live", || (registry_state(&gateway) == "live").then_some(()));
+    // The file is deleted: the last good copy stays in use.
     std::fs::remove_file(&path).expect("removed");
     eventually("its absence is seen", || (registry_state(&gateway) == "stale").then_some(()));
     open(&gateway, "s0.mesh");
     assert!(admits(&gateway, "s23.mesh"));
-    // Nobody was cut by any of it.
+    // None of these changes has cut a connection.
     assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
     assert_eq!(gateway.get("/readyz").0, 200);
 }
@@ -333,7 +334,7 @@ fn a_folder_of_registry_files_is_one_registry() {
     let other = format!("services:\n{}", &other[other.find("  - hostname: more").expect("there")..]);
     std::fs::write(files.join("b.yaml"), other).expect("written");
     eventually("the new file is read", || admits(&gateway, "more.mesh").then_some(()));
-    // One broken file keeps the last good copy of the whole folder.
+    // One broken file keeps the last good copy of the whole folder in use.
     std::fs::write(files.join("c.yaml"), "services: [{}]\n").expect("written");
     eventually("it is seen", || (registry_state(&gateway) == "stale").then_some(()));
     assert!(admits(&gateway, "more.mesh") && admits(&gateway, "s1.mesh"));
@@ -353,7 +354,7 @@ fn a_missing_registry_of_the_own_cluster_holds_readiness_and_says_which() {
     assert!(body.contains("[+] registry own.yaml"), "{body}");
     let missing = gateway.json("/api/v1/status")["registries"][1].clone();
     assert_eq!(missing["state"], "missing", "{missing}");
-    // The other way round it waits.
+    // If the missing registry is that of the gateway's own cluster, the gateway is not ready.
     gateway.reload(&config.replace("cluster: east}\nregistries", "cluster: west}\nregistries"));
     eventually("not ready", || {
         let (status, body) = gateway.get("/readyz?verbose");
@@ -363,7 +364,7 @@ fn a_missing_registry_of_the_own_cluster_holds_readiness_and_says_which() {
     eventually("ready", || (gateway.get("/readyz").0 == 200).then_some(()));
 }
 
-/// Refusals while a drain is under way are told, too.
+/// A client whose hello is incomplete when the drain ends receives an alert, too.
 #[test]
 fn a_hello_that_is_not_whole_when_the_drain_is_over_is_told_so() {
     let backend = backend("live.test");

@@ -1,4 +1,4 @@
-//! Limits of each source and of each service: `limits.perSource`, `limits.perService`.
+//! Limits per source and per service: `limits.perSource`, `limits.perService`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,11 +13,11 @@ use crate::support::{eventually, within};
 
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const HONEST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
-/// The alert internal_error.
+/// The TLS alert internal_error.
 const INTERNAL_ERROR: u8 = 80;
 
-/// A gateway with the routes `a.test` and `b.test` to an endpoint that echoes, and these limits. One worker, so that the test
-/// knows which connections it compares.
+/// Returns a config with these limits and the routes `a.test` and `b.test` to an endpoint that echoes. It has one worker,
+/// because each worker evicts incomplete hellos among its own connections.
 fn config(backend: &Backend, limits: &str) -> String {
     format!(
         "workers: 1\nlisten: \"127.0.0.1:0\"\nroutes: {{a.test: \"{0}\", b.test: \"{0}\"}}\nlimits: {{{limits}}}\n",
@@ -25,12 +25,12 @@ fn config(backend: &Backend, limits: &str) -> String {
     )
 }
 
-/// Opens a connection and has a hello for this name echoed; the error is what the client is sent instead.
+/// Opens a connection and reads the echo of a hello for this name; the error is the bytes that a refused client receives.
 #[track_caller]
 fn open(source: Ipv4Addr, address: SocketAddr, name: &str) -> Result<TcpStream, Vec<u8>> {
     let mut client = connect_from(source, address);
     let hello = raw::hello(name.as_bytes());
-    // A refused connection may be closed by now.
+    // The write may fail, because the gateway may have closed a refused connection.
     let _ = client.write_all(&hello);
     let mut echoed = vec![0; hello.len()];
     match client.read_exact(&mut echoed[..7]) {
@@ -60,7 +60,7 @@ fn active(gateway: &Gateway, count: usize) {
     });
 }
 
-/// Returns the texts of one list of an explanation, as one.
+/// Returns one list of an explanation as text.
 #[track_caller]
 fn explained(gateway: &Gateway, name: &str, list: &str) -> String {
     gateway.json(&format!("/api/v1/explain?sni={name}&from={GREEDY}"))[list].to_string()
@@ -88,14 +88,17 @@ fn a_source_has_as_many_connections_as_its_limit_and_costs_no_other_one() {
     assert_eq!(count(&gateway, "limit_source"), 5.0);
     assert!(gateway.get("/api/v1/failures?reason=limit_source").1.contains("limits.perSource.connections"));
     assert!(explained(&gateway, "a.test", "steps").contains("3 of 3 connections in use"));
-    assert!(explained(&gateway, "a.test", "warnings").contains("limit_source: 127.0.0.2 uses all of its 3"));
+    assert!(
+        explained(&gateway, "a.test", "warnings")
+            .contains("limit_source: 127.0.0.2 has reached the limit of 3")
+    );
     assert_eq!(gateway.json("/api/v1/config")["limits"]["perSource"]["connections"], 3);
     assert_eq!(gateway.json("/api/v1/status")["limits"]["per_source"]["connections"], 3);
-    // An end makes room.
+    // A connection that ends makes room for another.
     held.pop();
     active(&gateway, 2);
     held.push(open(GREEDY, address, "a.test").expect("there is room again"));
-    // A reload changes the limit for new connections, and ends none.
+    // A reload changes the limit for new connections, and ends none of the open ones.
     gateway.reload(&config(&backend, "perSource: {connections: 1}"));
     refused(open(GREEDY, address, "a.test"));
     drop(open(HONEST, address, "a.test").expect("another source"));
@@ -124,7 +127,7 @@ fn a_source_opens_as_many_connections_in_a_second_as_its_limit() {
     assert_eq!(line["detail"], detail);
     assert_eq!(count(&gateway, "limit_source"), (200 - served) as f64);
     assert!(explained(&gateway, "a.test", "steps").contains("of 20 new connections per second in use"));
-    // The allowance comes back with time, and with a reload.
+    // The source may open connections again after a while, and after a reload without the limit.
     within(Duration::from_secs(5), "the allowance", || open(GREEDY, address, "a.test").ok());
     gateway.reload(&config(&backend, ""));
     for _ in 0..2 * RATE {
@@ -167,7 +170,7 @@ fn of_a_sources_incomplete_hellos_the_oldest_gives_way() {
     let line = gateway.logged("its end", |line| line["reason"] == "limit_source");
     let detail = "127.0.0.2 already has 2 incomplete hellos, its limit (limits.perSource.pendingHellos)";
     assert_eq!(line["detail"], detail);
-    // Other sources are not concerned; those that wait can go on.
+    // Other sources are not affected, and the remaining hellos of this source can be completed.
     let mut other = connect_from(HONEST, address);
     other.write_all(&hello[..10]).expect("sent");
     for client in waiting[1..].iter_mut().chain([&mut other]) {
@@ -197,7 +200,7 @@ fn a_service_has_as_many_connections_as_its_limit_whoever_opens_them() {
     assert!(explained(&gateway, "a.test", "steps").contains("2 of 2 connections in use"));
     assert!(explained(&gateway, "a.test", "warnings").contains("limit_service: the route"));
     assert!(explained(&gateway, "b.test", "steps").contains("1 of 2 connections in use"));
-    // Connections that were opened without a limit count as soon as there is one.
+    // Connections that were opened without a limit count as soon as a limit is set.
     gateway.reload(&config(&backend, ""));
     held.extend((0..2).map(|_| open(GREEDY, address, "b.test").expect("no limit")));
     gateway.reload(&config(&backend, "perService: {connections: 3}"));
@@ -229,7 +232,7 @@ fn the_limits_of_source_and_service_hold_together_and_the_source_is_judged_first
     });
     drop(held);
     active(&gateway, 0);
-    // `from` comes before the limits.
+    // `from` is checked before the limits.
     gateway.reload(&config(&backend, "perSource: {connections: 1}").replace(
         "listen: \"127.0.0.1:0\"",
         "listeners: [{name: default, bind: \"127.0.0.1:0\", from: [127.0.0.3/32]}]",
@@ -262,7 +265,7 @@ fn connections_count_for_their_source_and_connect_streams_for_their_service() {
     eventually("a place", || hbone.open("echo.shop.mesh:80").ok());
 }
 
-/// The resident memory of a process in bytes.
+/// Returns the resident memory of a process in bytes.
 fn memory(process: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
@@ -272,7 +275,7 @@ fn memory(process: u32) -> usize {
 #[test]
 fn thousands_of_silent_and_dripping_clients_of_one_source_harm_no_other() {
     const CLIENTS: usize = 6_000;
-    /// Connections, hellos and lines of the log and of the list of failures.
+    /// The limit of the additional memory in bytes, for connections, hellos, log lines and the list of failures.
     const MEMORY_MAX: usize = 48 << 20;
     let backend = Backend::echo();
     let limits = "perSource: {connections: 200, pendingHellos: 100, newPerSecond: 5000}, connections: 1000";
@@ -285,7 +288,7 @@ fn thousands_of_silent_and_dripping_clients_of_one_source_harm_no_other() {
     for round in 0..CLIENTS {
         let mut client = connect_from(GREEDY, address);
         if round % 2 == 0 {
-            // It drips: each round sends one byte of one of those that are open.
+            // Half of the clients send their hello byte by byte: each round sends one byte on one of the open connections.
             let _ = client.write_all(&hello[..1]);
         }
         held.push_back(client);
@@ -322,7 +325,7 @@ fn a_source_that_changes_its_addresses_leaves_nothing_behind() {
     let backend = Backend::echo();
     let gateway = Gateway::start(&config(&backend, "perSource: {newPerSecond: 1}"));
     let address = gateway.listener("default");
-    // Each address opens one connection, which ends at once: its allowance is remembered for a second.
+    // Each address opens one connection, which ends at once; the gateway remembers the address for a second.
     for round in 0..2_000u16 {
         let [high, low] = round.to_be_bytes();
         let source = Ipv4Addr::new(127, 9, high, low.max(1));

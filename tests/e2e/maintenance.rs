@@ -1,4 +1,4 @@
-//! Orders of operators about one endpoint or one connection: drain, disable, enable, close.
+//! Operators' commands about one endpoint or one connection: drain, disable, enable, close.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -31,7 +31,7 @@ fn answer(stream: &mut Tls) -> String {
     call(stream, "x").expect("an answer")
 }
 
-/// Opens connections until one goes to the endpoint with this mark.
+/// Opens connections until the endpoint with this mark answers one; returns that connection.
 fn open_to(gateway: &Gateway, mark: &str) -> Tls {
     eventually(mark, || {
         let mut stream = open(gateway, "two.test");
@@ -52,7 +52,7 @@ fn problems(gateway: &Gateway) -> Vec<String> {
     withdrawn.map(|one| one["text"].as_str().expect("a text").to_owned()).collect()
 }
 
-/// Returns true if an endpoint of the name answers, whatever names its certificate has.
+/// Returns true if an endpoint of the name answers, even if its certificate is for another name.
 fn is_reached(gateway: &Gateway, name: &str) -> bool {
     match tls(gateway.listener("default"), name) {
         Ok(_) => true,
@@ -60,7 +60,7 @@ fn is_reached(gateway: &Gateway, name: &str) -> bool {
     }
 }
 
-/// Runs a command; returns its exit code and all that it prints.
+/// Runs a command; returns its exit code and its output.
 fn exit(gateway: &Gateway, arguments: &[&str]) -> (Option<i32>, String) {
     let admin = format!("http://{}", gateway.admin());
     let output = Command::new(BINARY).args(arguments).args(["--admin", &admin]).output().expect("it runs");
@@ -75,7 +75,7 @@ fn a_drained_endpoint_gets_no_new_connections_and_keeps_its_open_ones() {
     let mut kept = open_to(&gateway, "one:");
     let address = one.address.to_string();
     let text = run(&gateway, &["endpoint", "drain", &address]);
-    assert_eq!(text, format!("drained: {address} of two.test; open connections that go on: 1\n"));
+    assert_eq!(text, format!("drained: {address} of two.test; open connections that continue: 1\n"));
     for _ in 0..30 {
         assert_eq!(answer(&mut open(&gateway, "two.test")), "two:x");
     }
@@ -91,7 +91,7 @@ fn a_drained_endpoint_gets_no_new_connections_and_keeps_its_open_ones() {
     );
     let [problem] = &problems(&gateway)[..] else { panic!("one problem") };
     assert!(problem.starts_with(&format!("{address} was drained by an operator at 20")), "{problem}");
-    // The order outlives a reload, and holds for a route that gets this endpoint later.
+    // The drained state survives a reload, and applies to a route that gets this endpoint later.
     gateway.reload(&config(&[one.address, two.address], &format!("  other.test: \"{address}\"\n")));
     assert!(!is_reached(&gateway, "other.test"), "its only endpoint is drained");
     assert_eq!(answer(&mut kept), "one:x");
@@ -140,14 +140,14 @@ fn an_endpoint_of_two_services_is_taken_out_of_one_or_of_both() {
     assert!(reached("one.test") && reached("two.test"));
     assert_eq!(exit(&gateway, &["endpoint", "drain", &address, "--service", "One.test"]).0, Some(0));
     assert!(!reached("one.test") && reached("two.test"));
-    // The address without its port, for all services.
+    // An address without a port disables the endpoint on all ports and for all services.
     let ip = shared.address.ip().to_string();
     assert_eq!(exit(&gateway, &["endpoint", "disable", &ip]).0, Some(0));
     assert!(!reached("one.test") && !reached("two.test"));
     assert_eq!(problems(&gateway).len(), 2);
     let (code, text) = exit(&gateway, &["endpoint", "enable", &address, "--service", "two.test"]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains(&format!("was disabled as a part of {ip}; enable {ip}")), "{text}");
+    assert!(text.contains(&format!("was disabled together with all of {ip}; enable {ip} instead")), "{text}");
     assert_eq!(exit(&gateway, &["endpoint", "enable", &ip]).0, Some(0));
     assert!(reached("one.test") && reached("two.test") && problems(&gateway).is_empty());
 }
@@ -166,7 +166,7 @@ fn a_name_whose_endpoints_are_all_taken_out_is_all_unhealthy_and_explain_says_wh
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("refused: all_unhealthy"), "{text}");
     assert!(text.contains("an operator has taken out 2 of 2 endpoints"), "{text}");
-    assert!(text.contains("`isthmus endpoint enable ADDRESS` takes one back"), "{text}");
+    assert!(text.contains("`isthmus endpoint enable ADDRESS` makes an endpoint available again"), "{text}");
 }
 
 #[test]
@@ -179,7 +179,10 @@ fn an_order_about_nothing_is_refused_with_what_there_is() {
             &["endpoint", "drain", "10.9.9.9:1"],
             "no service or route has an endpoint 10.9.9.9:1; `isthmus get",
         ),
-        (&["endpoint", "drain", "127.0.0.1:1"], &format!("127.0.0.1:1; there is {address} of two.test;")),
+        (
+            &["endpoint", "drain", "127.0.0.1:1"],
+            &format!("127.0.0.1:1; at the same IP address there is {address} of two.test;"),
+        ),
         (
             &["endpoint", "disable", &address, "--service", "no.test"],
             &format!("there is {address} of two.test"),
@@ -208,7 +211,7 @@ fn an_order_about_nothing_is_refused_with_what_there_is() {
     ] {
         let (found, body) = gateway.post(&format!("/api/v1/{path}"));
         assert_eq!(found, status, "{path}: {body}");
-        // It is an order: reading it does nothing.
+        // A `GET` of the path does nothing.
         assert_ne!(gateway.get(&format!("/api/v1/{path}")).0, 200, "{path}");
     }
     assert_eq!(answer(&mut open(&gateway, "two.test")), "one:x");
@@ -269,7 +272,7 @@ fn a_stream_is_closed_alone_or_with_its_connection() {
     let error = first.read(1).expect_err("a reset");
     assert!(error.contains("unexpected internal error"), "{error}");
     assert_eq!(second.echo("y"), Ok("y".to_owned()));
-    // Its endpoint is disabled: the other stream ends too, and the connection lives.
+    // The endpoint is disabled: its other stream is reset, and the HBONE connection lives on.
     let text = run(&gateway, &["endpoint", "disable", &echo.address.to_string()]);
     assert!(text.contains("connections closed: 1"), "{text}");
     second.read(1).expect_err("a reset");

@@ -1,4 +1,5 @@
-//! Orders of operators: signals, reload, drain, log level. They are obeyed in every state, or refused with a reason.
+//! Operators' commands: signals, reload, drain, log level. The gateway obeys them in every state, or refuses them with a
+//! reason.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -16,7 +17,7 @@ fn config(more: &str) -> String {
     format!("listen: \"127.0.0.1:0\"\nroutes: {{live.test: \"127.0.0.1:9\"}}\n{more}")
 }
 
-/// Reads the file again, which has to go well, and returns the answer.
+/// Orders a reload of another config, which must succeed, and returns the response.
 #[track_caller]
 fn reload(gateway: &Gateway, text: &str) -> String {
     gateway.write_config(text);
@@ -39,7 +40,7 @@ fn a_log_level_with_a_typing_error_is_refused_and_changes_nothing() {
     }
     let (_, body) = gateway.post("/api/v1/log-level?level=debugg");
     assert!(body.contains("did you mean \\\"debug\\\"?"), "{body}");
-    // The log goes on.
+    // The gateway goes on logging at the old level.
     gateway.reload(&config("timeouts: {idle: 1h}\n"));
     gateway.told("config applied");
     assert_eq!(gateway.post("/api/v1/log-level?level=error").0, 200);
@@ -51,15 +52,15 @@ fn needs_restart_compares_the_file_with_the_process() {
     let (other, same) = (config("workers: 1\n"), config(""));
     assert!(reload(&gateway, &other).contains("applied, except workers, which takes effect after a restart"));
     assert_eq!(needs_restart(&gateway), ["workers"]);
-    // Another reload of the same file does not make the process another.
+    // Another reload of the same value does not change the running process.
     let again = config("workers: 1\ntimeouts: {idle: 1h}\n");
     assert!(reload(&gateway, &again).contains("except workers"));
     assert_eq!(needs_restart(&gateway), ["workers"]);
-    // A file that is rejected does neither.
+    // A rejected file does not change `needs_restart` either.
     gateway.write_config("nonsense: 1\n");
     assert_eq!(gateway.post("/api/v1/reload").0, 400);
     assert_eq!(needs_restart(&gateway), ["workers"]);
-    // The value that the process runs with needs none.
+    // No restart is needed for the value with which the process runs.
     assert!(reload(&gateway, &same).contains("\"applied\""));
     assert!(needs_restart(&gateway).is_empty());
 }
@@ -69,7 +70,7 @@ fn a_control_plane_without_listeners_becomes_ready() {
     let gateway = Gateway::start("xds: {bind: \"127.0.0.1:0\"}\n");
     let (status, body) = gateway.get("/readyz?verbose");
     assert_eq!(status, 200, "{body}");
-    // A listener may come later.
+    // A reload may add a listener.
     let backend = Backend::echo();
     let listening = format!(
         "xds: {{bind: \"127.0.0.1:0\"}}\nlisten: \"127.0.0.1:0\"\nroutes: {{\"-\": \"{}\"}}\n",
@@ -79,7 +80,7 @@ fn a_control_plane_without_listeners_becomes_ready() {
     eventually("it listens", || std::net::TcpStream::connect(gateway.listener("default")).ok());
 }
 
-/// Prints how long an order took, which on a busy machine says little by itself.
+/// Prints how long a command took. On a busy machine, the time alone says little.
 fn timed<T>(order: &str, obey: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let result = obey();
@@ -87,7 +88,8 @@ fn timed<T>(order: &str, obey: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Gives every order that does not end the process, and then one that does. `reloads`: whether the config can be read.
+/// Sends every command that does not end the process, and then `end`, which does. `reloads` says whether the config can be
+/// read.
 fn obeys(mut gateway: Gateway, end: &str, reloads: bool) {
     timed("POST log-level", || assert_eq!(gateway.post("/api/v1/log-level?level=debug").0, 200));
     timed("SIGUSR1", || {
@@ -140,7 +142,7 @@ fn a_reload_that_is_asked_for_during_the_start_is_done_after_it() {
     let registry = "registries: [{file: {path: hung.yaml, cluster: west}}]\naggregator: {startTimeout: 2s}\n";
     let gateway = Gateway::start_unready(folder, &config(registry));
     gateway.signal("HUP");
-    // Answered when it is done.
+    // The response arrives when the reload is done.
     assert_eq!(gateway.post("/api/v1/reload").0, 200);
     assert_eq!(gateway.get("/readyz").0, 200);
     gateway.told("\"why\":\"SIGHUP\"");
@@ -161,7 +163,7 @@ fn a_reading_of_the_config_that_hangs_is_no_obstacle_to_another() {
     let gateway = Gateway::start(&config(""));
     let Some(_hang) = Hang::of(&gateway.config_path()) else { return };
     gateway.signal("HUP");
-    // Another file in its place, as when a mount is made anew.
+    // Another file replaces the hanging one, as if the mount had been renewed.
     timed("reload", || assert!(reload(&gateway, &config("timeouts: {idle: 1h}\n")).contains("applied")));
 }
 
@@ -200,13 +202,13 @@ fn a_config_that_is_no_file_is_refused_at_once() {
     obeys(gateway, "TERM", true);
 }
 
-/// A gateway that has lost lines of its access log, a pipe; and the pipe's other end.
+/// Returns a gateway that has lost lines of its access log, which is a pipe, and the other end of that pipe.
 fn with_a_log_that_nobody_reads() -> (Gateway, std::fs::File) {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("isthmus.yaml"), full_config("")).expect("written");
     let made = Command::new("mkfifo").arg(folder.path().join("log")).status().expect("mkfifo");
     assert!(made.success());
-    // Both ends, so that it can be opened, and nobody reads.
+    // The file is opened for reading and writing, so that the open does not block; nobody reads from it.
     let log = std::fs::OpenOptions::new().read(true).write(true).open(folder.path().join("log"));
     let log = log.expect("opened");
     let mut command = Command::new("sh");
@@ -220,7 +222,7 @@ fn with_a_log_that_nobody_reads() -> (Gateway, std::fs::File) {
 fn orders_are_obeyed_while_nobody_reads_the_log() {
     for end in ENDS {
         let (gateway, _log) = with_a_log_that_nobody_reads();
-        gateway.told("lines of the access log are lost: nobody reads it");
+        gateway.told("lines of the access log were lost: the reader of the log does not read");
         obeys(gateway, end, true);
     }
 }
@@ -228,7 +230,7 @@ fn orders_are_obeyed_while_nobody_reads_the_log() {
 #[test]
 fn a_log_that_nobody_reads_is_given_up_for_another_by_a_reload() {
     let (gateway, _log) = with_a_log_that_nobody_reads();
-    // Failures are listed all the same.
+    // Failures are listed also if their log lines were lost.
     assert_eq!(gateway.json("/api/v1/failures").as_array().map(Vec::len), Some(1000));
     std::fs::write(gateway.config_path(), full_config("accessLog: {path: other.log}")).expect("written");
     assert_eq!(gateway.post("/api/v1/reload").0, 200);
@@ -243,7 +245,7 @@ fn a_log_that_nobody_reads_is_given_up_for_another_by_a_reload() {
     assert_eq!(mode & 0o137, 0, "{mode:o}");
 }
 
-/// The config with all that the harness asks for, and more of telemetry.
+/// Returns a whole config, including the part that [`Gateway::start`] would add, with further keys of `telemetry`.
 fn full_config(telemetry: &str) -> String {
     let more = if telemetry.is_empty() { String::new() } else { format!(", {telemetry}") };
     config(&format!(
@@ -251,15 +253,15 @@ fn full_config(telemetry: &str) -> String {
     ))
 }
 
-/// A connection that ends with a line in the log.
+/// Makes a connection whose end is a line in the log.
 fn nonsense(gateway: &Gateway) {
     let mut client = connect(gateway.listener("default"));
-    // It may be reset while it is told that this is no TLS.
+    // The write may fail, because the gateway may close the connection as soon as it sees that this is not TLS.
     let _ = client.write_all(b"GET / HTTP/1.1\r\n\r\n");
     let _ = client.read_to_end(&mut Vec::new());
 }
 
-/// Makes connections until lines are lost.
+/// Makes connections until the gateway loses log lines.
 fn fill_the_log(gateway: &Gateway) {
     let address = gateway.listener("default");
     let full = AtomicBool::new(false);
@@ -291,7 +293,7 @@ fn orders_are_obeyed_and_lost_lines_counted_while_the_disk_is_full() {
         eventually("all are counted", || {
             (gateway.metric("isthmus_access_log_dropped_total", &[]) >= 20.0).then_some(())
         });
-        gateway.told("lines of the access log are lost: it cannot be written: No space left on device");
+        gateway.told("lines of the access log were lost: cannot write: No space left on device");
         obeys(gateway, end, true);
     }
 }
@@ -308,7 +310,7 @@ fn an_access_log_that_cannot_be_opened_is_an_error_at_start_and_at_reload() {
     let validated = Command::new(BINARY).args(["validate", "--strict"]).arg(&path).output().expect("it runs");
     let said = String::from_utf8_lossy(&validated.stdout);
     assert!(!validated.status.success() && said.contains("nope/a.log"), "{said}");
-    // A reload changes nothing.
+    // A reload with such a config changes nothing.
     let gateway = Gateway::start(&full_config(""));
     gateway.write_config(&full_config("accessLog: {path: nope/a.log}").replace("live.test", "new.test"));
     let (status, body) = gateway.post("/api/v1/reload");
@@ -353,14 +355,14 @@ fn a_successor_serves_at_once_while_its_predecessor_drains() {
     let own = |name: &str| before.listener(name).to_string();
     let (mesh, admin, metrics) = (own("default"), own("admin"), own("metrics"));
     let same = listen(&mesh, &admin, &metrics);
-    // While it does not drain, its addresses are an error.
+    // A second gateway cannot bind the first gateway's addresses until the first gateway drains.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("isthmus.yaml");
     std::fs::write(&path, listen(any, &admin, &metrics)).expect("written");
     let output = run(&path).wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("Address already in use") && !output.status.success(), "{said}");
-    // A connection holds up its end.
+    // This connection keeps the first gateway from ending its drain.
     let hello = crate::support::raw::hello(b"live.test");
     let mut held = connect(mesh.parse().expect("an address"));
     held.write_all(&hello).expect("sent");
@@ -371,14 +373,14 @@ fn a_successor_serves_at_once_while_its_predecessor_drains() {
     std::fs::write(&path, same).expect("written");
     let mut after = run(&path);
     let mut log = BufReader::new(after.stderr.take().expect("piped")).lines().map_while(Result::ok);
-    let warned = log.by_ref().find(|line| line.contains("still holds the address"));
+    let warned = log.by_ref().find(|line| line.contains("still uses the address"));
     assert!(warned.is_some());
     assert!(log.by_ref().any(|line| line.contains("\"default\"") && line.contains("listening")));
     let mut client = connect(mesh.parse().expect("an address"));
     client.write_all(&hello).expect("sent");
     client.read_exact(&mut echo).expect("passed on by the successor");
     assert!(before.is_running());
-    // Its admin address is the predecessor's until that ends.
+    // The successor gets its admin address when the predecessor has ended.
     drop(held);
     assert!(before.ended().success());
     assert!(log.by_ref().any(|line| line.contains("\"admin\"") && line.contains("listening")));
@@ -397,7 +399,7 @@ fn too_few_threads_are_an_error_and_no_panic() {
     for gibibytes in [2_u64, 4, 6, 8, 10, 14, 18, 40] {
         let mut command = Command::new("prlimit");
         command.arg(format!("--as={}", gibibytes << 30)).arg(BINARY).arg("run").arg("-c").arg(&path);
-        // Each thread takes half a gibibyte of addresses.
+        // Each thread reserves half a gibibyte of address space.
         command.env("RUST_MIN_STACK", (512_u64 << 20).to_string());
         let Ok(mut child) = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn() else {
             return skip("too few threads: there is no prlimit");
@@ -424,7 +426,7 @@ fn too_few_threads_are_an_error_and_no_panic() {
     assert!(refused > 0 && started > 0, "{refused} refused, {started} started");
 }
 
-/// Starts the binary with a config, its log in a pipe.
+/// Starts the binary with a config; its log is piped.
 fn run(path: &Path) -> Child {
     let mut command = Command::new(BINARY);
     command.arg("run").arg("-c").arg(path).env_remove("RUST_LOG").stdin(Stdio::null());

@@ -1,5 +1,5 @@
-//! The gateway never connects to itself: not to its listeners, by whatever spelling of its addresses, nor to another gateway of
-//! its own network.
+//! The gateway never connects to itself (to its listeners, however their addresses are written), nor to another gateway of its
+//! own network.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -12,7 +12,8 @@ use crate::support::namespace;
 use crate::support::raw::{self, alert, read_out};
 
 const INTERNAL_ERROR: u8 = 80;
-/// Addresses of two interfaces, of both families, and addresses that the host takes for its own though no interface has them.
+/// Addresses of two interfaces and both families, and a range that the host accepts as local although no interface has these
+/// addresses.
 const SETUP: &str = "
 ip link set lo up
 ip link add own0 type veth peer name own1
@@ -22,7 +23,7 @@ ip link set own0 up; ip link set own1 up
 ip route add local 10.99.0.0/16 dev lo
 ";
 
-/// A service of one endpoint, asked for by its host name.
+/// Returns a service with one endpoint, which clients reach by its hostname.
 fn service(name: &str, address: &str, port: u16) -> String {
     format!(
         "  - {{hostname: {name}, namespace: own, ports: [{{name: tls, port: 443, targetPort: {port}, protocol: TLS}}], \
@@ -34,7 +35,7 @@ fn ended(gateway: &Gateway) -> f64 {
     gateway.metric("isthmus_connections_total", &[])
 }
 
-/// Sends one hello, and returns the reason in the log of the connection that it was.
+/// Sends a hello that must be refused, and returns the reason in the access log.
 #[track_caller]
 fn refused(gateway: &Gateway, address: SocketAddr, name: &str) -> String {
     let mut client = connect(address);
@@ -63,7 +64,8 @@ fn one_hello_makes_at_most_one_connection_to_ourselves() {
         ("other-loopback", "127.8.8.8", 1.0),
         ("loopback-v6", "::1", 1.0),
         ("name", "self.dns.test", 1.0),
-        // Recognised when it arrives.
+        // The gateway cannot recognise this address as its own; it recognises the connection to itself when that connection
+        // arrives.
         ("local-route", "10.99.1.2", 2.0),
     ];
     let services: String = spelled
@@ -110,7 +112,8 @@ fn an_address_that_the_host_has_had_for_a_moment_is_an_own_one() {
     namespace::shell("ip addr add 10.77.0.99/24 dev own0");
     let address = "127.0.0.1:15443".parse().expect("an address");
     for connections in 1..=5 {
-        // Recognised before it is dialled, or, in the first moment, when it arrives.
+        // The gateway usually recognises the address as its own before it dials. Right after the address was added, the gateway
+        // dials, and recognises its own connection when that connection arrives.
         let reason = refused(&gateway, address, "late.own.test");
         assert!(["endpoint_unreachable", "endpoint_reset"].contains(&reason.as_str()), "{reason}");
         eventually("their end", || (gateway.metric("isthmus_connections_active", &[]) == 0.0).then_some(()));
@@ -196,7 +199,7 @@ fn no_registry_leads_to_the_gateways_own_servers() {
         eventually(name, || gateway.log().iter().any(looked_up).then_some(()));
     }
     let is_ours = |spelling: &str, server: &str| {
-        // The admin and xDS servers listen on 127.0.0.1 alone.
+        // The admin and xDS servers listen only on 127.0.0.1.
         let everywhere = server == "metrics" || server == "health";
         everywhere || !["v6", "own", "own-name"].contains(&spelling)
     };
@@ -211,7 +214,7 @@ fn no_registry_leads_to_the_gateways_own_servers() {
             assert!(wanted.contains(&reason.as_str()), "{spelling}.{server}: {reason}");
         }
     }
-    // Who is left out, and by which key, is said in every place.
+    // `status`, `explain` and `validate` name the key that leaves the endpoints out.
     let told = gateway.get("/api/v1/status").1;
     assert!(told.contains("allow.addresses"), "{told}");
     let told = gateway.get("/api/v1/explain?sni=v4.admin.test").1;
@@ -224,7 +227,7 @@ fn no_registry_leads_to_the_gateways_own_servers() {
     let told =
         String::from_utf8_lossy(&validated.stdout).into_owned() + &String::from_utf8_lossy(&validated.stderr);
     assert!(told.contains("allow.addresses"), "{told}");
-    // Where loopback is allowed, our own servers still are not.
+    // A registry that may name loopback still cannot reach the gateway's own servers.
     gateway.reload(&config(", allow: {services: [\"*.test\"], addresses: [\"127.0.0.0/8\", \"::1/128\"]}"));
     let again =
         || gateway.get("/api/v1/explain?sni=v4.admin.test").1.contains("127.0.0.1:15000").then_some(());
@@ -266,7 +269,10 @@ fn a_config_that_names_an_own_address_is_refused_whatever_the_interface() {
         "127.0.0.5:15443",
     ] {
         let (code, told) = validate(own);
-        assert!(code == Some(1) && told.contains("which is this gateway's own listen"), "{own}: {told}");
+        assert!(
+            code == Some(1) && told.contains("an address on which this gateway listens (listen)"),
+            "{own}: {told}"
+        );
     }
     for other in ["10.77.0.9:15443", "10.77.0.7:443"] {
         assert_eq!(validate(other).0, Some(0), "{other}");

@@ -1,4 +1,4 @@
-//! What is wrong with a running gateway, said by `status`, by a metric and by the log with one word.
+//! The problems of a running gateway: `status`, the metric and the log name each with the same word.
 
 use std::process::Command;
 
@@ -12,7 +12,8 @@ use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
 
-/// Waits for a problem; its metric is up, the log has told of it, and the table of `status` begins with it.
+/// Waits for a problem, and returns it. Checks that its metric counts it, that the log names it, and that the output of
+/// `status` begins with the problems.
 #[track_caller]
 pub(crate) fn has_problem(gateway: &Gateway, code: &str) -> Value {
     let problem = eventually(&format!("problem {code}"), || {
@@ -32,7 +33,7 @@ pub(crate) fn has_problem(gateway: &Gateway, code: &str) -> Value {
     problem
 }
 
-/// What a command says of this gateway.
+/// Runs a command on this gateway, and returns its output.
 pub(crate) fn run(gateway: &Gateway, arguments: &[&str]) -> String {
     let admin = format!("http://{}", gateway.admin());
     let output =
@@ -79,7 +80,7 @@ fn endpoints_that_fail_are_problems_until_they_take_a_connection() {
     has_problem(&gateway, "endpoint_not_tls");
     let lost = has_problem(&gateway, "name_unresolved");
     assert_eq!(lost["about"], "no-such-name.invalid", "{lost}");
-    // Somebody is there again.
+    // The endpoint works again.
     let back = Backend::start_at(dead, |stream| {
         crate::support::backend::tls_echo(stream, PKI.server("dead.test"), "")
     });
@@ -106,8 +107,8 @@ fn an_export_or_a_route_of_a_service_that_no_registry_has_is_a_problem() {
     assert_eq!(
         texts,
         [
-            "exports[0] names gone.test, which no registry has",
-            "the route \"b.test\" names lost.test, which no registry has"
+            "exports[0] names the service gone.test, which no registry has",
+            "the route \"b.test\" names the service lost.test, which no registry has"
         ]
     );
 }

@@ -1,4 +1,4 @@
-//! Listeners with `proxyProtocol: {mode: require}`: the address that a trusted peer announces is the source everywhere.
+//! Listeners with `proxyProtocol: {mode: require}`: the address that a trusted peer announces is the source for all purposes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use crate::support::hbone::{Hbone, ztunnel};
 use crate::support::proxy_header::{LOCAL, PROXY, binary, v1, v2};
 use crate::support::raw::{self, End, alert, connect_from, read_out};
 
-/// The address of the load balancer that is trusted.
+/// The address of the load balancer, which the listener trusts.
 const BALANCER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const ACCESS_DENIED: u8 = 49;
 const INTERNAL_ERROR: u8 = 80;
@@ -28,18 +28,18 @@ fn config(backend: &Backend, listener: &str, more: &str) -> String {
     )
 }
 
-/// Connects as the load balancer, and sends these pieces, each in a segment of its own.
+/// Connects as the load balancer, and sends each piece in a segment of its own.
 fn send(address: SocketAddr, pieces: &[&[u8]]) -> TcpStream {
     let mut client = connect_from(BALANCER, address);
     for piece in pieces {
-        // The gateway may have refused what came before.
+        // The write may fail, because the gateway may have refused an earlier piece.
         let _ = client.write_all(piece);
         std::thread::yield_now();
     }
     client
 }
 
-/// Returns the line of the connection that came from this socket.
+/// Returns the access log line of the connection from this socket.
 #[track_caller]
 fn line_of(gateway: &Gateway, client: &TcpStream) -> serde_json::Value {
     let own = client.local_addr().expect("connected").to_string();
@@ -92,7 +92,7 @@ fn the_announced_address_is_the_source_however_the_header_is_cut() {
         }
     }
     let steps = gateway.json("/api/v1/explain?sni=a.test")["steps"].to_string();
-    assert!(steps.contains("requires a PROXY header, and believes those of 127.0.0.9/32"), "{steps}");
+    assert!(steps.contains("requires a PROXY header and accepts one only from 127.0.0.9/32"), "{steps}");
     let shown = gateway.json("/api/v1/config");
     assert_eq!(
         shown["listeners"][0]["proxyProtocol"],
@@ -115,22 +115,22 @@ fn a_header_that_is_missing_malformed_or_untrusted_is_refused_and_the_detail_say
     let mut version_3 = good.clone();
     version_3[12] = 0x31;
     let cases: [(&[u8], &str); 8] = [
-        (&hello, "the first bytes are no PROXY header; they look like a TLS handshake"),
-        (b"GET / HTTP/1.1\r\n\r\n", "the first bytes are no PROXY header; they look like HTTP"),
+        (&hello, "the first bytes are not a PROXY header; they look like a TLS handshake"),
+        (b"GET / HTTP/1.1\r\n\r\n", "the first bytes are not a PROXY header; they look like HTTP"),
         (
             b"PROXY TCP4 203.0.113.7 198.51.100.1 1\r\n",
             "the PROXY header is malformed: a port is not a number",
         ),
-        (b"PROXY UDP4 203.0.113.7 198.51.100.1 1 2\r\n", "its protocol is none of TCP4, TCP6 and UNKNOWN"),
+        (b"PROXY UDP4 203.0.113.7 198.51.100.1 1 2\r\n", "the protocol is none of TCP4, TCP6 and UNKNOWN"),
         (&[b'P'; 1], ""),
-        (&version_3, "the PROXY header is malformed: its version is not 2"),
-        (&v2("203.0.113.7:1", FRONT, &[(3, &[1, 2, 3, 4])]), "its checksum is wrong"),
+        (&version_3, "the PROXY header is malformed: the version is not 2"),
+        (&v2("203.0.113.7:1", FRONT, &[(3, &[1, 2, 3, 4])]), "the checksum does not match"),
         (&binary(PROXY, 0x11, &vec![0; 5_000]), "the PROXY header is longer than 4096 bytes"),
     ];
     for (bytes, detail) in cases {
         let mut client = send(address, &[bytes]);
         if detail.is_empty() {
-            // Gone before the header is complete.
+            // The client disconnects before the header is complete.
             client.shutdown(std::net::Shutdown::Write).expect("open");
             assert_eq!(line_of(&gateway, &client)["reason"], "client_gone");
             continue;
@@ -149,7 +149,7 @@ fn a_header_that_is_missing_malformed_or_untrusted_is_refused_and_the_detail_say
     assert_eq!(read_out(&mut stranger).0, alert(ACCESS_DENIED));
     let line = line_of(&gateway, &stranger);
     assert_eq!(line["reason"], "proxy_protocol");
-    assert_eq!(line["detail"], "the peer 127.0.0.1 is not in the listener's proxyProtocol.from");
+    assert_eq!(line["detail"], "the address 127.0.0.1 is not in the listener's proxyProtocol.from");
     assert_eq!(backend.accepted(), 0);
     assert!(gateway.get("/api/v1/failures?reason=proxy_protocol").1.contains("proxyProtocol.from"));
 }
@@ -162,8 +162,8 @@ fn a_header_counts_towards_the_time_of_the_hello() {
     let header = v1("203.0.113.7:1", FRONT);
     let hello = raw::hello(b"a.test");
     for (bytes, detail) in [
-        (&b""[..], "the PROXY header that the listener requires was not complete"),
-        (&header[..header.len() - 1], "the PROXY header that the listener requires was not complete"),
+        (&b""[..], "the PROXY header that the listener requires was still incomplete"),
+        (&header[..header.len() - 1], "the PROXY header that the listener requires was still incomplete"),
         (&[&header[..], &hello[..9]].concat(), ""),
     ] {
         let mut client = send(address, &[bytes]);
@@ -196,7 +196,8 @@ fn a_proxy_that_speaks_for_itself_is_the_source() {
         let line = gateway.logged(&own, |line| line["source"] == own);
         assert_eq!((&line["reason"], &line["proxy"]), (&"ok".into(), &serde_json::Value::Null), "{line}");
     }
-    // A health check: the header and the end. It is counted and neither logged nor listed.
+    // The health check of a load balancer sends a header and disconnects. The connection is counted, but neither logged nor
+    // listed as a failure.
     let lines = gateway.access_log().len();
     for header in &locals {
         drop(send(address, &[header]));
@@ -223,7 +224,7 @@ fn a_header_where_none_is_allowed_is_not_tls_and_the_detail_names_the_key() {
         let line = line_of(&gateway, &client);
         assert_eq!(line["reason"], "not_tls");
         let detail = format!(
-            "it looks like a PROXY v{version} header, which the listener's proxyProtocol.mode forbids"
+            "the first bytes look like a PROXY v{version} header, which the listener's proxyProtocol.mode forbids"
         );
         assert_eq!(line["detail"], detail);
     }
@@ -253,9 +254,9 @@ fn from_exports_and_limits_judge_the_announced_address() {
     assert_eq!(reason(call("192.0.2.1:1", "a.test")), "source_denied");
     assert_eq!(reason(call("203.0.113.200:1", "s.test")), "not_exported");
     echoed(&mut call("203.0.113.2:1", "s.test"), &raw::hello(b"s.test"));
-    // The load balancer's own address is not let in when it speaks for itself.
+    // With a LOCAL header, the load balancer itself is the client. The load balancer's address is not in `from`.
     assert_eq!(reason(send(address, &[&binary(LOCAL, 0, &[]), &raw::hello(b"a.test")])), "source_denied");
-    // Two clients of one load balancer, each with its own limit.
+    // Each client behind the load balancer has its own limit.
     gateway.reload(&config(&backend, listener, &more("perSource: {connections: 2}")));
     let mut held: Vec<TcpStream> =
         (1..=2).map(|port| call(&format!("203.0.113.2:{port}"), "a.test")).collect();
@@ -270,7 +271,7 @@ fn from_exports_and_limits_judge_the_announced_address() {
     );
     let mut other = call("203.0.113.3:1", "a.test");
     echoed(&mut other, &raw::hello(b"a.test"));
-    // More hellos of one client than it may leave incomplete.
+    // One client exceeds its limit of incomplete hellos.
     gateway.reload(
         &("workers: 2\n".to_owned() + &config(&backend, listener, &more("perSource: {pendingHellos: 1}"))),
     );
@@ -334,11 +335,11 @@ fn a_reload_that_believes_the_load_balancer_no_longer_ends_its_connections() {
     half.write_all(&hello[9..]).expect("sent");
     assert_eq!(read_out(&mut half).0, alert(ACCESS_DENIED));
     assert_eq!(line_of(&gateway, &half)["reason"], "proxy_protocol");
-    // It announced nothing that would have to be believed.
+    // A connection whose header was LOCAL survives the reload. It announced no address, so its peer need not be trusted.
     local.write_all(b"x").expect("open");
     let mut byte = [0];
     local.read_exact(&mut byte).expect("open");
-    // Other peers are let in from the next connection on.
+    // Peers that the new config trusts are admitted from the next connection on.
     let mut next = connect_from(Ipv4Addr::new(127, 0, 0, 8), address);
     next.write_all(&[&v1("203.0.113.7:3", FRONT)[..], &hello].concat()).expect("sent");
     echoed(&mut next, &hello);
@@ -380,7 +381,7 @@ fn an_hbone_connection_and_its_streams_have_the_announced_source() {
     gateway.logged("no header", |line| line["reason"] == "proxy_protocol");
 }
 
-/// Calls as a client that no limit concerns; the error is the line of the log.
+/// Calls as a client whose source is below its limits. The error is the access log line of the call.
 fn served(gateway: &Gateway, address: SocketAddr) -> Result<(), serde_json::Value> {
     let hello = raw::hello(b"a.test");
     let mut client = connect_from(BALANCER, address);
@@ -403,7 +404,7 @@ fn connections_that_announce_nothing_harm_no_client_of_the_load_balancer() {
             _ => send(address, &[&v1("203.0.113.66:1", FRONT), &hello]),
         });
         if round % 100 == 99 {
-            // In the moment in which the silent ones of a burst are ended, it may need another attempt.
+            // An attempt may fail while the gateway is evicting the silent connections of a burst.
             eventually("an honest client", || served(&gateway, address).ok());
         }
     }
@@ -442,7 +443,7 @@ fn a_config_that_believes_everybody_or_says_nothing_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("isthmus.yaml");
     for (proxy, expected) in [
-        ("{mode: require}", "listeners[0].proxyProtocol: mode: require needs from"),
+        ("{mode: require}", "listeners[0].proxyProtocol: mode: require needs the key from"),
         ("{mode: require, from: []}", "listeners[0].proxyProtocol.from"),
         (
             "{from: [10.0.0.0/8]}",

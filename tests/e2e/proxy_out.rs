@@ -1,4 +1,4 @@
-//! `sendProxyProtocol`: an endpoint is sent the client's address by a PROXY header before the client's first byte.
+//! `sendProxyProtocol`: the gateway sends an endpoint the client's address in a PROXY header before the client's first byte.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -16,7 +16,7 @@ use crate::support::raw::{self, connect_from, read_out};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 7);
 
-/// An endpoint that answers one byte, and what it has read: one item for each read.
+/// An endpoint that answers one byte, and records the bytes of each connection's first read.
 struct Recorder {
     backend: Backend,
     reads: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -29,7 +29,7 @@ impl Recorder {
         })
     }
 
-    /// After the first read `act` is called with the connection.
+    /// Starts an endpoint that calls `act` with the connection after the first read.
     fn with(act: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let reads: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
         let sink = reads.clone();
@@ -98,7 +98,7 @@ fn the_header_comes_before_the_hello_in_the_same_write() {
     assert_eq!(endpoint.read(3), hello);
     let steps = gateway.json("/api/v1/explain?sni=a.two.test")["steps"].to_string();
     assert!(
-        steps.contains("the endpoint is sent a PROXY v2 header before the client's first byte"),
+        steps.contains("the gateway sends the endpoint a PROXY v2 header before the client's first byte"),
         "{steps}"
     );
     assert_eq!(gateway.json("/api/v1/config")["routes"]["one.test"]["sendProxyProtocol"], "v1");
@@ -106,7 +106,7 @@ fn the_header_comes_before_the_hello_in_the_same_write() {
 
 #[test]
 fn each_endpoint_that_is_tried_gets_the_same_header() {
-    // It resets each connection before its first byte.
+    // This endpoint resets each connection before it sends a byte.
     let failing = Recorder::with(|stream| reset(&stream));
     let serving = Recorder::start();
     let gateway = Gateway::start(&format!(
@@ -159,7 +159,7 @@ fn a_chain_of_gateways_keeps_the_clients_address() {
              routes: {{a.test: {{endpoints: [\"{}\"], sendProxyProtocol: {version}}}}}\n",
             last.listener("default")
         ));
-        // The announced destination goes on too; the families of both addresses may differ.
+        // The announced destination is passed on too; its family may differ from that of the gateway's own address.
         for (source, front) in
             [("203.0.113.7:1234", "198.51.100.1:443"), ("[2001:db8::7]:1", "[2001:db8::1]:443")]
         {
@@ -191,7 +191,7 @@ fn policies_say_which_services_get_a_header_and_streams_of_hbone_get_one_each() 
     let mut streams = Vec::new();
     let mut heard = |authority: &str| {
         let mut stream = hbone.open(authority).expect("admitted");
-        // Nothing waits for the caller's first byte.
+        // The gateway sends the header without waiting for the caller's first byte.
         let read = endpoint.read(streams.len());
         stream.write(b"x").expect("open");
         streams.push(stream);
@@ -212,7 +212,8 @@ fn policies_say_which_services_get_a_header_and_streams_of_hbone_get_one_each() 
     let two = heard("two.shop.mesh:80");
     let id = none("two.shop.mesh:80").expect("it lives")["unique_id"].as_str().expect("an id").to_owned();
     assert_eq!(two, v2(&source, &address.to_string(), &[(2, b"two.shop.mesh"), (5, id.as_bytes())]));
-    // The same hbone connection; this endpoint reads the stream's own first byte.
+    // This stream of the same HBONE connection goes to a service without `sendProxyProtocol`. The endpoint receives the
+    // stream's own first bytes, and no header.
     let mut stream = hbone.open("none.shop.mesh:80").expect("admitted");
     stream.write(b"first").expect("open");
     assert_eq!(endpoint.read(2), b"first");
@@ -228,11 +229,12 @@ fn an_endpoint_with_a_tunnel_is_sent_no_header_and_validate_says_so() {
     let output = std::process::Command::new(BINARY).arg("validate").arg(&path).output().expect("it runs");
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(
-        output.status.success() && said.contains("endpoints with tunnel: hbone are sent no PROXY header"),
+        output.status.success()
+            && said.contains("the gateway sends no PROXY header to its endpoints with tunnel: hbone"),
         "{said}"
     );
 
-    // The tunnel's port is fixed, so that the endpoint has an address of its own.
+    // The port of tunnels is fixed, so this endpoint has an IP address of its own.
     let reads: Arc<Mutex<Vec<u8>>> = Arc::default();
     let sink = reads.clone();
     let _tunnel = Backend::start_at("127.0.0.77:15008".parse().expect("an address"), move |mut stream| {
@@ -252,10 +254,10 @@ fn an_endpoint_with_a_tunnel_is_sent_no_header_and_validate_says_so() {
     stream.write(b"inner").expect("open");
     eventually("the stream's bytes", || (*reads.lock().expect("not poisoned") == b"inner").then_some(()));
     let steps = gateway.json("/api/v1/explain?authority=t.test:80")["steps"].to_string();
-    assert!(steps.contains("but not the 1 of 1 endpoints with tunnel: hbone"), "{steps}");
+    assert!(steps.contains("unless the endpoint is one of the 1 of 1 that have tunnel: hbone"), "{steps}");
 }
 
-/// Addresses that the host takes for its own though no interface has them.
+/// A range that the host accepts as local although no interface has these addresses.
 const SETUP: &str = "ip link set lo up; ip route add local 10.99.0.0/16 dev lo";
 
 #[test]

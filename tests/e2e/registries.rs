@@ -1,4 +1,5 @@
-//! Registries that vanish, break, shrink and come back: what they said is used for as long as it should be.
+//! Registries that vanish, break, shrink and come back: their last good state stays in use until the configured times have
+//! passed.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,10 +10,10 @@ use serde_json::Value;
 
 use crate::support::backend::Backend;
 use crate::support::client::{Tls, call, tls};
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hang::Hang;
 use crate::support::pki::PKI;
+use crate::support::{Stop, eventually};
 
 const NAME: &str = "s0.mesh";
 
@@ -20,7 +21,7 @@ fn backend(mark: &'static str) -> Backend {
     Backend::tls_echo(PKI.server(NAME), mark)
 }
 
-/// A service with one endpoint, as one line.
+/// Returns a service with one endpoint, as one line.
 fn service(name: &str, backend: &Backend) -> String {
     format!(
         "{{hostname: {name}, namespace: shop, ports: [{{name: https, port: 443, targetPort: {}, protocol: TLS}}], endpoints: \
@@ -34,12 +35,12 @@ fn registry(services: &[String]) -> String {
     format!("services: [{}]\n", services.join(", "))
 }
 
-/// So many services, of which the first is [`NAME`].
+/// Returns a registry with `count` services, the first of which is [`NAME`].
 fn many(count: usize, backend: &Backend) -> String {
     registry(&(0..count).map(|index| service(&format!("s{index}.mesh"), backend)).collect::<Vec<_>>())
 }
 
-/// A gateway of cluster `own` with registries, each its own cluster, in files of its folder.
+/// Returns the config of a gateway in cluster `own`, with registries in files of its folder, each with a cluster of its own.
 fn config(registries: &[&str], more: &str) -> String {
     let list: Vec<String> = registries
         .iter()
@@ -84,7 +85,7 @@ fn becomes(gateway: &Gateway, registry: usize, state: &str) -> Value {
     })
 }
 
-/// Why a name is refused, or `ok`.
+/// Returns the reason for which a name is refused, or `ok`.
 fn verdict(gateway: &Gateway, name: &str) -> String {
     let explained = gateway.json(&format!("/api/v1/explain?sni={name}"));
     if explained["verdict"] == "admitted" {
@@ -94,7 +95,7 @@ fn verdict(gateway: &Gateway, name: &str) -> String {
     }
 }
 
-/// The clusters of the endpoints that a name leads to.
+/// Returns the clusters of the endpoints to which a name leads.
 fn clusters(gateway: &Gateway, name: &str) -> Vec<String> {
     let explained = gateway.json(&format!("/api/v1/explain?sni={name}"));
     let candidates = explained["candidates"].as_array().cloned().unwrap_or_default();
@@ -129,10 +130,10 @@ fn a_registry_that_vanishes_is_demoted_in_favour_of_others_and_comes_back() {
     for _ in 0..10 {
         assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "other x");
     }
-    // Where nobody else is ready it still counts, and nobody is cut.
+    // The endpoints of the demoted registry are still used for a service that no other registry has. No connection is cut.
     assert_eq!(clusters(&gateway, "only.mesh"), ["first"]);
     assert_eq!(call(&mut standing, "x").expect("an answer"), "one x");
-    // The others have an unready endpoint at best: it counts again.
+    // If the other registry has only an unhealthy endpoint, the endpoints of the demoted registry are used again.
     write(
         gateway.folder(),
         "second",
@@ -193,14 +194,15 @@ fn a_start_goes_on_from_the_last_good_copy() {
         std::fs::read(entry.path()).ok().filter(|bytes| bytes.starts_with(b"isthmus registry copy"))
     };
     let first = eventually("a copy", copy);
-    // What is held, or broken, is no good copy.
+    // A state that is held or broken does not replace the last good copy.
     write(gateway.folder(), "own", &many(1, &one));
     becomes(&gateway, 0, "held");
     write(gateway.folder(), "own", "services: [");
     becomes(&gateway, 0, "stale");
     assert!(copy().as_ref() == Some(&first), "the same copy");
     drop(gateway);
-    // The registry's file is not there: the gateway is ready by the copy, and says so.
+    // The registry's file is missing. The gateway becomes ready with the copy from the state folder, and reports the registry
+    // as stale.
     let folder = tempfile::tempdir().expect("a folder");
     let gateway = Gateway::start_in(folder, &config(&["own"], &more), &[]);
     assert!(own(&gateway).contains("[+] registry own.yaml (stale)"), "{}", own(&gateway));
@@ -211,7 +213,7 @@ fn a_start_goes_on_from_the_last_good_copy() {
     becomes(&gateway, 0, "live");
     assert!(!own(&gateway).contains("stale"), "{}", own(&gateway));
     eventually("another copy", || copy().filter(|now| *now != first));
-    // The copy of a registry that is no longer configured goes.
+    // The copy is deleted when the registry leaves the config.
     gateway.reload(&config(&[], &more));
     eventually("no copy", || (std::fs::read_dir(&copies).ok()?.count() == 0).then_some(()));
 }
@@ -225,7 +227,7 @@ fn copies_that_cannot_be_written_are_a_problem_and_no_more() {
     assert!(problem.starts_with("the registry's last good copy cannot be written: "), "{problem}");
     assert_eq!(status(&gateway, 0)["state"], "live");
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
-    // Put right, what is in use is written at once.
+    // After a reload with a usable folder, the current state is written at once.
     gateway.reload(&config(&["west"], "state: {dir: state}"));
     eventually("a copy", || {
         let mut copies = std::fs::read_dir(gateway.folder().join("state/registries")).ok()?;
@@ -240,7 +242,7 @@ fn a_mass_withdrawal_is_applied_when_it_persists() {
     let gateway = start(&[("west", many(20, &one))], "aggregator: {withdrawalHold: 1s}");
     let began = Instant::now();
     write(gateway.folder(), "west", &many(10, &one));
-    // Half of them gone is more than 30 %, but not more than ten.
+    // Half of the services is more than 30 %, but ten services are not more than 10.
     eventually("it is applied", || (verdict(&gateway, "s19.mesh") == "sni_unknown").then_some(()));
     write(gateway.folder(), "west", &many(20, &one));
     eventually("it is back", || (verdict(&gateway, "s19.mesh") == "ok").then_some(()));
@@ -268,16 +270,16 @@ fn a_folder_may_lose_files_be_cut_short_and_vanish() {
     (0..30).for_each(|index| put(index, &file(index)));
     let gateway = Gateway::start_in(folder, &config(&["west"], ""), &[]);
     assert_eq!(status(&gateway, 0)["services"], 30);
-    // A file goes: so do its services.
+    // When a file is deleted, its services are withdrawn.
     std::fs::remove_file(west.join("f29.yaml")).expect("removed");
     eventually("one service less", || (verdict(&gateway, "s29.mesh") == "sni_unknown").then_some(()));
     assert_eq!(status(&gateway, 0)["state"], "live");
-    // One is half written: all of the folder's last good state stays.
+    // Half of a file is invalid: the last good state of the whole folder stays.
     put(28, &file(28)[..40]);
     becomes(&gateway, 0, "stale");
     put(28, &file(28));
     becomes(&gateway, 0, "live");
-    // Half of the files at once, then all of them, then the folder itself.
+    // Half of the files are deleted at once, then the folder with the rest.
     (14..29).for_each(|index| std::fs::remove_file(west.join(format!("f{index:02}.yaml"))).expect("removed"));
     becomes(&gateway, 0, "held");
     let all_there =
@@ -297,7 +299,7 @@ fn ten_flapping_registries_lose_no_connection() {
     const REGISTRIES: usize = 10;
     let one = backend("");
     let names: Vec<String> = (0..REGISTRIES).map(|index| format!("r{index}")).collect();
-    // Each with the service that is asked for and one of its own.
+    // Each registry has the service that clients call and one of its own.
     let text = |index: usize| registry(&[service(NAME, &one), service(&format!("own{index}.mesh"), &one)]);
     let registries: Vec<(&str, String)> =
         names.iter().enumerate().map(|(index, name)| (name.as_str(), text(index))).collect();
@@ -305,6 +307,7 @@ fn ten_flapping_registries_lose_no_connection() {
     let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut standing = open(&gateway);
     thread::scope(|scope| {
+        let _stop = Stop(&stop);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
@@ -313,7 +316,7 @@ fn ten_flapping_registries_lose_no_connection() {
                 }
             });
         }
-        // One stays as it is: somebody has to be there. The others are each broken in another way every time.
+        // The first registry stays as it is, so that the service keeps an endpoint. The others break in turn in different ways.
         let until = Instant::now() + Duration::from_secs(5);
         let mut round = 0;
         while Instant::now() < until {
@@ -331,14 +334,13 @@ fn ten_flapping_registries_lose_no_connection() {
             round += 1;
         }
         assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
-        stop.store(true, Ordering::SeqCst);
     });
     for (index, name) in names.iter().enumerate() {
         write(gateway.folder(), name, &text(index));
     }
     for index in 0..REGISTRIES {
         becomes(&gateway, index, "live");
-        // It may be live by what stood there before the last write.
+        // A registry may be live with the file from before the last write.
         let own = format!("own{index}.mesh");
         eventually(&own, || (verdict(&gateway, &own) == "ok").then_some(()));
     }
@@ -383,7 +385,7 @@ fn endpoints_on_networks_a_registry_may_not_speak_of_are_dropped_and_shown() {
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
 }
 
-/// A registry that neither answers nor fails, as a file on a hung mount.
+/// Writes a registry whose file hangs: reading it neither succeeds nor fails, as on a hung mount.
 fn hung(folder: &Path, name: &str, text: &str) -> Option<Hang> {
     write(folder, name, text);
     Hang::of(&folder.join(format!("{name}.yaml")))
@@ -431,8 +433,8 @@ fn a_registry_that_does_not_answer_is_waited_for_so_long() {
     assert!(began.elapsed() >= Duration::from_secs(1));
     assert_eq!(status(&gateway, 0)["state"], "missing");
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
-    gateway.told("some registries could not be read in time");
-    // When it does answer, it is taken in.
+    gateway.told("some registries were not read within aggregator.startTimeout");
+    // When the registry can be read, it is applied.
     drop(hang);
     eventually("it is taken in", || (verdict(&gateway, "late.mesh") == "ok").then_some(()));
 }
@@ -449,7 +451,8 @@ fn registries_that_hang_freeze_no_other_and_are_stale() {
     let (Some(mut a), Some(mut b)) = (Hang::of(&path("a")), Hang::of(&path("b"))) else { return };
     let began = Instant::now();
     [&mut a, &mut b].into_iter().for_each(|hang| hang.append("# more"));
-    // Both are being read by the time that the look without a notice is over, at the latest.
+    // The gateway begins to read both files at its next periodic check, if no file event makes it read them earlier. The reads
+    // hang. Meanwhile the gateway applies the changes of `c`.
     for round in 0..3 {
         let new = format!("new{round}.mesh");
         write(gateway.folder(), "c", &registry(&[service(NAME, &one), service(&new, &one)]));
@@ -497,7 +500,7 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
         let text = registry(&[service(&format!("s{index}.mesh"), &one)]);
         text.replace("[{address:", &format!("[{{weight: {}, address:", round + 1))
     };
-    // Written in place, so that a reading may see half of one.
+    // The file is written in place, so the gateway may read half of it.
     let put = |index: usize, round: usize| {
         std::fs::write(west.join(format!("f{index:03}.yaml")), file(index, round)).expect("written");
     };
@@ -509,7 +512,7 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     while began.elapsed() < Duration::from_secs(4) {
         writes += 1;
         put(writes % FILES, writes);
-        // 200 a second: no pause is as long as those that end a change.
+        // With 200 writes per second, no pause is long enough for a change to count as finished.
         thread::sleep(Duration::from_millis(5));
     }
     let worlds = generation() - before;

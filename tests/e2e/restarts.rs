@@ -1,5 +1,5 @@
-//! A control plane that is killed and started again while a registry is missing, cut off or hangs: the clients that come
-//! back keep every endpoint, and are sent only what differs once the registry is read.
+//! A control plane is killed and restarted while a registry is missing, truncated or hanging. Returning clients keep every
+//! endpoint, and receive only the differences once the registry is read.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,19 +17,19 @@ use crate::support::gateway::Gateway;
 use crate::support::python::{self, Peer};
 use crate::support::{eventually, skip};
 
-/// What has happened to a registry's file when the control plane starts again.
+/// The state of a registry's file when the control plane starts again.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// There is none.
+    /// The file does not exist.
     Missing,
-    /// It ends in the middle.
+    /// The file is truncated.
     Cut,
-    /// Reading it never ends.
+    /// Reading the file never ends.
     Hanging,
 }
 
 const FAULTS: [Fault; 3] = [Fault::Missing, Fault::Cut, Fault::Hanging];
-/// How long registries are waited for.
+/// The time for which the control plane waits for registries at its start.
 const START: Duration = Duration::from_secs(2);
 
 fn put(folder: &Path, name: &str, text: &str) {
@@ -51,7 +51,7 @@ fn spoil(folder: &Path, name: &str, text: &str, fault: Fault) {
     }
 }
 
-/// Puts a registry's file back; whoever hangs in a pipe that stands there gets its text too.
+/// Restores a registry's file. If the file is a pipe, a reader that hangs on it gets the text too.
 fn restore(folder: &Path, name: &str, text: &str) {
     use std::os::unix::fs::OpenOptionsExt;
     let path = folder.join(name);
@@ -59,7 +59,7 @@ fn restore(folder: &Path, name: &str, text: &str) {
     let pipe = std::fs::OpenOptions::new().write(true).custom_flags(nonblock).open(&path);
     put(folder, name, text);
     if let Ok(mut pipe) = pipe {
-        // It may be the cut file, which nobody reads any more.
+        // The write may fail: the path may have been the truncated file.
         let _ = pipe.write_all(text.as_bytes());
     }
 }
@@ -79,7 +79,8 @@ fn registry(services: &[String]) -> String {
     format!("services:\n{}", services.concat())
 }
 
-/// Three registries of the folder, in clusters of their own; the one of the west is on another network.
+/// Returns a config with three registries of the folder, each in a cluster of its own; the west's registry is on another
+/// network.
 fn config(folder: &Path, xds: &str) -> String {
     let folder = folder.display();
     format!(
@@ -100,7 +101,7 @@ fn held_back(gateway: &Gateway) -> Value {
     gateway.json("/api/v1/status")["held_back"].clone()
 }
 
-/// Starts another control plane in place of one that is killed, which clients find at the same address.
+/// Kills the control plane, and starts another at the same address.
 fn restart(gateway: &mut Gateway, config: &str) {
     gateway.kill();
     let folder = tempfile::tempdir().expect("a folder");
@@ -140,13 +141,13 @@ impl Mesh {
         Self { registries, texts, control, clients }
     }
 
-    /// The hosts of all clusters, as each client has them.
+    /// Returns the hosts of each cluster in each client, with their weights.
     fn hosts(&self) -> Vec<BTreeMap<SocketAddr, u32>> {
         let of = |envoy: &Envoy| NAMES.map(|name| envoy.weights(&cluster(name)));
         self.clients.iter().flat_map(of).collect()
     }
 
-    /// How often each client has added, changed or removed a cluster.
+    /// Returns how often each client has added, changed or removed a cluster.
     fn changes(&self) -> Vec<u64> {
         let of = |envoy: &Envoy| {
             ["added", "modified", "removed"]
@@ -160,7 +161,7 @@ impl Mesh {
         restart(&mut self.control, &config(self.registries.path(), &address));
     }
 
-    /// Waits until both clients are back, and have had what there is for them.
+    /// Waits until both clients have subscribed again to all names.
     #[track_caller]
     fn are_back(&self) {
         eventually("both clients, back", || {
@@ -201,7 +202,7 @@ fn envoy_keeps_every_endpoint_through_a_restart_without_a_registry() {
                     (kept["clients"] == 2).then_some(kept)
                 });
                 assert_eq!(kept["registries"], json!([mesh.registries.path().join(name)]), "{kept}");
-                mesh.control.told("the registry is missing");
+                mesh.control.told("the registry was not read in time");
                 change_a_live_service(&mesh);
             }
             assert_eq!(mesh.hosts(), hosts, "{fault:?} {name} {long}");
@@ -221,7 +222,8 @@ fn envoy_keeps_every_endpoint_through_a_restart_without_a_registry() {
                 "{fault:?} {name} {long}"
             );
             if !long {
-                // Nothing differs: the delta client, the only one that says what it has, was sent nothing.
+                // Nothing has changed, so the delta client receives nothing. A SotW client cannot tell the server which
+                // resources it has, so it receives them again and is not checked here.
                 let clients = mesh.control.json("/api/v1/clients");
                 let delta =
                     clients.as_array().and_then(|all| all.iter().find(|one| one["protocol"] == "delta"));
@@ -231,7 +233,7 @@ fn envoy_keeps_every_endpoint_through_a_restart_without_a_registry() {
     }
 }
 
-/// A service of a registry that is in use gets another endpoint, and loses it again: clients hear of it.
+/// Replaces an endpoint of a live registry's service, and restores it; waits until the clients have each change.
 fn change_a_live_service(mesh: &Mesh) {
     let text = &mesh.texts["east.yaml"];
     let weights = |address: &str| {

@@ -1,4 +1,4 @@
-//! The newcomer's path: the demo, the examples, and what the commands say and exit with.
+//! A newcomer's first steps: the demo, the examples, and the output and exit codes of the commands.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use crate::support::hbone::{Hbone, client};
 use crate::support::kube;
 use crate::support::pki::{Issued, PKI};
 
-/// Runs a command to its end.
+/// Runs a command to its end, and returns its output.
 fn isthmus(arguments: &[&str]) -> Output {
     Command::new(BINARY).args(arguments).env_remove("ISTHMUS_ADMIN").output().expect("the binary starts")
 }
@@ -45,14 +45,14 @@ fn text(path: &Path) -> &str {
 
 // The demo.
 
-/// A demo whose files are in a folder of the test's own.
+/// Returns the demo's command; the demo puts its files into this folder.
 fn demo(folder: &TempDir, arguments: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     command.arg("demo").args(arguments).env("TMPDIR", folder.path()).stdin(Stdio::null());
     command
 }
 
-/// Fails unless the demo has taken away its files and its processes.
+/// Fails unless the demo has removed its files and ended its processes.
 #[track_caller]
 fn nothing_is_left(folder: &TempDir) {
     let files: Vec<_> = folder.path().read_dir().expect("listed").collect();
@@ -60,7 +60,7 @@ fn nothing_is_left(folder: &TempDir) {
     assert_eq!(gateways_of(folder), Vec::<String>::new());
 }
 
-/// The processes whose command line, or working directory, is in the folder.
+/// Returns the command lines of processes whose command line or working directory is in the folder.
 fn gateways_of(folder: &TempDir) -> Vec<String> {
     let processes = Path::new("/proc").read_dir().expect("listed").flatten();
     let lines = processes.filter_map(|process| {
@@ -83,7 +83,7 @@ fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
         "seen from net-east, by weight: catalog-5 1, catalog-6 1, the gateway of net-west 4",
         "the gateway of net-east 2, catalog-1 1, catalog-2 1, catalog-3 1, catalog-4 1",
         "did you mean checkout.shop",
-        "checkout-3 ejected",
+        "checkout-3 as ejected",
         "within the tunnel, spiffe://cluster.local/ns/shop/sa/web and ledger-1 have verified each other",
         "--identity spiffe://cluster.local/ns/bank/sa/teller: admitted",
         "403 identity_denied, explain identity_denied",
@@ -93,7 +93,7 @@ fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
     ] {
         assert!(told.contains(expected), "no {expected:?} in:\n{told}");
     }
-    assert!(told.trim_end().ends_with("steps went as they should."), "{told}");
+    assert!(told.trim_end().ends_with("steps succeeded."), "{told}");
     assert!(!told.contains('\x1b'), "colours, and nobody has a terminal");
     nothing_is_left(&folder);
 }
@@ -109,11 +109,11 @@ fn the_demo_tells_what_it_measured_as_json() {
     let step = |title: &str| steps.iter().find(|step| step["step"] == title).expect(title);
     assert_eq!(step("mesh name, by weight")["ok"], 300);
     assert_eq!(step("not exported")["refused"], 1);
-    // 40 streams and as many calls by server name.
+    // The 80 calls are 40 HBONE streams and 40 calls by SNI.
     assert_eq!((&step("HBONE beside SNI")["ok"], &step("double HBONE")["ok"]), (&80.into(), &1.into()));
     assert_eq!(step("identity denied")["refused"], 1);
-    // South's service before and after the split, and north's own within it; a name that is not exported, and a call into the
-    // split.
+    // The calls reach south's service before and after the split, and north's own service during it. The refused calls are one
+    // to a name that is not exported and one across the split.
     assert_eq!(
         (&step("two organisations")["ok"], &step("two organisations")["refused"]),
         (&60.into(), &2.into())
@@ -158,7 +158,7 @@ fn an_interrupted_demo_leaves_nothing_behind() {
     assert_eq!(gateways_of(&folder).len(), 2);
     let status = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().expect("kill");
     assert!(status.success());
-    // What is still written is read, so that nobody waits for us.
+    // The rest of the output is read, so that the demo does not block on a full pipe.
     lines.for_each(drop);
     let output = child.wait_with_output().expect("ended");
     exits(&output, 1);
@@ -183,7 +183,8 @@ fn a_kept_demo_goes_on_until_it_is_interrupted() {
 
 // The examples.
 
-/// Starts a gateway from a file of an example, in a copy of its folder, with these texts replaced in all its files.
+/// Starts a gateway from a config file of an example. The gateway runs in a copy of the example's folder, and these texts are
+/// replaced in the files of the copy.
 #[track_caller]
 fn start_example(name: &str, config: &str, replacements: &[(&str, &str)]) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
@@ -213,13 +214,13 @@ fn start_example(name: &str, config: &str, replacements: &[(&str, &str)]) -> Gat
     Gateway::spawn(command, folder)
 }
 
-/// Calls through a gateway, and fails unless the backend with this mark answers.
+/// Calls through a gateway, and checks that the backend with this mark answers.
 #[track_caller]
 fn answered_by(mark: &str, listener: SocketAddr, name: &str) {
     marked(mark, &mut tls(listener, name).expect("admitted"));
 }
 
-/// The backend sends its mark before each piece that it reads, however the call was cut.
+/// Sends a text, and checks that the answer begins with this mark. The backend sends its mark before each chunk that it reads.
 #[track_caller]
 fn marked(mark: &str, stream: &mut Tls) {
     let answer = call(stream, "hello").expect("answered");
@@ -229,7 +230,7 @@ fn marked(mark: &str, stream: &mut Tls) {
 #[test]
 fn every_example_is_valid() {
     let mut checked = 0;
-    // A config that names certificates is only whole where these are.
+    // The certificates are created first, because some configs name them.
     let folder = tempfile::tempdir().expect("a folder");
     let certs = folder.path().join("certs");
     exits(&isthmus(&["certs", "--dir", text(&certs), "--workload", "istio-system/eastwest"]), 0);
@@ -241,7 +242,7 @@ fn every_example_is_valid() {
         }
         for file in example.path().read_dir().expect("a folder").flatten() {
             let (path, name) = (folder.path().join(file.file_name()), file.file_name());
-            // Registries, and what is for Envoy, are no configs of ours.
+            // Files of registries and configs of Envoy are no configs of Isthmus.
             let other =
                 text(&path).ends_with("-services.yaml") || name.to_string_lossy().starts_with("envoy-");
             if path.extension().is_some_and(|extension| extension == "yaml") && !other {
@@ -308,7 +309,7 @@ fn the_two_networks_example_passes_calls_on_to_each_side() {
         ("east", "reviews.shop.svc.cluster.local", 1, &["127.1.1.1"][..]),
     ] {
         let mesh_name = format!("outbound_.443_._.{hostname}");
-        // One port for all endpoints of a service, as in a cluster.
+        // All endpoints of a service listen on the same port, as in a cluster.
         let first = Backend::start_at(at(endpoints[0], 0), serve(&mesh_name));
         let port = first.address.port();
         for other in &endpoints[1..] {
@@ -328,7 +329,7 @@ fn the_two_networks_example_passes_calls_on_to_each_side() {
         let mut stream = tls_with(PKI.client(&["istio"]), mesh, &mesh_name).expect("admitted");
         marked("here:", &mut stream);
         tls(mesh, &mesh_name).expect_err("without the mesh's protocol");
-        // The certificate is for the mesh name: that the endpoint is reached is what counts.
+        // The handshake fails because the certificate is for the mesh name; that shows that the endpoint was reached.
         let error = tls(gateway.listener("plain"), hostname).expect_err("another name in the certificate");
         assert!(error.to_string().contains("certificate"), "{error}");
         tls(gateway.listener("plain"), "internal-only.shop.svc.cluster.local").expect_err("not exported");
@@ -338,7 +339,7 @@ fn the_two_networks_example_passes_calls_on_to_each_side() {
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
 const CATALOG_ID: &str = "spiffe://cluster.local/ns/shop/sa/catalog";
 
-/// The places of the split-horizon example, from which its endpoints answer.
+/// The addresses of the endpoints in the split-horizon example.
 const EAST: [&str; 2] = ["127.1.1.1", "127.1.1.2"];
 const WEST: [&str; 4] = ["127.2.1.1", "127.2.1.2", "127.2.1.3", "127.2.2.1"];
 
@@ -347,7 +348,7 @@ fn the_split_horizon_example_tells_each_side_of_the_other_and_serves_envoy() {
     let config = PKI.mutual_server("catalog.shop.svc.cluster.local", CATALOG_ID);
     let serve = |address: &'static str| {
         let config = config.clone();
-        // What it is asked for does not matter; it answers with where it is.
+        // The endpoint answers every request with its own address.
         move |stream| crate::support::backend::tls_echo(stream, config.clone(), address)
     };
     let first = Backend::start_at(at(EAST[0], 0), serve(EAST[0]));
@@ -356,7 +357,7 @@ fn the_split_horizon_example_tells_each_side_of_the_other_and_serves_envoy() {
         Backend::start_at(at(address, port), serve(address));
     }
     let port = format!("targetPort: {port}");
-    // The gateway of the west takes a port of its own, at which the east has to look for it.
+    // The west's gateway listens on an ephemeral port, which the east's config must then name.
     let common = [
         ("targetPort: 8443", &*port),
         ("127.1.0.1:15443", "127.1.0.1:0"),
@@ -453,7 +454,7 @@ fn the_hbone_example_knows_its_callers() {
     assert_eq!(web.open(greeter).expect("admitted").echo("hello"), Ok("hello".to_owned()));
     assert_eq!(web.open(vault).err(), Some((http::StatusCode::FORBIDDEN, "identity_denied".to_owned())));
     assert_eq!(teller.open(vault).expect("admitted").echo("hello"), Ok("hello".to_owned()));
-    // On the same port, clients with a server name are routed by it.
+    // Clients with a server name are routed by SNI on the same port.
     tls(address, "greeter.shop.svc.cluster.local").expect_err("it has no TLS of its own");
     gateway.logged("the other protocol", |line| line["protocol"] == "sni" && line["listener"] == "mesh");
 

@@ -1,5 +1,6 @@
-//! Callers by HBONE whose bytes cost more than they are: records and frames that carry nothing end the caller that sends them,
-//! and nobody else feels them. What honest callers send in bulk is none of that.
+//! HBONE callers that cause much work with little payload: the gateway closes the connection of a caller that sends records and
+//! frames without payload, and no other caller is affected. The gateway never closes the connection of an honest caller that
+//! sends bulk data.
 
 use std::io::Write;
 use std::thread;
@@ -19,7 +20,7 @@ fn gateway(echo: &Backend, bulk: &Backend, more: &str) -> Gateway {
     Gateway::start_in(folder(), &format!("{BASE}workers: 1\n{more}services:\n{services}"), &[])
 }
 
-/// The 99th of a hundred round trips, by time.
+/// Makes 300 round trips; returns the 99th percentile of their times.
 fn p99(stream: &mut Stream) -> Duration {
     let mut times: Vec<Duration> = (0..300)
         .map(|_| {
@@ -32,16 +33,16 @@ fn p99(stream: &mut Stream) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// The limits of the gateway that end a connection, and those of the HTTP/2 library, by what the log says of them. The latter
-/// may be reached first.
+/// Details in the log for the gateway's own limits, and for those of the HTTP/2 library, which may be reached first.
 const LIMITS: [&str; 2] = ["too many", "excessive load"];
 
-/// Attacks until the connection ends, for a reason that begins with or holds one of these texts.
+/// Calls `send` until the gateway ends the connection. The `detail` in its access log line must contain one of the texts in
+/// `ended_by`.
 fn storm(what: &str, ended_by: &[&str], send: impl FnMut(&mut Frames) -> std::io::Result<()> + Send) {
     storm_with("", what, ended_by, send);
 }
 
-/// The same with more in the config.
+/// Attacks as [`storm`] does, with further keys in the config.
 fn storm_with(
     config: &str,
     what: &str,
@@ -68,7 +69,7 @@ fn storm_with(
         stormy
     });
     eprintln!("{what}: p99 of an innocent stream {calm:?} before, {stormy:?} beside it");
-    // The connection has a line of its own beside that of its stream.
+    // The connection has a log line of its own, beside those of its streams.
     gateway.logged(what, |line| {
         let detail = line["detail"].as_str().unwrap_or_default();
         line["reason"] == "bad_request" && ended_by.iter().any(|text| detail.contains(text))
@@ -117,7 +118,7 @@ fn frames_that_carry_nothing_end_the_caller_that_sends_them() {
     }
 }
 
-/// More streams at the same time than are allowed: the HTTP/2 library resets them by itself, and counts how often it did.
+/// More concurrent streams than allowed: the HTTP/2 library resets the surplus by itself, and counts these resets.
 #[test]
 fn streams_beyond_the_limit_end_the_caller_that_asks_for_them() {
     let mut next = 3;
@@ -131,12 +132,13 @@ fn streams_beyond_the_limit_end_the_caller_that_asks_for_them() {
     });
 }
 
-/// A caller that waits for each answer stays below what the HTTP/2 library counts; the gateway's own limit ends it.
+/// A caller that waits for the refusals of its streams stays below the limits of the HTTP/2 library, so the gateway's own limit
+/// ends the connection.
 #[test]
 fn refused_streams_end_the_caller_that_asks_for_them() {
     const AT_ONCE: u32 = 50;
     let mut next = 3;
-    let ended_by = ["too many streams given up before they were answered, or refused in a second"];
+    let ended_by = ["too many cancelled or refused streams from the caller in one second"];
     storm_with("hbone: {resets: 5}\n", "refused streams", &ended_by, move |hostile| {
         let asked = (next..).step_by(2).take(AT_ONCE as usize);
         hostile
@@ -149,7 +151,7 @@ fn refused_streams_end_the_caller_that_asks_for_them() {
     });
 }
 
-/// Sends so much and ends.
+/// Returns a backend that sends `total` bytes on each connection and closes it.
 fn pouring(total: usize) -> Backend {
     Backend::start(move |mut stream| {
         let piece = vec![b'd'; 1 << 18];
@@ -165,7 +167,7 @@ fn pouring(total: usize) -> Backend {
 fn a_gibibyte_down_ends_nobody() {
     const GIBIBYTE: usize = 1 << 30;
     let gateway = gateway(&Backend::echo(), &pouring(GIBIBYTE), "");
-    // A ztunnel, and one whose small windows are opened again and again.
+    // The first client has the windows of a ztunnel. The second client has small windows, and must widen them again and again.
     let mut small = h2::client::Builder::new();
     small.initial_window_size(64 * 1024).initial_connection_window_size(64 * 1024);
     for (builder, wanted) in [(ztunnel(), GIBIBYTE), (small, GIBIBYTE / 8)] {
@@ -181,7 +183,7 @@ fn a_gibibyte_down_ends_nobody() {
     }
 }
 
-/// Some libraries open both windows again for each frame that comes, however small.
+/// Some libraries send a WINDOW_UPDATE for the stream and the connection after every frame, however small.
 #[test]
 fn windows_that_are_opened_for_each_frame_end_nobody() {
     const TOTAL: usize = 64 << 20;

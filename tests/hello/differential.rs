@@ -1,4 +1,4 @@
-//! Our scanner beside two other readers. They may disagree with us only in the ways that [`Difference`] lists.
+//! Compares the scanner with two other readers of hellos. They may differ from it only in the ways that [`Difference`] lists.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,32 +13,32 @@ use crate::corpus;
 use crate::generate::{self, handshake, list16, record};
 use crate::judge::{Judged, Scanned, judged, scan};
 
-/// How many hellos are made, unless `ISTHMUS_HELLO_CASES` says another number.
+/// The number of generated hellos, unless `ISTHMUS_HELLO_CASES` is set.
 const CASES: u64 = 100_000;
 const SERVER_NAME: u16 = 0;
 const ALPN: u16 = 16;
 const SIGNATURE_ALGORITHMS: u16 = 13;
 
-/// Every way in which rustls' verdict may differ from ours.
+/// The ways in which the verdict of rustls may differ from the scanner's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Difference {
-    /// We stop at 16 KiB and 64 records, rustls at 64 KiB.
+    /// The scanner stops at 16 KiB and 64 records, rustls at 64 KiB.
     NarrowerLimits,
-    /// We refuse at the byte that shows the fault, rustls when the record or message that holds it is whole.
+    /// The scanner refuses at the byte that shows the fault, rustls at the end of the record or message with that byte.
     EarlierRefusal,
-    /// rustls takes records of up to 2^14 + 2048 bytes, which only ciphertext may have (RFC 8446 §5.2).
+    /// rustls accepts records of up to 2^14 + 2048 bytes, which only ciphertext may have (RFC 8446 §5.2).
     LongerRecords,
-    /// rustls decodes the extensions that are of use to an endpoint, and misses `signature_algorithms`.
+    /// rustls also decodes the extensions that an endpoint needs, and refuses a hello without `signature_algorithms`.
     OtherExtensions,
-    /// rustls wants the null compression method to be offered: the endpoint's business.
+    /// rustls requires the null compression method, which only the endpoint has to check.
     NoNullCompression,
-    /// rustls refuses labels that begin or end with a hyphen, and all-digit last labels.
+    /// rustls refuses labels that begin or end with a hyphen, and names whose last label is all digits.
     HyphensAndDigits,
-    /// An IP address with a trailing dot is a literal for us, and an illegal name for rustls.
+    /// The scanner takes an IP address with a trailing dot for an address literal, rustls for an illegal name.
     DottedLiteral,
-    /// rustls counts a trailing dot among the 253 bytes of a name.
+    /// rustls counts a trailing dot as one of the 253 bytes of a name.
     DotBehindLongest,
-    /// rustls ignores what follows a host name in its list when its type is unknown.
+    /// rustls ignores entries of unknown type after a host name in the same list.
     UnknownTypeBehindName,
 }
 
@@ -63,7 +63,7 @@ enum Theirs {
     Refuse(Error),
 }
 
-/// Returns what to tell of it.
+/// Compares the scanner with rustls on all hellos; returns the counts as text.
 pub(crate) fn against_rustls() -> String {
     let mut agreed: BTreeMap<&str, u32> = BTreeMap::new();
     let mut differed: BTreeMap<Difference, u32> = BTreeMap::new();
@@ -95,12 +95,12 @@ pub(crate) fn against_rustls() -> String {
     told
 }
 
-/// Whether someone asked for other hellos than the usual ones, so that counts say nothing.
+/// Returns true if environment variables choose other hellos than the default ones; the expected counts do not hold for these.
 fn chosen() -> bool {
     ["ISTHMUS_HELLO_CASES", "ISTHMUS_HELLO_SEED"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
-/// The corpus, and then the generated ones, each with what it takes to make it again.
+/// Returns the hellos of the corpus and the generated ones, each with the setting that generates it again.
 fn streams() -> impl Iterator<Item = (String, Vec<u8>)> {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let first = number("ISTHMUS_HELLO_SEED");
@@ -137,7 +137,7 @@ fn compare(stream: &[u8], scanned: &Scanned, ours: &Judged, theirs: &Theirs) -> 
     }
 }
 
-/// Both let the hello in: whether they read the same in it.
+/// Returns true if both readers accept the hello and read the same name and ALPN list.
 fn same(scanned: &Scanned, ours: &Judged, theirs: &Theirs) -> bool {
     let Scanned::Whole { alpn: our_alpn, .. } = scanned else { return false };
     let Theirs::Accept { name: their_name, alpn: their_alpn } = theirs else { return false };
@@ -203,8 +203,9 @@ fn refused_by_them_alone(
             hyphens_or_digits(raw).then_some(Difference::HyphensAndDigits)
         }
         _ => {
-            // Without the extensions that we do not look at, rustls must read what we have read; or
-            // refuse only what comes after it has decoded them, the name.
+            // Without the extensions that the scanner ignores, rustls must read the same as the scanner. If rustls still
+            // refuses the hello, the reason must be the name or the compression methods, because rustls checks these after it
+            // has decoded the extensions.
             let reduced = rustls_view(&without_other_extensions(stream)?);
             let name_refused =
                 reduced == Theirs::Refuse(PeerMisbehaved::ServerNameMustContainOneHostName.into());
@@ -223,7 +224,7 @@ fn hyphens_or_digits(name: &[u8]) -> bool {
     hyphen || labels.pop().is_some_and(|last| last.iter().all(u8::is_ascii_digit))
 }
 
-/// Whether a name list begins with a host name and goes on with an entry of another type.
+/// Returns true if a name list begins with a host name and continues with an entry of another type.
 fn unknown_type_behind_name(body: &[u8]) -> bool {
     let [_, _, 0, high, low, rest @ ..] = body else { return false };
     let length = usize::from(u16::from_be_bytes([*high, *low]));
@@ -253,7 +254,7 @@ fn rustls_view(stream: &[u8]) -> Theirs {
 
 // --- tls-parser ------------------------------------------------------------------------------------
 
-/// Returns what to tell of it.
+/// Compares the scanner with tls-parser on all hellos; returns the counts as text.
 pub(crate) fn against_tls_parser() -> String {
     let mut scratch = Scratch::new();
     let (mut same, mut stopped, mut refused, mut incomplete) = (0, 0, 0, 0);
@@ -264,17 +265,17 @@ pub(crate) fn against_tls_parser() -> String {
         };
         match (tls_parser::parse_tls_plaintext(first), &scanned) {
             (Err(tls_parser::Err::Incomplete(_)), Scanned::NeedMore | Scanned::Refused(_)) => incomplete += 1,
-            // It reads hellos of several records wrongly, so what begins like one is left to rustls.
+            // tls-parser misreads hellos of several records, so the comparison with rustls covers them.
             (_, Scanned::NeedMore) => {}
             (Ok((_, plaintext)), Scanned::Whole { server_name, alpn, .. }) => {
                 let [TlsMessage::Handshake(TlsMessageHandshake::ClientHello(hello))] =
                     plaintext.msg.as_slice()
                 else {
-                    // It takes a second message only from a record that we refuse.
+                    // tls-parser accepts a second message only in a record that the scanner refuses.
                     fail(&label, &stream, &scanned, &plaintext);
                 };
                 let Some(found) = names_and_protocols(hello) else {
-                    // It gives up at the first extension that it cannot decode, and does not say why.
+                    // tls-parser stops at the first extension that it cannot decode, and does not say why.
                     stopped += 1;
                     continue;
                 };
@@ -290,7 +291,7 @@ pub(crate) fn against_tls_parser() -> String {
                 }
                 refused += 1;
             }
-            // Errors are what we refuse, too; the head of a hello is judged alike.
+            // The scanner also refuses what tls-parser cannot parse; both judge the head of a hello alike.
             (Err(_), Scanned::Refused(_)) => refused += 1,
             (Err(error), Scanned::Whole { .. }) => fail(&label, &stream, &scanned, &error),
         }
@@ -299,7 +300,7 @@ pub(crate) fn against_tls_parser() -> String {
     format!("tls-parser: {same} the same, {stopped} given up, {refused} refused, {incomplete} incomplete")
 }
 
-/// The stream, if its first record is all that a hello needs.
+/// Returns the first record of the stream if it contains the whole hello.
 fn single_record(stream: &[u8]) -> Option<&[u8]> {
     let [22, 3, _, high, low, body @ ..] = stream else { return None };
     let size = usize::from(u16::from_be_bytes([*high, *low]));
@@ -310,7 +311,7 @@ fn single_record(stream: &[u8]) -> Option<&[u8]> {
 
 type NamesAndProtocols = (Vec<Vec<u8>>, Vec<Vec<Vec<u8>>>);
 
-/// All host names and all ALPN lists that tls-parser finds, or `None` where it gave up on the way.
+/// Returns all host names and all ALPN lists that tls-parser finds; `None` if it stops before the end.
 fn names_and_protocols(hello: &TlsClientHelloContents<'_>) -> Option<NamesAndProtocols> {
     let (rest, extensions) =
         tls_parser::parse_tls_client_hello_extensions(hello.ext.unwrap_or_default()).ok()?;
@@ -328,7 +329,8 @@ fn names_and_protocols(hello: &TlsClientHelloContents<'_>) -> Option<NamesAndPro
     Some((names, protocols))
 }
 
-/// Whether a hello that tls-parser reads has the fault for which we refuse it, by another look at its bytes.
+/// Returns true if a hello that tls-parser accepts really has the fault for which the scanner refuses it, judged by a second
+/// look at its bytes.
 fn explains(fault: &HelloFault, messages: &[TlsMessage<'_>], record: &[u8]) -> bool {
     let HelloFault::Malformed(text) = fault else {
         return matches!(fault, HelloFault::TooLarge);
@@ -342,7 +344,7 @@ fn explains(fault: &HelloFault, messages: &[TlsMessage<'_>], record: &[u8]) -> b
     let kinds: Vec<u16> = extensions.iter().map(|(kind, _)| *kind).collect();
     let body = |wanted| extensions.iter().find(|(kind, _)| *kind == wanted).map(|(_, body)| body.as_slice());
     match *text {
-        "an extension comes twice" => (1..kinds.len()).any(|at| kinds[..at].contains(&kinds[at])),
+        "an extension appears twice" => (1..kinds.len()).any(|at| kinds[..at].contains(&kinds[at])),
         "the server name list is empty, or its length is wrong" => {
             body(SERVER_NAME).is_some_and(|body| !fills(body))
         }
@@ -367,7 +369,7 @@ fn explains(fault: &HelloFault, messages: &[TlsMessage<'_>], record: &[u8]) -> b
         "a record is longer than 2^14 bytes" => record.len() > 5 + (1 << 14),
         "the length of the cipher suites is odd or zero" => hello.ciphers.is_empty(),
         "there is no compression method" => hello.comp.is_empty(),
-        "the length of the extensions is not that of the rest of the hello"
+        "the length of the extensions does not match the rest of the hello"
         | "the hello ends before its extensions"
         | "an extension's type is cut off"
         | "an extension's length is cut off"
@@ -377,7 +379,7 @@ fn explains(fault: &HelloFault, messages: &[TlsMessage<'_>], record: &[u8]) -> b
     }
 }
 
-/// Whether a list's 16-bit length is that of all that follows, and not zero.
+/// Returns true if a list is not empty and its 16-bit length is the length of everything after it.
 fn fills(body: &[u8]) -> bool {
     matches!(body, [high, low, rest @ ..]
         if !rest.is_empty() && usize::from(u16::from_be_bytes([*high, *low])) == rest.len())
@@ -387,7 +389,7 @@ fn fills(body: &[u8]) -> bool {
 
 type Extensions = Vec<(u16, Vec<u8>)>;
 
-/// The handshake message of a stream, records put together.
+/// Returns the handshake message of a stream, joined from its records.
 fn message_of(stream: &[u8]) -> Option<Vec<u8>> {
     let (mut message, mut rest) = (Vec::new(), stream);
     while let [_, _, _, high, low, behind @ ..] = rest {
@@ -404,7 +406,7 @@ fn message_of(stream: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// Where in a message the extension block begins: behind version, random, session id, suites, compression.
+/// Returns the offset of the extension block in a message: after version, random, session ID, suites and compression methods.
 fn head_length(message: &[u8]) -> Option<usize> {
     let mut at = 4 + 2 + 32;
     at += 1 + usize::from(*message.get(at)?);
@@ -413,13 +415,13 @@ fn head_length(message: &[u8]) -> Option<usize> {
     (at <= message.len()).then_some(at)
 }
 
-/// The extensions of a hello, if they fill it exactly.
+/// Returns the extensions of a hello, if they fill it exactly.
 fn extensions_of(stream: &[u8]) -> Option<Extensions> {
     let mut found = Vec::new();
     walk_extensions(stream, &mut found).map(|()| found)
 }
 
-/// Collects extensions as far as the walk gets; `None` if that is not exactly the end of the hello.
+/// Collects the extensions as far as they can be parsed; returns `None` unless they end exactly at the end of the hello.
 fn walk_extensions(stream: &[u8], found: &mut Extensions) -> Option<()> {
     let message = message_of(stream)?;
     let mut rest = message.get(head_length(&message)?..)?;
@@ -439,7 +441,7 @@ fn walk_extensions(stream: &[u8], found: &mut Extensions) -> Option<()> {
     Some(())
 }
 
-/// The same hello in one record with no extensions but its own SNI and ALPN, and the one rustls insists on.
+/// Returns the hello in one record, with SNI and ALPN as its only extensions besides the one that rustls requires.
 fn without_other_extensions(stream: &[u8]) -> Option<Vec<u8>> {
     let message = message_of(stream)?;
     let mut kept = extensions_of(stream)?;

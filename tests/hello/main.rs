@@ -1,6 +1,6 @@
-//! The verdict on a ClientHello: the corpus of `tests/corpus` however it is cut, and generated hellos
-//! against two other readers, rustls' `Acceptor` and tls-parser. The fuzz targets of everything that strangers send are
-//! here too, over their corpora and mutations of these.
+//! The verdict on a ClientHello: on the corpus of `tests/corpus`, cut in many ways, and on generated hellos, compared with two
+//! other readers (rustls' `Acceptor` and tls-parser). The fuzz targets for everything that strangers send also run here, over
+//! their corpora and over mutations of the inputs there.
 
 mod corpus;
 mod differential;
@@ -14,7 +14,7 @@ mod targets;
 use judge::{Judged, judge, judge_pieces};
 use random::Random;
 
-/// A segment at an MTU of 1500 with TCP timestamps.
+/// The size of a TCP segment in bytes, with an MTU of 1500 and TCP timestamps.
 const SEGMENT: usize = 1448;
 const RANDOM_CUTS: u64 = 200;
 
@@ -29,7 +29,7 @@ fn the_corpus_gets_its_verdicts_however_it_is_cut() {
         assert_eq!(dripped, case.expected, "{}, byte by byte", case.name);
 
         let check = |ends: Vec<usize>, how: &str| {
-            // A verdict may come only with the piece that holds the byte that decides it.
+            // The verdict comes with the piece that contains the deciding byte, and not earlier.
             let expected_at =
                 ends.iter().copied().find(|end| *end >= decided_at).unwrap_or(case.stream.len());
             let (judged, at) = judge_pieces(&case.stream, ends);
@@ -122,6 +122,7 @@ fuzzed! {
     mutated_configs_break_no_promise: "config", 1_500;
     mutated_etcd_values_break_no_promise: "etcd", 3_000;
     mutated_xds_requests_break_no_promise: "xds", 3_000;
+    mutated_enrolments_break_no_promise: "enrolment", 3_000;
 }
 
 fn segments(length: usize) -> Vec<usize> {

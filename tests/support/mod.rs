@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: a gateway of the real binary, a CA, backends, and waiting with a
-//! deadline. Clients and servers here use `rustls` and plain sockets, none of the gateway's own code.
+//! The parts that end-to-end tests share: a gateway of the real binary, a CA, backends, and waiting with a deadline. The
+//! clients and servers here use `rustls` and plain sockets, and none of the gateway's code.
 
 #![allow(dead_code, unreachable_pub, clippy::print_stderr, reason = "each test binary uses a part of it")]
 
@@ -33,9 +33,10 @@ pub mod python;
 pub mod raw;
 pub mod yaml;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The deadline of anything that should happen at once.
+/// The time limit for anything that should happen at once.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Waits until `ready` returns a value; fails the test with `what` after [`PATIENCE`].
@@ -44,7 +45,7 @@ pub fn eventually<T>(what: &str, ready: impl FnMut() -> Option<T>) -> T {
     within(PATIENCE, what, ready)
 }
 
-/// Waits until `ready` gives something; fails the test with `what` after the limit.
+/// Waits until `ready` returns a value; fails the test with `what` after `limit`.
 #[track_caller]
 pub fn within<T>(limit: Duration, what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + limit;
@@ -57,14 +58,25 @@ pub fn within<T>(limit: Duration, what: &str, mut ready: impl FnMut() -> Option<
     }
 }
 
-/// Reports that a test cannot be run here, in the file from which `tests/run` counts skips.
+/// Sets a flag when dropped, also if the test panics. Threads that run until the flag is set then end, so that the thread scope
+/// around them can end.
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Reports that a test cannot run on this host: prints the reason, and appends it to the file from which `tests/run` counts
+/// skips.
 pub fn skip(reason: &str) {
     use std::io::Write;
     let line = format!("SKIPPED: {reason}");
     eprintln!("{line}");
     if let Some(path) = std::env::var_os("ISTHMUS_SKIPS") {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        // One write: other tests append at the same time.
+        // A single write keeps the line whole while other tests append to the file.
         file.expect("the list of skips").write_all(format!("{line}\n").as_bytes()).expect("written");
     }
 }

@@ -1,30 +1,30 @@
-//! The networks and their gateways as a picture: this gateway's network on the left, the others on the right, and a
-//! line for each gateway that leads to them. The picture has a wide form and a narrow one for small screens.
+//! A picture of the networks and their gateways: this gateway's network on the left, the other networks on the right, and a
+//! line to each of them. The picture has a wide form, and a narrow form for small screens.
 
 use super::html::Html;
 use crate::api::network::{Gateway, Network};
 use crate::api::overview::Overview;
 
-/// The largest number of other networks in the picture; the table below has more.
+/// The largest number of other networks in the picture; the table below the picture lists further networks.
 const NETWORKS_MAX: usize = 8;
 /// The largest number of gateways of one network in the picture.
 const GATEWAYS_MAX: usize = 4;
-/// The height of a line of text.
+/// The height of a line of text, in SVG units.
 const LINE: usize = 18;
-/// The space between boxes.
+/// The space between boxes, in SVG units.
 const GAP: usize = 14;
 /// The longest name in a box, in characters.
 const NAME_MAX: usize = 44;
 
-/// The measures of a form of the picture.
+/// The dimensions of the map in one of its two forms, in SVG units.
 struct Form {
     class: &'static str,
     width: usize,
     /// The left edge and width of the own network's box.
     own: (usize, usize),
-    /// The left edge and width of the other boxes.
+    /// The left edge and width of the boxes of the other networks.
     others: (usize, usize),
-    /// True if the other boxes stand below the own one.
+    /// True if the boxes of the other networks are below that of the own network.
     below: bool,
 }
 
@@ -33,7 +33,7 @@ const FORMS: [Form; 2] = [
     Form { class: "map narrow", width: 360, own: (0, 360), others: (40, 320), below: true },
 ];
 
-/// Draws the map in both forms; nothing if there is one network only.
+/// Draws the map in both forms; draws nothing if there is only one network.
 pub(super) fn draw(html: &mut Html, overview: &Overview) {
     let own = &overview.status.node.network;
     let others: Vec<&Network> =
@@ -82,8 +82,8 @@ fn picture(html: &mut Html, overview: &Overview, others: &[&Network], form: &For
     html.raw("</svg>\n");
 }
 
-/// Draws the line from the own network to another: whole if a gateway can be used, or if its endpoints are reached by
-/// address; broken if there is no way.
+/// Draws the line from the own network to another: solid if a gateway can be used, or if the endpoints are reached by address;
+/// broken if the network cannot be reached.
 fn line(
     html: &mut Html,
     form: &Form,
@@ -108,10 +108,10 @@ fn line(
         let label = match (direct, open) {
             (true, _) => "by address",
             (false, true) => "through gateways",
-            (false, false) => "no way",
+            (false, false) => "no usable gateway",
         };
         let class = if open { "dim end" } else { "bad end" };
-        // On the side of the line's end that the line does not come from.
+        // The label is on the outer side of the curve, where it does not cross the line.
         let base = if middle > own.0 + own.1 / 2 { middle + 15 } else { middle - 7 };
         words(html, class, form.others.0 - 12, base, label);
     }
@@ -176,7 +176,7 @@ fn other_box(
     }
 }
 
-/// Returns the name of a network, in words for the unknown one.
+/// Returns the name of a network, or a phrase for the unknown network.
 pub(super) fn named(network: &str) -> String {
     if network.is_empty() { "unknown network".to_owned() } else { network.to_owned() }
 }

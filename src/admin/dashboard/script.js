@@ -38,7 +38,7 @@
     } catch (error) {
       failures += 1;
       document.body.classList.add("lost");
-      say("The gateway does not answer (" + error.message + "); what is shown is old. Tried " + failures + " times.");
+      say("The gateway does not answer (" + error.message + "); this page shows old data. Attempts: " + failures + ".");
     }
   };
   say("Refreshed every 5 s.");

@@ -1,4 +1,4 @@
-//! The sections of the page, from what is wrong now to what is configured.
+//! The sections of the page, from current problems to configuration.
 
 use super::Explained;
 use super::html::Html;
@@ -14,19 +14,19 @@ use crate::api::registry::Registry;
 use crate::api::status::Problem;
 use crate::api::text::{bytes, counted, encoded, lasting};
 
-/// The largest number of problems that are open on the page; further ones are behind a summary.
+/// The largest number of problems that the page shows unfolded; further ones are folded.
 const PROBLEMS_OPEN: usize = 8;
-/// The largest number of the last failures on the page, so that they stand beside the reasons.
+/// The largest number of failures on the page, so that they fit beside the reasons.
 const FAILURES_MAX: usize = 12;
 /// The largest number of problems on the page.
 const PROBLEMS_MAX: usize = 100;
 
-/// Returns the state in one sign, for the title of the window.
+/// Returns the state as one character, for the window title.
 pub(super) fn mark(overview: &Overview) -> &'static str {
     if overview.status.ready && overview.status.problems.is_empty() { "\u{2713}" } else { "\u{2717}" }
 }
 
-/// Begins a section that is named by its heading.
+/// Begins a section whose accessible name is its heading.
 fn begin(html: &mut Html, id: &'static str, heading: &'static str, small: &str) {
     html.raw("<section").attribute("aria-labelledby", id).raw(">\n<h2").attribute("id", id).raw(">");
     html.raw(heading);
@@ -40,7 +40,7 @@ fn end(html: &mut Html) {
     html.raw("</section>\n");
 }
 
-/// A heading of a table, and whether its column has numbers, or is left out on small screens.
+/// A heading of a table. The variant says whether the column has numbers, or is left out on small screens.
 #[derive(Clone, Copy)]
 enum Th {
     Text(&'static str),
@@ -51,7 +51,7 @@ enum Th {
 
 use Th::{Number, Text, Wide, WideNumber};
 
-/// Writes a table; each row gets its cells from `row`.
+/// Writes a table; `row` writes the cells of each row.
 fn table<T>(html: &mut Html, columns: &[Th], items: &[T], mut row: impl FnMut(&mut Html, &T)) {
     html.raw("<div class=\"scroll\"><table>\n<thead><tr>");
     for column in columns {
@@ -90,14 +90,14 @@ fn or_dash(text: &str) -> &str {
     if text.is_empty() { "\u{2013}" } else { text }
 }
 
-/// Writes that a list has more than is shown.
+/// Writes the number of items of a list that are not shown.
 fn more(html: &mut Html, hidden: usize, command: &'static str) {
     if hidden > 0 {
         html.raw("<p class=\"dim\">and ").show(hidden).raw(" more: <code>").raw(command).raw("</code></p>\n");
     }
 }
 
-/// Writes the head of the page: which gateway it is.
+/// Writes the head of the page, which identifies the gateway.
 pub(super) fn header(html: &mut Html, overview: &Overview, name: &str) {
     let status = &overview.status;
     html.raw("<header id=\"top\">\n<h1>").text(name).raw("</h1>\n<dl>\n");
@@ -130,7 +130,7 @@ pub(super) fn header(html: &mut Html, overview: &Overview, name: &str) {
     html.raw("</dl>\n</header>\n");
 }
 
-/// Writes the state: well, or what is wrong.
+/// Writes the state of the gateway: healthy, or a list of its problems.
 pub(super) fn state(html: &mut Html, overview: &Overview) {
     let status = &overview.status;
     let problems = &status.problems;
@@ -177,7 +177,7 @@ fn problem(html: &mut Html, problem: &Problem) {
     html.raw("</p></li>\n");
 }
 
-/// Writes a text in which commands stand between backquotes.
+/// Writes a text with commands in backquotes.
 fn quoted(html: &mut Html, text: &str) {
     for (index, part) in text.split('`').enumerate() {
         match index % 2 {
@@ -187,11 +187,14 @@ fn quoted(html: &mut Html, text: &str) {
     }
 }
 
-/// Writes the box that explains a name, with the answer if a name was asked about.
+/// Writes the box that explains a name, with the answer if there was a question.
 pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explained) {
     html.raw("<form class=\"explain\" method=\"get\" action=\"/\" id=\"explain\">\n");
     html.raw("<label class=\"grow\">Explain how a name is routed, and why");
-    html.raw("<input type=\"text\" name=\"explain\" placeholder=\"checkout.shop.mesh\" autocomplete=\"off\" spellcheck=\"false\" maxlength=\"300\"");
+    html.raw(
+        "<input type=\"text\" name=\"explain\" placeholder=\"checkout.shop.mesh\" autocomplete=\"off\" \
+              spellcheck=\"false\" maxlength=\"300\"",
+    );
     html.attribute("value", &explained.name).raw("></label>\n");
     html.raw("<label>from (IP)<input type=\"text\" name=\"from\" size=\"16\" maxlength=\"45\" autocomplete=\"off\"");
     html.attribute("value", &explained.from).raw("></label>\n");
@@ -212,7 +215,7 @@ pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explaine
     html.raw("</form>\n");
 }
 
-/// Keeps a parameter of the page in a form.
+/// Adds a parameter of the page to a form as a hidden field.
 fn keep(html: &mut Html, name: &'static str, value: &str) {
     if !value.is_empty() {
         html.raw("<input type=\"hidden\"").attribute("name", name).attribute("value", value).raw(">\n");
@@ -262,7 +265,7 @@ fn explanation(html: &mut Html, answer: &Explanation) {
         html.raw("<p class=\"warn\">").text(warning).raw("</p>\n");
     }
     for failure in &answer.recent {
-        html.raw("<p class=\"dim\">failed lately: <code>").text(&failure.reason).raw("</code>, ");
+        html.raw("<p class=\"dim\">failed recently: <code>").text(&failure.reason).raw("</code>, ");
         html.text(failure.text()).raw("</p>\n");
     }
     if !answer.near.is_empty() {
@@ -276,7 +279,7 @@ fn explanation(html: &mut Html, answer: &Explanation) {
     html.raw("</div>\n");
 }
 
-/// Writes how often connections were refused, by reason.
+/// Writes the number of refused connections, by reason.
 pub(super) fn refusals(html: &mut Html, overview: &Overview) {
     begin(html, "refusals", "Refused and failed", "by reason");
     if overview.refusals.is_empty() {
@@ -312,7 +315,7 @@ pub(super) fn failures(html: &mut Html, overview: &Overview) {
     let columns = [Text("time"), Text("reason"), Text("name"), Wide("source")];
     let shown = &overview.failures[..overview.failures.len().min(FAILURES_MAX)];
     table(html, &columns, shown, |html, failure: &Connection| {
-        // The date is that of `at` in the head, or older: it is in the full list.
+        // Only the time of day is shown, without the date; the full list shows the date too.
         let time = failure.time.get(11..19).unwrap_or(&failure.time);
         html.raw("<td class=\"number\"").attribute("title", &failure.time).raw(">").text(time).raw("</td>");
         td(html, "word", failure.reason.as_deref().unwrap_or_default());
@@ -338,8 +341,8 @@ pub(super) fn failures(html: &mut Html, overview: &Overview) {
 pub(super) fn services(html: &mut Html, overview: &Overview, explained: &Explained) {
     let services = &overview.services;
     let small = match services.troubled {
-        0 => format!("{}, all well", services.total),
-        troubled => format!("{}, {troubled} in trouble", services.total),
+        0 => format!("{}, all healthy", services.total),
+        troubled => format!("{}, {troubled} with problems", services.total),
     };
     begin(html, "services", "Services and routes", &small);
     html.raw("<form class=\"find\" method=\"get\" action=\"/\">\n<label>Name contains");
@@ -399,11 +402,11 @@ fn service(html: &mut Html, service: &Service) {
     let (class, health) = match service.state.as_str() {
         states::DOWN => ("bad", format!("down, {of} ready")),
         states::DEGRADED => ("warn", format!("{of} ready")),
-        states::ELSEWHERE => ("dim", "no endpoint here".to_owned()),
+        states::ELSEWHERE => ("dim", "no endpoint on this network".to_owned()),
         _ => ("good", format!("{of} ready")),
     };
     html.raw("<td class=\"name\">");
-    // Only names of one host can be asked about: not "*.x".
+    // `explain` accepts the name of a single host, not a pattern such as "*.x".
     match service.name.contains('*') || service.name == "-" {
         true => html.text(&service.name),
         false => {
@@ -423,7 +426,7 @@ fn service(html: &mut Html, service: &Service) {
     td(html, "number wide-only", bytes(service.bytes_down as f64));
 }
 
-/// Writes the networks: the map, and its content as a table.
+/// Writes the networks, as a map and as a table.
 pub(super) fn networks(html: &mut Html, overview: &Overview) {
     let small = format!("{} networks, {} gateways", overview.networks.total, overview.gateways.total);
     begin(html, "networks", "Networks", &small);

@@ -125,7 +125,7 @@ fn without_a_service_all_are_listed() {
 #[test]
 fn wrong_questions_are_told_from_unknown_things() {
     for (asked, text) in [
-        (&[("netwrk", "a")][..], "unknown parameter \"netwrk\"; there are: network, cluster"),
+        (&[("netwrk", "a")][..], "unknown parameter \"netwrk\"; expected one of network, cluster"),
         (&[("netwrk", "")], "unknown parameter"),
         (&[("tunnel", "gre")], "\"gre\" is neither sni nor hbone"),
         (&[("families", "46")], "is not 4, 6 or 4,6"),
@@ -133,7 +133,7 @@ fn wrong_questions_are_told_from_unknown_things() {
         (&[("port", "0")], "not a number from 1 to 65535"),
         (&[("port", "65536")], "not a number from 1 to 65535"),
         (&[("service", "a b")], "service: \"a b\": it has a character"),
-        (&[("service", "two.shop.mesh")], "has the ports 80, 81; choose one"),
+        (&[("service", "two.shop.mesh")], "has several ports (80, 81); name one"),
     ] {
         let Err(HorizonError::Invalid(found)) = ask(asked) else { panic!("{asked:?}") };
         assert!(found.contains(text), "{found}");
@@ -163,7 +163,12 @@ fn gateways_say_whether_they_are_of_use() {
     let whys: Vec<&Value> = value.as_array().expect("a list").iter().map(|one| &one["why"]).collect();
     assert_eq!(
         whys,
-        [&Value::Null, &Value::Null, &"its host name does not resolve".into(), &"it has no sniPort".into()]
+        [
+            &Value::Null,
+            &Value::Null,
+            &"the gateway's host name does not resolve".into(),
+            &"the gateway has no sniPort".into()
+        ]
     );
 }
 

@@ -25,17 +25,16 @@ use crate::proto::etcdserverpb::{
 use crate::tls::client::{secure, server_name};
 use crate::tls::files::READ_WITHIN;
 
-/// The deadline of connecting, from the look-up of a member's name to the login.
+/// The time limit of connecting to a member, from the look-up of its name to the login.
 const CONNECT: Duration = Duration::from_secs(5);
-/// The deadline of a response. A member waits 7 s for the others before it reports that it cannot answer.
+/// The time limit of a response. A member waits 7 s for the other members before it reports that it cannot answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a connection is silent before a PING is sent. etcd closes connections with PINGs more often than
-/// every 5 s.
+/// How long a connection is silent before a PING is sent. etcd closes connections that send PINGs more often than every 5 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// The largest response in bytes. The values of a listing are requested in smaller pages; a larger single
 /// value is refused.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Reads of certificates and passwords that may hang at the same time.
+/// The largest number of reads of certificates and passwords that may hang at the same time.
 const READINGS: usize = 3;
 /// The largest password file in bytes.
 const PASSWORD_BYTES_MAX: u64 = 4096;
@@ -52,44 +51,44 @@ pub enum EtcdFault {
     #[error("{0}")]
     File(String),
     /// The URL's host cannot be a TLS server name.
-    #[error("its address has no name to verify")]
+    #[error("the host in the address is not a legal name, so the certificate of etcd cannot be verified")]
     Address(#[from] InvalidDnsNameError),
     /// Connecting failed.
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot connect: {0}")]
     Unreachable(io::Error),
     /// The name of a plain-text URL resolves to an address that is not loopback.
-    #[error("its name resolves to {0}, and plain TCP is allowed only on loopback")]
+    #[error("the host name resolves to {0}, but plain TCP is allowed only to loopback addresses")]
     NotLoopback(IpAddr),
     /// The TLS handshake failed.
-    #[error("TLS with it failed: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(String),
     /// The member did not answer within this time.
     #[error("there was no answer within {} s", .0.as_secs())]
     Late(Duration),
     /// The login of this user failed with this text.
-    #[error("it refused to log in the user {0:?}: {1}")]
+    #[error("etcd refused to log in the user {0:?}: {1}")]
     Login(String, String),
     /// The call failed.
     #[error("{0}")]
     Call(CallFault),
     /// The requested revision is not kept any more.
-    #[error("the revision was compacted away")]
+    #[error("etcd has compacted the requested revision")]
     Compacted,
     /// The response is larger than `MESSAGE_BYTES_MAX`.
     #[error("an answer is larger than {} MiB", MESSAGE_BYTES_MAX >> 20)]
     TooLarge,
     /// The response violates the API.
-    #[error("its answer is invalid: {0}")]
+    #[error("the answer is invalid: {0}")]
     Answer(&'static str),
     /// The member ended the watch with this reason.
-    #[error("it ended the watch: {0}")]
+    #[error("etcd ended the watch: {0}")]
     WatchEnded(String),
 }
 
 impl From<CallFault> for EtcdFault {
     fn from(fault: CallFault) -> Self {
         match &fault {
-            // Texts from etcd begin with its name; the other text is from the codec of this program.
+            // Messages from etcd begin with `etcdserver:`; another message is from the codec of this program.
             CallFault::Refused { code: Code::OutOfRange, message } if message.starts_with("etcdserver:") => {
                 Self::Compacted
             }
@@ -126,9 +125,9 @@ pub struct Connector {
 #[derive(Debug, thiserror::Error)]
 #[error("etcd at {member}: {fault}")]
 pub struct MemberFault {
-    /// The member.
+    /// The URL of the member.
     pub member: Url,
-    /// The fault.
+    /// The error of the member.
     pub fault: EtcdFault,
 }
 
@@ -138,7 +137,7 @@ impl Connector {
         Self { spec, scope, readings: Readings::new(READINGS), next: 0 }
     }
 
-    /// Connects to the first member that accepts, or returns the fault of each one.
+    /// Connects to the first member that accepts, or returns the fault of each member.
     pub async fn connect(&mut self) -> Result<EtcdClient, Vec<MemberFault>> {
         let mut faults = Vec::new();
         for _ in 0..self.spec.endpoints.len() {
@@ -159,7 +158,7 @@ impl Connector {
         let channel = match member.scheme {
             Scheme::Http => {
                 let stream = dial(member).await.map_err(EtcdFault::Unreachable)?;
-                // The name may resolve to another host by now.
+                // The name may resolve to another address than when the config was checked.
                 let peer = stream.peer_addr().map_err(EtcdFault::Unreachable)?.ip();
                 if !peer.to_canonical().is_loopback() {
                     return Err(EtcdFault::NotLoopback(peer));
@@ -168,8 +167,11 @@ impl Connector {
             }
             Scheme::Https => {
                 let files = self.spec.tls.clone();
-                let files = files
-                    .ok_or_else(|| EtcdFault::File("there are no roots to verify its certificate".into()))?;
+                let files = files.ok_or_else(|| {
+                    EtcdFault::File(
+                        "there are no root certificates that verify the certificate of etcd".into(),
+                    )
+                })?;
                 let config = self.read(move || files.config(&[b"h2"])).await?;
                 let stream = dial(member).await.map_err(EtcdFault::Unreachable)?;
                 let stream =
@@ -191,7 +193,7 @@ impl Connector {
         self.read(move || {
             let named = |fault: &dyn std::fmt::Display| format!("{}: {fault}", path.display());
             let bytes = file::read(&path, PASSWORD_BYTES_MAX).map_err(|fault| named(&fault))?;
-            let text = String::from_utf8(bytes).map_err(|_| named(&"it is not UTF-8"))?;
+            let text = String::from_utf8(bytes).map_err(|_| named(&"the file is not UTF-8"))?;
             let password = text.strip_suffix('\n').unwrap_or(&text);
             Ok(password.strip_suffix('\r').unwrap_or(password).to_owned())
         })
@@ -202,7 +204,7 @@ impl Connector {
         &self,
         work: impl FnOnce() -> Result<T, String> + Send + 'static,
     ) -> Result<T, EtcdFault> {
-        let unread = |unread: ReadError| Err(format!("its files cannot be read: {unread}"));
+        let unread = |unread: ReadError| Err(format!("the files for etcd cannot be read: {unread}"));
         self.readings.read(READ_WITHIN, work).await.unwrap_or_else(unread).map_err(EtcdFault::File)
     }
 }
@@ -214,13 +216,13 @@ pub struct EtcdClient {
     token: Option<MetadataValue<Ascii>>,
 }
 
-/// The changes of a range of keys from a revision on.
+/// A stream of the changes of a range of keys from a revision on.
 pub struct Watch {
     call: TwoWay<WatchRequest, WatchResponse>,
 }
 
 impl EtcdClient {
-    /// Returns the member.
+    /// Returns the URL of the member that this client is connected to.
     pub fn member(&self) -> &Url {
         &self.member
     }
@@ -235,8 +237,8 @@ impl EtcdClient {
         self.call(TXN, request).await
     }
 
-    /// Watches the keys from `begin` to just before `end` from `revision` on. Returns with etcd's first
-    /// response, which identifies the cluster and has its newest revision.
+    /// Watches the keys from `begin` to just before `end`, from `revision` on. Returns the watch, and etcd's first response,
+    /// which identifies the cluster and has its newest revision.
     pub async fn watch(
         &mut self,
         (begin, end): (Vec<u8>, Vec<u8>),
@@ -255,15 +257,15 @@ impl EtcdClient {
             let first = watch.next().await?;
             match first.created {
                 true => Ok((watch, first)),
-                false => {
-                    Err(EtcdFault::Answer("a watch begins with another answer than that it was created"))
-                }
+                false => Err(EtcdFault::Answer(
+                    "the first answer of a watch does not say that the watch was created",
+                )),
             }
         };
         timeout(ANSWER, open).await.unwrap_or(Err(EtcdFault::Late(ANSWER)))
     }
 
-    /// Requests a token for later calls; without authentication etcd needs none.
+    /// Requests a token for later calls. An etcd cluster without authentication needs no token.
     async fn log_in(&mut self, user: &str, password: String) -> Result<(), EtcdFault> {
         let request = AuthenticateRequest { name: user.to_owned(), password };
         let answer: Result<AuthenticateResponse, EtcdFault> = self.call(AUTHENTICATE, request).await;
@@ -280,8 +282,9 @@ impl EtcdClient {
             })) => return Err(EtcdFault::Login(user.to_owned(), message)),
             Err(fault) => return Err(fault),
         };
-        let mut token: MetadataValue<Ascii> =
-            token.parse().map_err(|_| EtcdFault::Answer("its token has characters that cannot be sent"))?;
+        let mut token: MetadataValue<Ascii> = token.parse().map_err(|_| {
+            EtcdFault::Answer("the token from etcd has characters that an HTTP header cannot have")
+        })?;
         token.set_sensitive(true);
         self.token = Some(token);
         Ok(())
@@ -300,8 +303,8 @@ impl EtcdClient {
     fn request<Q>(&self, message: Q) -> Request<Q> {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
-        // A member that has lost its leader then refuses calls and ends watches at once: it would not learn
-        // of changes.
+        // A member that has lost its leader does not learn of changes. With this header, such a member refuses calls and ends
+        // watches at once.
         metadata.insert("hasleader", MetadataValue::from_static("true"));
         if let Some(token) = &self.token {
             metadata.insert("token", token.clone());
@@ -315,7 +318,7 @@ impl Watch {
     pub async fn next(&mut self) -> Result<WatchResponse, EtcdFault> {
         let answer =
             self.call.answers.message().await.map_err(|status| EtcdFault::from(CallFault::from(status)))?;
-        let answer = answer.ok_or_else(|| EtcdFault::WatchEnded("the stream ended".into()))?;
+        let answer = answer.ok_or_else(|| EtcdFault::WatchEnded("the stream of the watch ended".into()))?;
         if answer.compact_revision > 0 {
             return Err(EtcdFault::Compacted);
         }

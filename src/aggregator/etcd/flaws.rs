@@ -8,21 +8,21 @@ use crate::snapshot::change::Change;
 
 /// The largest number of keys that are reported by name.
 const NAMED_MAX: usize = 100;
-/// The largest number of further keys that are counted apart, at 16 bytes each.
+/// The largest number of flawed keys that are counted without their names, at 16 bytes each.
 const COUNTED_MAX: usize = 100_000;
 
-/// Keys with mistakes.
+/// The keys of a registry that have mistakes.
 #[derive(Debug)]
 pub(super) struct Flaws {
-    /// The object that stands for all keys that are not reported by name.
+    /// The name of the object that is reported in place of all keys that are not reported by name.
     rest: Arc<str>,
     named: BTreeSet<Arc<str>>,
-    /// Hashes of the further keys.
+    /// Hashes of the flawed keys that are not reported by name.
     counted: HashSet<u64>,
     hasher: RandomState,
-    /// The number of further keys in the last report.
+    /// The number of keys in `counted` at the last report.
     reported: usize,
-    /// Objects reported before the present listing; those that it does not report again are correct, or gone.
+    /// Objects reported before the present listing. An object that the listing does not report again is correct, or gone.
     before: BTreeSet<Arc<str>>,
 }
 
@@ -45,7 +45,8 @@ impl Flaws {
         self.counted.clear();
     }
 
-    /// Completes the listing: objects that it has not reported are correct.
+    /// Completes the listing, and reports as correct each object that had mistakes before the listing and was not reported in
+    /// it.
     pub(super) fn complete(&mut self, changes: &mut Vec<Change>) {
         let before = std::mem::take(&mut self.before);
         changes.extend(before.difference(&self.named).map(|object| right(object.clone())));
@@ -72,7 +73,8 @@ impl Flaws {
         }
     }
 
-    /// Reports the number of further keys, if it has changed. Must be called at the end of a batch.
+    /// Reports the number of flawed keys that are not reported by name, if it has changed. Must be called at the end of a
+    /// batch.
     pub(super) fn settle(&mut self, changes: &mut Vec<Change>) {
         let count = self.counted.len();
         if count == self.reported {
@@ -82,7 +84,10 @@ impl Flaws {
         let least = if count < COUNTED_MAX { "" } else { "at least " };
         let problems = match count {
             0 => Vec::new(),
-            count => vec![format!("{}: {least}{count} more keys have mistakes", self.rest)],
+            count => vec![format!(
+                "{}: {least}{count} more keys have mistakes, which are not listed here",
+                self.rest
+            )],
         };
         changes.push(Change::Flawed { object: self.rest.clone(), problems });
     }
@@ -122,8 +127,8 @@ mod tests {
         flaws.settle(&mut changes);
         assert_eq!(changes.len(), NAMED_MAX + 1);
         assert!(matches!(changes.last(), Some(Change::Flawed { object, problems })
-            if &**object == "/p/…" && problems == &["/p/…: 3 more keys have mistakes"]));
-        // The same key again, a key that is correct now, and one that was never wrong.
+            if &**object == "/p/…" && problems == &["/p/…: 3 more keys have mistakes, which are not listed here"]));
+        // One of the counted keys is flawed again, another one is correct, and a third key was never flawed.
         changes.clear();
         flaws.flawed(key(NAMED_MAX), vec!["y".into()], &mut changes);
         flaws.right(&key(NAMED_MAX + 1), &mut changes);
@@ -133,7 +138,7 @@ mod tests {
         assert_eq!(objects(&changes), [("/p/…".to_owned(), 1)]);
         changes.clear();
         flaws.right(&key(0), &mut changes);
-        // A further key can be reported by name again.
+        // A key that was only counted can be reported by name again.
         flaws.flawed(key(NAMED_MAX), vec!["y".into()], &mut changes);
         flaws.right(&key(NAMED_MAX + 2), &mut changes);
         flaws.settle(&mut changes);
@@ -166,6 +171,6 @@ mod tests {
         (0..NAMED_MAX + COUNTED_MAX + 10).for_each(|number| flaws.flawed(key(number), vec![], &mut changes));
         flaws.settle(&mut changes);
         assert!(matches!(changes.last(), Some(Change::Flawed { problems, .. })
-            if problems == &["/p/…: at least 100000 more keys have mistakes"]));
+            if problems == &["/p/…: at least 100000 more keys have mistakes, which are not listed here"]));
     }
 }

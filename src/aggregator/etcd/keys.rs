@@ -1,5 +1,5 @@
-//! The grammar of the registry's keys: `<prefix><namespace>/<hostname>`. Each service has one key, and each
-//! key of the grammar one service.
+//! The grammar of the registry's keys: `<prefix><namespace>/<hostname>`. Each service has one key, and each valid key has one
+//! service.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::document::scalar;
 use crate::model::service::ServiceKey;
 
-/// The longest part of a key in messages, in characters.
+/// The number of characters after which a key is cut in messages.
 const SHOWN_MAX: usize = 200;
 
 /// The keys of one registry.
@@ -16,13 +16,13 @@ pub struct Keys {
     prefix: Arc<str>,
 }
 
-/// The reason why a key is not that of a service.
+/// The reason why a key is not the key of a service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
-    /// The key is not text; the prefix.
+    /// The key is not UTF-8. The text is the prefix of the registry's keys.
     #[error("the key is not UTF-8; expected {0}<namespace>/<hostname>")]
     Text(Arc<str>),
-    /// The key has no slash behind the prefix.
+    /// The key has no slash behind the prefix. The text is the prefix of the registry's keys.
     #[error("the key has no slash after its namespace; expected {0}<namespace>/<hostname>")]
     Slash(Arc<str>),
     /// The namespace is malformed.
@@ -32,26 +32,26 @@ pub enum KeyFault {
     #[error("the hostname of the key cannot be used: {0}")]
     Hostname(String),
     /// The host name is not in its canonical form.
-    #[error("the host name in the key is not in canonical form; write {0}")]
+    #[error("the host name in the key is not in lower case without a trailing dot; write {0}")]
     Spelling(String),
 }
 
 impl Keys {
-    /// Makes the grammar of a prefix, which ends with a slash.
+    /// Creates the grammar of the keys with this prefix, which ends with a slash.
     pub fn new(prefix: Arc<str>) -> Self {
         Self { prefix }
     }
 
-    /// Returns the prefix.
+    /// Returns the prefix of the registry's keys.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Returns the first possible key, and the first key behind all of them.
+    /// Returns the first possible key of the registry, and the first key behind all of its keys.
     pub fn range(&self) -> (Vec<u8>, Vec<u8>) {
         let begin = self.prefix.as_bytes().to_vec();
         let mut end = begin.clone();
-        // The slash at the end becomes the next byte.
+        // The range ends at the prefix whose last `/` is replaced by the next byte.
         if let Some(last) = end.last_mut() {
             *last = last.saturating_add(1);
         }
@@ -124,8 +124,14 @@ mod tests {
             (b"/isthmus/services//cart.mesh", "the namespace of the key cannot be used: it is empty"),
             (b"/isthmus/services/shop/", "the hostname of the key cannot be used: it is empty"),
             (b"/isthmus/services/shop/10.0.0.1", "the hostname of the key cannot be used: its last label"),
-            (b"/isthmus/services/shop/Cart.mesh", "not in canonical form; write cart.mesh"),
-            (b"/isthmus/services/shop/cart.mesh.", "not in canonical form; write cart.mesh"),
+            (
+                b"/isthmus/services/shop/Cart.mesh",
+                "not in lower case without a trailing dot; write cart.mesh",
+            ),
+            (
+                b"/isthmus/services/shop/cart.mesh.",
+                "not in lower case without a trailing dot; write cart.mesh",
+            ),
             (b"/isthmus/services/shop/c\xffrt.mesh", "not UTF-8"),
             (b"/isthmus/services/sh\np/cart.mesh", "it has a control character"),
         ] {

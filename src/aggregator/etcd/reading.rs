@@ -1,5 +1,5 @@
-//! Converts keys and values into changes of services, and into reports of keys with mistakes. Pure; the bytes
-//! may be anything.
+//! Converts keys and values of etcd into changes of services, and into reports of keys with mistakes. Does no I/O, and accepts
+//! any bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const PROBLEMS_MAX: usize = 8;
 pub(super) struct Reading {
     keys: Keys,
     flaws: Flaws,
-    /// Shares equal values among the services of the present listing.
+    /// The reader of the present listing, which shares equal values among its services.
     listing: ServiceReader,
 }
 
@@ -32,7 +32,7 @@ pub enum ParsedKey {
     Service(Service),
     /// A key with mistakes.
     Flawed {
-        /// The service of the key, if the key is that of a service.
+        /// The service of the key, if the key is the key of a service.
         service: Option<ServiceKey>,
         /// The mistakes, a line each.
         problems: Vec<String>,
@@ -66,7 +66,7 @@ impl Reading {
         changes
     }
 
-    /// Reports a key of the listing whose value is larger than a message.
+    /// Reports a listed key whose value is larger than a message may be.
     pub(super) fn oversize(&mut self, key: &[u8]) -> Vec<Change> {
         let mut changes = Vec::new();
         let service = self.keys.service(key).ok();
@@ -114,7 +114,7 @@ impl Reading {
         }
     }
 
-    /// Reports a key of a listing with mistakes, and keeps its last good state.
+    /// Reports a listed key whose value has mistakes, and keeps the last good state of its service.
     fn keep(
         &mut self,
         key: &[u8],
@@ -127,7 +127,7 @@ impl Reading {
     }
 
     fn right(&mut self, key: &[u8], changes: &mut Vec<Change>) {
-        // The text of a key is only made if a key has mistakes.
+        // The text of the key is made only if some key has mistakes, which is rare.
         if !self.flaws.is_empty() {
             self.flaws.right(&shown(key), changes);
         }
@@ -159,7 +159,7 @@ pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -
             let more = problems.len().saturating_sub(PROBLEMS_MAX);
             let mut lines: Vec<String> =
                 problems.iter().take(PROBLEMS_MAX).map(ToString::to_string).collect();
-            lines.extend((more > 0).then(|| format!("{}: and {more} more", shown(key))));
+            lines.extend((more > 0).then(|| format!("{}: {more} more mistakes", shown(key))));
             flawed(lines)
         }
     }
@@ -169,7 +169,7 @@ fn oversize(key: &[u8]) -> String {
     format!("{}: the value is larger than {} MiB", shown(key), VALUE_BYTES_MAX >> 20)
 }
 
-/// Returns the line and column, from 1, of the character behind a text.
+/// Returns the line and column, from 1, of the character that follows a text.
 fn place(text: &[u8]) -> (usize, usize) {
     let last = text.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
     let lines = text.iter().filter(|byte| **byte == b'\n').count();
@@ -246,7 +246,7 @@ mod tests {
                 "complete"
             ]
         );
-        // In the next listing the first of them is correct, the second gone.
+        // In the next listing the key `shop/c.test` is correct, and the key `shop` is gone.
         let mut changes = reading.begin();
         changes.extend(reading.listed(&[pair("shop/c.test", GOOD.replace("a.test", "c.test"))]));
         changes.extend(reading.oversize(format!("{PREFIX}shop/d.test").as_bytes()));
@@ -297,9 +297,11 @@ mod tests {
         assert_eq!(
             told(&changes),
             [
-                "/isthmus/services/shop/b.test:1:11: hostname: found \"a.test\", expected the hostname of the key (did you \
+                "/isthmus/services/shop/b.test:1:11: hostname: found \"a.test\", expected the hostname that the etcd key names \
+                 (did you \
                  mean \"b.test\"?)",
-                "/isthmus/services/shop2/a.test:2:12: namespace: found \"shop\", expected the namespace of the key (did \
+                "/isthmus/services/shop2/a.test:2:12: namespace: found \"shop\", expected the namespace that the etcd key \
+                 names (did \
                  you mean \"shop2\"?)"
             ]
         );
@@ -328,7 +330,7 @@ mod tests {
             panic!()
         };
         assert_eq!(problems.len(), PROBLEMS_MAX + 1);
-        assert_eq!(problems[PROBLEMS_MAX], "/isthmus/services/shop/a.test: and 12 more");
+        assert_eq!(problems[PROBLEMS_MAX], "/isthmus/services/shop/a.test: 12 more mistakes");
         // An event without a key is ignored.
         assert_eq!(reading.changed(&[Event::default()]), []);
     }

@@ -1,15 +1,16 @@
 //! Follows a registry in etcd: lists it at a revision, watches it from there, and starts again after a fault.
 //!
 //! ```text
-//!  connect ──▶ list ──▶ watch from the revision behind ──┐
-//!   ▲  ▲  │               ▲                              │
-//!   │  │  └─ resumed ─────┘                              │
-//!   │  └──── for a short time, unreported: resumed ◀────────┤ a watch that has lasted ended
-//!   └─────── back-off: listed anew ◀─────────────────────┘ any other fault, reported; compacted; another history
+//!  connect ──▶ list ──▶ watch from the next revision
+//!     └─ revision known ─▶┘
 //! ```
 //!
-//! After a fault that was reported, the registry is listed again even if its revision is still kept: the listing is correct
-//! whatever was lost before the fault.
+//! After each fault the registry connects again after a back-off.
+//! - The watch had lasted for `STEADY`: it is resumed from the known revision. Faults are not reported for `GRACE`.
+//! - The known revision was compacted, a response was too large, or the cluster has another history: the registry is listed
+//!   again. This is reported if it happens several times in a row.
+//! - Any other fault is reported, and the registry is listed again even if etcd has kept its revision: a listing is correct
+//!   whatever was lost before the fault.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -37,14 +38,15 @@ use crate::snapshot::change::Change;
 
 /// The longest wait between attempts, before jitter of a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// A watch that has lasted this long is resumed when it ends: its member was restarted, or the leader
-/// changed.
+/// A watch that has lasted this long is resumed when it ends, because the usual cause of the end is a restart of the etcd
+/// member or a new leader.
 const STEADY: Duration = Duration::from_secs(5);
-/// How long resuming is tried before the fault is reported. Electing a new leader takes a second or two.
+/// How long the registry tries to resume the watch before it reports the fault. Electing a new leader takes a second or two.
 const GRACE: Duration = Duration::from_secs(3);
-/// Listings in a row that compactions may overtake before that is reported.
+/// More listings in a row than this number are reported as a problem. The registry is listed again if, for example, etcd has
+/// compacted the revision of the last listing.
 const LISTINGS_MAX: u32 = 3;
-/// Changes up to this size in bytes are parsed on the task; larger ones would delay other tasks.
+/// Changes up to this size in bytes are parsed on the registry's task; larger ones would delay other tasks.
 const READ_HERE_MAX: usize = 16 << 10;
 
 /// A registry in etcd.
@@ -79,7 +81,7 @@ struct Position {
     revision: i64,
 }
 
-/// The reason why following a member ended.
+/// The reason why the listing or the watch on a member ended.
 enum Ended {
     /// The receiver of changes is gone.
     Closed,
@@ -93,7 +95,7 @@ enum Ended {
 impl From<EtcdFault> for Ended {
     fn from(fault: EtcdFault) -> Self {
         match fault {
-            // An oversize response would come again on each attempt to resume; a listing avoids it.
+            // A resumed watch would get the oversize response again on each attempt; a listing avoids it.
             EtcdFault::Compacted | EtcdFault::TooLarge => Self::List(fault.to_string()),
             fault => Self::Fault(fault),
         }
@@ -112,13 +114,13 @@ struct Follower {
     connector: Connector,
     changes: Changes,
     reading: Reading,
-    /// `None`: the registry must be listed.
+    /// The position up to which the registry was read; `None`: the registry must be listed.
     position: Option<Position>,
-    /// When the watch began.
+    /// When the present watch began; `None`: there is no watch.
     watching: Option<Instant>,
-    /// Until when faults are not reported.
+    /// The time until which faults are not reported.
     quiet: Option<Instant>,
-    /// Listings in a row without a watch behind them.
+    /// The number of listings since the last watch.
     listings: u32,
     backoff: Backoff,
 }
@@ -152,7 +154,7 @@ impl Follower {
                         Ended::Closed => return,
                         Ended::Fault(fault) => self.problems_of(vec![MemberFault { member, fault }]),
                         Ended::List(why) => self.list_again(&member, &why),
-                        Ended::Panicked => Some(vec!["internal: reading a key panicked".to_owned()]),
+                        Ended::Panicked => Some(vec!["internal error: reading a key panicked".to_owned()]),
                     }
                 }
             };
@@ -163,12 +165,12 @@ impl Follower {
                     return;
                 }
             }
-            // The number need not be secret, only different in each gateway.
+            // The random number need not be secret; it only has to differ between gateways.
             sleep(self.backoff.wait(RandomState::new().hash_one(()))).await;
         }
     }
 
-    /// Notes how long the watch lasted, if there was one.
+    /// Records how long the watch lasted, if there was one.
     fn note_watch(&mut self) {
         let Some(begun) = self.watching.take() else { return };
         self.listings = 0;
@@ -178,19 +180,20 @@ impl Follower {
         }
     }
 
-    /// Returns the problems to report for faults; `None` while a watch that lasted may be resumed.
+    /// Returns the problems to report for faults. Returns `None` for a while after a long watch has ended, because the watch
+    /// may be resumed.
     fn problems_of(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
         let problems: Vec<String> = faults.iter().map(ToString::to_string).collect();
         if self.quiet.is_some_and(|until| Instant::now() < until) {
-            tracing::info!(registry = &*self.name, ?problems, "the etcd watch ended; it is resumed");
+            tracing::info!(registry = &*self.name, ?problems, "the etcd watch ended; the gateway resumes it");
             return None;
         }
         Some(problems)
     }
 
-    /// Requests a new listing; returns the problems to report, if listings follow one another without end.
+    /// Requests a new listing; returns the problems to report if more than [`LISTINGS_MAX`] listings were requested in a row.
     fn list_again(&mut self, member: &Url, why: &str) -> Option<Vec<String>> {
-        tracing::info!(registry = &*self.name, why, "etcd is listed again");
+        tracing::info!(registry = &*self.name, why, "the gateway lists the registry in etcd again");
         self.position = None;
         self.listings += 1;
         (self.listings > LISTINGS_MAX).then(|| vec![format!("etcd at {member}: {why}")])
@@ -207,7 +210,8 @@ impl Follower {
         let header = first.header.unwrap_or_default();
         if header.cluster_id != position.cluster || header.revision < position.revision {
             return Err(Ended::List(
-                "the history of etcd has changed, or is older than the state in use".into(),
+                "etcd was restored from a backup: its history differs from the state in use, or is older"
+                    .into(),
             ));
         }
         self.watching = Some(Instant::now());
@@ -266,7 +270,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Parses on a background thread if the input is large.
+    /// Parses large input on a background thread.
     async fn read<T: Send + 'static>(
         &mut self,
         found: T,

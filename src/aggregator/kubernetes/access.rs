@@ -1,5 +1,5 @@
-//! Reads the address and the credentials of an API server, again and again: tokens and kubeconfigs are renewed under a running
-//! process.
+//! Reads the address and the credentials of an API server. They are read repeatedly, because tokens and kubeconfigs are renewed
+//! while the process runs.
 
 use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,7 +15,7 @@ use crate::tls::files::{READ_WITHIN, read_roots};
 
 /// The folder in which a pod finds its service account's token and CA.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The largest file of a token.
+/// The largest size of a token file, in bytes.
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
 /// Credentials that were read, and a digest by which two readings are compared.
@@ -28,7 +28,8 @@ pub(super) struct Found {
 /// Reads the credentials; the errors are a line each.
 pub(super) async fn find(spec: &AccessSpec, readings: &Readings) -> Result<Found, Vec<String>> {
     let spec = spec.clone();
-    let unread = |unread: ReadError| Err(vec![format!("its credentials cannot be read: {unread}")]);
+    let unread =
+        |unread: ReadError| Err(vec![format!("the credentials for the API server cannot be read: {unread}")]);
     readings.read(READ_WITHIN, move || read(&spec)).await.unwrap_or_else(unread)
 }
 
@@ -59,7 +60,7 @@ fn of_kubeconfig(
     let bytes = file::read(path, kubeconfig::BYTES_MAX).map_err(|error| fault(&error))?;
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
-    let text = String::from_utf8(bytes).map_err(|_| fault(&"it is not UTF-8"))?;
+    let text = String::from_utf8(bytes).map_err(|_| fault(&"the file is not UTF-8"))?;
     let with_token = token_file.map(|path| token(path)).transpose().map_err(|fault| vec![fault])?;
     with_token.hash(&mut hasher);
     let mut access = kubeconfig::read(path, &text, context, with_token.is_some())?;
@@ -72,12 +73,13 @@ fn of_kubeconfig(
 fn of_service_account(folder: &Path) -> Result<Found, String> {
     let variable = |name: &str| {
         env::var(name).map_err(|_| {
-            format!("{name} is not set: this process runs in no pod of a cluster; give `kubeconfig`")
+            format!("{name} is not set, because this process does not run in a pod; set `kubeconfig`")
         })
     };
     let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
     let host = Host::parse(&host).map_err(|error| format!("KUBERNETES_SERVICE_HOST is {host:?}: {error}"))?;
-    let port = port.parse().map_err(|_| format!("KUBERNETES_SERVICE_PORT is {port:?}, which is no port"))?;
+    let port =
+        port.parse().map_err(|_| format!("KUBERNETES_SERVICE_PORT is {port:?}, which is not a port"))?;
     let token = token(&folder.join("token"))?;
     let roots = read_roots(&folder.join("ca.crt"))?;
     let mut hasher = DefaultHasher::new();
@@ -89,11 +91,11 @@ fn of_service_account(folder: &Path) -> Result<Found, String> {
     Ok(Found { access: Access { server, roots, server_name: None, identification }, digest: hasher.finish() })
 }
 
-/// The token in a file, without the line end behind it.
+/// Returns the token in a file, without the white space at its end.
 fn token(path: &Path) -> Result<String, String> {
     let named = |fault: &dyn std::fmt::Display| format!("token {}: {fault}", path.display());
     let bytes = file::read(path, TOKEN_BYTES_MAX).map_err(|fault| named(&fault))?;
-    let text = String::from_utf8(bytes).map_err(|_| named(&"it is not UTF-8"))?;
+    let text = String::from_utf8(bytes).map_err(|_| named(&"the file is not UTF-8"))?;
     let text = text.trim_end();
-    if text.is_empty() { Err(named(&"it is empty")) } else { Ok(text.to_owned()) }
+    if text.is_empty() { Err(named(&"the file is empty")) } else { Ok(text.to_owned()) }
 }

@@ -1,4 +1,4 @@
-//! A client of one API server: one HTTP/2 connection, opened when it is needed, on which all kinds are followed.
+//! A client of one API server: one HTTP/2 connection, opened when it is needed, over which all kinds of objects are watched.
 
 use std::io;
 use std::sync::Arc;
@@ -25,16 +25,17 @@ use crate::net::scope::Scope;
 use crate::tls::client::{config, secure, server_name};
 use crate::tls::server::provider;
 
-/// Time for a connection, from the look-up of the server's name to the end of the TLS handshake.
+/// The time limit of connecting, from the look-up of the server's name to the end of the TLS handshake.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Time for the head of an answer, and for each further part of its body.
+/// The time limit of the head of a response, and of each part of its body.
 pub(super) const ANSWER: Duration = Duration::from_secs(60);
-/// A connection that is silent for this time is pinged, and closed without an answer within the second time.
+/// How long a connection is silent before a PING is sent.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// The time limit of the answer to a PING, after which the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest answer to a request for one object.
+/// The largest response to a request for one object, in bytes.
 const OBJECT_BYTES_MAX: usize = 4 << 20;
-/// The longest wait that a server may ask for.
+/// The longest wait that a server may ask for; longer ones are shortened to it.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// The reason why a request to an API server failed.
@@ -42,9 +43,9 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 pub(super) enum Fault {
     #[error("{0}")]
     Access(String),
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot connect: {0}")]
     Unreachable(Arc<io::Error>),
-    #[error("TLS with it failed: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(String),
     #[error("there was no answer within {} s", .0.as_secs())]
     Late(Duration),
@@ -53,21 +54,21 @@ pub(super) enum Fault {
     /// The server answered with another status than 2xx.
     #[error("{}", refusal(*.status, .message))]
     Refused { status: StatusCode, message: String, retry_after: Option<Duration> },
-    #[error("its answer is of no use: {0}")]
+    #[error("the answer is invalid: {0}")]
     Answer(String),
 }
 
 fn refusal(status: StatusCode, message: &str) -> String {
     let name = match status {
-        StatusCode::UNAUTHORIZED => "unauthorized: it does not accept our credentials",
+        StatusCode::UNAUTHORIZED => "unauthorized: the API server does not accept the credentials",
         StatusCode::FORBIDDEN => "forbidden",
-        _ => return format!("it answered {status}: {message}"),
+        _ => return format!("the API server answered {status}: {message}"),
     };
     format!("{name} ({})", message)
 }
 
 impl Fault {
-    /// The status with which the server refused.
+    /// Returns the status with which the server refused the request; `None` if the request failed in another way.
     pub(super) fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Refused { status, .. } => Some(*status),
@@ -99,18 +100,23 @@ pub(super) struct Client {
 #[derive(Default)]
 struct Connection {
     sender: Option<Sender>,
-    /// When the last attempt to connect failed, and why.
+    /// The time and the error of the last attempt to connect, if it failed.
     failed: Option<(Instant, Fault)>,
 }
 
 impl Client {
-    /// Tasks of the connection are started in `scope`.
+    /// Makes a client; tasks of its connection run in `scope`.
     pub(super) fn new(access: Access, scope: Scope) -> Result<Self, Fault> {
         let Access { server, roots, server_name: given, identification } = access;
         let name = match given {
             Some(name) => name,
             None => {
-                let nameless = |_| Fault::Access("its address has no name to verify".to_owned());
+                let nameless = |_| {
+                    Fault::Access(
+                        "the host in the address is not a legal name, so the certificate of the API server cannot be verified"
+                            .to_owned(),
+                    )
+                };
                 server_name(&server.host).map_err(nameless)?
             }
         };
@@ -121,8 +127,9 @@ impl Client {
         headers.insert(USER_AGENT, HeaderValue::from_static(agent));
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         if let Some(token) = identification.token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
-                .map_err(|_| Fault::Access("the token has characters that cannot be sent".to_owned()))?;
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| {
+                Fault::Access("the token has characters that an HTTP header cannot have".to_owned())
+            })?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -137,12 +144,12 @@ impl Client {
         &self.server
     }
 
-    /// Asks for a path, and returns the answer's body where its status is 2xx.
+    /// Requests a path, and returns the body of the response if its status is 2xx.
     pub(super) async fn get(&self, path: &str) -> Result<Incoming, Fault> {
         Ok(self.send(Method::GET, path, None).await?.into_body())
     }
 
-    /// Sends an object, and returns what the server answers.
+    /// Sends an object, and returns the body of the response if its status is 2xx.
     pub(super) async fn write(
         &self,
         method: Method,
@@ -154,7 +161,7 @@ impl Client {
         collected(answer.into_body(), OBJECT_BYTES_MAX).await
     }
 
-    /// Asks for one object.
+    /// Requests one object.
     pub(super) async fn object(&self, path: &str) -> Result<Bytes, Fault> {
         collected(self.get(path).await?, OBJECT_BYTES_MAX).await
     }
@@ -190,20 +197,22 @@ impl Client {
         let encoding = answer.headers().get(CONTENT_ENCODING).filter(|name| *name != "identity");
         if let Some(name) = encoding {
             let name = cut(String::from_utf8_lossy(name.as_bytes()));
-            return Err(Fault::Answer(format!("it is encoded as {name}, which was not asked for")));
+            return Err(Fault::Answer(format!(
+                "it has the content encoding {name}, which was not requested"
+            )));
         }
         Ok(answer)
     }
 
-    /// The connection; another one where the last one has ended.
+    /// Returns the connection; opens another one if the last one has ended.
     async fn sender(&self) -> Result<Sender, Fault> {
         let asked = Instant::now();
         let mut connection = self.connection.lock().await;
         if let Some(sender) = connection.sender.as_ref().filter(|sender| !sender.is_closed()) {
             return Ok(sender.clone());
         }
-        // A failed attempt that this call waited for counts as its own; otherwise waiting calls would connect one after
-        // another, each with a timeout of its own.
+        // Several calls may have waited here for one attempt to connect. If that attempt has failed, all of them fail with its
+        // error. Otherwise they would connect one after another, each with a timeout of its own.
         if let Some((_, fault)) = connection.failed.as_ref().filter(|(at, _)| *at >= asked) {
             return Err(fault.clone());
         }
@@ -222,7 +231,7 @@ impl Client {
         let stream = dial(&self.server).await.map_err(|error| Fault::Unreachable(Arc::new(error)))?;
         let stream = secure(stream, self.name.clone(), self.tls.clone()).await.map_err(Fault::Tls)?;
         if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-            return Err(Fault::Answer("it does not speak HTTP/2".to_owned()));
+            return Err(Fault::Answer("the API server does not speak HTTP/2".to_owned()));
         }
         let (sender, connection) = http2::Builder::new(Tasks::new(self.scope.clone()))
             .timer(TokioTimer::new())
@@ -232,13 +241,13 @@ impl Client {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| Fault::Broken(innermost(&error)))?;
-        // The connection ends with its last request, and requests that wait for an answer get its error.
+        // The future ends with the last request or with an error; the waiting requests get this error too.
         self.scope.spawn(async move { drop(connection.await) });
         Ok(sender)
     }
 }
 
-/// The whole of a body of at most so many bytes.
+/// Returns the whole body, which may have at most `most` bytes.
 pub(super) async fn collected(mut body: Incoming, most: usize) -> Result<Bytes, Fault> {
     let mut bytes = Vec::new();
     while let Some(part) = next(&mut body, ANSWER).await? {
@@ -250,7 +259,7 @@ pub(super) async fn collected(mut body: Incoming, most: usize) -> Result<Bytes, 
     Ok(bytes.into())
 }
 
-/// The next part of a body, which may take `within`; `None` at its end.
+/// Returns the next part of a body, which may take `within` to arrive; `None` at the end of the body.
 pub(super) async fn next(body: &mut Incoming, within: Duration) -> Result<Option<Bytes>, Fault> {
     loop {
         let frame = timeout(within, body.frame()).await.map_err(|_| Fault::Late(within))?;
@@ -277,7 +286,7 @@ async fn refused(answer: Response<Incoming>) -> Fault {
     Fault::Refused { status, message: cut(&message), retry_after }
 }
 
-/// Returns the wait that a status asks for.
+/// Returns the wait before a retry that a `Status` object requests; `None` if it requests none.
 pub(super) fn retry_after(status: &Status) -> Option<Duration> {
     u64::try_from(status.details.retry_after_seconds).ok().filter(|seconds| *seconds > 0).map(at_most)
 }

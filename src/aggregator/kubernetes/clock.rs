@@ -1,5 +1,5 @@
-//! The clock of an API server, as the `Date` header of its answers tells it (RFC 9110 §6.6.1). Certificates and tokens are
-//! judged by the clocks of both hosts, so one that is wrong is worth a line in the status.
+//! The clock of an API server, known from the `Date` header of its responses (RFC 9110 §6.6.1). The validity of certificates
+//! and tokens depends on the clocks of both hosts, so the status reports a clock that is wrong.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,8 @@ const SKEW_MAX: i64 = 30;
 pub(super) struct ServerClock(AtomicI64);
 
 impl ServerClock {
-    /// Notes the time of an answer whose request was sent, and whose head arrived, at these times of this host.
+    /// Records the time in a response. `sent` and `arrived` are the times of the request and of the response's head on this
+    /// host.
     pub(super) fn note(&self, headers: &HeaderMap, sent: SystemTime, arrived: SystemTime) {
         let date = headers.get(DATE).and_then(|value| value.to_str().ok());
         if let Some(date) = date.and_then(|text| httpdate::parse_http_date(text).ok()) {
@@ -23,22 +24,22 @@ impl ServerClock {
         }
     }
 
-    /// Returns the problem in words, if the clocks differ too much.
+    /// Returns a text about the problem, if the clocks differ too much.
     pub(super) fn problem(&self) -> Option<String> {
         let skew = self.0.load(Ordering::Relaxed);
         let side = if skew > 0 { "ahead of" } else { "behind" };
         (skew.abs() > SKEW_MAX).then(|| {
             format!(
-                "the clock of the API server is {} s {side} the clock of this host (more than {SKEW_MAX} s): tokens and certificates \
-                 may be refused as expired or not valid yet; synchronise both clocks",
+                "the clock of the API server is {} s {side} the clock of this host (more than {SKEW_MAX} s), so tokens and \
+                 certificates may be refused as expired or not valid yet; synchronise both clocks",
                 skew.abs()
             )
         })
     }
 }
 
-/// Returns the least difference by which the server's time can be explained: the server wrote it at some time between the request
-/// and the arrival of the answer, and cut it to the second.
+/// Returns the smallest difference of the clocks that explains the server's time. The server read its clock at some moment
+/// between the request and the arrival of the response, and truncated the time to the second.
 fn skew(date: i64, sent: i64, arrived: i64) -> i64 {
     if date > arrived {
         date - arrived
@@ -49,7 +50,7 @@ fn skew(date: i64, sent: i64, arrived: i64) -> i64 {
     }
 }
 
-/// Seconds since 1970; times before are 1970.
+/// Returns the seconds since 1970; 0 for earlier times.
 fn seconds(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_clock_is_reported_only_if_the_time_of_the_answer_does_not_explain_it() {
-        // 784,111,777 s after 1970.
+        // This date is 784,111,777 s after 1970.
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         let at = 784_111_777;
         assert_eq!(noted(date, at, at), None);
@@ -79,7 +80,8 @@ mod tests {
         assert!(noted(date, at - 31, at - 31).expect("reported").contains("is 31 s ahead of"));
         assert_eq!(noted(date, at + 30, at + 40), None);
         assert!(noted(date, at + 31, at + 40).expect("reported").contains("is 31 s behind"));
-        // An answer that was ten minutes on its way may have been written at any time of these.
+        // The response took ten minutes. The server may have written the date at any time in between, so its clock is not
+        // reported.
         assert_eq!(noted(date, at - 300, at + 300), None);
         assert_eq!(noted("yesterday", at + 3_600, at + 3_600), None);
         assert_eq!(noted("Thu, 01 Jan 1970 00:00:00 GMT", 0, 0), None);

@@ -1,5 +1,5 @@
 //! Finds clusters while the gateway runs: kubeconfigs in a folder, or in Secrets as `istioctl create-remote-secret` makes them.
-//! Each becomes a Kubernetes registry of its own.
+//! Each kubeconfig becomes a Kubernetes registry of its own.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,16 +24,16 @@ use crate::net::reading::{ReadError, Readings};
 use crate::net::scope::Scope;
 use crate::tls::files::READ_WITHIN;
 
-/// The interval in which a folder is listed, and the credentials for Secrets are read again.
+/// The interval at which a folder is listed, and the credentials for Secrets are read again.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Clusters of one source; more are left out, and shown.
+/// The largest number of clusters of one source; further ones are left out, and reported.
 const CLUSTERS_MAX: usize = 1_000;
-/// Readings of files that may hang at the same time.
+/// The largest number of reads of files that may hang at the same time.
 const READINGS: usize = 3;
-/// Batches of events that may wait.
+/// The largest number of batches of events that may wait.
 const EVENTS_MAX: usize = 16;
 
-/// The clusters of one source.
+/// The clusters that were found in one [`ClusterSource`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundClusters {
     /// True once the source was read.
@@ -45,7 +45,7 @@ pub struct FoundClusters {
 }
 
 impl FoundClusters {
-    /// The registries of the clusters, in order of name, but for the one of the node's own cluster.
+    /// Returns a registry for each cluster but the node's own, in order of name.
     pub fn registries(&self, source: &RegistrySpec, own: &ClusterId) -> Vec<RegistrySpec> {
         let RegistryKind::KubernetesClusters(clusters) = &source.kind else { return Vec::new() };
         let others = self.clusters.iter().filter(|(cluster, _)| ***cluster != *own.as_str());
@@ -126,8 +126,8 @@ async fn follow_folder(folder: &Path, sender: &watch::Sender<Arc<FoundClusters>>
     }
 }
 
-/// The kubeconfigs of a folder: every regular file, or link to one, whose name begins with no dot. The cluster is the name
-/// without what is behind its last dot.
+/// Returns the kubeconfigs of a folder: every regular file, or link to one, whose name does not begin with a dot. The cluster
+/// has the name of the file without its extension.
 fn list(folder: &Path) -> std::io::Result<FoundClusters> {
     let mut paths: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -141,16 +141,21 @@ fn list(folder: &Path) -> std::io::Result<FoundClusters> {
     let mut found = FoundClusters { is_read: true, ..FoundClusters::default() };
     for path in paths {
         let Some(cluster) = path.file_stem().and_then(|stem| stem.to_str()).map(Arc::<str>::from) else {
-            found.problems.push(format!("{}: the name is not UTF-8: ignored", path.display()));
+            found
+                .problems
+                .push(format!("{}: the file is ignored, because its name is not UTF-8", path.display()));
             continue;
         };
         if found.clusters.contains_key(&cluster) {
             found.problems.push(format!(
-                "{}: the folder has another file for cluster {cluster}: ignored",
+                "{}: the file is ignored, because the folder has another file for the cluster {cluster}",
                 path.display()
             ));
         } else if found.clusters.len() == CLUSTERS_MAX {
-            found.problems.push(format!("{}: more than {CLUSTERS_MAX} clusters: ignored", path.display()));
+            found.problems.push(format!(
+                "{}: the file is ignored, because there are more than {CLUSTERS_MAX} clusters",
+                path.display()
+            ));
         } else {
             let access = AccessSpec::Kubeconfig { path, context: None, token_file: None };
             found.clusters.insert(cluster, access);
@@ -159,14 +164,14 @@ fn list(folder: &Path) -> std::io::Result<FoundClusters> {
     Ok(found)
 }
 
-/// Follows the Secrets of a namespace that hold kubeconfigs.
+/// Follows the Secrets with kubeconfigs in one namespace.
 struct Secrets {
     namespace: Arc<str>,
     sender: watch::Sender<Arc<FoundClusters>>,
     scope: Scope,
-    /// The kubeconfigs by cluster, by Secret.
+    /// The kubeconfigs of each Secret, by cluster.
     secrets: BTreeMap<Arc<str>, BTreeMap<Arc<str>, FoundKubeconfig>>,
-    /// The Secrets that the listing which is read has named.
+    /// The Secrets that the listing in progress has named; `None`: no listing is in progress.
     listed: Option<Vec<Arc<str>>>,
     is_read: bool,
     failing: Option<String>,
@@ -185,7 +190,8 @@ impl Secrets {
         }
     }
 
-    /// Watches with the pod's own service account; with another watch when that has new credentials.
+    /// Watches with the pod's own service account. When the account has new credentials, a new watch with them replaces the
+    /// earlier watch.
     async fn follow(mut self) {
         let readings = Readings::new(READINGS);
         loop {
@@ -250,7 +256,7 @@ impl Secrets {
                 self.is_read = true;
                 self.failing = None;
             }
-            What::Absent => self.failing = Some("the API server has no Secrets".to_owned()),
+            What::Absent => self.failing = Some("the API server does not serve Secrets".to_owned()),
             What::Failing(why, _) => self.failing = Some(why.to_string()),
         }
         // An unfinished listing is not published: it lacks clusters.
@@ -293,13 +299,14 @@ impl Secrets {
             for (cluster, kubeconfig) in clusters {
                 if let Some(holder) = holders.get(cluster) {
                     found.problems.push(format!(
-                        "{}: the Secret {}/{holder} has the cluster {cluster} too: ignored",
+                        "{}: the kubeconfig is ignored, because the Secret {}/{holder} also has the cluster {cluster}",
                         kubeconfig.name, self.namespace
                     ));
                 } else if found.clusters.len() == CLUSTERS_MAX {
-                    found
-                        .problems
-                        .push(format!("{}: more than {CLUSTERS_MAX} clusters: ignored", kubeconfig.name));
+                    found.problems.push(format!(
+                        "{}: the kubeconfig is ignored, because there are more than {CLUSTERS_MAX} clusters",
+                        kubeconfig.name
+                    ));
                 } else {
                     holders.insert(cluster, secret);
                     found.clusters.insert(cluster.clone(), AccessSpec::Found(kubeconfig.clone()));

@@ -1,6 +1,6 @@
-//! Writes the conditions of ServiceExports (KEP-1645), by one replica at a time: the one that holds a Lease. `Valid` and `Ready`
-//! are facts of the cluster alone. `Conflict` compares clusters: it is read from the snapshot, and only a replica that reads other
-//! clusters writes it. Such a replica takes the Lease from one that does not.
+//! Writes the conditions of ServiceExports (KEP-1645). Only one replica writes at a time: the holder of a Lease. `Valid` and
+//! `Ready` depend on the cluster alone. `Conflict` also depends on other clusters: its value comes from the snapshot, and only
+//! a replica that reads other clusters writes it. So such a replica takes the Lease from a replica that reads only one cluster.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -22,23 +22,24 @@ use crate::snapshot::Snapshot;
 use crate::telemetry::clock::rfc3339;
 use crate::world::{LaterReader, Reader};
 
-/// The duration of a Lease, the interval of renewals, and the time after which a holder that could not renew stops: as
-/// client-go's leader election has them.
+/// The duration of a Lease. This time and the next two are those of client-go's leader election.
 const LEASE: Duration = Duration::from_secs(15);
+/// The interval at which the holder renews the Lease.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// The time after the last renewal at which the holder stops writing.
 const RENEW_WITHIN: Duration = Duration::from_secs(10);
 /// The name of the Lease.
 const LEASE_NAME: &str = "isthmus-service-exports";
-/// The annotation of the Lease that says which clusters its holder knows ([`Knows`]).
+/// The annotation of the Lease that says whether its holder reads the exports of other clusters ([`Knows`]).
 const KNOWS: &str = "isthmus.dev/clusters";
-/// The type of the condition that compares clusters.
+/// The type of the condition that reports differences between the exports of several clusters.
 const CONFLICT: &str = "Conflict";
-/// The field manager of what is written: conditions of others are never touched.
+/// The field manager of the conditions that are written. Conditions of other managers are never touched.
 const MANAGER: &str = "isthmus";
-/// Exports whose conditions are written in one turn.
+/// The largest number of exports whose conditions are written per [`RENEW_EVERY`].
 const WRITES_MAX: usize = 50;
 
-/// The conditions that an export has, and those that it should have.
+/// The present and the wanted conditions of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WantedConditions {
     pub(super) generation: i64,
@@ -58,7 +59,7 @@ impl WantedConditions {
         !self.wanted.iter().all(same)
     }
 
-    /// The conditions as they are written: the time of one whose status stays is kept.
+    /// Returns the wanted conditions as JSON. A condition whose status does not change keeps its `lastTransitionTime`.
     fn written(&self, now: &str) -> Vec<Value> {
         let one = |wanted: &ExportCondition| {
             let has = self.has.iter().find(|has| has.kind == wanted.kind && has.status == wanted.status);
@@ -75,20 +76,21 @@ impl WantedConditions {
 /// The exports of a cluster, by namespace and name.
 pub(super) type Exports = BTreeMap<ObjectKey, WantedConditions>;
 
-/// The task that writes conditions.
+/// The task that writes the conditions of ServiceExports.
 pub(super) struct ExportWriter {
     client: Arc<Client>,
     spec: ExportWriterSpec,
     cluster: ClusterId,
     world: LaterReader,
     exports: watch::Receiver<Arc<Exports>>,
-    /// The error that keeps conditions from being written; empty: none.
+    /// The error because of which conditions cannot be written; empty: none.
     problem: watch::Sender<String>,
-    /// The Lease as it was seen last, and since when it is so.
+    /// The content of the Lease at the last read, and the time of the first read that had this content.
     seen: Option<(Value, Instant)>,
-    /// When this replica has renewed the Lease last.
+    /// When this replica last renewed the Lease; `None`: this replica does not hold it.
     renewed: Option<Instant>,
-    /// The conditions that were written last, by export: the watch lags, and they must not be written twice.
+    /// The conditions that were written last, by export. The watch reports a write late. Until then, the conditions here show
+    /// that they need not be written again.
     written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
 }
 
@@ -100,7 +102,7 @@ impl ExportWriter {
         exports: watch::Receiver<Arc<Exports>>,
         problem: watch::Sender<String>,
     ) -> Self {
-        // Two replicas may have one name, but only one of them may write.
+        // Replicas may share a name, but only one of them may write, so each adds a random number to its name.
         let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
         let spec = ExportWriterSpec { holder: holder.into(), ..spec };
         Self {
@@ -116,14 +118,16 @@ impl ExportWriter {
         }
     }
 
-    /// Writes until nobody changes the exports any more.
+    /// Writes conditions until the sender of the exports is gone.
     pub(super) async fn run(mut self) {
         let mut turn = interval(RENEW_EVERY);
         while self.exports.has_changed().is_ok() {
             turn.tick().await;
             let done = self.turn().await;
-            let problem =
-                done.err().map(|fault| format!("conditions of ServiceExports: {fault}")).unwrap_or_default();
+            let problem = done
+                .err()
+                .map(|fault| format!("cannot write the conditions of ServiceExports: {fault}"))
+                .unwrap_or_default();
             self.problem.send_if_modified(|known| {
                 let is_new = *known != problem;
                 *known = problem;
@@ -160,8 +164,8 @@ impl ExportWriter {
         Ok(())
     }
 
-    /// Returns the condition `Conflict` of an export, as the snapshot has it. While the snapshot cannot tell, it is the one that
-    /// the export has; none where nothing is exported.
+    /// Returns the condition `Conflict` that the snapshot gives an export. While the snapshot gives none, returns the condition
+    /// that the export has. Returns `None` if the export is not ready.
     fn conflict(
         &self,
         key: &ObjectKey,
@@ -179,7 +183,8 @@ impl ExportWriter {
         compared.or_else(|| export.has.iter().find(|has| &*has.kind == CONFLICT).cloned())
     }
 
-    /// Renews the Lease, or takes it: where nobody has renewed it for its duration, or its holder knows less.
+    /// Renews the Lease, or acquires it. A Lease can be acquired if it has no holder, or if its holder has not renewed it for
+    /// [`LEASE`] or reads the exports of fewer clusters.
     async fn renew(&mut self) -> Result<(), Fault> {
         let list = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.spec.namespace);
         let path = format!("{list}/{LEASE_NAME}");
@@ -194,7 +199,8 @@ impl ExportWriter {
         };
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
         let is_own = holder == &*self.spec.holder;
-        // Only that it does not change counts: clocks of replicas may differ.
+        // The times in the Lease are not compared, because the clocks of replicas may differ. Instead, a Lease counts as not
+        // renewed while its content stays the same.
         if self.seen.as_ref().is_none_or(|(seen, _)| *seen != lease["spec"]) {
             self.seen = Some((lease["spec"].clone(), Instant::now()));
         }
@@ -217,7 +223,7 @@ impl ExportWriter {
                 self.renewed = Some(Instant::now());
                 Ok(())
             }
-            // Another replica was first.
+            // Another replica has written the Lease in the meantime.
             Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {
                 self.renewed = None;
                 Ok(())
@@ -226,7 +232,7 @@ impl ExportWriter {
         }
     }
 
-    /// Applies the conditions; of those of others, none is touched (server-side apply).
+    /// Writes the conditions by server-side apply, which does not touch conditions of other managers.
     async fn write(&self, key: &ObjectKey, export: &WantedConditions) -> Result<(), Fault> {
         let conditions = export.written(&rfc3339(SystemTime::now()));
         let mut last = Ok(());
@@ -243,7 +249,7 @@ impl ExportWriter {
             let body = object.to_string().into_bytes();
             match self.client.write(Method::PATCH, &path, "application/apply-patch+yaml", body).await {
                 Ok(_) => return Ok(()),
-                // Gone meanwhile, or a server without the newer version.
+                // The export was deleted, or the server does not serve this version of the API.
                 Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => last = Ok(()),
                 Err(fault) => last = Err(fault),
             }
@@ -252,7 +258,8 @@ impl ExportWriter {
     }
 }
 
-/// The Lease in the name of a replica; the server refuses it if it has changed meanwhile.
+/// Returns the Lease with this replica as its holder. The server refuses the write if the Lease has changed since `before` was
+/// read.
 fn lease_of(spec: &ExportWriterSpec, before: &Value) -> Value {
     let now = micro_time(SystemTime::now());
     let old = &before["spec"];
@@ -298,7 +305,7 @@ fn parsed(bytes: &[u8]) -> Result<Value, Fault> {
     serde_json::from_slice(bytes).map_err(|error| Fault::Answer(error.to_string()))
 }
 
-/// `MicroTime` of Kubernetes.
+/// Returns a time as `MicroTime` of Kubernetes.
 fn micro_time(time: SystemTime) -> String {
     let text = rfc3339(time);
     format!("{}000Z", text.trim_end_matches('Z'))

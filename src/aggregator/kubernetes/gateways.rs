@@ -1,5 +1,5 @@
-//! The gateways of networks that a cluster has: Services and Gateway objects with the label `topology.istio.io/network`, in
-//! namespaces that are trusted with it.
+//! Finds the gateways of networks in a cluster: Services and Gateway objects with the label `topology.istio.io/network`, in
+//! namespaces that the config allows to have gateways.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::snapshot::policy::Gateway;
 
 /// The port on which Istio's gateways route TLS by SNI.
 const SNI_PORT: u16 = 15_443;
-/// Gateways of one cluster; more are left out, and shown.
+/// The largest number of gateways of one cluster; further ones are left out, and reported.
 const GATEWAYS_MAX: usize = 1_000;
 
 /// A Gateway object.
@@ -70,7 +70,7 @@ impl GatewayRecord {
     }
 }
 
-/// The objects that gateways are made of.
+/// The objects from which gateways are made.
 pub(super) struct Objects<'a> {
     pub(super) spec: &'a KubernetesSpec,
     pub(super) cluster: &'a ClusterId,
@@ -83,20 +83,20 @@ pub(super) struct Objects<'a> {
 }
 
 impl Objects<'_> {
-    /// The slices of a service.
+    /// Returns the slices of a service.
     fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
         let slices = self.slices_of.get(key).into_iter().flatten();
         slices.filter_map(|name| Some(&self.slices.get(name)?.value))
     }
 }
 
-/// A gateway, and whether something behind it is ready.
+/// A gateway, and whether a pod behind it is ready.
 struct Found {
     gateway: RegistryGateway,
     is_ready: bool,
 }
 
-/// The gateways of the cluster, and what is wrong with others, in words.
+/// Returns the gateways of the cluster, and the problems of gateways, a line each.
 pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>) {
     let mut found = Vec::new();
     let mut notes = Vec::new();
@@ -108,7 +108,8 @@ pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>)
             of_service(objects, key, &known.value, entrance, &mut found, &mut notes);
         } else {
             notes.push(format!(
-                "Service {key} has the label {NETWORK_LABEL}, but its namespace is not among `gateways.namespaces`: ignored"
+                "Service {key} is ignored as a gateway: it has the label {NETWORK_LABEL}, but its namespace is not in \
+                 `gateways.namespaces`"
             ));
         }
     }
@@ -117,7 +118,7 @@ pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>)
             of_object(objects, key, &known.value, &mut found, &mut notes);
         } else {
             notes.push(format!(
-                "Gateway {key} has the label {NETWORK_LABEL}, but its namespace is not among `gateways.namespaces`: ignored"
+                "Gateway {key} is ignored: it has the label {NETWORK_LABEL}, but its namespace is not in `gateways.namespaces`"
             ));
         }
     }
@@ -126,12 +127,15 @@ pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>)
     found.retain(|found| {
         let is_kept = found.is_ready || !ready.contains(&found.gateway.key.network);
         if !is_kept {
-            notes.push(format!("gateway {} is unready: nothing ready is behind it", found.gateway.key.name));
+            notes.push(format!(
+                "gateway {} is not used, because none of its endpoints is ready",
+                found.gateway.key.name
+            ));
         }
         is_kept
     });
     if found.len() > GATEWAYS_MAX {
-        notes.push(format!("there are {} gateways: only {GATEWAYS_MAX} are used", found.len()));
+        notes.push(format!("there are {} gateways, of which only {GATEWAYS_MAX} are used", found.len()));
         found.truncate(GATEWAYS_MAX);
     }
     notes.truncate(GATEWAYS_MAX);
@@ -150,7 +154,7 @@ fn of_service(
     let (sni, hbone) = (port(entrance.sni_port), port(HBONE_PORT));
     if sni.is_none() && hbone.is_none() {
         return notes.push(format!(
-            "Service {key} is a gateway without the port {} or {HBONE_PORT}: ignored",
+            "Service {key} is ignored as a gateway, because it has neither the port {} nor the port {HBONE_PORT}",
             entrance.sni_port
         ));
     }
@@ -173,7 +177,7 @@ fn of_service(
     let number = |port: Option<&PortRecord>| port.map(|port| port.number);
     if !entrance.overrides.is_empty() {
         for (host, own) in &entrance.overrides {
-            // A port of the address's own is where it takes SNI, or HBONE where it takes nothing else.
+            // An address's own port is for SNI, or for HBONE if the Service has no port for SNI.
             let (sni_port, hbone_port) = match own {
                 None => (number(sni), number(hbone)),
                 Some(own) if sni.is_some() => (Some(*own), None),
@@ -193,7 +197,7 @@ fn of_service(
         }
     } else if entrance.hosts.is_empty() {
         notes.push(format!(
-            "Service {key} is a gateway of network {} without an address: no load balancer has given it one",
+            "Service {key}, a gateway of network {}, has no address, because no load balancer has assigned one",
             entrance.network
         ));
     }
@@ -205,7 +209,7 @@ struct Behind {
     identity: Option<Identity>,
     /// The sockets on which the pods listen for the gateway's ports.
     sockets: Arc<[SocketAddr]>,
-    /// The nodes that ready ones are on.
+    /// The nodes on which ready pods run.
     nodes: BTreeSet<Arc<str>>,
 }
 
@@ -239,7 +243,7 @@ impl Behind {
         behind
     }
 
-    /// The addresses of the nodes by which the Service is reached.
+    /// Returns the addresses of the nodes through which the Service is reached.
     fn node_addresses(
         &self,
         objects: &Objects<'_>,
@@ -267,7 +271,9 @@ fn of_object(
     notes: &mut Vec<String>,
 ) {
     if record.sni_port.is_none() && record.hbone_port.is_none() {
-        return notes.push(format!("Gateway {key} has no listener for TLS passthrough or HBONE: ignored"));
+        return notes.push(format!(
+            "Gateway {key} is ignored, because it has no listener for TLS passthrough or HBONE"
+        ));
     }
     if record.hosts.is_empty() {
         return notes.push(format!("Gateway {key} of network {} has no address", record.network));

@@ -1,5 +1,5 @@
-//! Reads kubeconfigs. A kubeconfig is code: it can name programs to start and files to read, so whatever would do that is
-//! refused before a client is made, each with its place in the file.
+//! Reads kubeconfigs. A kubeconfig is code: it can name programs to start and files to read. Such keys are refused before a
+//! client is made, each with its position in the file.
 
 use std::path::Path as FilePath;
 
@@ -14,28 +14,31 @@ use crate::document::tree::{Node, Source, parse};
 use crate::model::address::{Host, Scheme, Url};
 use crate::tls::client::OwnCertificate;
 
-/// The largest kubeconfig; real ones have a few KiB.
+/// The largest size of a kubeconfig, in bytes; real ones have a few KiB.
 pub(super) const BYTES_MAX: u64 = 1 << 20;
 /// The port of an API server whose URL names none.
 const HTTPS_PORT: u16 = 443;
 
-/// Keys of a user that would start a program or read a file.
+/// Keys of a kubeconfig's user that would start a program or read a file, each with what to do instead.
 const REFUSED_OF_USER: [(&str, &str); 5] = [
-    ("exec", "it would start a program; use a token, or `tokenFile` of the registry"),
-    ("auth-provider", "it would start a program; use a token, or `tokenFile` of the registry"),
-    ("tokenFile", "it would read a file; name it as `tokenFile` of the registry, or give `token`"),
-    ("client-certificate", "it would read a file; give `client-certificate-data`"),
-    ("client-key", "it would read a file; give `client-key-data`"),
+    ("exec", "this key would start a program; use a token, or `tokenFile` of the registry"),
+    ("auth-provider", "this key would start a program; use a token, or `tokenFile` of the registry"),
+    ("tokenFile", "this key would read a file; set `tokenFile` of the registry to that file, or use `token`"),
+    ("client-certificate", "this key would read a file; use `client-certificate-data`"),
+    ("client-key", "this key would read a file; use `client-key-data`"),
 ];
-/// Keys of a cluster that would read a file, or trust anybody.
+/// Keys of a cluster that would read a file, disable the verification of the server, or use a proxy.
 const REFUSED_OF_CLUSTER: [(&str, &str); 3] = [
-    ("certificate-authority", "it would read a file; give `certificate-authority-data`"),
-    ("insecure-skip-tls-verify", "the server would not be verified; give `certificate-authority-data`"),
+    ("certificate-authority", "this key would read a file; use `certificate-authority-data`"),
+    (
+        "insecure-skip-tls-verify",
+        "with this key the server would not be verified; use `certificate-authority-data`",
+    ),
     ("proxy-url", "proxies are not supported; reach the server directly"),
 ];
 
-/// Reads the text of a kubeconfig; `name` is shown as its file, and `has_token` says that a token comes from elsewhere.
-/// Returns the mistakes, a line each, if it has any.
+/// Reads the text of a kubeconfig. Messages show `name` as its file; `has_token` is true if a token comes from elsewhere. The
+/// error is the list of mistakes, a line each.
 pub(super) fn read(
     name: &FilePath,
     text: &str,
@@ -64,11 +67,7 @@ impl Reader<'_> {
     fn access(&mut self, root: &Node, context: Option<&str>) -> Option<Access> {
         let wanted = context.or_else(|| root.get("current-context").and_then(Node::text));
         let Some(wanted) = wanted.filter(|name| !name.is_empty()) else {
-            self.error(
-                root,
-                &Path::Root,
-                "found no current-context; name one with `context` of the registry",
-            );
+            self.error(root, &Path::Root, "found no current-context; set `context` of the registry");
             return None;
         };
         let contexts = Path::Root.key("contexts");
@@ -94,7 +93,7 @@ impl Reader<'_> {
         Some(Access { server: server?, roots: roots?, server_name: name?, identification: identification? })
     }
 
-    /// The entry of a name in one of the lists, and its place there.
+    /// Returns the entry with a name in one of the lists, and its index.
     fn named<'n>(
         &mut self,
         root: &'n Node,
@@ -114,7 +113,8 @@ impl Reader<'_> {
         found
     }
 
-    /// Reports the keys that are refused; returns true if there is one. `false` and an empty text are as good as absent.
+    /// Reports the keys that are refused; returns true if there are any. A key with the value `false`, `null` or an empty text
+    /// counts as absent.
     fn refuse(&mut self, node: &Node, keys: &[(&str, &str)], at: &Path<'_>) -> bool {
         let mut refused = false;
         for (key, why) in keys {
@@ -150,7 +150,7 @@ impl Reader<'_> {
     fn roots(&mut self, cluster: &Node, at: &Path<'_>) -> Option<Vec<CertificateDer<'static>>> {
         let key = "certificate-authority-data";
         let Some(node) = cluster.get(key) else {
-            self.error(cluster, at, format!("found no {key}, so the server could not be verified"));
+            self.error(cluster, at, format!("found no {key}, so the gateway could not verify the server"));
             return None;
         };
         let pem = decoded(node.text().unwrap_or_default()).unwrap_or_default();
@@ -162,7 +162,7 @@ impl Reader<'_> {
         roots
     }
 
-    /// The outer `None` is a mistake.
+    /// Returns the server name. `Some(None)`: the cluster has none. `None`: the name has a mistake, which was reported.
     fn server_name(&mut self, cluster: &Node, at: &Path<'_>) -> Option<Option<ServerName<'static>>> {
         let key = "tls-server-name";
         let Some(node) = cluster.get(key) else { return Some(None) };
@@ -190,8 +190,10 @@ impl Reader<'_> {
             match value.map(|value| header_of(header, value)) {
                 None => {}
                 Some(Some(found)) => impersonation.push(found),
-                // Without it, requests would have more rights than were meant.
-                Some(None) => self.error(user, &at.key(key), "found characters that cannot be sent"),
+                // Without this header, requests would have more rights than intended.
+                Some(None) => {
+                    self.error(user, &at.key(key), "found characters that an HTTP header cannot have")
+                }
             }
         }
         if token.is_none() && own.is_none() && !self.has_token {
@@ -200,14 +202,19 @@ impl Reader<'_> {
         Some(Identification { token: token.map(str::to_owned), own, impersonation })
     }
 
-    /// The outer `None` is a mistake.
+    /// Returns the client certificate. `Some(None)`: the user has none. `None`: the certificate has a mistake, which was
+    /// reported.
     fn certificate(&mut self, user: &Node, at: &Path<'_>) -> Option<Option<OwnCertificate>> {
         let (chain_key, key_key) = ("client-certificate-data", "client-key-data");
         let (chain, key) = match (user.get(chain_key), user.get(key_key)) {
             (None, None) => return Some(None),
             (Some(chain), Some(key)) => (chain, key),
             _ => {
-                self.error(user, at, format!("found only one of {chain_key} and {key_key}"));
+                self.error(
+                    user,
+                    at,
+                    format!("found only one of {chain_key} and {key_key}; expected both or neither"),
+                );
                 return None;
             }
         };
@@ -234,7 +241,7 @@ fn header_of(name: &'static str, value: &str) -> Option<(HeaderName, HeaderValue
     Some((HeaderName::from_static(name), HeaderValue::from_str(value).ok()?))
 }
 
-/// The server of `https://HOST[:PORT]`, with or without a slash behind it.
+/// Parses `https://HOST[:PORT]`, with or without a slash at its end.
 fn url(text: &str) -> Option<Url> {
     let rest = text.strip_prefix("https://")?;
     let rest = rest.strip_suffix('/').unwrap_or(rest);
@@ -251,7 +258,7 @@ fn url(text: &str) -> Option<Url> {
     Some(Url { scheme: Scheme::Https, host: Host::parse(host).ok()?, port })
 }
 
-/// The bytes of a text in base64; `None` where it is not.
+/// Decodes base64; returns `None` if the text is not base64.
 pub(super) fn decoded(text: &str) -> Option<Vec<u8>> {
     let compact: String = text.chars().filter(|letter| !letter.is_ascii_whitespace()).collect();
     BASE64_STANDARD.decode(compact).ok()

@@ -11,10 +11,10 @@ use crate::model::identity::Identity;
 use crate::model::place::{Locality, Network};
 use crate::model::service::PortProtocol;
 
-/// The network that an object is on, or stands for.
+/// The label with the network of a namespace, pod or gateway.
 pub(super) const NETWORK_LABEL: &str = "topology.istio.io/network";
-/// Labels of pods that are kept beside those that subsets ask for. Labels that each pod has for itself would keep pods from
-/// sharing what they have in common.
+/// Labels of pods that are kept in addition to the labels that subsets use. Other labels are dropped, because they may differ
+/// between the pods of one workload. Pods with different labels cannot share a [`PodTemplate`].
 const KEPT_LABELS: [&str; 7] = [
     NETWORK_LABEL,
     "service.istio.io/canonical-name",
@@ -25,10 +25,10 @@ const KEPT_LABELS: [&str; 7] = [
     "version",
 ];
 
-/// Values below which a sweep is not worth it.
+/// The number of values below which no sweep is worth its cost.
 const SWEEP_MIN: usize = 10_000;
 
-/// A namespaced object.
+/// The namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ObjectKey {
     pub(super) namespace: Arc<str>,
@@ -59,7 +59,7 @@ impl Uid {
     }
 }
 
-/// Gives equal texts, and equal values made of them, one place.
+/// Shares equal texts, and equal values made from them.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
     texts: HashSet<Arc<str>>,
@@ -97,7 +97,7 @@ impl Interner {
         new
     }
 
-    /// Forgets the values that nothing else holds, once there are twice as many as after the last time.
+    /// Drops the values that nothing else uses, once there are twice as many values as after the last sweep.
     pub(super) fn sweep(&mut self) {
         let count = |all: &Self| all.texts.len() + all.templates.len() + all.endpoint_templates.len();
         if count(self) < self.swept.saturating_mul(2).max(SWEEP_MIN) {
@@ -117,7 +117,7 @@ impl Interner {
         labels.iter().map(|(key, value)| (self.text(key), self.text(value))).collect()
     }
 
-    /// `None` for an empty text.
+    /// Returns the shared text; `None` for an empty text.
     pub(super) fn optional(&mut self, text: &str) -> Option<Arc<str>> {
         (!text.is_empty()).then(|| self.text(text))
     }
@@ -132,35 +132,36 @@ pub(super) struct ServiceRecord {
     /// True if the service names IPv6 first among its families.
     pub(super) prefers_v6: bool,
     pub(super) ports: Vec<PortRecord>,
-    /// Ports that are left out, as they are not of TCP.
+    /// The number of ports that are left out because they are not TCP ports.
     pub(super) other_ports: usize,
-    /// The reason why no mark exports the service; only a rule without `marked` does.
+    /// The reason why the service's marks cannot export the service; `None` if they can. An export rule without `marked` can
+    /// export it in either case.
     pub(super) unmarkable: Option<&'static str>,
     pub(super) entrance: Option<Box<Entrance>>,
-    /// `None` or `ClientIP`.
+    /// The session affinity, `None` or `ClientIP`.
     pub(super) session_affinity: Arc<str>,
-    /// 0 without session affinity.
+    /// The timeout of the session affinity in seconds; 0 without session affinity.
     pub(super) session_seconds: u32,
-    /// Seconds since 1970, as text that sorts: RFC 3339.
+    /// The time of creation as RFC 3339, a text that sorts by time.
     pub(super) created: Arc<str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServiceClass {
     ClusterIp,
-    /// Without a virtual address: clients use the pods' own.
+    /// The service has no virtual address; clients use the addresses of its pods.
     Headless,
-    /// Only another name.
+    /// The service is only another name for a host.
     ExternalName,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortRecord {
-    /// Empty where the service's only port has none.
+    /// The name; empty if the service's only port has no name.
     pub(super) name: Arc<str>,
     pub(super) number: u16,
     pub(super) protocol: PortProtocol,
-    /// The port on which pods listen; `None`: it is a name that each pod resolves.
+    /// The port on which pods listen; `None`: the Service names the port, and each pod defines the number for that name.
     pub(super) target: Option<u16>,
     pub(super) node_port: Option<u16>,
 }
@@ -169,17 +170,17 @@ pub(super) struct PortRecord {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entrance {
     pub(super) network: Network,
-    /// The number of the service port that takes TLS by SNI.
+    /// The number of the service port for TLS connections that are routed by SNI.
     pub(super) sni_port: u16,
     /// Addresses of load balancers, and `externalIPs`.
     pub(super) hosts: Vec<Host>,
-    /// Labels of the nodes by whose addresses it is reached.
+    /// The labels of the nodes whose addresses lead to the gateway; `None`: no node's address does.
     pub(super) nodes: Option<Labels>,
     /// The type of the nodes' addresses.
     pub(super) node_address: Arc<str>,
     /// True with `externalTrafficPolicy: Local`: a node forwards only to its own pods.
     pub(super) is_local: bool,
-    /// Addresses in the place of all others, each with a port of its own or none.
+    /// Addresses that replace all others, each with an optional port of its own.
     pub(super) overrides: Vec<(Host, Option<u16>)>,
     pub(super) weight: u32,
 }
@@ -187,7 +188,7 @@ pub(super) struct Entrance {
 /// An EndpointSlice.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SliceRecord {
-    /// The name of its service, in its own namespace.
+    /// The name of the slice's service, which is in the same namespace.
     pub(super) service: Arc<str>,
     /// The port numbers of the endpoints, by port name.
     pub(super) ports: Vec<(Arc<str>, u16)>,
@@ -197,7 +198,7 @@ pub(super) struct SliceRecord {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SliceEndpoint {
     pub(super) address: IpAddr,
-    /// The UID of the pod that the endpoint names. Outer `None`: it names no pod; inner: its UID is malformed.
+    /// The UID of the pod that the endpoint names. Outer `None`: the endpoint names no pod; inner `None`: the UID is malformed.
     pub(super) pod: Option<Option<Uid>>,
     pub(super) health: Health,
     pub(super) hostname: Option<Arc<str>>,
@@ -214,21 +215,21 @@ pub(super) struct PodRecord {
     pub(super) template: Arc<PodTemplate>,
 }
 
-/// A record, and the listing that has named it last.
+/// A record, and the number of the listing that has named it last.
 #[derive(Debug)]
 pub(super) struct Listed<T> {
     pub(super) value: T,
     pub(super) listing: u32,
 }
 
-/// A pod, or the UID of one that slices name and that is not known.
+/// A pod, or an entry for a UID that slices name and whose pod is not known.
 #[derive(Debug, Default)]
 pub(super) struct PodEntry {
-    /// Stays while a slice names it, even when the pod is gone.
+    /// The pod. The record stays as long as a slice names the pod, even if the pod was deleted.
     pub(super) pod: Option<PodRecord>,
     pub(super) is_there: bool,
     pub(super) listing: u32,
-    /// The slices that name it.
+    /// The slices that name the pod.
     pub(super) named_by: Vec<Arc<ObjectKey>>,
 }
 
@@ -252,7 +253,7 @@ pub(super) struct ExportCondition {
     pub(super) status: Arc<str>,
     pub(super) reason: Arc<str>,
     pub(super) message: Arc<str>,
-    /// `lastTransitionTime`; empty in one that is wanted.
+    /// `lastTransitionTime`; empty in a condition that is yet to be written.
     pub(super) since: Arc<str>,
 }
 
@@ -321,9 +322,11 @@ impl ServiceRecord {
         let vips: Vec<IpAddr> = all.iter().filter_map(|text| ip(text)).collect();
         let export_to = metadata.annotations.get("networking.istio.io/exportTo");
         let unmarkable = if export_to.is_some_and(|list| list.split(',').any(|one| one.trim() == "~")) {
-            Some("the annotation networking.istio.io/exportTo has ~")
+            Some("its annotation networking.istio.io/exportTo is ~, which hides it")
         } else if spec.internal_traffic_policy == "Local" {
-            Some("internalTrafficPolicy is Local, and callers from other networks are on no node")
+            Some(
+                "its internalTrafficPolicy is Local, and callers from other networks are not on a node of the cluster",
+            )
         } else {
             None
         };
@@ -411,7 +414,7 @@ fn address_and_port(text: &str) -> Option<(Host, Option<u16>)> {
 }
 
 impl SliceRecord {
-    /// `None` for a slice of no service, or of names instead of addresses.
+    /// Reads a slice; `None` if it has no service, or has names instead of addresses.
     pub(super) fn read(object: &objects::Slice, texts: &mut Interner) -> Option<Self> {
         let service = texts.text(object.metadata.labels.get("kubernetes.io/service-name")?);
         if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
@@ -423,7 +426,7 @@ impl SliceRecord {
             let target = &found.target_ref;
             let is_pod = target.kind == "Pod" || (target.kind.is_empty() && !target.uid.is_empty());
             Some(SliceEndpoint {
-                // Only the first address has a meaning.
+                // Kubernetes gives only the first address a meaning.
                 address: ip(found.addresses.first()?)?,
                 pod: is_pod.then(|| Uid::parse(&target.uid)),
                 health: health(&found.conditions)?,
@@ -436,7 +439,8 @@ impl SliceRecord {
     }
 }
 
-/// `None`: it takes part no more. Readiness comes from the slice: a service may publish pods that are not ready.
+/// Returns the health of an endpoint; `None` if it takes no connections any more. Readiness comes from the slice, because a
+/// service may publish pods that are not ready.
 fn health(conditions: &objects::Conditions) -> Option<Health> {
     let ready = conditions.ready.unwrap_or(true);
     let serving = conditions.serving.unwrap_or(ready);
@@ -450,7 +454,7 @@ fn health(conditions: &objects::Conditions) -> Option<Health> {
 }
 
 impl PodRecord {
-    /// `kept` are labels that subsets ask for.
+    /// Reads a pod. `kept` returns true for labels that subsets use.
     pub(super) fn read(
         object: &objects::Pod,
         trust_domain: &str,

@@ -1,5 +1,5 @@
-//! Follows a cluster: a session with one set of credentials watches it, and new credentials are tried in a session beside it,
-//! which takes its place once it has read everything.
+//! Follows a cluster. A session watches it with one set of credentials. New credentials are tried in a second session, which
+//! replaces the first session after it has read all objects.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,20 +28,20 @@ use crate::net::scope::Scope;
 use crate::snapshot::change::{Change, Report};
 use crate::world::LaterReader;
 
-/// The interval in which credentials are read again, and the report is renewed.
+/// The interval at which credentials are read again, and the report is renewed.
 const TICK: Duration = Duration::from_secs(1);
-/// A kind that cannot be followed for this time makes the registry stale: servers are restarted, and
-/// connections moved, in less.
+/// How long the watch of a kind may fail before the registry is reported as unreadable. The restart of a server, or the move of
+/// a connection to another server, takes less.
 const GRACE: Duration = Duration::from_secs(3);
-/// Batches of events that may wait; watches wait behind them.
+/// The largest number of batches of events that may wait; then the watches wait.
 const EVENTS_MAX: usize = 64;
-/// Batches that are taken in before the registry's changes are sent.
+/// The largest number of batches that are applied before the registry's changes are sent.
 const ROUND: usize = 256;
-/// Services whose endpoints are made where their events arrive; more are made on a thread for long work.
+/// The largest number of services whose items are made on the registry's task; more are made on a background thread.
 const MADE_HERE_MAX: usize = 64;
-/// How long to wait for the server's version and the mesh's configuration, without which the registry starts then.
+/// How long the start waits for the server's version and the mesh's configuration; then the registry starts without them.
 const ABOUT_WITHIN: Duration = Duration::from_secs(10);
-/// Readings of credentials that may hang at the same time.
+/// The largest number of reads of credentials that may hang at the same time.
 const READINGS: usize = 3;
 
 /// A registry in Kubernetes.
@@ -53,7 +53,8 @@ pub struct KubernetesRegistry {
 }
 
 impl KubernetesRegistry {
-    /// Tasks of its connections are started in `scope`; conditions of ServiceExports are read from `world`.
+    /// Makes the registry. Tasks of its connections run in `scope`; the condition `Conflict` of ServiceExports is read from
+    /// `world`.
     pub fn new(spec: RegistrySpec, kubernetes: KubernetesSpec, scope: Scope, world: LaterReader) -> Self {
         Self { spec, kubernetes: Arc::new(kubernetes), scope, world }
     }
@@ -66,7 +67,7 @@ impl Registry for KubernetesRegistry {
 
     fn run(self: Box<Self>, changes: Changes) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
         let follower = Follower::new(*self, changes);
-        // Nothing is left to say once nobody takes changes.
+        // Ends when the receiver of changes is gone.
         Box::pin(async move {
             let _ = follower.run().await;
         })
@@ -84,11 +85,12 @@ struct Session {
     events: mpsc::Receiver<Vec<Event>>,
     tasks: Vec<AbortHandle>,
     last_event: Option<SystemTime>,
-    /// The ServiceExports whose conditions are written here, where they are.
+    /// The ServiceExports for the task that writes their conditions; `None`: this registry does not write conditions.
     exports: Option<watch::Sender<Arc<Exports>>>,
-    /// The error that keeps conditions from being written; empty: none.
+    /// The error because of which conditions cannot be written; empty: none.
     export_problem: watch::Receiver<String>,
-    /// When a kind was listed again last, and which.
+    /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
+    /// was listed again.
     relisted: Option<(SystemTime, &'static str)>,
 }
 
@@ -110,15 +112,15 @@ struct Follower {
     registry: KubernetesRegistry,
     changes: Changes,
     readings: Readings,
-    /// In use.
+    /// The session in use.
     current: Option<Session>,
-    /// Being started with new credentials.
+    /// The task that starts a session with new credentials; `None` if there is none.
     starting: Option<JoinHandle<Result<Session, Fault>>>,
-    /// Reading everything with new credentials.
+    /// The session with new credentials that is reading everything.
     candidate: Option<Session>,
     /// The digest of the credentials that were tried last.
     tried: Option<u64>,
-    /// Errors of the current credentials, a line each.
+    /// Errors of the newest credentials, a line each.
     refused: Vec<String>,
     failing: Option<Failing>,
     report: Report,
@@ -159,7 +161,7 @@ impl Follower {
         }
     }
 
-    /// Reads the credentials again, and tries those that differ beside those in use.
+    /// Reads the credentials again. If they differ from those tried last, a second session tries them.
     async fn renew_credentials(&mut self) {
         if self.starting.is_some() {
             return;
@@ -182,7 +184,7 @@ impl Follower {
             return;
         }
         self.tried = Some(found.digest);
-        // They are those in use again.
+        // The credentials in use were found again, so the second session is not needed.
         if in_use.is_some_and(|session| session.digest == found.digest) {
             self.candidate = None;
             return;
@@ -205,7 +207,7 @@ impl Follower {
         }
     }
 
-    /// Takes the session with new credentials into use once it has read everything.
+    /// Replaces the session in use by the one with new credentials, once the new session has read everything.
     fn promote(&mut self) {
         if self.candidate.as_ref().is_none_or(|candidate| !candidate.index.is_ready()) {
             return;
@@ -214,13 +216,13 @@ impl Follower {
         if let Some(before) = &self.current {
             session.relisted = Some((SystemTime::now(), "new credentials"));
             let server = before.client.server();
-            tracing::info!(registry = &*self.registry.spec.name, %server, "the session is replaced");
+            tracing::info!(registry = &*self.registry.spec.name, %server, "the registry now uses the new credentials");
         }
         session.index.begin_listing();
         self.current = Some(session);
     }
 
-    /// Sends what has changed in the session in use.
+    /// Sends the changes of the session in use.
     async fn publish(&mut self) -> Result<(), Closed> {
         let Some(session) = self.current.as_mut().filter(|session| session.index.is_dirty()) else {
             return Ok(());
@@ -230,10 +232,13 @@ impl Follower {
             // everything.
             tracing::error!(
                 registry = &*self.registry.spec.name,
-                "internal error: making endpoints panicked"
+                "internal error: computing the endpoints of the cluster panicked"
             );
             self.current = None;
-            let problem = "internal: making endpoints panicked; the cluster is read anew".to_owned();
+            let problem =
+                "internal error: computing the endpoints of the cluster panicked; the gateway reads the \
+                 cluster again"
+                    .to_owned();
             return self.changes.send(vec![Change::Failed(vec![problem])]).await;
         };
         session.renew_exports();
@@ -241,18 +246,19 @@ impl Follower {
             return Ok(());
         }
         if self.report.server.is_empty() {
-            // The first listing brings the first report.
+            // The first report is sent with the first listing.
             self.report = self.report_now();
             changes.push(Change::Report(Arc::new(self.report.clone())));
         }
-        // Changes say that the registry can be read, which it cannot be for one of its kinds.
+        // The changes alone would mean that the whole registry can be read again. One of its kinds still cannot be read, so the
+        // failure is reported once more.
         if let Some(failing) = self.failing.as_ref().filter(|failing| !failing.reported.is_empty()) {
             changes.push(Change::Failed(failing.reported.clone()));
         }
         self.changes.send(changes).await
     }
 
-    /// Reports that the cluster cannot be read, or that it can be again.
+    /// Reports that the cluster cannot be read, or that it can be read again.
     async fn judge(&mut self) -> Result<(), Closed> {
         let problems = self.problems();
         if problems.is_empty() {
@@ -286,7 +292,7 @@ impl Follower {
         }
     }
 
-    /// Says how the cluster is read, where that has changed.
+    /// Sends the report on how the cluster is read, if the report has changed.
     async fn report(&mut self) -> Result<(), Closed> {
         let report = self.report_now();
         if report == self.report {
@@ -299,13 +305,19 @@ impl Follower {
     fn report_now(&self) -> Report {
         let mut report = Report { problems: self.refused.clone(), ..Report::default() };
         if self.current.is_some() {
-            report.problems.iter_mut().for_each(|line| line.push_str("; those read before stay in use"));
+            report
+                .problems
+                .iter_mut()
+                .for_each(|line| line.push_str("; the credentials read before stay in use"));
         }
         if let (Some(_), Some(candidate)) = (&self.current, &self.candidate) {
             let failures = candidate.index.failures();
-            report.problems.extend(
-                failures.iter().map(|why| format!("new credentials: {why}; those read before stay in use")),
-            );
+            report.problems.extend(failures.iter().map(|why| {
+                format!(
+                    "the new credentials do not work: {why}; the credentials read before stay in \
+                                                   use"
+                )
+            }));
         }
         let Some(session) = self.current.as_ref().or(self.candidate.as_ref()) else { return report };
         session.describe(&mut report);
@@ -313,7 +325,7 @@ impl Follower {
     }
 }
 
-/// The next events of a session; none of it while there is no session.
+/// Returns the next events of a session; waits without end while there is no session.
 async fn next_event(session: &mut Option<Session>) -> Option<Vec<Event>> {
     match session {
         Some(session) => session.events.recv().await,
@@ -321,18 +333,19 @@ async fn next_event(session: &mut Option<Session>) -> Option<Vec<Event>> {
     }
 }
 
-/// The end of a start; none of it while nothing is started.
+/// Returns the result of starting a session; waits without end while none is started.
 async fn ended(starting: &mut Option<JoinHandle<Result<Session, Fault>>>) -> Result<Session, Fault> {
     match starting {
         Some(handle) => match handle.await {
             Ok(started) => started,
-            Err(_) => Err(Fault::Answer("internal: starting a session panicked".to_owned())),
+            Err(_) => Err(Fault::Answer("internal error: starting a session panicked".to_owned())),
         },
         None => std::future::pending().await,
     }
 }
 
-/// Applies a batch of events, and those that wait behind it. Without a batch all watches have ended, and so has the session.
+/// Applies a batch of events, and further batches that are already in the queue. `None` in place of a batch means that all
+/// watches have ended: the session is dropped.
 fn take(holder: &mut Option<Session>, batch: Option<Vec<Event>>) {
     let Some(session) = holder else { return };
     if batch.is_none() {
@@ -403,7 +416,7 @@ impl Session {
         self.index.apply(event);
     }
 
-    /// Hands the ServiceExports to the task that writes their conditions, where they differ.
+    /// Sends the ServiceExports to the task that writes their conditions, if they have changed.
     fn renew_exports(&mut self) {
         let Some(exports) = &self.exports else { return };
         if let Some(wanted) = self.index.new_conditions() {
@@ -411,8 +424,8 @@ impl Session {
         }
     }
 
-    /// Returns the changes of the index. Many changes are computed on a thread for long work; `None` if that panicked, and the
-    /// index is lost.
+    /// Returns the changes of the index. Many changes are computed on a background thread. `None`: the computation has
+    /// panicked, and the index is lost.
     async fn changes(&mut self) -> Option<Vec<Change>> {
         if self.index.work() <= MADE_HERE_MAX {
             return Some(self.index.changes());
@@ -437,7 +450,8 @@ impl Session {
         let network = self.index.network();
         if network.is_unknown() {
             report.problems.push(format!(
-                "no network: the namespace {} has no label topology.istio.io/network, and the registry no `network`",
+                "the network of the cluster is unknown: the namespace {} has no label topology.istio.io/network, and the \
+                 registry has no `network`",
                 self.index.spec.system_namespace
             ));
         }
@@ -466,7 +480,7 @@ impl Session {
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for watch in self.index.watches.iter().filter(|watch| watch.too_many > 0) {
             let (count, kind) = (watch.too_many, watch.kind.plural());
-            report.problems.push(format!("at least {count} {kind} are not taken in: there are too many"));
+            report.problems.push(format!("at least {count} {kind} are ignored, because there are too many"));
         }
     }
 }
@@ -507,7 +521,8 @@ async fn version(client: &Client) -> String {
     value["gitVersion"].as_str().map(cut).unwrap_or_default()
 }
 
-/// The trust domain of the mesh's own configuration, where it is asked for and there; else that of the config.
+/// Returns the trust domain of the cluster's mesh configuration, if `mesh_config` is set and the mesh configuration names one.
+/// Otherwise returns `trust_domain` of the settings.
 async fn trust_domain(client: &Client, spec: &KubernetesSpec) -> TrustDomain {
     let configured = spec.trust_domain.clone();
     if !spec.mesh_config {

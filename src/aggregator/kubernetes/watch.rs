@@ -1,7 +1,8 @@
-//! Follows the objects of one kind: lists them, watches them from there, and begins again where that fails. Each kind has a
-//! task of its own, so that a fault with one holds up no other.
+//! Follows the objects of one kind: lists them, watches them from the listed revision, and starts again after a fault. Each
+//! kind has a task of its own, so that a fault of one kind does not delay another.
 //!
-//! An API server can send the list on the watch itself (`sendInitialEvents`); where it refuses that, pages are asked for.
+//! An API server can send the list on the watch itself (`sendInitialEvents`). If it refuses that, the list is requested in
+//! pages.
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
@@ -24,41 +25,43 @@ use super::objects::{
 use crate::net::backoff::Backoff;
 use crate::net::channel::cut;
 
-/// The longest wait between attempts, give or take a fifth.
+/// The longest wait between attempts, before jitter of a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// The interval in which the server is asked for a kind that it does not have.
+/// The interval at which the server is asked for a kind that it does not have.
 const ABSENT_WAIT: Duration = Duration::from_secs(60);
-/// Time for a whole listing.
+/// The time limit of a whole listing.
 const LIST_WITHIN: Duration = Duration::from_secs(600);
-/// The server ends a watch after this time, and up to half as much more; the next one goes on from there.
+/// The server is asked to end a watch after this number of seconds, plus a random time of up to half of it. The next watch
+/// resumes at the last revision.
 const WATCH_SECONDS: u64 = 240;
-/// Objects of one page.
+/// The number of objects of one page.
 const PAGE: usize = 500;
-/// The largest page. An object of etcd has at most 1.5 MiB as a rule.
+/// The largest size of a page, in bytes. An object in etcd usually has at most 1.5 MiB.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// The largest line of a watch: one object.
+/// The largest size of a line of a watch, which is one object, in bytes.
 const LINE_BYTES_MAX: usize = 8 << 20;
-/// The largest object of a page. Larger ones are flawed.
+/// The largest size of an object of a page, in bytes. A larger object counts as unreadable.
 const OBJECT_BYTES_MAX: usize = LINE_BYTES_MAX;
-/// Objects of a page that are sent in one batch.
+/// The largest number of objects of a page that are sent in one batch.
 const BATCH: usize = PAGE;
-/// Objects of one listing.
+/// The largest number of objects of one listing.
 const LISTED_MAX: usize = 2_000_000;
-/// Pages without an object that may follow one another.
+/// The largest number of empty pages in a row.
 const EMPTY_PAGES_MAX: usize = 100;
-/// Listings in a row that may expire before all is asked for at once, and before the fault is reported.
+/// The number of expired listings in a row after which all objects are requested in one response, and the fault is reported.
 const EXPIRED_MAX: u32 = 2;
-/// Answers of no use in a row before all is listed again: a watch that goes on from the same place has the same answer.
+/// The number of useless responses in a row after which the kind is listed again: a watch that resumes from the same revision
+/// would get the same response.
 const USELESS_MAX: u32 = 2;
-/// The shortest time after which the end of a watch is taken for its ordinary end, and expired or useless answers before it are
-/// forgotten.
+/// A watch that has lasted this long may end without a fault, and resets the counts of expired listings and useless responses.
 const STEADY: Duration = Duration::from_secs(10);
-/// A resumed watch that is silent for this time counts as followed again; one that fails at once does not.
+/// The time without a fault after which a watch that has received nothing counts as working. Its kind is then reported as
+/// followed again.
 const SETTLED: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark that ends the list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
-/// One of the watches of a cluster.
+/// The index of a watch among the watches of a cluster.
 pub(super) type WatchId = usize;
 
 /// An event of a watch.
@@ -71,13 +74,13 @@ pub(super) struct Event {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// A listing begins; one before it that was not completed is void.
+    /// A listing begins; it replaces an unfinished listing.
     Begin,
     Put(Object),
     Gone(Meta),
     /// An object that cannot be read: its last good state stays.
     Broken(Meta, String),
-    /// The listing is whole.
+    /// The listing is complete.
     Complete,
     /// The cluster does not have the kind.
     Absent,
@@ -103,12 +106,13 @@ pub(super) enum Object {
     Secret(Box<Secret>),
 }
 
-/// How one API server can be listed, on watches or in pages, as its watches have found out. All of them share it.
+/// How one API server sends lists, on watches or in pages. All watches of the server share this state.
 #[derive(Debug, Default)]
 pub(super) struct Way {
-    /// The server refuses to send lists on watches, as one watch has found out.
+    /// True if the server has refused to send a list on a watch.
     pages: AtomicBool,
-    /// The kinds of which not all objects were taken in, a bit each. Whether there is room again only a listing can tell.
+    /// One bit for each kind of which objects were left out because there are too many. Only a listing shows whether there is
+    /// room again.
     crowded: AtomicU32,
     pub(super) streamed: AtomicU64,
     pub(super) paged: AtomicU64,
@@ -116,7 +120,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Notes the kinds that are to be listed again when their watches end.
+    /// Sets the kinds that are listed again when their watches end.
     pub(super) fn note_crowded(&self, kinds: impl Iterator<Item = Kind>) {
         let bits = kinds.fold(0, |bits, kind| bits | 1 << kind as u32);
         self.crowded.store(bits, Ordering::Relaxed);
@@ -127,28 +131,29 @@ impl Way {
     }
 }
 
-/// The content of whole lines of a watch.
+/// The events in the complete lines of a watch.
 #[derive(Default)]
 struct Heard {
     batch: Vec<What>,
     /// True if one of the lines ends the list on the watch.
     is_whole: bool,
-    /// The reason why following ends after the batch.
+    /// The reason to stop following the kind after the batch; `None` if the watch continues.
     ended: Option<Ended>,
 }
 
-/// The part of a watch that is read: its list, whose objects come in no order of revisions, or the events after it.
+/// The part of a watch that is being read. The list comes first; its objects are not in the order of their revisions. The
+/// events come after the list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Listing,
     Watching,
 }
 
-/// The reason why following a kind has ended.
+/// The reason why a kind is not followed any more.
 enum Ended {
-    /// Nobody takes events any more.
+    /// The receiver of events is gone.
     Closed,
-    /// The server has ended the watch in its time.
+    /// The server has ended the watch at the requested time.
     InTime,
     /// The last revision is too old to resume from.
     Expired,
@@ -173,19 +178,19 @@ pub(super) struct Watcher {
     kind: Kind,
     namespace: Option<Arc<str>>,
     events: mpsc::Sender<Vec<Event>>,
-    /// The index of the requested version among the kind's.
+    /// The index of the requested version in [`Kind::versions`].
     version: usize,
     /// The revision to watch from; `None`: the kind has to be listed.
     revision: Option<String>,
-    /// Listings in a row that have expired.
+    /// The number of expired listings in a row.
     expired: u32,
-    /// Answers of no use in a row.
+    /// The number of useless responses in a row.
     useless: u32,
     backoff: Backoff,
 }
 
 impl Watcher {
-    /// Follows the kind in one namespace, or in all.
+    /// Makes the task for a kind in one namespace, or in all.
     pub(super) fn new(
         (client, way): (Arc<Client>, Arc<Way>),
         id: WatchId,
@@ -207,7 +212,7 @@ impl Watcher {
         }
     }
 
-    /// Follows until nobody takes events any more.
+    /// Follows the kind until the receiver of events is gone.
     pub(super) async fn run(mut self) {
         loop {
             let Err(ended) = self.follow().await;
@@ -235,7 +240,7 @@ impl Watcher {
                     ABSENT_WAIT
                 }
                 Ended::Fault(fault) => {
-                    // An answer with everything at once may have been too large.
+                    // The next listing is in pages, because a response with all objects may have been too large.
                     self.expired = 0;
                     self.useless += u32::from(matches!(fault, Fault::Answer(_)));
                     if self.useless >= USELESS_MAX {
@@ -255,7 +260,7 @@ impl Watcher {
     }
 
     fn wait(&mut self) -> Duration {
-        // Not a secret, only another number in each gateway.
+        // The random number need not be secret; it only has to differ between gateways.
         self.backoff.wait(RandomState::new().hash_one(self.id))
     }
 
@@ -297,11 +302,11 @@ impl Watcher {
         })
     }
 
-    /// Sends what a watch says, to its end.
+    /// Sends the events of a watch until the watch ends.
     async fn attend(&mut self, body: &mut Incoming, lines: &mut Lines) -> Result<Infallible, Ended> {
         let mut is_settled = false;
         loop {
-            // The server ends the watch long before.
+            // The server ends the watch long before this time.
             let within = if is_settled { Duration::from_secs(WATCH_SECONDS * 2) } else { SETTLED };
             let part = match next(body, within).await {
                 Err(Fault::Late(_)) if !is_settled => {
@@ -331,8 +336,8 @@ impl Watcher {
         }
     }
 
-    /// Makes the wait after the next fault short again, as the server works. After expired or useless answers that is not
-    /// sure until the watch is steady.
+    /// Resets the back-off, because the server works. Does nothing after an expired listing or a useless response: then a watch
+    /// must have lasted for [`STEADY`] before the back-off is reset.
     fn settled(&mut self) {
         if self.expired == 0 && self.useless == 0 {
             self.backoff.reset();
@@ -346,7 +351,7 @@ impl Watcher {
         self.get(&more).await
     }
 
-    /// Asks for the kind in the first version that the server has.
+    /// Requests the kind in the first version that the server has.
     async fn get(&mut self, more: &str) -> Result<Incoming, Ended> {
         loop {
             let version = self.kind.versions()[self.version];
@@ -363,8 +368,8 @@ impl Watcher {
         }
     }
 
-    /// Asks for the objects on the watch, and returns it with what was read of the next line; `None` if the server
-    /// refuses that.
+    /// Requests a watch that begins with the list, and reads the list. Returns the watch, with the bytes after the list that
+    /// were read already; `None` if the server does not send lists on watches.
     async fn listed_on_watch(&mut self) -> Result<Option<(Incoming, Lines)>, Ended> {
         if self.way.pages.load(Ordering::Relaxed) {
             return Ok(None);
@@ -377,7 +382,12 @@ impl Watcher {
                 message,
                 ..
             })) => {
-                tracing::debug!(kind = self.kind.plural(), message, "the server lists in pages");
+                tracing::debug!(
+                    kind = self.kind.plural(),
+                    message,
+                    "the API server cannot list on a watch, so the gateway \
+                                                                     lists in pages"
+                );
                 self.way.pages.store(true, Ordering::Relaxed);
                 return Ok(None);
             }
@@ -390,12 +400,13 @@ impl Watcher {
         loop {
             let part = timeout_at(end, next(&mut body, ANSWER)).await;
             let part = part.map_err(|_| Fault::Late(LIST_WITHIN))??;
-            let part = part.ok_or_else(|| Fault::Broken("the list on the watch has no end".to_owned()))?;
+            let part =
+                part.ok_or_else(|| Fault::Broken("the watch ended before the end of its list".to_owned()))?;
             lines.push(&part)?;
             let Heard { mut batch, is_whole, ended } = self.read(&mut lines, Phase::Listing);
             listed += batch.len();
             if listed > LISTED_MAX {
-                return Err(Fault::Answer(format!("it lists more than {LISTED_MAX} objects")).into());
+                return Err(Fault::Answer(format!("the list has more than {LISTED_MAX} objects")).into());
             }
             if is_whole {
                 self.way.streamed.fetch_add(1, Ordering::Relaxed);
@@ -417,7 +428,8 @@ impl Watcher {
     async fn pages(&mut self) -> Result<String, Ended> {
         let (mut token, mut listed, mut empty) = (String::new(), 0, 0);
         self.send(vec![What::Begin]).await?;
-        // Pages that expire again and again are too slow for this server: all at once comes out of its cache.
+        // Listings in pages have expired several times. One response with all objects comes from the server's cache, and does
+        // not expire.
         let first = if self.expired >= EXPIRED_MAX {
             "resourceVersion=0&resourceVersionMatch=NotOlderThan".to_owned()
         } else {
@@ -447,13 +459,13 @@ impl Watcher {
                 return Ok(list.metadata.resource_version);
             }
             if next == token || empty > EMPTY_PAGES_MAX || listed > LISTED_MAX {
-                return Err(Fault::Answer("its list has no end".to_owned()).into());
+                return Err(Fault::Answer("the list never ends".to_owned()).into());
             }
             token = next;
         }
     }
 
-    /// Reads the whole lines, up to one that ends the watch.
+    /// Parses the complete lines of a watch, up to a line that ends the watch.
     fn read(&mut self, lines: &mut Lines, mut phase: Phase) -> Heard {
         let mut heard = Heard::default();
         while let Some(line) = lines.next() {
@@ -462,7 +474,7 @@ impl Watcher {
             }
             let taken = match serde_json::from_slice::<WatchLine<'_>>(line) {
                 Ok(line) => self.take(&line, &mut phase, &mut heard),
-                Err(error) => Err(unreadable("a line of the watch", &error).into()),
+                Err(error) => Err(unreadable("an event of the watch", &error).into()),
             };
             if let Err(ended) = taken {
                 heard.ended = Some(ended);
@@ -498,7 +510,8 @@ impl Watcher {
                 let meta = Meta::lenient(line.object);
                 if meta.annotations.get(INITIAL_END).is_some_and(|value| value == "true") {
                     if meta.resource_version.is_empty() {
-                        let fault = "the end of the list on the watch has no resourceVersion".to_owned();
+                        let fault = "the bookmark that ends the watch's initial list has no resourceVersion"
+                            .to_owned();
                         return Err(Fault::Answer(fault).into());
                     }
                     *phase = Phase::Watching;
@@ -511,13 +524,14 @@ impl Watcher {
                 let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
                 return Err(of_status(&status));
             }
-            // A type that is defined after this was written.
+            // An unknown type of event comes from a newer server.
             _ => {}
         }
         Ok(())
     }
 
-    /// Notes how far the watch has come. While the watch lists, that is nowhere: a list that breaks begins anew.
+    /// Stores the revision that the watch has reached. Nothing is stored during the list, because an unfinished list starts
+    /// again after a fault.
     fn reached(&mut self, phase: Phase, revision: &str) {
         if phase == Phase::Watching && !revision.is_empty() {
             self.revision = Some(revision.to_owned());
@@ -526,13 +540,13 @@ impl Watcher {
 
     fn object(&self, raw: &RawValue) -> What {
         if raw.get().len() > OBJECT_BYTES_MAX {
-            let why = format!("it has more than {} MiB", OBJECT_BYTES_MAX >> 20);
+            let why = format!("the object is larger than {} MiB", OBJECT_BYTES_MAX >> 20);
             return What::Broken(Meta::lenient(raw), why);
         }
         match Object::read(self.kind, raw.get()) {
             Ok(object) => match object.meta().lack() {
                 None => What::Put(object),
-                Some(lack) => What::Broken(Meta::lenient(raw), format!("it has no {lack}")),
+                Some(lack) => What::Broken(Meta::lenient(raw), format!("the object has no {lack}")),
             },
             Err(error) => What::Broken(Meta::lenient(raw), cut(error)),
         }
@@ -540,7 +554,7 @@ impl Watcher {
 }
 
 fn unreadable(what: &str, error: &serde_json::Error) -> Fault {
-    Fault::Answer(format!("{what} cannot be read: {}", cut(error)))
+    Fault::Answer(format!("{what} is malformed: {}", cut(error)))
 }
 
 fn cut_off() -> Fault {
@@ -552,7 +566,10 @@ fn next_attempt(wait: Duration) -> String {
 }
 
 fn expired_again(wait: Duration) -> What {
-    let text = format!("it says again and again that what it has listed is too old; {}", next_attempt(wait));
+    let text = format!(
+        "the API server repeatedly refuses the revision of its own list as too old; {}",
+        next_attempt(wait)
+    );
     What::Failing(text.into(), Some(StatusCode::GONE))
 }
 
@@ -562,7 +579,7 @@ fn of_status(status: &Status) -> Ended {
     Fault::Refused { status: code, message: cut(&status.message), retry_after: retry_after(status) }.into()
 }
 
-/// A token as part of a query.
+/// Encodes a token for a query.
 fn percent_encoded(text: &str) -> String {
     use std::fmt::Write as _;
     text.bytes().fold(String::with_capacity(text.len()), |mut all, byte| {
@@ -575,7 +592,7 @@ fn percent_encoded(text: &str) -> String {
 }
 
 impl Object {
-    /// Reads an object of the kind.
+    /// Parses an object of this kind.
     fn read(kind: Kind, text: &str) -> Result<Self, serde_json::Error> {
         Ok(match kind {
             Kind::Namespace => Self::Namespace(serde_json::from_str(text)?),
@@ -609,11 +626,11 @@ impl Object {
     }
 }
 
-/// Bytes of a body, cut into lines.
+/// The bytes of a body, split into lines.
 #[derive(Default)]
 struct Lines {
     bytes: Vec<u8>,
-    /// The offset of the first line that was not taken.
+    /// The offset of the first line that was not returned yet.
     begin: usize,
     /// The offset up to which no line end was found.
     looked: usize,
@@ -625,13 +642,13 @@ impl Lines {
         self.looked -= self.begin;
         self.begin = 0;
         if self.bytes.len() + part.len() > LINE_BYTES_MAX {
-            return Err(Fault::Answer(format!("an object has more than {} MiB", LINE_BYTES_MAX >> 20)));
+            return Err(Fault::Answer(format!("an object is larger than {} MiB", LINE_BYTES_MAX >> 20)));
         }
         self.bytes.extend_from_slice(part);
         Ok(())
     }
 
-    /// Returns true if all lines were taken, and no further one has begun.
+    /// Returns true if all lines were taken, and no part of a further line has arrived.
     fn is_between(&self) -> bool {
         self.begin == self.bytes.len()
     }

@@ -1,5 +1,5 @@
-//! From the sections of an HAProxy configuration to a draft: frontends become listeners and routes, backends their endpoints. Every
-//! line is either in the draft or in a remark.
+//! Converts the sections of an HAProxy configuration to a draft: frontends become listeners and routes, backends become
+//! endpoints. Every line is either in the draft or in a remark.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ struct Defaults {
     server: Vec<Line>,
 }
 
-/// A backend, or the part of a `listen` section that is one.
+/// A backend, or the backend part of a `listen` section.
 struct Backend<'a> {
     section: &'a Section,
     defaults: Defaults,
@@ -27,7 +27,7 @@ struct Backend<'a> {
 struct Conversion<'a> {
     draft: Draft,
     backends: BTreeMap<String, Backend<'a>>,
-    /// Targets that were made, by the name of the backend; `None` if it has no endpoint.
+    /// The settings that were made from each backend, by its name; `None` if the backend has no endpoint.
     targets: BTreeMap<String, Option<Target>>,
     global_maxconn: bool,
     frontends: usize,
@@ -63,7 +63,7 @@ pub(super) fn convert(text: &str) -> Draft {
             "frontend" | "listen" | "backend" => {
                 if is_http(section, &of_section) {
                     let text = format!(
-                        "{} {} (lines {} to {}) has `mode http`; isthmus passes TLS on without ending it",
+                        "{} {} (lines {} to {}) has `mode http`, but isthmus passes TLS through without terminating it",
                         section.kind(),
                         section.name(),
                         section.head.number,
@@ -82,7 +82,10 @@ pub(super) fn convert(text: &str) -> Draft {
             }
             kind => {
                 let (line, end) = (section.head.number, section.end());
-                let text = format!("the section {kind} {} (lines {line} to {end})", section.name());
+                let text = format!(
+                    "the section {kind} {} (lines {line} to {end}) has no counterpart",
+                    section.name()
+                );
                 conversion.draft.remark(line, Fate::NotConverted, text);
             }
         }
@@ -118,13 +121,13 @@ fn is_http(section: &Section, defaults: &Defaults) -> bool {
     own.map_or(defaults.http, |line| line.words.get(1).is_some_and(|mode| mode == "http"))
 }
 
-/// Returns true for a condition that takes what is not TLS, and nothing else.
+/// Returns true if a condition is true exactly for clients that do not speak TLS.
 fn is_not_tls(condition: &[&str]) -> bool {
     let text = condition.join(" ").replace("! {", "!{").replace("req_ssl_hello_type", "req.ssl_hello_type");
     ["if !{ req.ssl_hello_type 1 }", "unless { req.ssl_hello_type 1 }"].contains(&text.as_str())
 }
 
-/// Returns a time of HAProxy (milliseconds, or with a unit) as the config writes it.
+/// Returns a time of HAProxy (milliseconds, or with a unit) in the form of the config.
 fn time(text: &str) -> Option<String> {
     let digits = text.len() - text.trim_start_matches(|sign: char| sign.is_ascii_digit()).len();
     let number: u64 = text[..digits].parse().ok()?;
@@ -144,18 +147,18 @@ fn time(text: &str) -> Option<String> {
     })
 }
 
-/// Returns the milliseconds of such a time, to compare two.
+/// Returns the milliseconds of a time in the form of the config, so that two times can be compared.
 fn milliseconds(time: &str) -> u64 {
     let number = |text: &str| text.parse().unwrap_or(0);
     time.strip_suffix("ms").map_or_else(|| number(time.trim_end_matches('s')) * 1000, number)
 }
 
-/// Keywords that need no counterpart, and why.
+/// Returns the reason why a line needs no counterpart; `None` if it may need one.
 fn not_needed(line: &Line) -> Option<&'static str> {
     let words = line.texts();
     let second = words.get(1).copied().unwrap_or_default();
     Some(match words[0] {
-        "mode" => "every route passes bytes on",
+        "mode" => "every route passes the bytes through, as `mode tcp` does",
         "daemon" | "user" | "group" | "chroot" | "pidfile" | "master-worker" | "nbproc" | "nbthread"
         | "cpu-map" | "ulimit-n" | "uid" | "gid" | "setenv" | "presetenv" => {
             "the unit in examples/systemd sets user and limits; `workers` sets the number of threads"
@@ -166,8 +169,8 @@ fn not_needed(line: &Line) -> Option<&'static str> {
         "stats" | "server-state-file" | "server-state-base" | "load-server-state-from-file" => {
             "`isthmus status`, `isthmus top` and the dashboard show the state"
         }
-        "description" | "node" | "id" | "enabled" => "it has no effect on connections",
-        "retries" => "another endpoint is tried, three attempts at most",
+        "description" | "node" | "id" | "enabled" => "the line has no effect on connections",
+        "retries" => "the gateway tries another endpoint, with at most three attempts",
         "option" => match second {
             "tcplog"
             | "dontlognull"
@@ -177,30 +180,32 @@ fn not_needed(line: &Line) -> Option<&'static str> {
             | "dontlog-normal"
             | "log-separate-errors"
             | "contstats"
-            | "socket-stats" => "`telemetry.accessLog` and the metrics show it",
-            "tcpka" | "clitcpka" | "srvtcpka" => "TCP keep-alive is on",
-            "splice-auto" | "splice-request" | "splice-response" => "bulk is spliced",
-            "redispatch" => "another endpoint is tried, three attempts at most",
+            | "socket-stats" => "`telemetry.accessLog` and the metrics have this information",
+            "tcpka" | "clitcpka" | "srvtcpka" => "TCP keep-alive is always on",
+            "splice-auto" | "splice-request" | "splice-response" => {
+                "the gateway always splices large transfers"
+            }
+            "redispatch" => "the gateway tries another endpoint, with at most three attempts",
             "tcp-smart-accept" | "tcp-smart-connect" | "nolinger" | "http-keep-alive" | "httpclose"
             | "http-server-close" | "forwardfor" | "abortonclose" => {
-                "it has no effect on connections that are passed on"
+                "the option has no effect on connections that are passed through"
             }
             _ => return None,
         },
         "timeout" => match second {
-            "http-request" | "http-keep-alive" | "tarpit" => "it is about HTTP",
-            "queue" => "there is no queue: a connection above a limit is refused at once",
+            "http-request" | "http-keep-alive" | "tarpit" => "the line applies only to HTTP",
+            "queue" => "the gateway has no queue: it refuses a connection above a limit at once",
             _ => return None,
         },
-        "errorfile" | "errorloc" | "http-reuse" | "compression" => "it is about HTTP",
+        "errorfile" | "errorloc" | "http-reuse" | "compression" => "the line applies only to HTTP",
         word if word.starts_with("tune.")
             || word.starts_with("ssl-")
             || word == "maxpipes"
             || word == "spread-checks" =>
         {
-            "isthmus chooses it"
+            "the gateway chooses the value"
         }
-        "ca-base" | "crt-base" => "the gateway has no certificate on SNI listeners",
+        "ca-base" | "crt-base" => "an SNI listener needs no certificate",
         _ => return None,
     })
 }
@@ -210,7 +215,7 @@ impl<'a> Conversion<'a> {
         self.draft.remark(line, Fate::NotConverted, text);
     }
 
-    /// Remarks on a line that no rule of its section has taken.
+    /// Adds a remark on a line that no rule of its section has handled.
     fn other(&mut self, line: &Line) {
         match not_needed(line) {
             Some(why) => {
@@ -253,7 +258,7 @@ impl<'a> Conversion<'a> {
         defaults
     }
 
-    /// Takes a timeout that isthmus has for all connections; returns false if the line is none.
+    /// Applies a timeout that isthmus has for all connections. Returns false if the line sets no such timeout.
     fn timeout(&mut self, line: &Line) -> bool {
         let ["timeout", which, text] = line.texts()[..] else { return false };
         let key = match which {
@@ -269,12 +274,13 @@ impl<'a> Conversion<'a> {
             return true;
         };
         if *before != time {
-            // The longest cuts nobody that HAProxy would not cut.
+            // The longest timeout applies, so that isthmus closes no connection that HAProxy would keep open.
             if milliseconds(&time) > milliseconds(before) {
                 before.clone_from(&time);
             }
             let text = format!(
-                "`timeout {which} {text}`: isthmus has one `timeouts.{key}` for all; the longest is taken, {before}"
+                "`timeout {which} {text}`: isthmus has one `timeouts.{key}` for all sections; the config has the longest \
+                 value, {before}"
             );
             self.draft.remark(line.number, Fate::Differs, text);
         }
@@ -305,13 +311,16 @@ impl<'a> Conversion<'a> {
                     if acls.matched(rest).is_ok_and(|matched| matched.names == [Names::All]) =>
                 {
                     let text = format!(
-                        "`{}`: a route is chosen as soon as the hello is whole",
+                        "`{}`: the gateway chooses a route as soon as the whole hello has arrived",
                         line.words.join(" ")
                     );
                     self.draft.remark(line.number, Fate::NotNeeded, text);
                 }
                 ["tcp-request", "content", "reject", rest @ ..] if is_not_tls(rest) => {
-                    let text = format!("`{}`: what is not TLS is refused (not_tls)", line.words.join(" "));
+                    let text = format!(
+                        "`{}`: the gateway always refuses clients that do not speak TLS (not_tls)",
+                        line.words.join(" ")
+                    );
                     self.draft.remark(line.number, Fate::NotNeeded, text);
                 }
                 ["server" | "default-server" | "balance" | "fullconn" | "source", ..] if is_listen => {}
@@ -347,8 +356,9 @@ impl<'a> Conversion<'a> {
             None if is_listen => (section.head.number, section.name().to_owned()),
             None => return,
         };
-        let text =
-            format!("clients that do not speak TLS are refused (not_tls); HAProxy passes them to {target}");
+        let text = format!(
+            "isthmus refuses clients that do not speak TLS (not_tls); HAProxy passes them to {target}"
+        );
         self.draft.remark(line, Fate::Differs, text);
         self.route(line, &Names::All, &target, &names, port.as_deref(), &mut taken);
     }
@@ -361,15 +371,15 @@ impl<'a> Conversion<'a> {
             }
             _ => self.not_converted(
                 line.number,
-                "`maxconn` of a section: `limits.connections` is one for all listeners",
+                "`maxconn` of a section; isthmus has one `limits.connections` for all listeners",
             ),
         }
     }
 
-    /// Makes the listeners of a `bind` line.
+    /// Creates the listeners of a `bind` line.
     fn bind(&mut self, section: &Section, line: &Line, words: &[&str], listeners: &mut Vec<Listener>) {
         let Some((addresses, parameters)) = words.split_first() else {
-            return self.not_converted(line.number, "`bind` without an address");
+            return self.not_converted(line.number, "`bind` has no address");
         };
         let (mut proxy, mut rest) = (false, parameters);
         while let Some((word, after)) = rest.split_first() {
@@ -378,34 +388,42 @@ impl<'a> Conversion<'a> {
                 "accept-proxy" => proxy = true,
                 "v4v6" | "v6only" | "defer-accept" => {}
                 "ssl" => {
-                    let text =
-                        "`bind … ssl` ends TLS, which isthmus does not; the address is not listened on";
+                    let text = "`bind … ssl` terminates TLS, which isthmus does not do, so the config has no listener for this \
+                                address";
                     return self.not_converted(line.number, text);
                 }
-                // With a value, and without an effect on which connections go where.
+                // These parameters have a value, but do not affect which connections go where.
                 "name" | "id" | "backlog" | "mss" | "process" | "thread" | "level" | "user" | "group"
                 | "mode" | "interface" | "maxconn" | "nice" | "namespace" | "tcp-ut" => {
                     let value = rest.first().copied().unwrap_or_default();
                     rest = rest.get(1..).unwrap_or_default();
-                    self.not_converted(line.number, format!("`{word} {value}` of `bind`"));
+                    self.not_converted(
+                        line.number,
+                        format!("the parameter `{word} {value}` of `bind` has no counterpart"),
+                    );
                 }
-                word => self.not_converted(line.number, format!("`{word}` of `bind`")),
+                word => self.not_converted(
+                    line.number,
+                    format!("the parameter `{word}` of `bind` has no counterpart"),
+                ),
             }
         }
         if proxy {
-            let text = "HAProxy believes a PROXY header of every peer; write the load balancers into `proxyProtocol.from`";
+            let text = "HAProxy accepts a PROXY header from every address, and so does this config; replace \
+                        `proxyProtocol.from` by the addresses of your load balancers";
             self.draft.remark(line.number, Fate::Differs, text);
         }
         for address in addresses.split(',') {
             let Some(bind) = bind_address(address) else {
                 self.not_converted(
                     line.number,
-                    format!("the address {address:?}; an address is `:port`, `1.2.3.4:port` or `[::1]:port`"),
+                    format!("the address {address:?} is not `:port`, `1.2.3.4:port` or `[::1]:port`"),
                 );
                 continue;
             };
             if listeners.iter().any(|listener| listener.bind == bind) {
-                let text = format!("the address {address:?}: {bind} takes IPv4 and IPv6");
+                let text =
+                    format!("the address {address:?} is covered by {bind}, which accepts IPv4 and IPv6");
                 self.draft.remark(line.number, Fate::NotNeeded, text);
                 continue;
             }
@@ -436,12 +454,11 @@ impl<'a> Conversion<'a> {
     ) {
         let words = line.texts();
         let Some((target, condition)) = words[1..].split_first() else {
-            return self.not_converted(line.number, "`use_backend` without a backend");
+            return self.not_converted(line.number, "`use_backend` names no backend");
         };
         if target.contains("%[") {
-            let text = format!(
-                "the backend {target}, which is computed for each connection; write a route for each name"
-            );
+            let text =
+                format!("the backend {target} is computed for each connection; write a route for each name");
             return self.not_converted(line.number, text);
         }
         let matched = match acls.matched(condition) {
@@ -456,7 +473,7 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    /// Adds the routes for these names, unless an earlier rule takes all of them.
+    /// Adds the routes for these names, unless an earlier rule already covers all of them.
     fn route(
         &mut self,
         line: usize,
@@ -468,8 +485,7 @@ impl<'a> Conversion<'a> {
     ) {
         if let Some((earlier, _)) = taken.iter().find(|(_, earlier)| earlier.cover(names)) {
             let keys = names.keys().join(" and ");
-            let text =
-                format!("{keys}: the rule in line {earlier} takes all of these names before this one does");
+            let text = format!("{keys}: an earlier rule, in line {earlier}, matches all of these names");
             return self.draft.remark(line, Fate::NotNeeded, text);
         }
         taken.push((line, names.clone()));
@@ -491,7 +507,8 @@ impl<'a> Conversion<'a> {
                 }
                 Some(known) => {
                     let text = format!(
-                        "{key}: line {} leads it to {} on another listener; isthmus has one route for a name, so run another gateway",
+                        "{key}: line {} routes this name to {} on another listener, but isthmus has one route for a name; run \
+                         a second gateway",
                         known.line, known.target.backend
                     );
                     self.not_converted(line, text);
@@ -541,7 +558,7 @@ impl<'a> Conversion<'a> {
                     self.parameters(line, rest, &mut own);
                     servers.push((line, own));
                 }
-                // The loop over the lines of a frontend has taken the others.
+                // The loop over the lines of the frontend has handled all other lines.
                 _ if is_listen && !["fullconn", "source"].contains(&&*line.words[0]) => {}
                 _ => {
                     if !self.timeout(line) {
@@ -560,7 +577,8 @@ impl<'a> Conversion<'a> {
                 (target.health, target.send_proxy) = (health, own.send_proxy);
             } else if (&target.health, target.send_proxy) != (&health, own.send_proxy) {
                 let text = format!(
-                    "the server {} has other checks or another PROXY header than the first one, whose settings are those of the route",
+                    "the server {} has other health checks or another PROXY header than the first server; the route has the \
+                     settings of the first server",
                     endpoint.name
                 );
                 self.not_converted(line.number, text);
@@ -578,7 +596,7 @@ impl<'a> Conversion<'a> {
             "random" => "random",
             "source" => "sourceHash",
             other => {
-                let text = format!("`balance {other}`; roundRobin is taken");
+                let text = format!("`balance {other}` has no counterpart; the config has roundRobin");
                 self.not_converted(balance.map_or(section.head.number, |line| line.number), text);
                 "roundRobin"
             }
@@ -596,13 +614,13 @@ impl<'a> Conversion<'a> {
         let Some(address) = found else {
             self.not_converted(
                 line.number,
-                format!("the server {name} is left out: {address:?} is no host and port"),
+                format!("the server {name} is left out: {address:?} is not a host and port"),
             );
             return None;
         };
         if !has_port(line.words[2].as_str()) {
             let text = format!(
-                "the server {name} has no port; that of the first frontend which leads to it is taken: {address}"
+                "the server {name} has no port; the config has the port of the first frontend that uses this server: {address}"
             );
             self.draft.remark(line.number, Fate::Differs, text);
         }
@@ -613,7 +631,7 @@ impl<'a> Conversion<'a> {
         Some(Endpoint { line: line.number, name, address, weight: settings.weight })
     }
 
-    /// Reads the parameters of a server.
+    /// Reads the parameters of a `server` line.
     fn parameters(&mut self, line: &Line, words: &[&str], settings: &mut ServerSettings) {
         let mut rest = words;
         while let Some((word, after)) = rest.split_first() {
@@ -654,23 +672,27 @@ impl<'a> Conversion<'a> {
                     false
                 }
                 "ssl" => {
-                    settings.left_out = Some("`ssl` makes TLS to it, which isthmus does not");
+                    settings.left_out =
+                        Some("`ssl` encrypts the connection to the server, which isthmus does not do");
                     false
                 }
                 "disabled" => {
-                    settings.left_out = Some("it is disabled");
+                    settings.left_out = Some("the server is disabled");
                     false
                 }
                 "backup" => {
                     settings.left_out =
-                        Some("it is a backup, which has no counterpart; `locality` prefers near endpoints");
+                        Some("a `backup` server has no counterpart; `locality` can prefer near endpoints");
                     false
                 }
                 "enabled" | "no-backup" | "no-ssl" => false,
                 word => {
                     let takes = VALUED.contains(&word);
                     let value = if takes { format!(" {value}") } else { String::new() };
-                    self.not_converted(line.number, format!("`{word}{value}` of a server"));
+                    self.not_converted(
+                        line.number,
+                        format!("the parameter `{word}{value}` of a server has no counterpart"),
+                    );
                     takes
                 }
             };
@@ -681,7 +703,7 @@ impl<'a> Conversion<'a> {
     }
 }
 
-/// Parameters of servers with a value that are not converted.
+/// The parameters of a `server` line that have a value and are not converted.
 const VALUED: [&str; 40] = [
     "addr",
     "agent-addr",
@@ -725,7 +747,7 @@ const VALUED: [&str; 40] = [
     "verify",
 ];
 
-/// The parameters of a server.
+/// The parameters of a `server` line.
 #[derive(Clone, Debug)]
 struct ServerSettings {
     check: bool,
@@ -737,7 +759,7 @@ struct ServerSettings {
 
 impl Default for ServerSettings {
     fn default() -> Self {
-        // The defaults of HAProxy, which are not those of isthmus.
+        // These are the defaults of HAProxy, which differ from those of isthmus.
         let health = Health {
             interval: Some("2s".to_owned()),
             timeout: None,
@@ -748,7 +770,7 @@ impl Default for ServerSettings {
     }
 }
 
-/// Returns the address of a `bind` line as the config writes it.
+/// Returns the address of a `bind` line in the form of the config.
 fn bind_address(text: &str) -> Option<String> {
     let text = text.strip_prefix("ipv4@").or_else(|| text.strip_prefix("ipv6@")).unwrap_or(text);
     let (host, port) = text.rsplit_once(':')?;
@@ -764,7 +786,7 @@ fn bind_address(text: &str) -> Option<String> {
     }
 }
 
-/// Returns the address of a server as the config writes it; without a port it has that of the frontend.
+/// Returns the address of a server in the form of the config. A server without a port has the port of the frontend.
 fn server_address(text: &str, frontend: Option<&str>) -> Option<String> {
     let text = text.strip_prefix("ipv4@").or_else(|| text.strip_prefix("ipv6@")).unwrap_or(text);
     if text.contains(['/', '@']) {
@@ -785,7 +807,7 @@ fn server_address(text: &str, frontend: Option<&str>) -> Option<String> {
     }
 }
 
-/// Returns true if the address of a server has a port of its own.
+/// Returns true if the address of a server has its own port.
 fn has_port(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']'))
 }
@@ -844,7 +866,7 @@ mod tests {
         let yaml = draft.yaml("everything.cfg");
         let told: BTreeSet<usize> = draft.remarks.iter().map(|remark| remark.line).collect();
         let (sections, _) = sections(text);
-        // Lines of sections that are left out whole are named by the first one.
+        // If a whole section is not converted, the remark on its first line applies to all its lines.
         let whole: Vec<(usize, usize)> = sections
             .iter()
             .filter(|section| {
@@ -852,7 +874,7 @@ mod tests {
             })
             .map(|section| (section.head.number, section.end()))
             .collect();
-        // Words that are in the result by their value alone.
+        // Lines with these keywords are represented in the result only by their values.
         let values = [
             "use_backend",
             "acl",

@@ -1,17 +1,17 @@
-//! The conditions of HAProxy's rules, as far as they are about the server name: which names a rule takes.
+//! The conditions of HAProxy's rules, as far as they concern the server name: the names that a rule matches.
 
 use std::collections::BTreeMap;
 
 use crate::model::name::HostName;
 
-/// The names that a route takes, from exact ones to those of clients that send none.
+/// The names that a route matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Names {
     /// One host name.
     Exact(String),
     /// All names below this one.
     Below(String),
-    /// All clients that speak TLS.
+    /// All clients that speak TLS, also those that send no name.
     All,
 }
 
@@ -25,7 +25,7 @@ impl Names {
         }
     }
 
-    /// Returns true if all the other names are among these.
+    /// Returns true if every name that `other` matches is also matched by `self`.
     pub(super) fn cover(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::All, _) => true,
@@ -46,23 +46,24 @@ enum Term {
     Names(Vec<Names>),
     /// The client speaks TLS, which every client of isthmus does.
     Tls,
-    /// Something else; the text says what.
+    /// Any other condition, described by the text.
     Other(String),
 }
 
-/// The names of a rule, and in what the routes for them differ from it.
+/// The names that a rule matches, and the ways in which the routes for them differ from the rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Matched {
     pub(super) names: Vec<Names>,
     pub(super) differs: Vec<String>,
 }
 
-/// The named conditions of a section. Several lines of one name are alternatives.
+/// The named conditions of a section. Several lines with the same name are alternatives.
 #[derive(Debug, Default)]
 pub(super) struct Acls(BTreeMap<String, Vec<Term>>);
 
 impl Acls {
-    /// Adds an `acl` line, without its first word; returns in what it differs, or why no rule can use it.
+    /// Adds an `acl` line, given without its first word. Returns the differences from HAProxy's behaviour, or the reason why no
+    /// rule can use the line.
     pub(super) fn add(&mut self, words: &[&str]) -> Result<Vec<String>, String> {
         let Some((name, test)) = words.split_first() else { return Err("the acl has no name".to_owned()) };
         let mut differs = Vec::new();
@@ -75,13 +76,14 @@ impl Acls {
         result
     }
 
-    /// Returns the names that a condition takes: the words after the target of a rule. The error says what cannot be converted.
+    /// Returns the names that a condition matches; `words` are the words after the target of a rule. The error describes the
+    /// part that cannot be converted.
     pub(super) fn matched(&self, words: &[&str]) -> Result<Matched, String> {
         let Some((first, words)) = words.split_first() else {
             return Ok(Matched { names: vec![Names::All], differs: Vec::new() });
         };
         if *first != "if" {
-            return Err(format!("the word {first:?}; only `if` is converted"));
+            return Err(format!("the word {first:?} cannot be converted, only `if`"));
         }
         let mut matched = Matched::default();
         for group in words.split(|word| ["||", "or", "OR"].contains(word)) {
@@ -90,18 +92,18 @@ impl Acls {
         Ok(matched)
     }
 
-    /// Returns the names that terms take which all have to be true.
+    /// Returns the names for which all terms of a condition are true.
     fn group(&self, words: &[&str], differs: &mut Vec<String>) -> Result<Vec<Names>, String> {
         let (mut found, mut rest) = (None, words);
         if rest.is_empty() {
-            return Err("an alternative without a condition".to_owned());
+            return Err("an alternative has no condition".to_owned());
         }
         while let Some((word, after)) = rest.split_first() {
             if word.starts_with('!') {
-                return Err(format!("the negation {word}"));
+                return Err(format!("the negation {word} cannot be converted"));
             }
             let terms = if *word == "{" {
-                let end = after.iter().position(|word| *word == "}").ok_or("a `{` without its `}`")?;
+                let end = after.iter().position(|word| *word == "}").ok_or("a `{` has no `}`")?;
                 let term = term(&after[..end], differs);
                 rest = &after[end + 1..];
                 vec![term]
@@ -110,7 +112,7 @@ impl Acls {
                 match (self.0.get(*word), *word) {
                     (Some(terms), _) => terms.clone(),
                     (None, "TRUE" | "WAIT_END") => vec![Term::Tls],
-                    (None, word) => return Err(format!("the acl {word}, which is not in this section")),
+                    (None, word) => return Err(format!("this section has no acl {word}")),
                 }
             };
             let names = alternatives(terms)?;
@@ -118,7 +120,9 @@ impl Acls {
                 (None, _) => {}
                 (names, None) => found = names,
                 (Some(_), Some(_)) => {
-                    return Err("two conditions on the server name at the same time".to_owned());
+                    return Err(
+                        "two conditions on the server name in one rule cannot be converted".to_owned()
+                    );
                 }
             }
         }
@@ -126,7 +130,7 @@ impl Acls {
     }
 }
 
-/// Returns the names of terms of which one has to be true; `None` if all clients are taken.
+/// Returns the names for which at least one of the terms is true; `None` if a term is true for all clients.
 fn alternatives(terms: Vec<Term>) -> Result<Option<Vec<Names>>, String> {
     let mut all = Vec::new();
     for term in terms {
@@ -139,10 +143,10 @@ fn alternatives(terms: Vec<Term>) -> Result<Option<Vec<Names>>, String> {
     Ok(Some(all))
 }
 
-/// Reads a test: a fetch, its flags, and its patterns.
+/// Parses the test of an ACL: a sample fetch (the value that is tested), its flags, and its patterns.
 fn term(words: &[&str], differs: &mut Vec<String>) -> Term {
     let Some((fetch, mut rest)) = words.split_first() else {
-        return Term::Other("an empty condition".to_owned());
+        return Term::Other("a condition is empty".to_owned());
     };
     let (sample, converters) = fetch.split_once(',').unwrap_or((fetch, ""));
     let (mut method, mut is_blind) = ("str", converters == "lower");
@@ -153,10 +157,10 @@ fn term(words: &[&str], differs: &mut Vec<String>) -> Term {
             "-n" => {}
             "-m" => match rest.split_first() {
                 Some((word, after)) => (method, rest) = (word, after),
-                None => return Term::Other("-m without a method".to_owned()),
+                None => return Term::Other("`-m` has no method".to_owned()),
             },
             "--" => break,
-            flag => return Term::Other(format!("the flag {flag}")),
+            flag => return Term::Other(format!("the flag {flag} cannot be converted")),
         }
     }
     match sample {
@@ -171,40 +175,51 @@ fn term(words: &[&str], differs: &mut Vec<String>) -> Term {
             }
             if !is_blind {
                 differs.push(
-                    "without `-i` HAProxy tells upper case from lower case; a route does not".to_owned(),
+                    "without `-i` HAProxy matches upper and lower case separately, but a route ignores case"
+                        .to_owned(),
                 );
             }
-            if names.is_empty() { Term::Other("no name".to_owned()) } else { Term::Names(names) }
+            if names.is_empty() {
+                Term::Other("the condition has no name".to_owned())
+            } else {
+                Term::Names(names)
+            }
         }
-        _ => {
-            Term::Other(format!("the condition {:?}; only names sent by SNI are converted", words.join(" ")))
-        }
+        _ => Term::Other(format!(
+            "the condition {:?} cannot be converted; only conditions on the SNI can be",
+            words.join(" ")
+        )),
     }
 }
 
-/// Returns the names that a pattern takes.
+/// Returns the names that a pattern matches.
 fn of_pattern(method: &str, pattern: &str, differs: &mut Vec<String>) -> Result<Vec<Names>, String> {
     let name = |text: &str| match HostName::parse(text) {
         Ok(name) => Ok(name.as_str().to_owned()),
-        Err(error) => Err(format!("{pattern:?} is no host name: {error}")),
+        Err(error) => Err(format!("{pattern:?} is not a host name: {error}")),
     };
     match (method, pattern.strip_prefix('.')) {
         ("str", None) => Ok(vec![Names::Exact(name(pattern)?)]),
-        ("str", Some(_)) => Err(format!("{pattern:?} is no host name")),
+        ("str", Some(_)) => Err(format!("{pattern:?} is not a host name")),
         ("end", Some(rest)) => Ok(vec![Names::Below(name(rest)?)]),
         ("end", None) => {
             let name = name(pattern)?;
             differs.push(format!(
-                "`-m end {pattern}` also takes names such as bad{pattern}; the routes are {name} and *.{name}"
+                "`-m end {pattern}` also matches names such as bad{pattern}; the routes are {name} and *.{name}"
             ));
             Ok(vec![Names::Exact(name.clone()), Names::Below(name)])
         }
         ("dom", rest) => {
             let name = name(rest.unwrap_or(pattern))?;
-            differs.push(format!("`-m dom {pattern}` also takes names with {name} in their middle; the routes are {name} and *.{name}"));
+            differs.push(format!(
+                "`-m dom {pattern}` also matches names with {name} in the middle; the routes are {name} and \
+                                  *.{name}"
+            ));
             Ok(vec![Names::Exact(name.clone()), Names::Below(name)])
         }
-        (method, _) => Err(format!("`-m {method}`; a route is an exact name or \"*.suffix\"")),
+        (method, _) => {
+            Err(format!("`-m {method}` cannot be converted; a route is an exact name or \"*.suffix\""))
+        }
     }
 }
 

@@ -1,11 +1,11 @@
-//! The lines of an HAProxy configuration: sections, and words with their quotes and escapes (HAProxy's configuration manual §2.2).
+//! The lines of an HAProxy configuration: sections, and words with quotes and escapes (HAProxy's configuration manual §2.2).
 
 /// A line with at least one word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    /// Its number in the file, from 1.
+    /// The number of the line in the file, from 1.
     pub(super) number: usize,
-    /// Its words, without quotes.
+    /// The words of the line, without quotes.
     pub(super) words: Vec<String>,
 }
 
@@ -16,12 +16,12 @@ impl Line {
     }
 }
 
-/// A section: its first line, and the others.
+/// A section: its first line, and the lines below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Section {
-    /// The line that begins it, such as `frontend tls`.
+    /// The first line, such as `frontend tls`.
     pub(super) head: Line,
-    /// Its lines, without those that cannot be read.
+    /// The lines below the first one, without lines that cannot be parsed.
     pub(super) lines: Vec<Line>,
 }
 
@@ -31,18 +31,18 @@ impl Section {
         self.head.words.first().map_or("", String::as_str)
     }
 
-    /// Returns its name; empty if it has none.
+    /// Returns the name of the section; empty if it has none.
     pub(super) fn name(&self) -> &str {
         self.head.words.get(1).map_or("", String::as_str)
     }
 
-    /// Returns the number of its last line.
+    /// Returns the number of the section's last line.
     pub(super) fn end(&self) -> usize {
         self.lines.last().unwrap_or(&self.head).number
     }
 }
 
-/// The words that begin a section.
+/// The words with which a section begins.
 const KINDS: [&str; 17] = [
     "global",
     "defaults",
@@ -63,7 +63,7 @@ const KINDS: [&str; 17] = [
     "traces",
 ];
 
-/// Reads a file. Lines that cannot be read are returned with their numbers and why.
+/// Parses a file. A line that cannot be parsed is returned with its number and the reason.
 pub(super) fn sections(text: &str) -> (Vec<Section>, Vec<(usize, String)>) {
     let (mut sections, mut faults) = (Vec::<Section>::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
@@ -88,7 +88,7 @@ pub(super) fn sections(text: &str) -> (Vec<Section>, Vec<(usize, String)>) {
     (sections, faults)
 }
 
-/// Returns the words of a line, up to its comment.
+/// Returns the words of a line, without its comment.
 fn words(line: &str) -> Result<Vec<String>, &'static str> {
     let mut words = Vec::new();
     let mut word = None::<String>;
@@ -97,7 +97,9 @@ fn words(line: &str) -> Result<Vec<String>, &'static str> {
     while let Some(sign) = signs.next() {
         match (quote, sign) {
             (Some('\''), '\'') | (Some('"'), '"') => quote = None,
-            (Some('"'), '$') => return Err("the line reads an environment variable; write its value"),
+            (Some('"'), '$') => {
+                return Err("the line reads an environment variable; replace the variable by its value");
+            }
             (Some('"') | None, '\\') => match signs.next() {
                 Some(next) => word.get_or_insert_default().push(next),
                 None => return Err("the line ends with a backslash"),

@@ -1,5 +1,6 @@
-//! The steps with changes at run time: endpoints that stop and return, config reloads, the end of a gateway.
+//! The steps that change something at run time: endpoints that stop and return, config reloads, the end of a gateway.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::DemoError;
@@ -10,7 +11,7 @@ use crate::cli::output::cell;
 
 /// The endpoint that is stopped.
 const VICTIM: &str = "checkout-3";
-/// Calls while it is stopped: enough attempts for its ejection.
+/// The number of calls while the endpoint is stopped, which is enough for its ejection.
 const CALLS: usize = 80;
 /// The route that a reload adds.
 const NEW_ROUTE: &str = "new.shop.example";
@@ -21,13 +22,15 @@ pub(super) async fn dead_endpoint(stage: &mut Stage, outcome: &mut Outcome) -> R
     }
     let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
-    outcome.check(!shares.contains_key(VICTIM), || format!("{VICTIM} has answered, dead as it is"));
+    outcome.check(!shares.contains_key(VICTIM), || format!("{VICTIM} answered a call, although it is dead"));
     let health = health(&stage.west).await?;
-    outcome.check(health == "ejected", || format!("explain calls {VICTIM} {health} instead of ejected"));
+    outcome.check(health == "ejected", || {
+        format!("isthmus explain shows {VICTIM} as {health} instead of ejected")
+    });
     let label = format!("service=\"{CHECKOUT}\"");
     let ejected = stage.west.gateway.metric("isthmus_endpoint_ejected", &[&label]).await?;
     outcome.check(ejected == 1.0, || format!("isthmus_endpoint_ejected is {ejected} instead of 1"));
-    outcome.note(format!("no call was lost; isthmus explain calls {VICTIM} {health}"));
+    outcome.note(format!("no call was lost; isthmus explain shows {VICTIM} as {health}"));
     outcome.proof(format!("isthmus_endpoint_ejected {ejected}"));
     Ok(())
 }
@@ -37,14 +40,14 @@ pub(super) async fn recovery(stage: &mut Stage, outcome: &mut Outcome) -> Result
         victim.resume().await?;
     }
     let address = victim_address(&stage.west);
-    let let_back = stage.west.gateway.until("does not let the endpoint back", async |gateway| {
+    let let_back = stage.west.gateway.until("still ejects the endpoint", async |gateway| {
         let explanation = gateway.explain(&[("sni", CHECKOUT), ("listener", "plain")]).await?;
         Ok((health_of(&explanation, &address) == "healthy").then_some(()))
     });
     let_back.await?;
     let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
-    outcome.check(shares.contains_key(VICTIM), || format!("{VICTIM} is back, and gets no calls"));
+    outcome.check(shares.contains_key(VICTIM), || format!("{VICTIM} answers again, but gets no calls"));
     Ok(())
 }
 
@@ -53,7 +56,7 @@ fn victim_address(network: &Network) -> String {
     victim.map(|victim| victim.address.to_string()).unwrap_or_default()
 }
 
-/// Returns the health of the victim as the gateway sees it.
+/// Returns the health of the endpoint [`VICTIM`] as the gateway sees it.
 async fn health(network: &Network) -> Result<String, DemoError> {
     let explanation = network.gateway.explain(&[("sni", CHECKOUT), ("listener", "plain")]).await?;
     Ok(health_of(&explanation, &victim_address(network)))
@@ -77,7 +80,7 @@ pub(super) async fn reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     let route = format!("routes:\n  {NEW_ROUTE}: {{service: {CHECKOUT}, port: 443}}\n");
     let config = stage.west.config.replacen("routes:\n", &route, 1);
     let answer = stage.west.gateway.reload(&config).await?;
-    outcome.check(answer.status == 200, || format!("the reload was answered with {}", answer.body.trim()));
+    outcome.check(answer.status == 200, || format!("the reload failed: {}", answer.body.trim()));
     let caller = stage.caller_in_east(&CallSpec::plain(NEW_ROUTE, NEW_ROUTE))?;
     match caller.call("/").await {
         Ok(answer) => outcome.answered(&answer),
@@ -85,15 +88,18 @@ pub(super) async fn reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     }
     let explained = stage.west.gateway.explain(&[("sni", NEW_ROUTE), ("listener", "plain")]).await?;
     let matched = cell(&explained["match"]);
-    outcome.check(matched == "exact route", || format!("explain says that {NEW_ROUTE} meets {matched}"));
+    outcome.check(matched == "exact route", || {
+        format!("isthmus explain says that {NEW_ROUTE} matches {matched}")
+    });
     match open.get("/").await {
         Ok(answer) => outcome.answered(&answer),
         Err(error) => outcome.lost(&error),
     }
     open.close().await;
-    outcome.note(format!("{NEW_ROUTE} is answered; the connection from before has made one more call"));
+    outcome
+        .note(format!("{NEW_ROUTE} is answered, and a connection from before the reload made one more call"));
     let applied = stage.west.gateway.metric("isthmus_config_reloads_total", &["result=\"applied\""]).await?;
-    outcome.check(applied >= 1.0, || "isthmus_config_reloads_total has not moved".to_owned());
+    outcome.check(applied >= 1.0, || "isthmus_config_reloads_total did not increase".to_owned());
     outcome.proof(format!("isthmus_config_reloads_total{{result=\"applied\"}} {applied}"));
     Ok(())
 }
@@ -103,9 +109,11 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
     let answer = stage.west.gateway.reload(&broken).await?;
     let problems: serde_json::Value = serde_json::from_str(&answer.body).unwrap_or_default();
     let problem = cell(&problems["problems"][0]);
-    outcome.check(answer.status == 400, || format!("the broken config was answered with {}", answer.status));
+    outcome.check(answer.status == 400, || {
+        format!("the reload of the broken config was answered with {}", answer.status)
+    });
     outcome.check(problem.contains("west.yaml:") && problem.contains("policies"), || {
-        format!("the problem is told as {problem:?}")
+        format!("the message of the mistake is {problem:?}")
     });
     outcome.note(problem);
     match stage.caller_in_east(&CallSpec::plain(NEW_ROUTE, NEW_ROUTE))?.call("/").await {
@@ -114,7 +122,7 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
     }
     let status = stage.west.gateway.json("/api/v1/status").await?;
     let running = &status["config"]["file_is_running"];
-    outcome.check(*running == false, || "the status does not say that the file is rejected".to_owned());
+    outcome.check(*running == false, || "isthmus status does not say that the file was rejected".to_owned());
     outcome.proof(format!("status: file_is_running {running}"));
     // Restores the config for an operator who continues from here with `--keep`.
     let answer = stage.west.gateway.reload(&stage.west.config).await?;
@@ -138,7 +146,7 @@ pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<()
         }
     };
     stage.west.gateway.terminate()?;
-    // The signal takes a moment to arrive; after that the listeners are closed.
+    // The signal takes a moment to arrive; afterwards the listeners are closed.
     let mut late = caller.connect().await;
     for _ in 0..50 {
         if late.is_err() {
@@ -148,16 +156,21 @@ pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<()
         late = caller.connect().await;
     }
     match late {
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => outcome.refused(),
-        Err(error) => outcome.check(false, || format!("a new connection led to: {error}")),
-        Ok(_) => outcome.check(false, || "new connections are still taken".to_owned()),
+        // A connection that the kernel had accepted when the listener closed is reset.
+        Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {
+            outcome.refused();
+        }
+        Err(error) => {
+            outcome.check(false, || format!("a new connection failed, but was not refused: {error}"))
+        }
+        Ok(_) => outcome.check(false, || "the gateway still accepts new connections".to_owned()),
     }
     match session.rest(head).await {
         Ok(answer) => {
             outcome.answered(&answer);
-            outcome.note(format!("the call under way was answered in full by {}", answer.endpoint));
+            outcome.note(format!("the call in progress was answered in full by {}", answer.endpoint));
         }
-        failed => outcome.check(false, || format!("the call under way led to {}", describe(&failed))),
+        failed => outcome.check(false, || format!("the call in progress failed: {}", describe(&failed))),
     }
     session.close().await;
     let status = stage.west.gateway.ended().await?;

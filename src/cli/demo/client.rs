@@ -1,4 +1,4 @@
-//! A client on one network that calls through the gateway of the other, and the results of its calls.
+//! A client on one network that calls through the gateway of the other network, and the results of its calls.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,9 +15,9 @@ use tokio_rustls::client::TlsStream;
 use super::endpoint::{CLIENT_HEADER, ENDPOINT_HEADER};
 use crate::net::scope::Scope;
 
-/// How long a call may take.
+/// The time that a call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Concurrent calls of a batch.
+/// The number of concurrent calls of a batch.
 const AT_ONCE: usize = 4;
 /// The longest head of a response in bytes.
 const HEAD_MAX: usize = 16 * 1024;
@@ -27,10 +27,10 @@ const POST_QUANTUM: rustls::NamedGroup = rustls::NamedGroup::X25519MLKEM768;
 /// A client that calls one name.
 #[derive(Clone)]
 pub(super) struct Caller {
-    /// The address in its network from which it connects.
+    /// The address in its network from which the client connects.
     pub(super) source: IpAddr,
     pub(super) gateway: SocketAddr,
-    /// The SNI; an IP address is not sent.
+    /// The name for SNI; if it is an IP address, the client sends no SNI.
     pub(super) name: String,
     pub(super) tls: Arc<ClientConfig>,
 }
@@ -45,9 +45,9 @@ pub(super) enum CallError {
     Io(io::Error),
     #[error("HTTP/2: {0}")]
     Http2(#[from] h2::Error),
-    #[error("{0:?} is no server name")]
+    #[error("{0:?} is not a server name")]
     Name(String),
-    #[error("no readable answer")]
+    #[error("the answer is not readable")]
     CallResult,
     #[error("no answer within {} s", CALL_TIMEOUT.as_secs())]
     TimedOut,
@@ -65,21 +65,21 @@ impl From<io::Error> for CallError {
 /// The result of a call.
 #[derive(Debug)]
 pub(super) struct CallResult {
-    /// The name that the endpoint gives in its response.
+    /// The name that the endpoint reports in its response.
     pub(super) endpoint: String,
     /// The certificate of the endpoint.
     pub(super) certificate: CertificateDer<'static>,
-    /// True if the endpoint has verified the client's certificate.
+    /// True if the endpoint verified the client's certificate.
     pub(super) client_verified: bool,
     pub(super) post_quantum: bool,
-    /// From the first packet of the connection (or of the request, on an open one) to the last byte of the
-    /// response.
+    /// The time from the first packet of the connection (or of the request, if the connection was open already) to the last
+    /// byte of the response.
     pub(super) took: Duration,
     pub(super) bytes: u64,
 }
 
 impl Caller {
-    /// Connects, sends one request, and closes the connection in order.
+    /// Connects, sends one request, and closes the connection cleanly.
     pub(super) async fn call(&self, path: &str) -> Result<CallResult, CallError> {
         let began = Instant::now();
         let exchange = async {
@@ -114,7 +114,7 @@ impl Caller {
         all
     }
 
-    /// Connects and performs the TLS handshake.
+    /// Connects to the gateway and performs the TLS handshake.
     pub(super) async fn open(&self) -> Result<Session, CallError> {
         let stream = self.connect().await?;
         let name = ServerName::try_from(self.name.clone()).map_err(|_| CallError::Name(self.name.clone()))?;
@@ -136,7 +136,7 @@ pub(super) struct Session {
     tls: TlsStream<TcpStream>,
 }
 
-/// The head of a response, and the bytes read behind it.
+/// The head of a response, and the number of body bytes that were read with it.
 pub(super) struct Head {
     text: String,
     body: u64,
@@ -167,7 +167,7 @@ impl Session {
         }
     }
 
-    /// Reads the body and drops it.
+    /// Reads and discards the body.
     pub(super) async fn rest(&mut self, head: Head) -> Result<CallResult, CallError> {
         let field = |name: &str| {
             let mut lines = head.text.lines().filter_map(|line| line.split_once(": "));

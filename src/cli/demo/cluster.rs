@@ -1,5 +1,5 @@
-//! A Kubernetes cluster of the demo: an API server with its etcd and the controllers that fill EndpointSlices, all of them commands
-//! of `isthmus-kube-rig`. It has no nodes: pods are objects, written as a kubelet writes them.
+//! A Kubernetes cluster of the demo: an API server, its etcd, and the controllers that fill EndpointSlices, all of them run by
+//! the program `isthmus-kube-rig`. The cluster has no nodes: pods are objects, written in the way a kubelet writes them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -20,22 +20,22 @@ use super::DemoError;
 use super::certificates::Certificates;
 use super::stage::Folder;
 
-/// The program, which `tests/kube/build` builds.
+/// The program that runs the parts of a cluster; `tests/kube/build` builds it.
 const PROGRAM: &str = "isthmus-kube-rig";
-/// How long the API server and its controllers may take to start.
+/// The time within which the API server and its controllers must start.
 const START: Duration = Duration::from_secs(60);
-/// How long an answer of the API server may take.
+/// The time within which the API server must answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The interval of checks while waiting.
+/// The interval at which the demo checks whether the cluster has started.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Ports that the kernel gives nobody by itself, and how many of them are tried.
+/// Ports outside of the kernel's ephemeral range, and the number of them that are tried.
 const PORTS: std::ops::Range<u64> = 10_000..32_000;
 const PORTS_TRIED: usize = 100;
-/// The largest answer that is read.
+/// The size of the largest answer that is read, in bytes.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
-/// The lines of a log that an error shows.
+/// The number of log lines that an error shows.
 const LINES_SHOWN: usize = 5;
-/// The token of the user that does everything.
+/// The token of the user with all permissions.
 const TOKEN: &str = "demo-admin";
 
 /// A running cluster; its processes are killed when it is dropped.
@@ -47,13 +47,13 @@ pub(super) struct Cluster {
     tls: Arc<ClientConfig>,
     folder: PathBuf,
     authority: String,
-    // In the order in which they end.
+    // The fields are declared in the order in which the processes must end.
     controllers: Option<Process>,
     api: Option<Process>,
     _etcd: Process,
 }
 
-/// A process of the cluster; killed when dropped, and it ends by itself when this process does.
+/// A process of the cluster; killed when dropped. It also ends by itself when this process ends.
 struct Process(Child);
 
 impl Drop for Process {
@@ -64,7 +64,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns the path of the program, if it is on the `PATH`.
+/// Returns the path of `isthmus-kube-rig` if it is on the `PATH`.
 pub(super) fn installed() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
@@ -127,12 +127,12 @@ impl Cluster {
         cluster.answers("/readyz").await?;
         let files = "--kubeconfig kubeconfig --service-account-private-key-file server.key";
         cluster.controllers = Some(start("controllers", files)?);
-        // The controllers make this account when they run.
+        // The controllers create this account first, so its existence shows that they run.
         cluster.answers("/api/v1/namespaces/default/serviceaccounts/default").await?;
         Ok(cluster)
     }
 
-    /// Returns a kubeconfig of the user that does everything.
+    /// Returns a kubeconfig for the user with all permissions.
     pub(super) fn kubeconfig(&self) -> String {
         let name = self.name;
         let ca = BASE64_STANDARD.encode(&self.authority);
@@ -148,7 +148,7 @@ impl Cluster {
         .to_string()
     }
 
-    /// Creates an object: `path` is that of its list.
+    /// Creates an object; `path` is the path of its list.
     pub(super) async fn create(&self, path: &str, object: &Value) -> Result<(), DemoError> {
         self.change("POST", path, "application/json", object).await
     }
@@ -158,7 +158,7 @@ impl Cluster {
         self.change("PATCH", path, "application/merge-patch+json", fields).await
     }
 
-    /// Ends the API server without a word. Etcd keeps its objects.
+    /// Kills the API server, without a graceful end. Etcd keeps its objects.
     pub(super) fn end_api(&mut self) {
         self.api = None;
     }
@@ -174,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until a path is answered with 200.
+    /// Waits until a request for a path is answered with 200.
     async fn answers(&mut self, path: &str) -> Result<(), DemoError> {
         let deadline = Instant::now() + START;
         loop {
@@ -196,7 +196,7 @@ impl Cluster {
         }
     }
 
-    /// Sends a request on a connection of its own, and returns the status and the text behind the head.
+    /// Sends a request on its own connection; returns the status and the body.
     async fn ask(&self, method: &str, path: &str, kind: &str, body: &str) -> Result<(u16, String), String> {
         let exchange = async {
             let stream = TcpStream::connect(self.address).await?;
@@ -220,7 +220,7 @@ impl Cluster {
         let answer = answer.map_err(|error| error.to_string())?;
         let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
         let text = answer.split_once("\r\n\r\n").map_or("", |(_, text)| text);
-        Ok((status.ok_or_else(|| "answers what is no HTTP".to_owned())?, text.to_owned()))
+        Ok((status.ok_or_else(|| "sent an answer that is not HTTP".to_owned())?, text.to_owned()))
     }
 
     fn fault(&self, part: &str, what: &str) -> DemoError {
@@ -236,7 +236,7 @@ pub(super) fn server_name(cluster: &str) -> String {
     format!("{cluster}.demo")
 }
 
-/// Returns two ports that nobody listens on at the moment.
+/// Returns two ports on which no process listens at the moment.
 fn free_ports() -> std::io::Result<[u16; 2]> {
     let bind = || {
         let chance = RandomState::new().hash_one(()) % (PORTS.end - PORTS.start);

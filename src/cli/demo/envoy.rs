@@ -1,5 +1,4 @@
-//! An Envoy as a client of the demo, if one is installed: a child process that learns of endpoints by xDS
-//! only.
+//! An Envoy as a client of the demo, if one is installed: a child process that gets endpoints by xDS only.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,23 +9,23 @@ use super::DemoError;
 use super::stage::{CATALOG, Folder, Stage, WEB};
 use crate::cli::client;
 
-/// The Envoy of the tests, relative to the source folder.
+/// The Envoy of the test environment, relative to the source folder.
 const OF_THE_TESTS: &str = "target/interop/venv/bin/envoy";
-/// How long the start may take.
+/// The time within which Envoy must start.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// The interval of checks while waiting.
+/// The interval at which the demo checks whether Envoy has started.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Bytes of its log that an error shows.
+/// The number of bytes of Envoy's log that an error shows.
 const LOG_SHOWN: usize = 2000;
 
 /// A running Envoy; killed when dropped.
 pub(super) struct Envoy {
     child: Child,
-    /// The address at which it takes calls of the service.
+    /// The address at which Envoy accepts calls of the service.
     pub(super) listener: SocketAddr,
 }
 
-/// Returns the path of the program, if it is installed.
+/// Returns the path of Envoy, if it is installed.
 pub(super) fn installed() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut candidates: Vec<PathBuf> =
@@ -36,7 +35,7 @@ pub(super) fn installed() -> Option<PathBuf> {
 }
 
 impl Envoy {
-    /// Starts it on net-east, and waits until it has the endpoints of its service.
+    /// Starts Envoy on net-east, and waits until it has the endpoints of its service.
     pub(super) async fn start(program: PathBuf, stage: &Stage) -> Result<Self, DemoError> {
         let folder = &stage.folder;
         let control = stage.east.gateway.listener("xds")?;
@@ -60,7 +59,7 @@ impl Envoy {
             .stderr(log)
             .spawn()
             .map_err(cannot)?;
-        // If the wait is cancelled, the process is killed by the drop.
+        // If the wait is cancelled, dropping `envoy` kills the process.
         let mut envoy = Self { child, listener: SocketAddr::from(([127, 0, 0, 1], 0)) };
         envoy.listener = envoy.ready(folder).await?;
         Ok(envoy)
@@ -76,7 +75,7 @@ impl Envoy {
                 return Err(fault(folder, format!("ended with {status}")));
             }
             if Instant::now() > deadline {
-                return Err(fault(folder, "does not become ready".to_owned()));
+                return Err(fault(folder, "did not become ready".to_owned()));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -91,7 +90,7 @@ impl Drop for Envoy {
     }
 }
 
-/// Returns the address at which it takes calls, when it is ready.
+/// Returns the address at which Envoy accepts calls, or `None` while it is not ready.
 async fn listener(folder: &Folder) -> Option<SocketAddr> {
     let admin = std::fs::read_to_string(folder.path("envoy-admin")).ok()?;
     let ready = client::ask(admin.trim(), "GET", "/ready").await.ok()?;

@@ -1,5 +1,4 @@
-//! The step with two organisations, which share nothing but a token: each has an authority, a trust domain and a gateway of its
-//! own.
+//! The step with two organisations that share only a token: each has its own authority, trust domain and gateway.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -19,18 +18,18 @@ use crate::cli::client::ClientError;
 use crate::cli::output::cell;
 use crate::net::scope::Scope;
 
-/// The service of south, and its name in north.
+/// The service of the organisation south, and its name in north.
 const RATINGS: &str = "ratings.shop.svc.cluster.local";
 const EXPORTED: &str = "ratings.shop.south.global";
-/// The service of north.
+/// The service of the organisation north.
 const REVIEWS: &str = "reviews.shop.svc.cluster.local";
-/// Calls of each kind.
+/// The number of calls of each kind.
 const CALLS: usize = 20;
 
 /// An organisation: its gateway, its one service, and its authority.
 struct Organisation {
     name: &'static str,
-    /// The second byte of its addresses.
+    /// The second byte of the organisation's addresses.
     network: u8,
     place: PathBuf,
     certificates: Certificates,
@@ -40,7 +39,7 @@ struct Organisation {
 }
 
 impl Organisation {
-    /// Starts an organisation with one service, which knows of the other only what `peer` says.
+    /// Starts an organisation with one service. All that it knows about the other organisation is in `peer`.
     async fn start(
         folder: &Folder,
         who: (&'static str, &'static str, u8),
@@ -87,7 +86,8 @@ impl Organisation {
         Ok(Self { name, network, place, certificates, gateway: started, config, _endpoint: endpoint })
     }
 
-    /// Tells the gateway at which address and port the others reach it.
+    /// Adds to the gateway's config the address and port at which other organisations reach the gateway, and reloads the
+    /// config.
     async fn announce_itself(&mut self) -> Result<(), DemoError> {
         let (name, own) = (self.name, self.gateway.listener("mesh")?);
         let (ip, port) = (own.ip(), own.port());
@@ -98,7 +98,7 @@ impl Organisation {
         if answer.status == 200 { Ok(()) } else { Err(ClientError::Refused(answer.body).into()) }
     }
 
-    /// Starts the gateway again, on the port that it had.
+    /// Starts the gateway again, on the port that it had before.
     async fn restart(&mut self) -> Result<(), DemoError> {
         let own = self.gateway.listener("mesh")?;
         let config =
@@ -108,7 +108,7 @@ impl Organisation {
         Ok(())
     }
 
-    /// Runs a command of this binary at the gateway; returns what it printed.
+    /// Runs a command of this binary against the gateway; returns its output.
     async fn command(&self, arguments: &[&str]) -> Result<String, DemoError> {
         let all: Vec<String> =
             arguments.iter().copied().chain(["--admin", &self.gateway.admin]).map(str::to_owned).collect();
@@ -123,7 +123,7 @@ impl Organisation {
         Err(self.gateway.fault(format!("refuses isthmus {}: {said}", arguments[..2].join(" "))))
     }
 
-    /// Returns a client in `from` that calls a service of this organisation by TLS, through this gateway.
+    /// Returns a client in `from` that calls a service of this organisation by TLS, through this organisation's gateway.
     fn caller(&self, from: &Self, gateway: &str, name: &str) -> Result<Caller, DemoError> {
         let gateway =
             gateway.parse().map_err(|_| self.gateway.fault(format!("has the address {gateway:?}")))?;
@@ -136,11 +136,11 @@ impl Organisation {
             let peers = gateway.json("/api/v1/peers").await?;
             Ok((peers[0]["state"] == state).then_some(()))
         };
-        self.gateway.until(&format!("does not see its peer as {state}"), wanted).await
+        self.gateway.until(&format!("did not see its peer as {state}"), wanted).await
     }
 }
 
-/// Links two organisations by two commands, calls over their boundary, and takes one of them away for a while.
+/// Links two organisations with two commands, makes calls between them, and stops one of them for a while.
 pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let scope = Scope::default();
     let of_south = "  - name: north\n    from: [127.4.0.0/16]\n    export: [{services: [\"*.shop.svc.cluster.local\"], as: \
@@ -166,13 +166,14 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
     let (mut south, mut north) = (south?, north?);
     south.announce_itself().await?;
     enrol(&south, &mut north, outcome).await?;
-    // The clients of north are given the gateway of south.
+    // Clients of north must get the gateway of south as endpoint.
     let path = format!("/api/v1/horizon?network=net-north&cluster=north&service={EXPORTED}");
     let entry = async |gateway: &Gateway| {
         let entries = gateway.json(&path).await?;
         Ok(entries["entries"][0]["address"].as_str().map(str::to_owned))
     };
-    let gateway = north.gateway.until("gives its clients no way to the service of south", entry).await?;
+    let gateway =
+        north.gateway.until("gives its clients no endpoints of the service of south", entry).await?;
     outcome.note(format!("clients in north are given {gateway} for {EXPORTED}"));
     let abroad = south.caller(&north, &gateway, EXPORTED)?;
     let of_north = north.gateway.listener("mesh")?.to_string();
@@ -181,23 +182,22 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
     let unnamed = Caller { name: RATINGS.to_owned(), ..abroad.clone() };
     match unnamed.call("/").await {
         Err(_) => outcome.refused(),
-        Ok(_) => {
-            outcome.check(false, || format!("south answers north for {RATINGS}, which is its own name alone"))
-        }
+        Ok(_) => outcome
+            .check(false, || format!("south answers north for {RATINGS}, a name that only south may use")),
     }
-    // South is gone, without a word.
+    // South crashes, so it cannot close the link.
     let gone = Instant::now();
     south.gateway.kill();
     let lost = async |gateway: &Gateway| {
         let peers = gateway.json("/api/v1/peers").await?;
         Ok((peers[0]["state"] != "live").then_some(()))
     };
-    north.gateway.until("does not notice that south is gone", lost).await?;
+    north.gateway.until("did not notice that south is gone", lost).await?;
     let noticed = gone.elapsed();
     let answered = all_answer(&at_home, "reviews-9", &north.certificates, outcome).await;
     match abroad.call("/").await {
         Err(_) => outcome.refused(),
-        Ok(_) => outcome.check(false, || "a gateway that is gone has answered".to_owned()),
+        Ok(_) => outcome.check(false, || "the gateway of south answered, although it was killed".to_owned()),
     }
     let known = north.gateway.json(&format!("/api/v1/services/{EXPORTED}")).await;
     outcome.check(known.is_ok(), || format!("north has forgotten {EXPORTED}"));
@@ -207,7 +207,7 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
          {EXPORTED}",
         noticed.as_millis()
     ));
-    // The other side restarts; the link returns without a command.
+    // South restarts, and the gateways must open the link again without a command.
     let back = Instant::now();
     south.restart().await?;
     north.peer_is("live").await?;
@@ -217,7 +217,7 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
     Ok(())
 }
 
-/// Links both by a token, and checks that north has the roots of south.
+/// Links both organisations with a token, and checks that north has the roots of south.
 async fn enrol(
     south: &Organisation,
     north: &mut Organisation,
@@ -236,15 +236,15 @@ async fn enrol(
         let names = services.as_array().into_iter().flatten();
         Ok(names.map(|service| cell(&service["hostname"])).any(|name| name == EXPORTED).then_some(()))
     };
-    north.gateway.until("does not list the service of south", listed).await?;
+    north.gateway.until("did not list the service of south", listed).await?;
     let took = begun.elapsed();
     let stored = north.place.join("state/peers/south.pem");
     let roots = std::fs::read_to_string(&stored)
         .map_err(|error| DemoError::Io { what: format!("read {}", stored.display()), error })?;
     let has_root = certificate_lines(&roots) == certificate_lines(south.certificates.authority_pem());
-    outcome.check(has_root, || format!("{} has not the root of south", stored.display()));
+    outcome.check(has_root, || format!("{} does not have the root of south", stored.display()));
     let again = north.command(&["peer", "join", &token, "--name", "south"]).await;
-    outcome.check(again.is_err(), || "the token works twice".to_owned());
+    outcome.check(again.is_err(), || "the token could be used twice".to_owned());
     outcome
         .note("in south: isthmus peer invite --name north; in north: isthmus peer join TOKEN --name south");
     outcome.proof(format!("{EXPORTED} is listed in north {} ms after the first command", took.as_millis()));
@@ -279,7 +279,7 @@ async fn all_answer(
     answered
 }
 
-/// Returns the base64 of the certificates of a PEM text.
+/// Returns the base64 lines of the certificates in a PEM text.
 fn certificate_lines(pem: &str) -> String {
     let from = pem.find("-----BEGIN").unwrap_or_default();
     pem[from..].lines().map(str::trim).filter(|line| !line.starts_with("-----")).collect()

@@ -14,15 +14,15 @@ use serde_json::Value;
 use super::DemoError;
 use crate::cli::client::{self, ApiResponse, ClientError};
 
-/// How long a start, a change or an end may take.
+/// The time within which the gateway must start, change or end.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The listeners of the demo's gateways beside the admin API.
 const LISTENERS: [&str; 3] = ["mesh", "plain", "xds"];
-/// The interval of checks while waiting.
+/// The interval of the checks while the demo waits for a state of the gateway.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Lines that are kept of each log.
+/// The number of lines that are kept of each log.
 const LINES_MAX: usize = 4096;
-/// Lines of the program log that an error shows.
+/// The number of lines of the program log that an error shows.
 const LINES_SHOWN: usize = 10;
 
 /// A running gateway; killed when dropped.
@@ -44,12 +44,12 @@ struct Output {
 }
 
 impl Gateway {
-    /// Starts a gateway of the two networks.
+    /// Starts a gateway of one of the two networks.
     pub(super) async fn start(name: &'static str, config: PathBuf, text: &str) -> Result<Self, DemoError> {
         Self::start_with(name, config, text, &LISTENERS).await
     }
 
-    /// Writes its config, starts it, and waits until it is ready and says where these listeners are.
+    /// Writes the config, starts the gateway, and waits until it is ready and has logged the addresses of these listeners.
     pub(super) async fn start_with(
         name: &'static str,
         config: PathBuf,
@@ -66,19 +66,20 @@ impl Gateway {
         read_lines(child.stdout.take(), &output, Output::access);
         read_lines(child.stderr.take(), &output, Output::log);
         let mut gateway = Self { name, admin: String::new(), config, child, output };
-        let admin = gateway
-            .until("does not say where it listens", async |gateway| Ok(gateway.listener_if_open("admin")));
+        let admin = gateway.until("did not log the addresses of its listeners", async |gateway| {
+            Ok(gateway.listener_if_open("admin"))
+        });
         gateway.admin = format!("http://{}", admin.await?);
         let ready = async |gateway: &Self| {
             let answer = client::ask(&gateway.admin, "GET", "/readyz").await;
             Ok(answer.is_ok_and(|answer| answer.status == 200).then_some(()))
         };
-        gateway.until("does not become ready", ready).await?;
-        // The log lines about listeners may arrive after the gateway is ready.
+        gateway.until("did not become ready", ready).await?;
+        // The log lines about listeners may arrive after the gateway is ready, so the demo waits for them too.
         let open = async |gateway: &Self| {
             Ok(listeners.iter().all(|name| gateway.listener_if_open(name).is_some()).then_some(()))
         };
-        gateway.until("does not say where its listeners are", open).await?;
+        gateway.until("did not list the addresses of its listeners", open).await?;
         Ok(gateway)
     }
 
@@ -120,7 +121,7 @@ impl Gateway {
         let failed = |error: DemoError| ClientError::Refused(error.to_string());
         let next = self.config.with_extension("next");
         write(&next, text).map_err(failed)?;
-        // The rename replaces the file in one step, so that no reader sees half of it.
+        // The rename replaces the file atomically, so that no reader sees a part of it.
         std::fs::rename(&next, &self.config)
             .map_err(|error| failed(DemoError::Io { what: format!("rename {}", next.display()), error }))?;
         client::ask(&self.admin, "POST", "/api/v1/reload").await
@@ -132,7 +133,7 @@ impl Gateway {
         output.access.iter().filter(|line| matches(line)).cloned().collect()
     }
 
-    /// Sends SIGTERM, which starts the drain.
+    /// Sends SIGTERM, so that the gateway drains.
     pub(super) fn terminate(&self) -> Result<(), DemoError> {
         let cannot = |error: rustix::io::Errno| DemoError::Io {
             what: format!("send {} SIGTERM", self.name),
@@ -141,14 +142,14 @@ impl Gateway {
         kill_process(Pid::from_child(&self.child), Signal::TERM).map_err(cannot)
     }
 
-    /// Kills it, as a crash does.
+    /// Kills the gateway, to simulate a crash.
     pub(super) fn kill(&mut self) {
         // Errors are ignored: the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the gateway's process has ended.
     pub(super) async fn ended(&mut self) -> Result<ExitStatus, DemoError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -156,7 +157,7 @@ impl Gateway {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                return Err(self.fault("does not end".to_owned()));
+                return Err(self.fault("did not exit".to_owned()));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -183,7 +184,7 @@ impl Gateway {
         }
     }
 
-    /// Returns the error for a gateway that does not do what it should, with its last lines.
+    /// Returns the error for a gateway that does not behave as expected, with the last lines of its log.
     pub(super) fn fault(&self, what: String) -> DemoError {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         let from = output.log.len().saturating_sub(LINES_SHOWN);
@@ -220,7 +221,7 @@ impl Output {
     }
 }
 
-/// Reads lines in a thread of its own until the process closes the stream.
+/// Reads lines in its own thread until the process closes the stream.
 fn read_lines(
     from: Option<impl Read + Send + 'static>,
     output: &Arc<Mutex<Output>>,

@@ -1,5 +1,5 @@
-//! The step that shows one service in three clusters from both networks: the endpoints that each network
-//! gets, and, if there is an Envoy, where its calls go.
+//! The step that shows one service in three clusters from both networks: the endpoints that each network gets, and, if Envoy is
+//! installed, the endpoints that its calls reach.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::cli::client;
 use crate::cli::output::cell;
 use crate::net::scope::Scope;
 
-/// Concurrent calls of a batch.
+/// The number of concurrent calls of a batch.
 const AT_ONCE: usize = 4;
 
 pub(super) async fn split(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
@@ -30,14 +30,13 @@ pub(super) async fn split(stage: &Stage, outcome: &mut Outcome) -> Result<(), De
     match envoy::installed() {
         Some(program) => called_by_envoy(&Envoy::start(program, stage).await?, stage, outcome).await?,
         None => outcome.note(
-            "there is no envoy on the PATH, so the check that a client splits its calls by these \
-                              weights is left out",
+            "left out, because no envoy is on the PATH: the check that a client splits its calls by these weights",
         ),
     }
     Ok(())
 }
 
-/// Compares the endpoints that a viewer on `own` gets with those that run there and on the `other` network.
+/// Compares the endpoints that a viewer on `own` gets with the endpoints that run there and on the `other` network.
 async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Result<(), DemoError> {
     let query = client::query(&[("network", own.name), ("service", CATALOG)]);
     let horizon = own.gateway.json(&format!("/api/v1/horizon?{query}")).await?;
@@ -62,10 +61,10 @@ async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Res
     Ok(())
 }
 
-/// The prefix of the endpoints' names.
+/// The prefix of the names of the service's endpoints.
 const CATALOG_PREFIX: &str = "catalog-";
 
-/// Makes calls through Envoy, and compares the shares of their endpoints with the weights.
+/// Makes calls through Envoy, and compares the share of each endpoint with the weights.
 async fn called_by_envoy(envoy: &Envoy, stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let before = stage.west.gateway.ended_well(CATALOG).await?;
     let mut shares: BTreeMap<String, usize> = BTreeMap::new();
@@ -74,7 +73,7 @@ async fn called_by_envoy(envoy: &Envoy, stage: &Stage, outcome: &mut Outcome) ->
             Ok(call) => {
                 outcome.answered_in(call.took, call.bytes);
                 outcome.check(call.client_verified, || {
-                    format!("{} saw no certificate of Envoy's", call.endpoint)
+                    format!("{} received no certificate from Envoy", call.endpoint)
                 });
                 *shares.entry(call.endpoint).or_default() += 1;
             }
@@ -88,7 +87,7 @@ async fn called_by_envoy(envoy: &Envoy, stage: &Stage, outcome: &mut Outcome) ->
     let all = east.count() + names.len();
     outcome.check(shares.len() == all, || format!("{} of {all} endpoints were called", shares.len()));
     let through = names.iter().filter_map(|name| shares.get(*name)).sum::<usize>();
-    // Each endpoint has weight 1.
+    // All endpoints have weight 1, so the expected share is the share of the endpoints.
     let (share, expected) = (through as f64 / SHARED_CALLS as f64, names.len() as f64 / all as f64);
     outcome.check((share - expected).abs() <= SHARE_TOLERANCE, || {
         format!("{:.1} % of the calls went west instead of {:.1} %", share * 100.0, expected * 100.0)
@@ -110,7 +109,7 @@ struct Called {
     bytes: u64,
 }
 
-/// Makes calls over plain TCP, each in a connection of its own, as Envoy chooses an endpoint per connection.
+/// Makes calls over plain TCP, each in its own connection, because Envoy chooses an endpoint per connection.
 async fn calls(envoy: SocketAddr) -> Vec<Result<Called, CallError>> {
     let scope = Scope::default();
     let lanes: Vec<_> = (0..AT_ONCE)
@@ -136,7 +135,7 @@ async fn call(envoy: SocketAddr) -> Result<Called, CallError> {
     let mut stream = TcpStream::connect(envoy).await?;
     stream.set_nodelay(true)?;
     stream.write_all(b"GET / HTTP/1.1\r\nhost: demo\r\n\r\n").await?;
-    // The endpoint answers requests until the client ends its direction.
+    // The endpoint answers requests until the client closes its direction of the connection.
     stream.shutdown().await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;

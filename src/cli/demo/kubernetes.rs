@@ -1,5 +1,5 @@
-//! The step with two real Kubernetes clusters: how soon a change of a pod is in the view of a network, as an endpoint or as a part of
-//! the weight of the gateway before it.
+//! The step with two real Kubernetes clusters. It measures how soon a change of a pod appears in the view of a network, either
+//! as an endpoint or in the weight of a gateway.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,30 +14,31 @@ use super::stage::Stage;
 use crate::cli::client;
 use crate::cli::output::cell;
 
-/// The clusters. The gateway stands in the first.
+/// The names of the clusters. The gateway runs in the first one.
 const CLUSTERS: [&str; 2] = ["kube-east", "kube-west"];
 const SERVICE: &str = "web.shop.svc.cluster.local";
-/// The address that the load balancer of the second cluster has.
+/// The address of the second cluster's load balancer.
 const WEST: &str = "192.0.2.2";
-/// The ready pods of each cluster at first, and the network of their addresses. Nobody calls them: they are of no node.
+/// The number of ready pods of each cluster at first, and the prefix of their addresses. No client calls them, as no node runs
+/// them.
 const PODS: [(u8, &str); 2] = [(3, "198.51.100"), (2, "203.0.113")];
-/// Changes of a pod that are measured.
+/// The number of measured changes of a pod.
 const CHANGES: u8 = 10;
-/// How soon a change has to be in the view. The median on two idle cores is some 10 ms.
+/// The time within which the gateway must show a change of the cluster. On two idle cores the median is about 10 ms.
 const SHOWN_WITHIN: Duration = Duration::from_secs(5);
-/// How soon a registry has to be `stale` after its API server is gone.
+/// The time within which a registry must become `stale` after its API server has ended.
 const STALE_WITHIN: Duration = Duration::from_secs(15);
-/// The interval of looks at the gateway.
+/// The interval at which the gateway is queried.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 pub(super) async fn two_clusters(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let Some(program) = installed() else {
         outcome.note(
-            "left out: isthmus-kube-rig, a real API server with its etcd and controllers, is not on the PATH. \
+            "left out, because isthmus-kube-rig (a real API server with etcd and controllers) is not on the PATH. \
              `tests/kube/build FOLDER` in the source folder of isthmus builds it with Go; then run \
              `PATH=$PATH:FOLDER isthmus demo`",
         );
-        outcome.proof("left out: no isthmus-kube-rig on the PATH");
+        outcome.proof("left out, because no isthmus-kube-rig is on the PATH");
         return Ok(());
     };
     let begun = Instant::now();
@@ -105,7 +106,7 @@ fn network_of(cluster: &str) -> String {
     format!("net-{cluster}")
 }
 
-/// Creates the namespaces, the node, the service, and the Service of the cluster's gateway.
+/// Creates the namespaces, the node, the service of the demo, and the Service of the cluster's gateway.
 async fn furnish(cluster: &Cluster) -> Result<(), DemoError> {
     let labels = json!({"topology.istio.io/network": network_of(cluster.name)});
     for (name, labels) in [("istio-system", &labels), ("shop", &json!({}))] {
@@ -147,7 +148,7 @@ async fn set_ready(cluster: &Cluster, number: u8, is_ready: bool) -> Result<(), 
     cluster.patch(&path, &json!({"status": {"conditions": [condition]}})).await
 }
 
-/// Starts a gateway in the first cluster that reads both.
+/// Starts a gateway in the first cluster that reads both clusters.
 async fn gateway(stage: &Stage, clusters: &[Cluster]) -> Result<Gateway, DemoError> {
     let mut registries = String::new();
     for cluster in clusters {
@@ -169,7 +170,8 @@ async fn gateway(stage: &Stage, clusters: &[Cluster]) -> Result<Gateway, DemoErr
     Gateway::start("gateway-kube", stage.folder.path("kube.yaml"), &config).await
 }
 
-/// Returns how long it takes until the view of the first network has as many ready pods of each cluster; the error is what it has.
+/// Waits until the view of the first network has this number of ready pods of each cluster, and returns the time that this
+/// took. At the timeout, the inner error contains the weight of each address in the view.
 async fn shown(
     gateway: &Gateway,
     ready: [u8; 2],
@@ -202,7 +204,7 @@ fn fault(gateway: &Gateway, ready: [u8; 2], found: &BTreeMap<String, u64>) -> De
     gateway.fault(what)
 }
 
-/// Returns how long it takes until the registry of a cluster is stale, if it is in time.
+/// Returns the time until the registry of a cluster is stale; `None` at the timeout.
 async fn stale(gateway: &Gateway, cluster: &str) -> Result<Option<Duration>, DemoError> {
     let begun = Instant::now();
     while begun.elapsed() < STALE_WITHIN {

@@ -1,8 +1,8 @@
-//! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
-//! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
+//! `isthmus demo`: two networks on loopback, each with a gateway (a process of this binary), TLS services and clients, and
+//! steps that use them. Every step measures and checks; the demo installs nothing and leaves nothing behind.
 //!
-//! `stage` sets the two networks up, `steps` (with `horizon`, `federation`, `kubernetes`, `tunnels`, `refusals` and `changes`)
-//! drives them, `report` prints; the other files are the actors.
+//! The module `stage` creates the two networks. `steps` (with `horizon`, `federation`, `kubernetes`, `tunnels`, `refusals` and
+//! `changes`) runs the steps, and `report` prints the results; the other modules are the participants.
 
 mod calls;
 mod certificates;
@@ -38,7 +38,7 @@ use report::{Outcome, Report};
 use stage::Stage;
 use step::Step;
 
-/// How long the whole demo may take.
+/// The time that the whole demo may take.
 const LIMIT: Duration = Duration::from_secs(150);
 
 #[expect(missing_docs, reason = "a comment would become a help text")]
@@ -52,25 +52,25 @@ pub struct Args {
     output: Format,
 }
 
-/// The reason why the demo could not be completed. Failed checks are in the report instead.
+/// The reason why the demo could not be completed. Failed checks are part of the report instead.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error("cannot {what}: {error}")]
     Io { what: String, error: io::Error },
     #[error("cannot make a certificate: {0}")]
     Certificate(#[from] DevelopmentError),
-    #[error("cannot set TLS up: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(String),
-    #[error("{gateway} {what}; the last it said:\n{log}")]
+    #[error("{gateway} {what}; the end of its log:\n{log}")]
     Gateway { gateway: &'static str, what: String, log: String },
     #[cfg(feature = "kubernetes")]
-    #[error("the {part} of cluster {cluster} {what}; the last it said:\n{log}")]
+    #[error("the {part} of cluster {cluster} {what}; the end of its log:\n{log}")]
     Cluster { cluster: &'static str, part: String, what: String, log: String },
-    #[error("Envoy {what}; the last it said:\n{log}")]
+    #[error("Envoy {what}; the end of its log:\n{log}")]
     Envoy { what: String, log: String },
     #[error(transparent)]
     Admin(#[from] ClientError),
-    #[error("cannot write: {0}")]
+    #[error("cannot write the report: {0}")]
     Output(#[source] io::Error),
     #[error("the demo took longer than {} s", LIMIT.as_secs())]
     TimedOut,
@@ -87,7 +87,7 @@ impl From<DemoError> for Failure {
     }
 }
 
-/// Runs the demo; failed checks are a failure of the command.
+/// Runs the demo; the command fails if a check fails.
 pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
         .map_err(|error| DemoError::Io { what: "start threads".to_owned(), error })?;
     let result = runtime.block_on(async {
         let mut stop = Stop::new()?;
-        // The branch that does not finish is dropped, and with it the stage: processes, sockets and files.
+        // The branch that does not finish is dropped together with the stage: processes, sockets and files.
         let played = tokio::select! {
             biased;
             signal = stop.asked() => Err(DemoError::Stopped(signal)),
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
         };
         let (stage, report) = played?;
         if args.keep {
-            // The operator's signal; the result was reported before.
+            // Which signal it was does not matter, because the result has been reported.
             stop.asked().await;
         }
         drop(stage);
@@ -116,7 +116,7 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
     if result? { Ok(()) } else { Err(Failure::Reported) }
 }
 
-/// Runs all steps and prints the report; returns the stage, which is still running.
+/// Runs all steps and prints the report; returns the stage with everything still running.
 async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), DemoError> {
     let mut report = Report::new(args.output);
     let limited = tokio::time::timeout(LIMIT, Box::pin(perform(args, &mut report, out)));
@@ -129,15 +129,15 @@ async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), Demo
     Ok((stage, report))
 }
 
-/// Starts the stage and runs the steps.
+/// Starts the networks of the demo and runs the steps.
 async fn perform(args: &Args, report: &mut Report, out: &mut impl Write) -> Result<Stage, DemoError> {
     let mut stage = Stage::set().await?;
     report.introduce(&stage, out).map_err(DemoError::Output)?;
-    // The last step ends a gateway, which an operator needs with `--keep`.
+    // With `--keep` the last step is skipped, since it ends a gateway that the operator needs.
     let steps = Step::ALL.into_iter().filter(|step| !(args.keep && *step == Step::Drain));
     for step in steps {
         report.announce(step, out).map_err(DemoError::Output)?;
-        // A step with an error has failed; later steps may still give results.
+        // A step that returns an error has failed; later steps may still succeed.
         let outcome = Box::pin(steps::play(step, &mut stage))
             .await
             .unwrap_or_else(|error| Outcome::broken(step, &error));
@@ -166,7 +166,7 @@ impl Stop {
     }
 
     async fn asked(&mut self) -> &'static str {
-        // The order does not matter: all signals mean the same.
+        // The order of the branches does not matter, since all signals have the same effect.
         tokio::select! {
             _ = self.interrupt.recv() => "Ctrl-C",
             _ = self.terminate.recv() => "SIGTERM",

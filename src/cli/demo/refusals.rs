@@ -1,5 +1,4 @@
-//! The steps whose calls are refused: the client gets an alert, and the gateway reports the reason to its
-//! operator.
+//! The steps with refused calls: the client gets an alert, and the gateway reports the reason to its operator.
 
 use std::io;
 use std::net::IpAddr;
@@ -47,7 +46,7 @@ pub(super) async fn wrong_protocol(stage: &mut Stage, outcome: &mut Outcome) -> 
 }
 
 pub(super) async fn no_name(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    // An IP address is never sent as SNI.
+    // Clients send no IP address as SNI.
     let call = CallSpec::plain("127.2.0.2", CHECKOUT);
     refused(stage, &call, (UNRECOGNIZED_NAME, "no_sni"), outcome).await?;
     Ok(())
@@ -65,17 +64,19 @@ pub(super) async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<
     match sent.await {
         Ok(answer) if answer.is_empty() => outcome.refused(),
         Ok(answer) => outcome.check(false, || format!("plain HTTP was answered with {} bytes", answer.len())),
-        // The gateway closed the connection with unread bytes, which is a reset.
+        // The gateway closed the connection while it had unread bytes, which causes a reset.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => outcome.refused(),
-        Err(error) => outcome.check(false, || format!("plain HTTP led to: {error}")),
+        Err(error) => {
+            outcome.check(false, || format!("plain HTTP was not closed without an answer: {error}"))
+        }
     }
     failure_listed(&mut stage.west, "not_tls", outcome).await?;
     outcome.note("the client sent plain HTTP; the gateway closed the connection without a byte");
     Ok(())
 }
 
-/// Makes a call that must be refused with this alert and this reason: in the client, in `explain`, and in the
-/// gateway's list of failures. Returns the answer of `explain`.
+/// Makes a call that must be refused with this alert, and with this reason in `explain` and in the gateway's list of failures.
+/// Returns the answer of `explain`.
 async fn refused(
     stage: &mut Stage,
     call: &CallSpec<'_>,
@@ -84,9 +85,9 @@ async fn refused(
 ) -> Result<Value, DemoError> {
     match stage.caller_in_east(call)?.call("/").await {
         Err(CallError::Alert(read)) if read == alert => outcome.refused(),
-        other => {
-            outcome.check(false, || format!("the client read {} instead of {alert_name}", describe(&other)))
-        }
+        other => outcome.check(false, || {
+            format!("the client received {} instead of the alert {alert_name}", describe(&other))
+        }),
     }
     let sni = if call.name.parse::<IpAddr>().is_ok() { "" } else { call.name };
     let alpn = call.alpn.join(",");
@@ -100,13 +101,13 @@ async fn refused(
     Ok(explanation)
 }
 
-/// Waits until the gateway's list of failures has one with this reason.
+/// Waits until the gateway's list of failures contains one with this reason.
 pub(super) async fn failure_listed(
     network: &mut Network,
     reason: &str,
     outcome: &mut Outcome,
 ) -> Result<(), DemoError> {
-    let listed = network.gateway.until("does not list the refusal", async |gateway| {
+    let listed = network.gateway.until("did not list the refusal", async |gateway| {
         let failures = gateway.json("/api/v1/failures").await?;
         let found = failures.as_array().into_iter().flatten().any(|line| line["reason"] == reason);
         Ok(found.then_some(()))

@@ -1,4 +1,4 @@
-//! The measurements: reported step by step, then as a table, or all together as JSON or YAML.
+//! The measurements, reported after each step and then as a table, or all together as JSON or YAML.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) struct Outcome {
     pub(super) bytes: u64,
     /// The events of the step, one sentence each.
     notes: Vec<String>,
-    /// Evidence other than that of the callers: counters, log lines, alerts.
+    /// Evidence that does not come from the callers: counters, log lines, alerts.
     proofs: Vec<String>,
     failures: Vec<String>,
 }
@@ -41,7 +41,7 @@ impl Outcome {
         }
     }
 
-    /// Makes the outcome of a step that could not be completed.
+    /// Returns the outcome of a step that could not be completed.
     pub(super) fn broken(step: Step, error: &DemoError) -> Self {
         let mut outcome = Self::new(step);
         outcome.failures.push(error.to_string());
@@ -53,7 +53,7 @@ impl Outcome {
         self.answered_in(answer.took, answer.bytes);
     }
 
-    /// Counts an answered call without regard to certificates.
+    /// Counts an answered call whose certificates are not checked.
     pub(super) fn answered_in(&mut self, took: Duration, bytes: u64) {
         self.calls += 1;
         self.ok += 1;
@@ -81,14 +81,14 @@ impl Outcome {
         self.proofs.push(text.into());
     }
 
-    /// Notes a failure unless `holds`, like an assertion.
+    /// Adds a failure unless `holds` is true, like an assertion.
     pub(super) fn check(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
         if !holds {
             self.failures.push(otherwise());
         }
     }
 
-    /// Returns the time within which this share (in percent) of the calls was answered.
+    /// Returns the time in which this share (in percent) of the calls was answered.
     fn percentile(&self, percent: usize) -> Option<f64> {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -130,7 +130,7 @@ impl Outcome {
     }
 }
 
-/// The outcomes so far.
+/// The output format, and the outcomes of the steps so far.
 pub(super) struct Report {
     format: Format,
     outcomes: Vec<Outcome>,
@@ -149,7 +149,7 @@ impl Report {
         self.format == Format::Table
     }
 
-    /// Describes the stage.
+    /// Prints a description of the demo's networks and gateways.
     pub(super) fn introduce(&self, stage: &Stage, out: &mut impl Write) -> io::Result<()> {
         if !self.for_people() {
             return Ok(());
@@ -183,7 +183,7 @@ impl Report {
         out.flush()
     }
 
-    /// Describes the next step.
+    /// Prints the number and description of the step that begins.
     pub(super) fn announce(&self, step: Step, out: &mut impl Write) -> io::Result<()> {
         if !self.for_people() {
             return Ok(());
@@ -229,13 +229,13 @@ impl Report {
         }
         let failed = self.outcomes.iter().filter(|outcome| !outcome.failures.is_empty()).count();
         match failed {
-            0 => writeln!(out, "All {} steps went as they should.", self.outcomes.len()),
-            _ => writeln!(out, "{failed} of {} steps did not go as they should.", self.outcomes.len()),
+            0 => writeln!(out, "All {} steps succeeded.", self.outcomes.len()),
+            _ => writeln!(out, "{failed} of {} steps failed.", self.outcomes.len()),
         }
     }
 }
 
-/// Prints commands that an operator can try while everything is left running.
+/// Prints commands that an operator can try while the demo keeps running.
 pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
     let west = &stage.west.gateway;
     let address = west.listener("plain").map_or_else(|_| "-".to_owned(), |address| address.to_string());

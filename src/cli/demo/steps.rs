@@ -1,6 +1,6 @@
-//! The steps of the demo, and those of them whose calls are answered: the results of the callers are compared
-//! with the gateway's counters and logs. `horizon` compares the views of both networks, `tunnels` has the
-//! calls by HBONE, `refusals` the refused calls, `changes` the changes at run time.
+//! Runs the steps of the demo. This module has the steps whose calls are answered; they compare the results of the callers with
+//! the gateway's counters and logs. `horizon` compares the views of both networks, `tunnels` makes calls by HBONE, `refusals`
+//! makes calls that are refused, and `changes` changes the networks at run time.
 
 use rustls::AlertDescription;
 
@@ -13,12 +13,12 @@ use super::step::Step;
 use super::{changes, federation, horizon, refusals, tunnels};
 use crate::cli::output::cell;
 
-/// Calls of other steps.
+/// The number of calls in each step of this module, except those that compare shares.
 const CALLS: usize = 40;
-/// Bytes of the bulk transfer.
+/// The number of bytes of the bulk transfer.
 const BULK: u64 = 256 << 20;
-/// The smallest share of bulk bytes that stay in the kernel. If the endpoint encrypts no faster than the
-/// gateway passes on, some bytes come in pieces that are too small for splicing.
+/// The smallest share of the bulk bytes that must stay in the kernel. If the endpoint encrypts no faster than the gateway
+/// relays, some bytes arrive in pieces that are too small for splicing.
 const SPLICE_SHARE_MIN: f64 = 0.75;
 
 /// Runs a step.
@@ -45,7 +45,7 @@ pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoE
         #[cfg(feature = "kubernetes")]
         Step::Kubernetes => super::kubernetes::two_clusters(stage, &mut outcome).await?,
         #[cfg(not(feature = "kubernetes"))]
-        Step::Kubernetes => outcome.proof("left out: built without the feature kubernetes"),
+        Step::Kubernetes => outcome.proof("left out, because this build has no feature kubernetes"),
         Step::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
         Step::Recovery => changes::recovery(stage, &mut outcome).await?,
         Step::NotExported => refusals::not_exported(stage, &mut outcome).await?,
@@ -72,7 +72,9 @@ async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError
     for candidate in explanation["candidates"].as_array().into_iter().flatten() {
         let odds = candidate["odds"].as_f64().unwrap_or_default();
         let Some(endpoint) = stage.west.endpoint_at(&cell(&candidate["address"])) else {
-            outcome.check(false, || format!("explain names an endpoint that nobody started: {candidate}"));
+            outcome.check(false, || {
+                format!("isthmus explain names an endpoint that the demo did not start: {candidate}")
+            });
             continue;
         };
         let share = shares.get(endpoint.name).copied().unwrap_or_default() as f64 / SHARED_CALLS as f64;
@@ -121,7 +123,7 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
         Ok(answer) => {
             outcome.answered(&answer);
             outcome.check(answer.client_verified, || {
-                "payments has not seen the client's certificate".to_owned()
+                "payments did not receive the certificate of the client".to_owned()
             });
             let held = stage.certificates.holder(&answer.certificate);
             let server = held.map_or("an unknown server", |held| &*held.identity);
@@ -139,9 +141,12 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
             );
             outcome.proof("the alert is the endpoint's own");
         }
-        other => {
-            outcome.check(false, || format!("without a certificate, the call led to {}", describe(&other)))
-        }
+        other => outcome.check(false, || {
+            format!(
+                "a call without a certificate was not refused by payments, but led to {}",
+                describe(&other)
+            )
+        }),
     }
     Ok(())
 }
@@ -171,7 +176,7 @@ async fn bulk(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// Checks that the access log names a route.
+/// Checks that the access log names a route in [`CALLS`] lines.
 async fn routed(network: &Network, route: &str, outcome: &mut Outcome) -> Result<(), DemoError> {
     let written = async || Ok(network.gateway.access(|line| line["route"] == route).len());
     let lines = settled(CALLS, written).await?;

@@ -1,5 +1,5 @@
-//! The steps with HBONE callers: beside SNI callers on the same port, with one HBONE connection inside
-//! another, and with a caller that is refused for its identity.
+//! The steps with HBONE callers: together with SNI callers on the same port, with one HBONE connection inside another, and with
+//! a caller that is refused because of its identity.
 
 use std::time::Instant;
 
@@ -15,9 +15,9 @@ use crate::cli::output::cell;
 use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
 
-/// Streams of one connection, and calls by SNI beside them.
+/// The number of streams of one connection, and of the concurrent calls by SNI.
 const STREAMS: usize = 40;
-/// Bytes that each stream sends.
+/// The number of bytes that each stream sends.
 const MESSAGE_BYTES: usize = 4_096;
 /// The identity that may reach the vault.
 const TELLER: &str = "spiffe://cluster.local/ns/bank/sa/teller";
@@ -29,13 +29,13 @@ pub(super) async fn beside(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
         Err(error) => return broken(outcome, &error),
     };
     let held = stage.certificates.holder(&tunnel.certificate);
-    let holder = held.map_or("nobody we know", |held| held.holder);
+    let holder = held.map_or("an unknown identity", |held| held.holder);
     outcome.check(holder == gateway_name(stage.west.name), || {
-        format!("the gateway's certificate is that of {holder}")
+        format!("the certificate of the gateway has the identity {holder}")
     });
     let name = mesh_name(CHECKOUT);
     let by_name = stage.caller_in_east(&CallSpec::mesh(&name, CHECKOUT))?;
-    // At the same time, on the same port.
+    // Streams and calls use the same port at the same time.
     let (streams, calls) = tokio::join!(Box::pin(echoes(&tunnel, outcome)), by_name.calls(STREAMS));
     streams?;
     for call in calls {
@@ -51,7 +51,7 @@ pub(super) async fn beside(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     logged(stage, ECHO, STREAMS, &["ok"], outcome).await
 }
 
-/// Opens all streams, then sends a different message on each and reads it back.
+/// Opens all streams, then sends a different message on each stream and reads it back.
 async fn echoes(tunnel: &HboneConnection, outcome: &mut Outcome) -> Result<(), DemoError> {
     let mut streams = Vec::new();
     for number in 0..STREAMS {
@@ -116,13 +116,15 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     };
     let caller = answer.caller().to_owned();
     outcome.check(answer.status.is_success(), || format!("the workload answered {}", answer.status));
-    outcome.check(caller == *web, || format!("the workload identified its caller as {caller}"));
+    outcome.check(caller == *web, || format!("the workload identified its caller as {caller}, not as {web}"));
     let holder = stage.certificates.holder(&inner.certificate).map(|held| held.holder);
-    outcome.check(holder == Some("ledger-1"), || "the inner tunnel does not end at ledger-1".to_owned());
+    outcome.check(holder == Some("ledger-1"), || {
+        "the inner tunnel ends at another workload than ledger-1".to_owned()
+    });
     outcome.note(format!("within the tunnel, {web} and {} have verified each other", cell(&holder.into())));
-    echo(answer.into_stream(), b"what the gateway cannot read", began, outcome).await;
+    echo(answer.into_stream(), b"text that the gateway cannot read", began, outcome).await;
     drop((inner, outer));
-    // The inner connection is dropped, not closed, so either end may be logged first.
+    // The inner connection is dropped without a clean end, so either end may be logged first.
     logged(stage, LEDGER, 1, &["ok", "client_reset"], outcome).await?;
     let lines = stage.west.gateway.access(|line| line["service"] == LEDGER);
     let endpoint = lines.first().map(|line| cell(&line["endpoint"])).unwrap_or_default();
@@ -168,12 +170,12 @@ pub(super) async fn denied(stage: &mut Stage, outcome: &mut Outcome) -> Result<(
     let web = stage.certificates.held_by(WEB)?.identity.clone();
     let explanation = explained(stage, &web).await?;
     let reason = cell(&explanation["reason"]);
-    outcome.check(reason == "identity_denied", || format!("explain says {reason} of {web}"));
+    outcome.check(reason == "identity_denied", || format!("isthmus explain says {reason} for {web}"));
     for (number, step) in explanation["steps"].as_array().into_iter().flatten().enumerate() {
         outcome.note(format!("{:>2}. {}", number + 1, cell(step)));
     }
     let verdict = cell(&explained(stage, TELLER).await?["verdict"]);
-    outcome.check(verdict == "admitted", || format!("explain says that {TELLER} is {verdict}"));
+    outcome.check(verdict == "admitted", || format!("isthmus explain says {verdict} for {TELLER}"));
     outcome.note(format!("isthmus explain --authority {} --identity {TELLER}: {verdict}", authority(VAULT)));
     outcome.proof("403 identity_denied, explain identity_denied");
     super::refusals::failure_listed(&mut stage.west, "identity_denied", outcome).await
@@ -194,19 +196,18 @@ fn by_hbone(stage: &Stage) -> Result<Caller, DemoError> {
     stage.caller_in_east(&call)
 }
 
-/// Returns the authority of a CONNECT.
+/// Returns the authority of a CONNECT to port 80 of a host name.
 fn authority(hostname: &str) -> String {
     format!("{hostname}:80")
 }
 
-/// Notes a step without a connection.
+/// Adds a call that failed because it got no connection to the outcome of a step.
 fn broken(outcome: &mut Outcome, error: &CallError) -> Result<(), DemoError> {
     outcome.lost(error);
     Ok(())
 }
 
-/// Checks that this many streams to a service are in the access log, with the caller's identity and one of
-/// these reasons.
+/// Checks that the access log has this number of streams to a service, with the caller's identity and one of these reasons.
 async fn logged(
     stage: &Stage,
     service: &str,

@@ -1,4 +1,5 @@
-//! The terminal: keys one by one, a screen of its own, and everything as it was when this is dropped, also by a panic.
+//! The terminal in raw mode with the alternate screen. Its former state is restored when [`Screen`] is dropped, also by a
+//! panic.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::time::Duration;
@@ -11,33 +12,33 @@ use rustix::termios::{
 use super::super::output::has_colours;
 use super::view::{Key, Line, Style};
 
-/// The alternate screen, without a cursor, and without breaking lines that are too long.
+/// Switches to the alternate screen, hides the cursor, and disables wrapping of long lines.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
-/// The opposite of [`ENTER`].
+/// Reverts [`ENTER`].
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// A terminal that shows one program.
+/// A terminal that this program uses alone.
 pub(super) struct Screen {
     saved: Termios,
     colours: bool,
-    /// The beginning of a key whose rest has not come yet.
+    /// The beginning of a key sequence whose rest has not arrived yet.
     begun: Vec<u8>,
 }
 
 impl Screen {
-    /// Takes the terminal of the standard input and output.
+    /// Takes over the terminal of the standard input and output.
     pub(super) fn open() -> io::Result<Self> {
         let stdin = io::stdin();
         if !stdin.is_terminal() || !io::stdout().is_terminal() {
-            return Err(io::Error::other("input or output is none"));
+            return Err(io::Error::other("the standard input or output is not a terminal"));
         }
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
         if is_dumb {
-            return Err(io::Error::other("TERM is not set, or dumb"));
+            return Err(io::Error::other("TERM is not set, or is dumb"));
         }
         let saved = tcgetattr(&stdin)?;
         let mut raw = saved.clone();
-        // Keys come at once and unseen; Ctrl-C is a key, so that it restores the terminal as `q` does.
+        // Keys arrive at once and without echo. Ctrl-C arrives as a key, so that it restores the terminal as `q` does.
         raw.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
         raw.special_codes[SpecialCodeIndex::VMIN] = 0;
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -47,7 +48,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Returns the width and height in characters.
+    /// Returns the width and height of the terminal in characters, or 80 × 24 if they are unknown.
     pub(super) fn size(&self) -> (usize, usize) {
         match tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
@@ -55,7 +56,7 @@ impl Screen {
         }
     }
 
-    /// Shows these lines.
+    /// Redraws the terminal with these lines.
     pub(super) fn draw(&self, lines: &[Line]) -> io::Result<()> {
         let mut text = String::from("\x1b[H");
         for (index, line) in lines.iter().enumerate() {
@@ -63,7 +64,7 @@ impl Screen {
                 text.push_str("\r\n");
             }
             for (style, part) in line {
-                // Without colours, what is chosen is still to be told apart.
+                // Without colours, the chosen part must still be distinguishable.
                 match style.code().filter(|_| self.colours || *style == Style::Chosen) {
                     Some(code) => text.push_str(&format!("\x1b[{code}m{part}\x1b[0m")),
                     None => text.push_str(part),
@@ -82,7 +83,7 @@ impl Screen {
         let mut descriptors = [PollFd::new(&stdin, PollFlags::IN)];
         match poll(&mut descriptors, Some(&timeout)) {
             Ok(0) => {
-                // An escape that nothing follows is the key of that name.
+                // An escape character that nothing follows is the Escape key.
                 let alone = !self.begun.is_empty();
                 self.begun.clear();
                 return Ok(if alone { vec![Key::Escape] } else { Vec::new() });
@@ -92,7 +93,7 @@ impl Screen {
             Err(error) => return Err(error.into()),
         }
         if descriptors[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
-            // The terminal is gone.
+            // The terminal has been closed.
             return Ok(vec![Key::Quit]);
         }
         let mut bytes = [0; 256];
@@ -107,7 +108,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // If the terminal has been closed, there is nothing to restore.
         let _ = write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &self.saved);
     }

@@ -1,4 +1,4 @@
-//! What the screen of `isthmus top` shows, as a function of the last answers, the keys pressed, and the size.
+//! The content of the screen of `isthmus top`, as a function of the last answers, the pressed keys, and the screen size.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use crate::api::overview::{Overview, Service, states};
 use crate::api::text::{bytes, clean, lasting};
 use crate::cli::client;
 
-/// How a part of a line looks.
+/// The style of a part of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,
@@ -20,7 +20,7 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// Returns the parameters of ECMA-48 §8.3.117.
+    /// Returns the parameters of the escape sequence for this style (ECMA-48 §8.3.117); `None` for plain text.
     pub(super) fn code(self) -> Option<&'static str> {
         match self {
             Self::Plain => None,
@@ -37,7 +37,7 @@ impl Style {
 /// A line of the screen.
 pub(super) type Line = Vec<(Style, String)>;
 
-/// A key.
+/// A key that the user pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Character(char),
@@ -49,12 +49,12 @@ pub(super) enum Key {
     Left,
     Right,
     Tab,
-    /// Ctrl-C, or the end of the terminal.
+    /// Ctrl-C, or the terminal was closed.
     Quit,
 }
 
 impl Key {
-    /// Takes whole keys from the beginning of the bytes of a terminal; unknown sequences are passed over.
+    /// Removes whole keys from the beginning of the bytes of a terminal and returns them; ignores unknown sequences.
     pub(super) fn take(bytes: &mut Vec<u8>) -> Vec<Self> {
         let mut keys = Vec::new();
         let mut at = 0;
@@ -62,7 +62,7 @@ impl Key {
             let rest = &bytes[at..];
             let (key, length) = match rest {
                 [0x1b, b'[' | b'O', middle @ ..] => {
-                    // Parameters, then one final byte (ECMA-48 §5.4).
+                    // The sequence consists of parameters and one final byte (ECMA-48 §5.4).
                     let Some(end) = middle.iter().position(|byte| (0x40..0x7f).contains(byte)) else { break };
                     let key = match middle[end] {
                         b'A' => Some(Self::Up),
@@ -80,14 +80,14 @@ impl Key {
                 [0x7f | 0x08, ..] => (Some(Self::Backspace), 1),
                 [0x03 | 0x04, ..] => (Some(Self::Quit), 1),
                 [byte @ 0x20..0x7f, ..] => (Some(Self::Character(char::from(*byte))), 1),
-                // Names are ASCII.
+                // Host names are ASCII, so other bytes are ignored.
                 _ => (None, 1),
             };
             keys.extend(key);
             at += length;
         }
         bytes.drain(..at);
-        // A sequence without end is none.
+        // An incomplete escape sequence is discarded if it is longer than the sequence of any key.
         if bytes.len() > 32 {
             bytes.clear();
         }
@@ -95,18 +95,18 @@ impl Key {
     }
 }
 
-/// What a key asks for beside another picture.
+/// The action that a key requires, besides drawing the screen again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     None,
-    /// The gateway is to be asked for something else.
+    /// The overview must be requested again, since the view or the search has changed.
     Ask,
     Quit,
 }
 
-/// The views, by number.
+/// The names of the views, by number.
 const VIEWS: [&str; 5] = ["services", "failures", "networks", "registries", "clients and certificates"];
-/// The longest text of a search.
+/// The largest length of a search text in bytes; further keys are ignored.
 const SEARCH_MAX: usize = 253;
 
 /// Rates of one service: connections and bytes per second.
@@ -114,22 +114,22 @@ type Rates = (f64, f64);
 /// Connections and bytes since the start, by service; the sums are under the empty name.
 type Counters = BTreeMap<String, (u64, u64)>;
 
-/// The state of the program.
+/// The state of `isthmus top`.
 pub(super) struct Top {
     admin: String,
     overview: Option<Box<Overview>>,
-    /// When the overview came, and its counters.
+    /// The time at which the overview arrived, and its counters.
     counted: Option<(Instant, Counters)>,
     rates: BTreeMap<String, Rates>,
-    /// Why the last request had no answer.
+    /// The reason why the last request had no answer.
     away: Option<String>,
     paused: bool,
     view: usize,
-    /// The first line of the table that is shown.
+    /// The number of the first visible line of the table.
     scrolled: usize,
     query: String,
     page: usize,
-    /// The text of a search that is being typed.
+    /// The search text that is being typed.
     typing: Option<String>,
 }
 
@@ -156,7 +156,7 @@ impl Top {
         format!("/api/v1/overview?{}", client::query(&[("q", &self.query), ("page", &page)]))
     }
 
-    /// Takes an answer.
+    /// Stores an overview, or the reason why the gateway did not answer.
     pub(super) fn received(&mut self, answer: Result<Box<Overview>, String>, now: Instant) {
         match answer {
             Err(why) => self.away = Some(why),
@@ -164,7 +164,8 @@ impl Top {
                 self.away = None;
                 if !self.paused {
                     self.count(&overview, now);
-                    // The answer may be one to a question from before the last key.
+                    // The overview may be the response to a request from before the last key, so the page number is limited
+                    // again.
                     self.page = self.page.min(overview.services.pages.max(1));
                     self.overview = Some(overview);
                 }
@@ -172,7 +173,7 @@ impl Top {
         }
     }
 
-    /// Computes the rates since the answer before.
+    /// Computes the rates of new connections and bytes since the previous overview, for the gateway and for each service.
     fn count(&mut self, overview: &Overview, now: Instant) {
         let traffic = &overview.traffic;
         let moved = |up: u64, down: u64| up.saturating_add(down);
@@ -186,7 +187,7 @@ impl Top {
             let seconds = now.duration_since(*then).as_secs_f64().max(0.001);
             for (name, (opened, moved)) in &counts {
                 let Some((opened_before, moved_before)) = before.get(name) else { continue };
-                // Counters of a gateway that was started again begin at 0.
+                // The counters of a gateway that was restarted begin at 0.
                 let rate = |count: &u64, before: &u64| count.saturating_sub(*before) as f64 / seconds;
                 self.rates.insert(name.clone(), (rate(opened, opened_before), rate(moved, moved_before)));
             }
@@ -194,7 +195,7 @@ impl Top {
         self.counted = Some((now, counts));
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub(super) fn pressed(&mut self, key: Key) -> Action {
         if let Some(text) = &mut self.typing {
             match key {
@@ -248,18 +249,18 @@ impl Top {
         if let Some(why) = &self.away {
             lines.push(vec![(Style::Bad, format!("no answer from {}: {why}", self.admin))]);
             if self.overview.is_some() {
-                lines.push(vec![(Style::Dim, "what is below is old; still asking".to_owned())]);
+                lines.push(vec![(Style::Dim, "the data below is old; trying again".to_owned())]);
             }
         }
         let Some(overview) = self.overview.take() else {
             if self.away.is_none() {
-                lines.push(vec![(Style::Dim, format!("asking {}", self.admin))]);
+                lines.push(vec![(Style::Dim, format!("connecting to {}", self.admin))]);
             }
             return self.finished(lines, Vec::new(), (width, height));
         };
         lines.extend(self.head(&overview));
         let problems = &overview.status.problems;
-        // A third of the screen at most.
+        // The problems take at most a third of the screen.
         let most = (height / 3).max(1);
         for problem in problems.iter().take(most) {
             lines.push(vec![
@@ -282,7 +283,7 @@ impl Top {
         self.finished(lines, table, (width, height))
     }
 
-    /// Joins head, the visible part of the table and the line of keys, cut to the screen.
+    /// Joins the head, the visible part of the table and the line of keys, and cuts them to the screen.
     fn finished(
         &mut self,
         mut lines: Vec<Line>,

@@ -68,8 +68,12 @@ keys! {
     pub(in crate::config) Hbone "hbone" {
         /// Simultaneous streams of one connection.
         STREAMS "streams": form::Integer<u32, 1, 65_536> = HboneLimits::default().streams;
-        /// Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them.
+        /// Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them. It is 600KiB for each
+        /// millisecond that a message takes to the client and back (measured by the TLS handshake), but at least `streamWindow` and at most
+        /// `streamWindowMax`.
         STREAM_WINDOW "streamWindow": form::Window = HboneLimits::default().stream_window;
+        /// Largest flow-control window of a stream; at least `streamWindow`.
+        STREAM_WINDOW_MAX "streamWindowMax": form::Window => "`streamWindow` if that is given, otherwise 24MiB";
         /// Flow-control window of all streams of a connection together. If it is smaller than `streams` times
         /// `streamWindow`, stalled streams can block the others.
         CONNECTION_WINDOW "connectionWindow": form::Window => "`streams` times `streamWindow`, at most 1GiB";
@@ -84,7 +88,8 @@ keys! {
         /// Bytes held for all connections of one data-plane thread. While a thread holds more than half of this
         /// limit, new connections get windows of 256KiB.
         HELD_PER_WORKER "heldPerWorker": form::HeldSize = HboneLimits::default().held_per_worker;
-        /// Time that a stream may be stalled while more bytes are held than a limit allows.
+        /// Time that a stream may be stalled while more bytes are held than a limit allows; also the time that a connection of
+        /// any listener may be stalled while the kernel holds too much memory for peers that do not read.
         STALLED "stalled": form::Timeout = HboneLimits::default().stalled;
         /// Time from accept until the TLS and HTTP/2 handshakes are complete.
         HANDSHAKE_TIMEOUT "handshakeTimeout": form::Timeout = HboneLimits::default().handshake_timeout;

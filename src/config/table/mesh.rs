@@ -70,8 +70,8 @@ keys! {
 
     /// Files that a restart uses.
     pub(in crate::config) State "state" {
-        /// Directory for the last good copy of each registry, which a start uses if the registry cannot be read, and for what
-        /// is known of peers: enrolled links, announced roots, and the times of exports.
+        /// Directory for the last good copy of each registry, which a start uses if the registry cannot be read, and
+        /// for the data of peers: enrolled links, announced roots, and the times of exports.
         DIR "dir": form::Path => required;
     }
 
@@ -113,7 +113,7 @@ impl Form for Expiry {
     type Value = Option<Duration>;
     const KIND: Kind = Kind::Union(&Union {
         name: "expiry",
-        expects: "never, or a whole number above 0 with its unit: 250ms, 10s, 5m or 1h",
+        expects: "never, or a whole number above 0 with its unit, such as 250ms, 10s, 5m or 1h",
         kinds: &[Kind::Choice(&["never"]), form::Timeout::KIND],
     });
 

@@ -5,7 +5,7 @@ use crate::aggregator::kubernetes::spec::SYSTEM_NAMESPACE;
 use crate::document::form;
 use crate::document::key::{Defaulted, Key, keys};
 
-// The keys that one Kubernetes cluster and found clusters share.
+// The keys that `kubernetes` and `kubernetesClusters` share.
 pub(in crate::config) const TRUST_DOMAIN: Key<form::TrustDomain> =
     Key::optional("trustDomain", "`mesh.trustDomain`", "Trust domain of the pods' identities.");
 pub(in crate::config) const MESH_CONFIG: Defaulted<form::Boolean> = Defaulted::new(
@@ -98,9 +98,9 @@ keys! {
         /// is refused.
         KUBECONFIG "kubeconfig": form::Path => "the pod's own service account";
         /// Context of the kubeconfig.
-        CONTEXT "context": form::Text => "the current one";
+        CONTEXT "context": form::Text => "the current context";
         /// File with the bearer token, read again when it changes. Use it where a sidecar renews the token.
-        TOKEN_FILE "tokenFile": form::Path => "the kubeconfig's own";
+        TOKEN_FILE "tokenFile": form::Path => "the token in the kubeconfig";
         /// Network of endpoints whose pods have no network label.
         NETWORK "network": form::NetworkName => "the label `topology.istio.io/network` of the system namespace";
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
@@ -108,17 +108,17 @@ keys! {
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
     /// withdrawn at once; changed credentials are tried beside those in use. The node's own cluster is left out.
     pub(in crate::config) KubernetesClusters "registryKubernetesClusters" one of [FOLDER, SECRETS] {
-        /// Folder with one kubeconfig a cluster; the file's name, without what is behind its last dot, is the
-        /// cluster.
+        /// Folder with one kubeconfig per cluster. The name of the cluster is the name of the file without its
+        /// extension (the part from the last dot on).
         FOLDER "folder": form::Path => "none";
         /// Secrets of the cluster that this pod runs in, as `istioctl create-remote-secret` makes them.
         SECRETS "secrets": ClusterSecrets => "none";
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
 
-    /// Secrets with the label `istio/multiCluster=true`: each key of their data is a cluster, each value its
-    /// kubeconfig.
+    /// Secrets with the label `istio/multiCluster=true`: each key of their data is the name of a cluster, and its value
+    /// is the kubeconfig of that cluster.
     pub(in crate::config) ClusterSecrets "clusterSecrets" {
-        /// Their namespace.
+        /// Namespace of the Secrets.
         NAMESPACE "namespace": form::Text => required;
     }
 
@@ -142,11 +142,11 @@ keys! {
 
     /// Services, networks and addresses that a registry may provide.
     pub(in crate::config) Allow "allow" {
-        /// Host names of services. The names that stand for an allowed service are allowed with it: that in the cluster set, and those
-        /// of its pods.
+        /// Host names of services. An allowed service is also allowed under the names derived from it: its name in the
+        /// cluster set and the host names of its pods.
         SERVICES "services": form::NonEmpty<form::Pattern> => "any";
         /// Networks of endpoints.
-        NETWORKS "networks": form::NonEmpty<form::NetworkName> => "its own";
+        NETWORKS "networks": form::NonEmpty<form::NetworkName> => "the network of the registry";
         /// Address blocks of endpoints, including addresses that host names resolve to. A loopback or link-local
         /// address is allowed only by a block within the loopback or link-local range (`127.0.0.0/8`, not
         /// `0.0.0.0/0`). Unspecified and multicast addresses are never allowed.

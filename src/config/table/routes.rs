@@ -29,7 +29,7 @@ fn check_interval(text: &str) -> Result<Duration, InvalidValue> {
     if interval < CHECK_INTERVAL_MIN { Err("it is shorter than 100ms".into()) } else { Ok(interval) }
 }
 
-/// The tuning without keys, as far as it is the same for routes and services.
+/// The defaults of the keys that have the same default for routes and services.
 fn base() -> Tuning {
     Tuning::for_routes(&Timeouts::default())
 }
@@ -134,7 +134,7 @@ impl Form for RouteForms {
     type Value = ();
     const KIND: Kind = Kind::Union(&Union {
         name: "routeForms",
-        expects: "an address with its port (\"10.0.0.1:443\"), a list of them, or a map with endpoints or service",
+        expects: "an address with its port (\"10.0.0.1:443\"), a list of them, or a map with `endpoints` or `service`",
         kinds: &[form::Target::KIND, form::NonEmpty::<RouteEndpointForms>::KIND, Kind::Object(Route::OBJECT)],
     });
 

@@ -1,4 +1,4 @@
-//! `networks`, `aggregator`, `dns`, `state` and `xds`.
+//! Tests of `networks`, `aggregator`, `dns`, `state` and `xds`.
 
 use super::bad::{refused, refused_with};
 use super::*;
@@ -30,7 +30,7 @@ fn a_network_has_access_and_gateways() {
     assert_eq!((first.cluster.as_str(), first.locality.as_str()), ("w1", "r/z"));
     assert_eq!(first.identity.as_ref().map(|own| own.as_str()), Some("spiffe://td/ns/a/sa/b"));
     assert_eq!((second.sni_port, second.hbone_port, second.weight), (None, Some(1), Weight::ONE));
-    // A gateway that is listed twice, or in two networks, is allowed: weights add up.
+    // A gateway may be listed twice, or in two networks; its weights are added.
     assert_eq!(second, third);
     assert_eq!(east.gateways[0].host, Host::Ip([192, 0, 2, 7].into()));
     assert_eq!(north.gateways, []);
@@ -200,7 +200,9 @@ fn bad_xds() {
     refused_with(
         "xds: {bind: '10.0.0.1:15010'}",
         &[
-            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is not a loopback address; that requires xds.tls…(did you mean \"127.0.0.1:15010\"?)",
+            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is not a loopback address; any other address requires \
+             xds.tls…(did you mean \
+             \"127.0.0.1:15010\"?)",
         ],
     );
     refused_with(
@@ -217,7 +219,7 @@ fn bad_xds() {
     refused_with(
         &format!("xds: {{bind: '10.0.0.1:15010', tls: {{}}}}\n{secure}"),
         &[
-            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is not a loopback address; that requires xds.clients",
+            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is not a loopback address; any other address requires xds.clients",
         ],
     );
     refused_with(
@@ -252,7 +254,9 @@ fn bad_xds() {
     );
     refused_with(
         "xds: {bind: '127.0.0.1:15010'}\nroutes: {a.b: '127.0.0.1:15010'}",
-        &[":3:15: routes[\"a.b\"]: found 127.0.0.1:15010, which is this gateway's own xds.bind"],
+        &[
+            ":3:15: routes[\"a.b\"]: found 127.0.0.1:15010, an address on which this gateway listens (xds.bind)",
+        ],
     );
 }
 
@@ -278,13 +282,19 @@ fn virtual_addresses_come_from_ranges_that_nothing_else_uses() {
     };
     bad(
         "240.240.0.0/16",
-        "found \"240.240.0.0/16\", which overlaps 240.240.0.0/16, from which istiod gives out addresses itself",
+        "found \"240.240.0.0/16\", which overlaps 240.240.0.0/16, from which istiod assigns virtual addresses",
     );
     bad("240.0.0.0/8", "found \"240.0.0.0/8\", which overlaps 240.240.0.0/16");
     bad("'2001:2:0:7::/64'", "found \"2001:2:0:7::/64\", which overlaps 2001:2::/48");
     bad("127.9.0.0/16", "found \"127.9.0.0/16\", which overlaps the loopback addresses, 127.0.0.0/8");
-    bad("10.0.0.0/30", "found \"10.0.0.0/30\"; the prefix of a range of virtual addresses is /8 to /29");
-    bad("'fd00::/16'", "found \"fd00::/16\"; the prefix of a range of virtual addresses is /32 to /125");
+    bad(
+        "10.0.0.0/30",
+        "found \"10.0.0.0/30\"; the prefix length of a range of virtual addresses is from /8 to /29",
+    );
+    bad(
+        "'fd00::/16'",
+        "found \"fd00::/16\"; the prefix length of a range of virtual addresses is from /32 to /125",
+    );
     refused_with(
         "dnsServer: {zones: [a], vips: [10.1.0.0/16, 10.2.0.0/16]}",
         &[":2:45: dnsServer.vips[1]: found \"10.2.0.0/16\", a second IPv4 range"],
@@ -303,15 +313,19 @@ fn the_dns_server_listens_on_one_address_that_is_its_own() {
     refused_with("dnsServer: {}", &[":2:12: dnsServer: …zones"]);
     refused_with(
         "dnsServer: {zones: [a], bind: '0.0.0.0:53'}",
-        &[":2:31: dnsServer.bind: found \"0.0.0.0:53\", which is all addresses of the host"],
+        &[":2:31: dnsServer.bind: found \"0.0.0.0:53\", which stands for all addresses of the host"],
     );
     refused_with(
         "dnsServer: {zones: [a], bind: '127.0.0.1:53', upstream: [127.0.0.1]}",
-        &[":2:58: dnsServer.upstream[0]: found \"127.0.0.1\", which is this gateway's own dnsServer.bind"],
+        &[
+            ":2:58: dnsServer.upstream[0]: found \"127.0.0.1\", an address on which this gateway listens (dnsServer.bind)",
+        ],
     );
     refused_with(
         "dnsServer: {zones: [a], bind: '127.0.0.1:5353'}\nroutes: {a.b: '127.0.0.1:5353'}",
-        &[":3:15: routes[\"a.b\"]: found 127.0.0.1:5353, which is this gateway's own dnsServer.bind"],
+        &[
+            ":3:15: routes[\"a.b\"]: found 127.0.0.1:5353, an address on which this gateway listens (dnsServer.bind)",
+        ],
     );
     refused_with(
         "dnsServer: {zones: [a], bind: '127.0.0.1:5353'}\nxds: {bind: '127.0.0.1:5353'}",

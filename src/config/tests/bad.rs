@@ -1,9 +1,9 @@
-//! Bad configs: the positions of their problems, and the advice in their messages.
+//! Tests of bad configs: the positions of their problems, and the advice in their messages.
 
 use super::*;
 
-/// Asserts that a text has these problems, each by its position and fragments of its message (with `…`
-/// between them).
+/// Asserts that a text has these problems. Each is given by its position and by fragments of its message, with `…` between
+/// them.
 #[track_caller]
 pub(super) fn refused(text: &str, wanted: &[&str]) {
     let problems = load_text(text).err().unwrap_or_default();
@@ -20,7 +20,7 @@ pub(super) fn refused(text: &str, wanted: &[&str]) {
     }
 }
 
-/// Asserts the problems of a config that is good except for these lines, which begin on line 2.
+/// Asserts the problems of these lines, which begin on line 2 of a config that is good otherwise.
 #[track_caller]
 pub(super) fn refused_with(lines: &str, wanted: &[&str]) {
     refused(&format!("listen: ':15443'\n{lines}\n"), wanted);
@@ -84,7 +84,7 @@ fn types() {
     refused_with("node: {name: true}", &[":2:14: node.name: found true: it is not a text"]);
     refused_with(
         "limits: {connections: '5'}",
-        &[":2:23: limits.connections: found \"5\": it is a text…(did you mean \"5\"?)"],
+        &[":2:23: limits.connections: found \"5\": the quotes make the value a string…(did you mean \"5\"?)"],
     );
     refused_with(
         "limits: {connections: 0}",
@@ -210,7 +210,7 @@ fn binds() {
     socket("", "\"unix:\": the path of the socket is missing");
     socket("//", "\"unix://\": the path of the socket is missing");
     socket("/run/", "\"unix:/run/\": the path of the socket is missing");
-    socket(&"/a".repeat(60), "a path of 120 bytes…a unix socket's path has at most 107");
+    socket(&"/a".repeat(60), "a path of 120 bytes…the path of a unix socket has at most 107 bytes");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn colliding_addresses() {
     );
     refused_with(
         "listeners: [{name: default, bind: ':7'}]",
-        &[":2:20: listeners[0].name: there are two listeners \"default\"; first at c.yaml:1:9"],
+        &[":2:20: listeners[0].name: two listeners have the name \"default\"; first at c.yaml:1:9"],
     );
 }
 
@@ -243,7 +243,7 @@ fn routes() {
     };
     route(
         "10.0.0.1",
-        "8: routes[\"a.b\"]: found \"10.0.0.1\": it has no port; expected an address with its port (\"10.0.0.1:443\"), a list of them, or a map with endpoints or service",
+        "8: routes[\"a.b\"]: found \"10.0.0.1\": it has no port; expected an address with its port (\"10.0.0.1:443\"), a list of them, or a map with `endpoints` or `service`",
     );
     route("5", "8: routes[\"a.b\"]: found the number 5: it has no port; expected an address with its port");
     route("", "3: routes[\"a.b\"]: found nothing, expected an address with its port");
@@ -303,11 +303,11 @@ fn routes() {
     );
     route(
         "'127.0.0.1:15443'",
-        "8: routes[\"a.b\"]: found 127.0.0.1:15443, which is this gateway's own listen",
+        "8: routes[\"a.b\"]: found 127.0.0.1:15443, an address on which this gateway listens (listen)",
     );
     route(
         "[{address: '127.0.0.1:15000'}]",
-        "19: routes[\"a.b\"][0].address: found 127.0.0.1:15000, which is this gateway's own admin.bind",
+        "19: routes[\"a.b\"][0].address: found 127.0.0.1:15000, an address on which this gateway listens (admin.bind)",
     );
 }
 
@@ -325,8 +325,8 @@ fn route_names() {
     refused_with(
         "routes:\n  a.b: 'c.d:1'\n  A.b: 'c.d:1'\n  'a.b.': 'c.d:1'",
         &[
-            ":4:3: routes[\"A.b\"]: there are two routes \"A.b\"…first at c.yaml:3:3",
-            ":5:3: routes[\"a.b.\"]: there are two routes \"a.b.\"…first at c.yaml:3:3",
+            ":4:3: routes[\"A.b\"]: two routes have the name \"A.b\"…first at c.yaml:3:3",
+            ":5:3: routes[\"a.b.\"]: two routes have the name \"a.b.\"…first at c.yaml:3:3",
         ],
     );
 }
@@ -367,7 +367,7 @@ fn services() {
     );
     endpoint(
         "{address: 127.0.0.1, ports: {p: 15443}}",
-        "25: services[0].endpoints[0].address: found 127.0.0.1:15443, which is this gateway's own listen",
+        "25: services[0].endpoints[0].address: found 127.0.0.1:15443, an address on which this gateway listens (listen)",
     );
     endpoint(
         "{address: 10.0.0.1, tunnel: gre}",
@@ -424,7 +424,7 @@ fn exports_policies_and_registries() {
     );
     refused_with(
         "registries: [{file: {path: a, cluster: b}}, {file: {path: a, cluster: c}}]",
-        &[":2:59: registries[1].file.path: \"a\" is the file of two registries; first at c.yaml:2:28"],
+        &[":2:59: registries[1].file.path: two registries read the file \"a\"; first at c.yaml:2:28"],
     );
     refused_with(
         "mesh: {trustDomain: Cluster.Local}",
@@ -451,7 +451,7 @@ fn texts_that_are_no_config() {
     );
     refused(
         "mesh: {}",
-        &[":1:1: found none of listen, listeners, xds and dnsServer, so there is nothing to do"],
+        &[":1:1: found none of listen, listeners, xds and dnsServer, so the gateway has nothing to do"],
     );
     refused("listeners: []", &[":1:1: found none of"]);
     refused("xds: off", &[":1:1: found none of"]);
@@ -673,7 +673,9 @@ fn what_is_doubtful_is_warned_of() {
     for wanted in [
         "c.yaml:2:10: include: \"nothere/*.yaml\" matches no file",
         "c.yaml:3:13: listeners[0]: nothing can be reached through the listener \"idle\": no route and no export",
-        "c.yaml:5:3: routes.default: found \"default\", which matches only clients that send exactly this name (did you mean \"*\"?)",
+        "c.yaml:5:3: routes.default: found \"default\", which is not a wildcard: it matches only clients that send exactly \
+         this name (did you mean \
+         \"*\"?)",
         "c.yaml:6:28: routes[\"a.b\"].endpoints[1]: h:1 is listed twice",
     ] {
         assert!(told.contains(wanted), "{told}\nhas not\n{wanted}");

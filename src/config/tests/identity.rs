@@ -73,7 +73,7 @@ fn bad_identities() {
     );
     refused_with(
         "identity: {istioCa: {address: 'https://a:1', roots: r, token: t}}",
-        &[":2:11: identity: found istioCa, but not both node.namespace"],
+        &[":2:11: identity: found istioCa, which requires both node.namespace"],
     );
     let ca = |address: &str| {
         format!(
@@ -100,6 +100,21 @@ fn what_hbone_may_cost() {
         loaded("listen: ':1'\nhbone: {streams: 10, streamWindow: 64KiB, stalled: 1s, frameSize: 1MiB}");
     let limits = config.policy.hbone;
     assert_eq!((limits.streams, limits.stream_window, limits.connection_window), (10, 65_536, 655_360));
+    assert_eq!(limits.stream_window_max, 65_536, "a window that is given alone is that of all distances");
+    let both =
+        loaded("listen: ':1'\nhbone: {streams: 10, streamWindow: 64KiB, streamWindowMax: 1MiB}").policy.hbone;
+    assert_eq!(
+        (both.stream_window, both.stream_window_max, both.connection_window),
+        (65_536, 1 << 20, 10 << 20)
+    );
+    let far = loaded("listen: ':1'\nhbone: {streamWindowMax: 32MiB}").policy.hbone;
+    assert_eq!((far.stream_window, far.stream_window_max), (4 << 20, 32 << 20));
+    refused_with(
+        "hbone: {streamWindowMax: 1MiB}",
+        &[
+            ":2:26: hbone.streamWindowMax: found 1048576 bytes, but streamWindow is 4194304 bytes; expected as many or more",
+        ],
+    );
     assert_eq!((limits.stalled.as_secs(), limits.frame_size), (1, 1 << 20));
     let large = loaded("listen: ':1'\nhbone: {streams: 65536, streamWindow: 1MiB}").policy.hbone;
     assert_eq!(large.connection_window, 1 << 30);

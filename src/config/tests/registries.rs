@@ -1,4 +1,4 @@
-//! `registries` in etcd.
+//! Tests of `registries` in etcd.
 
 use super::bad::refused_with;
 use super::*;
@@ -80,7 +80,7 @@ fn bad_registries_in_etcd() {
     );
     bad(
         "endpoints: ['http://[::1]:2379'], tls: {roots: r}",
-        &[":2:73: registries[0].etcd.tls: found tls, but all endpoints are http://"],
+        &[":2:73: registries[0].etcd.tls: found tls, but all endpoints have http:// URLs"],
     );
     bad(
         "endpoints: ['https://a.test:1', 'http://[::1]:1'], tls: {roots: r}",

@@ -1,9 +1,10 @@
-//! Active health checks: every endpoint that a service or route wants checked is connected to from time to time, once
-//! however many share it, and its verdict goes into [`super::upstreams`], from where the choice of endpoints reads it.
+//! Active health checks. A task connects from time to time to every endpoint for which a service or route configures
+//! checks, once for all services that share the endpoint. The verdict goes into [`super::upstreams`], where the choice of
+//! endpoints reads it.
 //!
-//! One task on the control runtime does all of it, so that a check never delays a connection: it follows the snapshots
-//! (`targets`), knows whose turn it is ([`schedule`]), and looks at all open sockets together (`sockets`) every
-//! `STEP`, with a turn for other tasks after `AT_ONCE` of them. Nothing of it runs while no endpoint is checked.
+//! One task on the control runtime does all of this, so that a check never delays a connection. It follows the snapshots
+//! (`targets`), knows when each endpoint is due ([`schedule`]), and polls all open sockets together (`sockets`) every
+//! `STEP`; after `AT_ONCE` sockets it yields to other tasks. It sleeps while no endpoint is checked.
 
 pub mod schedule;
 mod sockets;
@@ -29,54 +30,54 @@ use schedule::{Due, Finding, Late, Schedule, Share, milliseconds};
 use sockets::{Outcome, Sockets};
 use targets::{Difference, Targets};
 
-/// Time between two looks at the sockets of checks, which is also how exactly a check keeps its turn.
+/// The time between two polls of the checks' sockets; also the precision with which a check keeps its schedule.
 const STEP: Duration = Duration::from_millis(10);
-/// Checks that are begun or ended before other tasks have a turn: some hundred microseconds.
+/// The number of checks that are begun or ended before the task yields: a few hundred microseconds of work.
 const AT_ONCE: usize = 32;
-/// How often the summary is made.
+/// The minimum time between two summaries of the checks.
 const SUMMARY_EVERY: Duration = Duration::from_millis(500);
 
 /// The state of all checks, for the API and the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// The endpoints of each service and route that are checked.
+    /// The numbers of checked and healthy endpoints, by service and route.
     pub shares: BTreeMap<Arc<str>, Share>,
-    /// The checks that wait too long because as many run as may.
+    /// The checks that wait too long because the limit of simultaneous checks is reached.
     pub late: Option<Late>,
-    /// The largest number of checks at the same time.
+    /// The limit of simultaneous checks.
     pub places: usize,
 }
 
 /// The parts of the data plane that checks use.
 pub(crate) struct Surroundings {
-    /// The state that receives the verdicts.
+    /// The run-time state of endpoints, which receives the results of the checks.
     pub(crate) upstreams: Arc<Upstreams>,
     /// The addresses of this process, which are never dialled.
     pub(crate) own: Arc<OwnAddresses>,
-    /// The largest number of checks at the same time.
+    /// The limit of simultaneous checks.
     pub(crate) places: Arc<AtomicUsize>,
     /// The store of metrics.
     pub(crate) recorder: Arc<Recorder>,
-    /// Receives the summary.
+    /// The channel on which the summary is published.
     pub(crate) summary: watch::Sender<Arc<Summary>>,
 }
 
-/// The task of all checks.
+/// The task that runs all health checks.
 struct Checker {
     around: Surroundings,
     reader: Reader,
-    /// The generation of the last snapshot that was followed; 0: none.
+    /// The generation of the last snapshot that was applied; 0 if none was.
     seen: u64,
     began: Instant,
     targets: Targets,
     schedule: Schedule,
     sockets: Sockets,
     counters: HashMap<Reason, Counter>,
-    /// The time of the last summary, and the changes of the schedule until then.
+    /// The time of the last summary, and the value of [`Schedule::changes`] at that time.
     summarized: Option<(Instant, u64)>,
 }
 
-/// Checks endpoints until there are no more snapshots. Dropped at any time, it leaves nothing behind but verdicts.
+/// Checks endpoints until there are no more snapshots. If the future is dropped, only the results recorded so far remain.
 pub(crate) async fn run(around: Surroundings, reader: Reader) {
     let mut checker = Checker {
         around,
@@ -100,7 +101,7 @@ pub(crate) async fn run(around: Surroundings, reader: Reader) {
                 }
             }
             Some(wake) => tokio::select! {
-                // Sockets first: snapshots may change without end.
+                // The sockets have priority, because snapshots may change without end.
                 biased;
                 () = tokio::time::sleep_until(wake) => {}
                 is_one = changed => if !is_one {
@@ -112,12 +113,12 @@ pub(crate) async fn run(around: Surroundings, reader: Reader) {
 }
 
 impl Checker {
-    /// Returns the milliseconds since the start.
+    /// Returns the milliseconds since the checks began.
     fn now(&self) -> u64 {
         milliseconds(self.began.elapsed())
     }
 
-    /// Takes over what is to be checked from the newest snapshot.
+    /// Applies the changes of the newest snapshot to the schedule.
     async fn follow(&mut self) {
         let snapshot = self.reader.current().clone();
         if snapshot.generation == self.seen {
@@ -148,13 +149,13 @@ impl Checker {
         }
     }
 
-    /// Returns what differs from the targets of the last snapshot.
+    /// Returns the difference from the targets of the last snapshot; `None` if the computation has panicked.
     async fn difference(&mut self, snapshot: Arc<Snapshot>, since: Since) -> Option<Difference> {
         let is_small = matches!(since, Since::Deltas(_)) && self.targets.is_of(&snapshot.policy);
         if is_small {
             return Some(self.targets.follow(&snapshot, &since));
         }
-        // A large mesh makes this a long computation. Checks that end meanwhile are looked at after it.
+        // In a large mesh this computation takes long. Checks that end meanwhile are noticed after it.
         let mut targets = std::mem::take(&mut self.targets);
         let followed = background::run(move || {
             let difference = targets.follow(&snapshot, &since);
@@ -166,13 +167,13 @@ impl Checker {
                 Some(difference)
             }
             Err(error) => {
-                tracing::error!(%error, "what is to be checked could not be worked out");
+                tracing::error!(%error, "internal error: cannot determine which endpoints have health checks");
                 None
             }
         }
     }
 
-    /// Ends the checks that have an answer and begins those whose turn has come; returns when to do so again.
+    /// Ends the checks whose result is known and begins those that are due. Returns the time of the next call.
     async fn turn(&mut self) -> Option<Instant> {
         let places = self.around.places.load(Ordering::Relaxed);
         let ended = self.sockets.look(self.now(), places);
@@ -199,7 +200,8 @@ impl Checker {
         let summary = self.summarize(places);
         let next = self.schedule.next().map(|turn| self.began + Duration::from_millis(turn));
         let step = Instant::now() + STEP;
-        // Turns of one step are taken together. Where all places are taken, the next turn is that of a socket.
+        // All checks that become due within one step are handled together. While checks are running, the next call is one
+        // step away.
         let next = if self.sockets.len() > 0 { Some(step) } else { next.map(|next| next.max(step)) };
         next.into_iter().chain(summary).min()
     }
@@ -208,7 +210,7 @@ impl Checker {
         let is_own =
             self.around.own.is_own(due.address) || self.reader.held().networks().is_own_gateway(due.address);
         let now = self.now();
-        // As a client's connection to it would end.
+        // A client's connection to this address would end with the same reason.
         let outcome =
             if is_own { Some(Some(Err(Reason::EndpointUnreachable))) } else { self.sockets.begin(due, now) };
         if let Some(outcome) = outcome {
@@ -228,12 +230,12 @@ impl Checker {
         }
     }
 
-    /// Makes the summary if it is time to; returns when to make the next one.
+    /// Publishes the summary if it is due and has changed; if it is not yet due, returns when it is.
     fn summarize(&mut self, places: usize) -> Option<Instant> {
         let (last, changes) = self.summarized.unzip();
         let next = last.map(|last| last + SUMMARY_EVERY).filter(|next| *next > Instant::now());
         if next.is_some() {
-            // The late checks are not counted in every turn.
+            // Counting the late checks on every call would cost too much.
             return next;
         }
         let late = self.schedule.late(self.now());
@@ -249,7 +251,7 @@ impl Checker {
     }
 }
 
-/// Gives other tasks a turn after some of many steps.
+/// Yields to other tasks after every `AT_ONCE` steps.
 async fn take_turns(step: usize) {
     if step.is_multiple_of(AT_ONCE) {
         tokio::task::yield_now().await;

@@ -49,7 +49,7 @@ keys! {
         /// Port number that clients use, unique in the service.
         PORT "port": form::Port => required;
         /// Port on which endpoints listen, except those that set their own port.
-        TARGET_PORT "targetPort": form::Port => "as `port`";
+        TARGET_PORT "targetPort": form::Port => "the value of `port`";
         /// Protocol of the port. `TLS` and `HTTPS` mean the application's own TLS, so clients may use the plain
         /// host name as SNI.
         PROTOCOL "protocol": form::Choice<PortProtocol> = PortProtocol::default();

@@ -1,6 +1,5 @@
-//! The kernel's notices of changes in folders. One inotify instance serves the whole process (a user may have
-//! 128 of them, and a mesh more files than that), and each subscription gets only the notices of its own
-//! paths.
+//! The kernel's notices of changes in folders. One inotify instance serves the whole process, because a user may have only
+//! 128 of them and a mesh has more files. Each subscription gets only the notices of its own paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -13,10 +12,10 @@ use tokio::sync::mpsc;
 
 use super::super::reading::aside;
 
-/// Notices that may wait in a subscription. If some are lost, the last one counts as that of a file being
-/// written.
+/// The number of notices that may wait in a subscription. Further notices are lost. If the notice that a file was closed is
+/// lost, the file counts as being written until the next check.
 const HINTS: usize = 64;
-/// Links followed on the way to a file: as many as the kernel follows (path_resolution(7)).
+/// The number of links followed to reach a file; the kernel follows as many (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
 static NOTICES: LazyLock<Notifier> = LazyLock::new(Notifier::new);
@@ -24,18 +23,18 @@ static NOTICES: LazyLock<Notifier> = LazyLock::new(Notifier::new);
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hint {
-    /// A change that others may follow, so that a read could see half of it.
+    /// A change after which others usually follow, so that a read could see half of the change.
     Begun,
-    /// The same, of a file that its writer has written to and not closed.
+    /// A writer has written to a file and not closed it yet; other changes may follow.
     Written,
-    /// A file was closed by its writer, or removed; others may follow at once.
+    /// A file was closed by its writer, or removed; other changes may follow immediately.
     Closed,
-    /// A file or link was put in its place, complete.
+    /// A complete file or link was moved to its path.
     Placed,
 }
 
 impl Hint {
-    /// Returns the hint of an event; `None` if the event changes nothing.
+    /// Returns the kind of change that an event reports; `None` if the event changes nothing.
     fn of(kind: EventKind) -> Option<Self> {
         match kind {
             EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => Some(Self::Placed),
@@ -49,28 +48,29 @@ impl Hint {
     }
 }
 
-/// A hint and its path.
+/// The kind of a change, and the path that has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
     pub(super) hint: Hint,
-    /// Empty if the path is not known.
+    /// The path; empty if it is not known.
     pub(super) path: PathBuf,
 }
 
-/// A subscription to changes at some paths, until it is dropped.
+/// A subscription to changes of some paths, which ends when it is dropped.
 pub(super) struct Subscription {
     heard: mpsc::Receiver<Notice>,
-    /// The subscription's own sender, by which the watcher identifies it, and by which it wakes itself.
+    /// The sender of the `heard` channel. The watcher identifies the subscription by its sender, and the subscription uses the
+    /// sender to wake itself.
     own: mpsc::Sender<Notice>,
     watch_points: BTreeSet<WatchPoint>,
 }
 
-/// A folder entry whose change matters.
+/// An entry of a folder that is watched, or all of its entries.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct WatchPoint {
-    /// The path without links.
+    /// The path of the folder, with all links resolved.
     folder: PathBuf,
-    /// The entry of the folder; `None`: any entry.
+    /// The name of the watched entry in the folder; `None`: all entries are watched.
     name: Option<OsString>,
 }
 
@@ -82,16 +82,16 @@ impl Subscription {
         Self { heard, own, watch_points }
     }
 
-    /// Subscribes to other paths, or to the present targets of the same links. Folders that cannot be watched
-    /// give no notices.
+    /// Subscribes to other paths, or to the current targets of the same links. Folders that cannot be watched give no
+    /// notices.
     pub(super) fn follow<'p>(&mut self, paths: impl IntoIterator<Item = &'p PathBuf>) {
         let watch_points = watch_points_of(paths);
-        // New watches are added before old ones are dropped, so that no event is lost. Places in both sets
-        // are added again: a folder that was removed and made again is another inode.
+        // New watches are added before old ones are dropped, so that no event is lost. Watch points in both sets are added
+        // again, because a folder that was removed and created again has another inode.
         NOTICES.begin(&watch_points, &self.own);
         NOTICES.end(&self.watch_points, &self.own);
         if !watch_points.is_subset(&self.watch_points) {
-            // A place that was not watched before may have changed meanwhile, so a check is due.
+            // A new watch point may have changed before its watch began, so a check is due.
             let _ = self.own.try_send(Notice { hint: Hint::Begun, path: PathBuf::new() });
         }
         self.watch_points = watch_points;
@@ -99,7 +99,7 @@ impl Subscription {
 
     /// Waits for the next notice.
     pub(super) async fn next(&mut self) -> Notice {
-        // The channel never closes, as the subscription holds a sender.
+        // The channel never closes, because the subscription itself holds a sender.
         self.heard.recv().await.unwrap_or(Notice { hint: Hint::Begun, path: PathBuf::new() })
     }
 }
@@ -115,13 +115,14 @@ struct Subscriber {
     hints: mpsc::Sender<Notice>,
 }
 
-/// Subscriptions by folder. Behind a lock apart from the watcher's: the watcher's thread takes this one while
-/// others wait for that thread.
+/// The subscriptions by folder. They have a lock of their own. With one lock for the subscriptions and the watcher there would
+/// be a deadlock: a thread that has locked the watcher may wait for the watcher's thread, and the watcher's thread locks the
+/// subscriptions.
 type Subscribers = Arc<Mutex<BTreeMap<PathBuf, Vec<Subscriber>>>>;
 
 struct Notifier {
     subscribers: Subscribers,
-    /// `None` if the watcher could not be made, for example for lack of inotify instances: then there are no
+    /// The watcher; `None` if it could not be created, for example for lack of inotify instances. Then there are no
     /// notices.
     watcher: Mutex<Option<RecommendedWatcher>>,
 }
@@ -136,7 +137,7 @@ impl Notifier {
             }
         });
         let watcher = watcher.inspect_err(|error| {
-            tracing::warn!(%error, "the kernel gives no notice of file changes; files are checked every 5 s");
+            tracing::warn!(%error, "cannot use inotify, so files are checked for changes every 5 s");
         });
         Self { subscribers, watcher: Mutex::new(watcher.ok()) }
     }
@@ -168,7 +169,7 @@ impl Notifier {
             }
         }
         if !idle.is_empty() {
-            // The watcher may wait for a file system that does not answer, and this thread may have to go on.
+            // A separate thread makes this call, because the watcher may wait for a file system that does not answer.
             aside(|| NOTICES.unwatch(idle));
         }
     }
@@ -177,7 +178,7 @@ impl Notifier {
         let mut watcher = locked(&self.watcher);
         for folder in folders {
             if !locked(&self.subscribers).contains_key(&folder) {
-                // The call fails if the folder could not be watched, or is gone.
+                // The call fails if the folder could not be watched, or has been removed.
                 let _ = watcher.as_mut().map(|watcher| watcher.unwatch(&folder));
             }
         }
@@ -187,12 +188,12 @@ impl Notifier {
 /// Delivers an event to the subscriptions of its paths.
 fn deliver(subscribers: &BTreeMap<PathBuf, Vec<Subscriber>>, event: &Event) {
     let Some(hint) = Hint::of(event.kind) else { return };
-    // A full queue holds enough hints.
+    // A notice for a full queue is dropped, because the queue already contains enough notices.
     let deliver = |subscriber: &Subscriber, path: &Path| {
         let _ = subscriber.hints.try_send(Notice { hint, path: path.to_owned() });
     };
     if event.need_rescan() {
-        // The kernel dropped events of unknown paths.
+        // The kernel has dropped events with unknown paths, so every subscription is notified.
         subscribers.values().flatten().for_each(|subscriber| deliver(subscriber, Path::new("")));
     }
     for path in &event.paths {
@@ -202,7 +203,7 @@ fn deliver(subscribers: &BTreeMap<PathBuf, Vec<Subscriber>>, event: &Event) {
             subscriber.name.is_none() || subscriber.name.as_deref() == path.file_name()
         };
         inside.filter(concerned).for_each(deliver);
-        // Subscriptions to the folder itself.
+        // A subscription may also be to the folder itself.
         subscribers.get(path).into_iter().flatten().for_each(deliver);
     }
 }
@@ -211,13 +212,12 @@ fn watch_points_of<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> BTreeSet
     paths.into_iter().flat_map(|path| watch_points(path)).collect()
 }
 
-/// Returns the places whose change matters for a path: the path itself, the entries of a folder, and each
-/// link on the way.
+/// Returns the watch points of a path: the path itself, the entries of a folder, and each link on the path.
 fn watch_points(path: &Path) -> Vec<WatchPoint> {
     let mut watch_points = Vec::new();
     let Ok(whole) = std::path::absolute(path) else { return watch_points };
     let mut at = PathBuf::new();
-    // The rest of the way, last part first.
+    // The rest of the path, last component first.
     let mut way: Vec<OsString> = parts(&whole);
     while let Some(part) = way.pop() {
         if part == OsStr::new("..") {
@@ -240,7 +240,7 @@ fn watch_points(path: &Path) -> Vec<WatchPoint> {
     watch_points
 }
 
-/// Returns the parts of a path, last first. The root is a part too: it leads to the root from anywhere.
+/// Returns the components of a path, last first. The root of an absolute path is one of them.
 fn parts(path: &Path) -> Vec<OsString> {
     let parts = path.components().rev().filter(|part| *part != Component::CurDir);
     parts.map(|part| part.as_os_str().to_owned()).collect()

@@ -1,5 +1,5 @@
-//! Reads a header from the first bytes of a stream, however they are cut. A fault belongs to the byte that shows it, so that
-//! the verdict does not depend on the cuts.
+//! Reads a header from the first bytes of a stream. A fault is reported at the byte that shows it, so the verdict does not
+//! depend on how the bytes were cut.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -13,8 +13,8 @@ use crate::model::address::canonical_ip;
 /// The content of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The proxy speaks for itself, as in a health check, or does not know whom it speaks for: `LOCAL` or `UNSPEC` of version
-    /// 2, `UNKNOWN` of version 1. The connection's own addresses hold.
+    /// The proxy speaks for itself, as in a health check, or does not know the client: `LOCAL` or `UNSPEC` of version 2,
+    /// `UNKNOWN` of version 1. The addresses of the connection itself apply.
     Local,
     /// The proxy speaks for a client.
     Proxied(Announced),
@@ -23,29 +23,29 @@ pub enum Header {
 /// The result of reading the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The bytes are legal so far, and the header is not whole.
+    /// The bytes are valid so far, and the header is not complete.
     NeedMore,
-    /// The header is whole.
+    /// The header is complete.
     Whole {
-        /// Its content.
+        /// The content of the header.
         header: Header,
-        /// Its length in bytes; the stream of the client begins there.
+        /// The length of the header in bytes; the client's stream begins after it.
         length: usize,
     },
-    /// The bytes are no header that the gateway accepts.
+    /// The bytes are not a header that the gateway accepts.
     Refused(HeaderFault),
 }
 
 /// The reason why a header is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderFault {
-    /// The first bytes are no header of either version.
-    #[error("the first bytes are no PROXY header")]
+    /// The first bytes are not those of a header of either version.
+    #[error("the first bytes are not a PROXY header")]
     Missing,
     /// A header of version 1 or 2 is malformed; the text names the part.
     #[error("the PROXY header is malformed: {0}")]
     Malformed(&'static str),
-    /// The header is longer than the gateway reads.
+    /// The header is longer than the gateway accepts.
     #[error("the PROXY header is longer than {0} bytes")]
     TooLong(usize),
 }
@@ -69,23 +69,24 @@ pub fn read(bytes: &[u8]) -> Verdict {
     }
 }
 
-/// Returns true if the bytes and the prefix are equal as far as both go.
+/// Returns true if the bytes and the prefix agree up to the end of the shorter one.
 fn begins(bytes: &[u8], prefix: &[u8]) -> bool {
     bytes.iter().zip(prefix).all(|(byte, expected)| byte == expected)
 }
 
 type Read = Result<Option<(Header, usize)>, HeaderFault>;
 
-/// Reads `PROXY TCP4 192.0.2.1 192.0.2.2 1234 443` with CRLF (§2.1).
+/// Reads a header such as `PROXY TCP4 192.0.2.1 192.0.2.2 1234 443` and its CRLF (§2.1).
 fn read_v1(bytes: &[u8]) -> Read {
     let within = &bytes[..bytes.len().min(V1_BYTES_MAX)];
     let Some(end) = within.iter().position(|byte| *byte == b'\n') else {
         return if bytes.len() < V1_BYTES_MAX { Ok(None) } else { Err(HeaderFault::TooLong(V1_BYTES_MAX)) };
     };
-    let line = within[..end].strip_suffix(b"\r").ok_or(HeaderFault::Malformed("its line ends without CR"))?;
-    let line =
-        line.get(V1_PREFIX.len()..).ok_or(HeaderFault::Malformed("its line ends before a protocol"))?;
-    let line = std::str::from_utf8(line).map_err(|_| HeaderFault::Malformed("it is not text"))?;
+    let line = within[..end]
+        .strip_suffix(b"\r")
+        .ok_or(HeaderFault::Malformed("the line does not end with CR LF"))?;
+    let line = line.get(V1_PREFIX.len()..).ok_or(HeaderFault::Malformed("the line has no protocol"))?;
+    let line = std::str::from_utf8(line).map_err(|_| HeaderFault::Malformed("the line is not UTF-8 text"))?;
     Ok(Some((line_header(line)?, end + 1)))
 }
 
@@ -93,7 +94,7 @@ fn line_header(line: &str) -> Result<Header, HeaderFault> {
     let mut fields = line.split(' ');
     let protocol = fields.next().unwrap_or_default();
     if protocol == "UNKNOWN" {
-        // The rest of the line is to be ignored.
+        // The specification says that a receiver must ignore the rest of the line.
         return Ok(Header::Local);
     }
     let mut address = || match (protocol, fields.next().unwrap_or_default()) {
@@ -103,7 +104,7 @@ fn line_header(line: &str) -> Result<Header, HeaderFault> {
         ("TCP6", text) => {
             Ipv6Addr::from_str(text).map(IpAddr::V6).map_err(|_| "an address is not an IPv6 address")
         }
-        _ => Err("its protocol is none of TCP4, TCP6 and UNKNOWN"),
+        _ => Err("the protocol is none of TCP4, TCP6 and UNKNOWN"),
     };
     let addresses = address().and_then(|source| Ok((source, address()?)));
     let (source, destination) = addresses.map_err(HeaderFault::Malformed)?;
@@ -111,12 +112,12 @@ fn line_header(line: &str) -> Result<Header, HeaderFault> {
         || fields.next().and_then(port).ok_or(HeaderFault::Malformed("a port is not a number up to 65535"));
     let (source_port, destination_port) = (port()?, port()?);
     if fields.next().is_some() {
-        return Err(HeaderFault::Malformed("its line goes on after the ports"));
+        return Err(HeaderFault::Malformed("the line continues after the ports"));
     }
     Ok(proxied((source, source_port), (destination, destination_port)))
 }
 
-/// Reads a port as the protocol writes it: without sign and leading zeros.
+/// Reads a port in the form of the protocol: without a sign or leading zeros.
 fn port(text: &str) -> Option<u16> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     plain.then(|| text.parse().ok()).flatten()
@@ -127,22 +128,24 @@ fn proxied(source: (IpAddr, u16), destination: (IpAddr, u16)) -> Header {
     Header::Proxied(Announced { source: address(source), destination: address(destination) })
 }
 
-/// Reads the binary header (§2.2).
+/// Reads a header of version 2, which is binary (§2.2).
 fn read_v2(bytes: &[u8]) -> Read {
     let command = match bytes.get(12) {
         None => return Ok(None),
         Some(command @ (&LOCAL | &PROXY)) => *command,
-        Some(_) => return Err(HeaderFault::Malformed("its version is not 2, or its command is unknown")),
+        Some(_) => return Err(HeaderFault::Malformed("the version is not 2, or the command is unknown")),
     };
     let family = match (command, bytes.get(13)) {
         (_, None) => return Ok(None),
-        // A receiver ignores what else a LOCAL header says.
+        // A receiver ignores the rest of a LOCAL header.
         (LOCAL, Some(_)) => None,
         (_, Some(&TCP4)) => Some(TCP4),
         (_, Some(&TCP6)) => Some(TCP6),
         (_, Some(0x00)) => None,
         (_, Some(_)) => {
-            return Err(HeaderFault::Malformed("it announces neither TCP over IPv4 nor TCP over IPv6"));
+            return Err(HeaderFault::Malformed(
+                "the header announces neither TCP over IPv4 nor TCP over IPv6",
+            ));
         }
     };
     let Some(&[high, low]) = bytes.get(14..V2_FIXED).and_then(|length| length.first_chunk()) else {
@@ -154,13 +157,13 @@ fn read_v2(bytes: &[u8]) -> Read {
     }
     let addresses_end = V2_FIXED + family.map_or(0, |family| if family == TCP4 { 12 } else { 36 });
     if length < addresses_end {
-        return Err(HeaderFault::Malformed("it is too short for its addresses"));
+        return Err(HeaderFault::Malformed("the header is too short for its addresses"));
     }
     let Some(header) = bytes.get(..length) else { return Ok(None) };
     let Some(family) = family else { return Ok(Some((Header::Local, length))) };
     check_tlvs(header, addresses_end)?;
     let addresses = addresses(family, &header[V2_FIXED..addresses_end]);
-    Ok(Some((addresses.ok_or(HeaderFault::Malformed("it is too short for its addresses"))?, length)))
+    Ok(Some((addresses.ok_or(HeaderFault::Malformed("the header is too short for its addresses"))?, length)))
 }
 
 /// Reads both addresses, then both ports.
@@ -178,22 +181,23 @@ fn addresses(family: u8, block: &[u8]) -> Option<Header> {
     Some(proxied((source, u16::from_be_bytes([a, b])), (destination, u16::from_be_bytes([c, d]))))
 }
 
-/// Checks that the TLVs after the addresses fill the header exactly, and that a checksum among them is right (§2.2).
+/// Checks that the TLVs after the addresses fill the header exactly, and that the checksum is correct if there is one
+/// (§2.2).
 fn check_tlvs(header: &[u8], from: usize) -> Result<(), HeaderFault> {
     let mut at = from;
     let mut checksum = None;
     while let Some(rest) = header.get(at..).filter(|rest| !rest.is_empty()) {
         let Some(&[kind, high, low]) = rest.first_chunk() else {
-            return Err(HeaderFault::Malformed("it ends within the head of a TLV"));
+            return Err(HeaderFault::Malformed("the header ends within the type or length of a TLV"));
         };
         let value = at + 3;
         let end = value + usize::from(u16::from_be_bytes([high, low]));
         if end > header.len() {
-            return Err(HeaderFault::Malformed("a TLV goes on after the header's end"));
+            return Err(HeaderFault::Malformed("a TLV extends beyond the end of the header"));
         }
         if kind == TLV_CRC32C {
             if end - value != 4 || checksum.is_some() {
-                return Err(HeaderFault::Malformed("its checksum has not 4 bytes, or is there twice"));
+                return Err(HeaderFault::Malformed("the checksum does not have 4 bytes, or appears twice"));
             }
             checksum = Some(value);
         }
@@ -202,16 +206,16 @@ fn check_tlvs(header: &[u8], from: usize) -> Result<(), HeaderFault> {
     let Some(at) = checksum else { return Ok(()) };
     let (before, rest) = header.split_at(at);
     let (announced, after) = rest.split_at(4);
-    // It is the checksum of the header with zeros in its own place.
+    // The checksum is computed over the header with zeros in the bytes of the checksum.
     let computed = !crc32c(crc32c(crc32c(u32::MAX, before), &[0; 4]), after);
     if announced == computed.to_be_bytes() {
         Ok(())
     } else {
-        Err(HeaderFault::Malformed("its checksum is wrong"))
+        Err(HeaderFault::Malformed("the checksum does not match"))
     }
 }
 
-/// Continues a CRC-32C (RFC 3720 §B.4), without the inversions at its beginning and end.
+/// Continues a CRC-32C (RFC 3720 §B.4) over more bytes, without the initial and the final inversion.
 pub(super) fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(crc, |crc, byte| {
         let [low, ..] = crc.to_le_bytes();
@@ -219,7 +223,7 @@ pub(super) fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     })
 }
 
-/// The CRC-32C of each byte.
+/// The CRC-32C of each byte value.
 static CRC32C: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte: u32 = 0;

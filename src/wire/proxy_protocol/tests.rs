@@ -1,4 +1,4 @@
-//! Headers as they are read and written, by hand and by chance.
+//! Tests of reading and writing headers, with fixed and with random input.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn proxied(source: &str, destination: &str) -> Header {
     Header::Proxied(announced(source, destination))
 }
 
-/// Reads the bytes whole and cut after each byte, which must agree.
+/// Reads the bytes at once and cut after each byte; asserts that the verdicts agree.
 #[track_caller]
 fn judged(bytes: &[u8]) -> Verdict {
     let whole = read(bytes);
@@ -37,7 +37,7 @@ fn malformed(bytes: &[u8], part: &str) {
     }
 }
 
-/// A header of version 2 with these bytes after its addresses.
+/// Returns a header of version 2 with these bytes after its addresses.
 fn with_tlvs(tlvs: &[u8]) -> Vec<u8> {
     let length = u16::try_from(12 + tlvs.len()).expect("short").to_be_bytes();
     let addresses = [192, 0, 2, 1, 192, 0, 2, 2, 0x04, 0xd2, 0x01, 0xbb];
@@ -59,7 +59,7 @@ fn a_line_is_a_header_of_version_1() {
     whole("PROXY TCP6 ::ffff:192.0.2.1 ::1 1 2\r\n", proxied("192.0.2.1:1", "[::1]:2"));
     whole("PROXY UNKNOWN\r\n", Header::Local);
     whole("PROXY UNKNOWN ffff::1 anything at all\r\n", Header::Local);
-    // The longest line there can be.
+    // The longest possible line.
     let six = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
     let longest = format!("PROXY UNKNOWN {six} {six} 65535 65535\r\n");
     assert_eq!(longest.len(), V1_BYTES_MAX);
@@ -69,7 +69,7 @@ fn a_line_is_a_header_of_version_1() {
 #[test]
 fn a_line_that_is_not_exactly_a_header_is_refused() {
     for (line, part) in [
-        ("PROXY TCP4 192.0.2.1 192.0.2.2 1234 443\n", "without CR"),
+        ("PROXY TCP4 192.0.2.1 192.0.2.2 1234 443\n", "does not end with CR LF"),
         ("PROXY \r\n", "none of TCP4"),
         ("PROXY UDP4 192.0.2.1 192.0.2.2 1 2\r\n", "none of TCP4"),
         ("PROXY UNKNOWNS\r\n", "none of TCP4"),
@@ -85,8 +85,8 @@ fn a_line_that_is_not_exactly_a_header_is_refused() {
         ("PROXY TCP4 192.0.2.1 192.0.2.2 +1 2\r\n", "a port"),
         ("PROXY TCP4 192.0.2.1 192.0.2.2 01 2\r\n", "a port"),
         ("PROXY TCP4 192.0.2.1 192.0.2.2 -1 2\r\n", "a port"),
-        ("PROXY TCP4 192.0.2.1 192.0.2.2 1 2 \r\n", "goes on"),
-        ("PROXY TCP4 192.0.2.1 192.0.2.2 1 2 3\r\n", "goes on"),
+        ("PROXY TCP4 192.0.2.1 192.0.2.2 1 2 \r\n", "continues after the ports"),
+        ("PROXY TCP4 192.0.2.1 192.0.2.2 1 2 3\r\n", "continues after the ports"),
         ("PROXY UNKNOWN \u{e9}\r\n\r\n", ""),
     ] {
         if part.is_empty() {
@@ -95,7 +95,7 @@ fn a_line_that_is_not_exactly_a_header_is_refused() {
             malformed(line.as_bytes(), part);
         }
     }
-    malformed(b"PROXY TCP4 \xff\r\n", "not text");
+    malformed(b"PROXY TCP4 \xff\r\n", "not UTF-8 text");
     let endless = [V1_PREFIX, &[b'1'; 200]].concat();
     assert_eq!(judged(&endless), Verdict::Refused(HeaderFault::TooLong(V1_BYTES_MAX)));
     let late = [V1_PREFIX, b"UNKNOWN ", &[b'1'; 92], b"\r\n"].concat();
@@ -121,7 +121,7 @@ fn a_binary_header_is_one_of_version_2() {
     let six = announced("[2001:db8::1]:1", "[2001:db8::2]:2");
     let written = v2(&six, None, "");
     assert_eq!(judged(&written), Verdict::Whole { header: Header::Proxied(six), length: 16 + 36 + 3 });
-    // LOCAL, whatever else it says, and a connection of no known family.
+    // LOCAL with any other content, and PROXY with an unspecified family.
     for (command, family, rest) in [(LOCAL, 0, 0_u16), (LOCAL, TCP4, 5), (LOCAL, 0xff, 300), (PROXY, 0, 40)] {
         let bytes =
             [V2_SIGNATURE, &[command, family][..], &rest.to_be_bytes(), &vec![9; rest.into()]].concat();
@@ -138,7 +138,7 @@ fn a_binary_header_that_contradicts_itself_is_refused() {
     for command in [0x10, 0x11, 0x22, 0x2f, 0x31, 0x00] {
         malformed(&fixed(command, TCP4, 12), "version");
     }
-    // UDP, and a unix socket.
+    // UDP and unix sockets are not accepted.
     for family in [0x12, 0x22, 0x31, 0x32, 0x10, 0x01, 0x41] {
         malformed(&fixed(PROXY, family, 40), "neither TCP over IPv4");
     }
@@ -149,14 +149,14 @@ fn a_binary_header_that_contradicts_itself_is_refused() {
     assert_eq!(judged(&fixed(LOCAL, 0, 4081)), Verdict::Refused(HeaderFault::TooLong(V2_BYTES_MAX)));
     assert_eq!(judged(&fixed(LOCAL, 0, 4080)), Verdict::NeedMore);
     for (tlvs, part) in [
-        (&[2][..], "within the head"),
-        (&[2, 0], "within the head"),
-        (&[2, 0, 1], "goes on after"),
-        (&[2, 0xff, 0xff, 1, 2, 3], "goes on after"),
-        (&[4, 0, 0, 5, 0], "within the head"),
-        (&[3, 0, 0], "checksum has not 4 bytes"),
-        (&[3, 0, 5, 1, 2, 3, 4, 5], "checksum has not 4 bytes"),
-        (&[3, 0, 4, 1, 2, 3, 4], "checksum is wrong"),
+        (&[2][..], "within the type or length"),
+        (&[2, 0], "within the type or length"),
+        (&[2, 0, 1], "extends beyond the end"),
+        (&[2, 0xff, 0xff, 1, 2, 3], "extends beyond the end"),
+        (&[4, 0, 0, 5, 0], "within the type or length"),
+        (&[3, 0, 0], "checksum does not have 4 bytes"),
+        (&[3, 0, 5, 1, 2, 3, 4, 5], "checksum does not have 4 bytes"),
+        (&[3, 0, 4, 1, 2, 3, 4], "checksum does not match"),
         (&[3, 0, 4, 1, 2, 3, 4, 3, 0, 4, 1, 2, 3, 4], "twice"),
     ] {
         malformed(&with_tlvs(tlvs), part);
@@ -172,7 +172,7 @@ fn a_checksum_is_verified_wherever_it_is() {
         let checksum = (!crc32c(u32::MAX, &header)).to_be_bytes();
         header[at..at + 4].copy_from_slice(&checksum);
         assert!(matches!(judged(&header), Verdict::Whole { .. }));
-        // Another type in its place would make it no checksum.
+        // The type of the checksum's TLV stays: with another type, the header would be one without a checksum.
         for position in (16..header.len()).filter(|position| *position != at - 3) {
             let mut other = header.clone();
             other[position] ^= 1;

@@ -7,12 +7,13 @@ use crate::model::endpoint::Labels;
 use crate::net::channel::cut;
 
 impl Index {
-    /// Returns the conditions that the ServiceExports of the cluster have and should have, if they differ from those returned last.
+    /// Returns the present and the wanted conditions of the cluster's ServiceExports, if either have changed since the last
+    /// call.
     pub(in crate::aggregator::kubernetes) fn new_conditions(&mut self) -> Option<Exports> {
         std::mem::take(&mut self.wanted_is_new).then(|| self.wanted.clone())
     }
 
-    /// Makes the conditions anew that a ServiceExport should have, where they are written.
+    /// Updates the conditions that a ServiceExport should have, if this registry writes conditions.
     pub(super) fn renew_conditions(&mut self, key: &ObjectKey) {
         if self.spec.export_writer.is_none() {
             return;
@@ -28,7 +29,8 @@ impl Index {
         self.wanted_is_new = true;
     }
 
-    /// Returns `None` if there is no ServiceExport, or none that is read.
+    /// Returns the conditions that a ServiceExport has and should have; `None` if there is no ServiceExport, or its namespace
+    /// is not read.
     fn wanted_of(&self, key: &ObjectKey) -> Option<WantedConditions> {
         let known = self.exports.get(key).filter(|_| self.is_read(key))?;
         let ExportRecord { generation, conditions, .. } = &known.value;
@@ -36,7 +38,8 @@ impl Index {
         Some(WantedConditions { generation: *generation, has: conditions.clone(), wanted })
     }
 
-    /// Returns a line for the ServiceExports without a Service that can be exported, if there are any.
+    /// Returns a sentence about the ServiceExports whose Service does not exist or cannot be exported; `None` if there are
+    /// none.
     pub(in crate::aggregator::kubernetes) fn unusable_exports(&self) -> Option<String> {
         let mut faults = self.exports.keys().filter(|key| self.is_read(key)).filter_map(|key| {
             let why = match self.services.get(key).map(|known| known.value.class) {
@@ -48,8 +51,8 @@ impl Index {
         });
         let first = faults.next()?;
         Some(match faults.count() {
-            0 => format!("a ServiceExport exports nothing: {first}"),
-            more => format!("{} ServiceExports export nothing, the first one: {first}", more + 1),
+            0 => format!("a ServiceExport has no effect: {first}"),
+            more => format!("{} ServiceExports have no effect; the first one: {first}", more + 1),
         })
     }
 
@@ -73,24 +76,24 @@ impl Index {
             let message = format!("the Service {key} does not exist");
             return vec![
                 condition("Valid", false, "NoService", message),
-                not_ready("there is nothing to export"),
+                not_ready("there is no Service to export"),
             ];
         };
         if service.class == ServiceClass::ExternalName {
             let message = format!("the Service {key} is of type ExternalName");
             return vec![
                 condition("Valid", false, "InvalidServiceType", message),
-                not_ready("there is nothing to export"),
+                not_ready("there is no Service to export"),
             ];
         }
         let valid = condition("Valid", true, "Valid", format!("the Service {key} can be exported"));
         let ready = match service.unmarkable {
-            Some(why) => condition("Ready", false, "Failed", format!("not exported: {why}")),
+            Some(why) => condition("Ready", false, "Failed", format!("the Service is not exported: {why}")),
             None => condition(
                 "Ready",
                 true,
                 "Exported",
-                format!("marked for export from cluster {}", self.cluster),
+                format!("the Service is marked for export from cluster {}", self.cluster),
             ),
         };
         vec![valid, ready]

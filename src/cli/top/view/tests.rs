@@ -1,4 +1,4 @@
-//! The screen as text, of made-up answers.
+//! Tests of the screen as text, for invented overviews.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn overview(names: &[&str], opened: u64) -> Box<Overview> {
 #[test]
 fn each_view_fits_the_screen_and_the_keys_are_on_it() {
     let mut top = Top::new("unix:/a".to_owned());
-    assert!(text(&top.lines((80, 24)))[0].contains("asking unix:/a"));
+    assert!(text(&top.lines((80, 24)))[0].contains("connecting to unix:/a"));
     top.received(Ok(overview(&["a.test"; 90], 7)), Instant::now());
     for size in [(80, 24), (40, 10), (200, 60), (1, 1), (5, 3)] {
         for view in ['1', '2', '3', '4', '5'] {
@@ -53,7 +53,7 @@ fn a_late_answer_turns_no_page_back() {
     top.received(Ok(overview(&["a.test"], 1)), Instant::now());
     assert_eq!(top.pressed(Key::Character('n')), Action::Ask);
     assert!(top.path().contains("page=2"), "{}", top.path());
-    // It was under way when the key was pressed.
+    // This answer was under way when the key was pressed.
     top.received(Ok(overview(&["a.test"], 2)), Instant::now());
     assert_eq!(top.pressed(Key::Character('n')), Action::Ask);
     assert!(top.path().contains("page=3"), "{}", top.path());
@@ -69,7 +69,7 @@ fn rates_are_those_since_the_answer_before() {
         lines.contains("10 new/s") && lines.contains("10.0  ") && lines.contains("10.0 KiB/s"),
         "{lines}"
     );
-    // A restarted gateway counts from 0.
+    // A restarted gateway counts from 0 again.
     top.received(Ok(overview(&["a.test"], 1)), begun + Duration::from_secs(3));
     assert!(text(&top.lines((120, 24))).join("\n").contains("0 new/s"));
 }
