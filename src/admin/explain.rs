@@ -360,7 +360,7 @@ fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&s
     let text = |rule: &Arc<ExportRule>| {
         let mark = rule.marked.as_ref().map(MarkCondition::text).unwrap_or_default();
         format!(
-            "no mark: {} requires {mark}, but no registry has this mark for {}",
+            "export rule {}: requires {mark}, and no registry has it for {}",
             rule.name, service.export_name
         )
     };
@@ -374,7 +374,7 @@ fn sent_header(version: ProxyVersion, candidates: &Candidates) -> String {
     let except = match tunnels {
         0 => String::new(),
         tunnels => format!(
-            ", unless the endpoint is one of the {tunnels} of {} that have tunnel: hbone",
+            ", unless it chooses an endpoint with tunnel: hbone ({tunnels} of the {} endpoints have it)",
             endpoints.len()
         ),
     };

@@ -85,7 +85,7 @@ pub struct Connection {
     /// The party that ended the connection: `client`, `endpoint` or `gateway`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_by: Option<String>,
-    /// The time from accept to the end, or to the time of the answer, in milliseconds.
+    /// The time in milliseconds from accept to the end of the connection; of an open connection, to this response.
     pub duration_ms: f64,
     /// The time from accept to the complete ClientHello, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -175,7 +175,7 @@ impl Upstream {
     }
 }
 
-/// One connection in flight to an endpoint, from before it is dialled to its end.
+/// A connection to an endpoint, counted from just before it is dialled until it ends.
 #[derive(Debug)]
 pub struct InFlight(Arc<Upstream>);
 

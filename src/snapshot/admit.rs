@@ -631,8 +631,8 @@ fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Resul
                 return format!("the service {name} exists, but no export rule names it on this listener");
             }
             format!(
-                "the service {name} exists, but a plain host name needs exactly one exported port of protocol TLS \
-                 or HTTPS; the service has {}",
+                "the service {name} exists, but the server name contains no port, so the service must have exactly \
+                 one exported port of protocol TLS or HTTPS; it has {}",
                 ports_text(service)
             )
         });

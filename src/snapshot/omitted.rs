@@ -111,7 +111,7 @@ impl OmissionReason {
                 "The endpoint's registry cannot be read, and another registry has a ready endpoint for the port."
             }
             Self::Expired => {
-                "The endpoint's registry could not be read for the time in `aggregator.expireAfter`."
+                "The endpoint's registry could not be read for longer than `aggregator.expireAfter`."
             }
             Self::Withheld(Withheld::Claimed) => {
                 "An EndpointSlice names a pod with another UID, namespace or address for the endpoint. Otherwise, anyone who \

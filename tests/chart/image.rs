@@ -96,7 +96,7 @@ fn config(helm: &Helm, more: &[&str]) -> Value {
 fn the_image_serves_reloads_and_drains_as_the_chart_runs_it() {
     const TEST: &str = "the_image_serves_reloads_and_drains_as_the_chart_runs_it";
     let (Some(helm), Some(image)) = (Helm::installed(), Image::build(TEST)) else { return };
-    // The endpoints in this set of values are below 10.0.0.0/8.
+    // The endpoints in this set of values are in 10.0.0.0/8.
     if !inside(&format!("image::{TEST}"), "ip link set lo up; ip route add local 10.0.0.0/8 dev lo") {
         return;
     }

@@ -19,19 +19,20 @@ fn path(record: &Value) -> String {
     record["request"].as_str().expect("a request").trim_start_matches("GET ").to_owned()
 }
 
-/// The continue tokens of the fake; the records call them `continue-1`, `continue-2` and so on.
+/// The continue tokens that the fake API server returned; the records have `continue-1`, `continue-2` and so on instead.
 #[derive(Default)]
 struct Tokens(Vec<String>);
 
 impl Tokens {
-    /// Returns the path of a request with the fake's tokens instead of the record's.
+    /// Returns the path of a recorded request, with each recorded continue token replaced by the token that the fake API server
+    /// returned for it.
     fn asked(&self, path: &str) -> String {
         let numbered = self.0.iter().enumerate();
         numbered
             .fold(path.to_owned(), |path, (at, token)| path.replace(&format!("continue-{}", at + 1), token))
     }
 
-    /// Returns a body with the record's token instead of the fake's.
+    /// Returns a response body of the fake API server, with its continue token replaced by the one in the record.
     fn steady(&mut self, mut body: Value) -> Value {
         if let Some(token) = body["metadata"].get("continue").and_then(Value::as_str) {
             self.0.push(token.to_owned());

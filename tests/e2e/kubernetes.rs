@@ -347,7 +347,7 @@ fn dual_stack_headless_pods_and_exports_of_teams() {
     let refused = explain(&gateway, WEB);
     assert_eq!(refused["reason"], "not_exported", "{refused}");
     assert!(
-        refused["steps"].to_string().contains("no mark: exports[0] requires a ServiceExport"),
+        refused["steps"].to_string().contains("export rule exports[0]: requires a ServiceExport"),
         "{refused}"
     );
     let export = json!({"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport", "metadata": {"namespace": "shop", "name": "web"}});

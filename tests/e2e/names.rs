@@ -2,6 +2,8 @@
 //! and keeps the last addresses if no server answers.
 
 use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -97,11 +99,13 @@ fn ttls_are_kept_within_bounds() {
     let patient =
         bounded.replace("maxTtl: 1s", "minTtl: 1h, maxTtl: 1h").replace("db.test:", "patient.test:");
     gateway.reload(&patient);
-    eventually("a question", || (servers.asked("patient.test") > 0).then_some(()));
-    let before = servers.asked(NAME);
-    gateway.reload(&patient.replace("routes: {", "routes: {other.test: \"db.test:1\", "));
-    eventually("the other name's question", || (servers.asked(NAME) > before).then_some(()));
-    assert!(servers.asked("patient.test") <= 2, "asked once for each kind of address");
+    let resolved = |line: &String| line.contains("name resolved") && line.contains("patient.test");
+    eventually("an answer", || gateway.log().iter().any(resolved).then_some(()));
+    let before = servers.asked("patient.test");
+    // Without the lower bound, this is the time of two look-ups, which are four questions. On a slow machine, repetitions of the
+    // first two questions may still arrive.
+    thread::sleep(Duration::from_millis(2_500));
+    assert!(servers.asked("patient.test") <= before + 2, "the answer is used for an hour");
 }
 
 #[test]

@@ -254,7 +254,10 @@ fn an_endpoint_with_a_tunnel_is_sent_no_header_and_validate_says_so() {
     stream.write(b"inner").expect("open");
     eventually("the stream's bytes", || (*reads.lock().expect("not poisoned") == b"inner").then_some(()));
     let steps = gateway.json("/api/v1/explain?authority=t.test:80")["steps"].to_string();
-    assert!(steps.contains("unless the endpoint is one of the 1 of 1 that have tunnel: hbone"), "{steps}");
+    assert!(
+        steps.contains("unless it chooses an endpoint with tunnel: hbone (1 of the 1 endpoints have it)"),
+        "{steps}"
+    );
 }
 
 /// A range that the host accepts as local although no interface has these addresses.

@@ -558,7 +558,7 @@ impl<'a> Conversion<'a> {
                     self.parameters(line, rest, &mut own);
                     servers.push((line, own));
                 }
-                // The loop over the lines of the frontend has handled all other lines.
+                // A `listen` section is also read as a frontend, which handles all its lines except `fullconn` and `source`.
                 _ if is_listen && !["fullconn", "source"].contains(&&*line.words[0]) => {}
                 _ => {
                     if !self.timeout(line) {

@@ -25,7 +25,7 @@ pub(super) const CATALOG: &str = "catalog.shop.svc.cluster.local";
 pub(super) const ECHO: &str = "echo.shop.svc.cluster.local";
 /// A service whose endpoint accepts HBONE itself.
 pub(super) const LEDGER: &str = "ledger.shop.svc.cluster.local";
-/// A service with the endpoint of [`ECHO`] that is exported only to callers of another namespace.
+/// A service with the same endpoint as [`ECHO`], exported only to callers in the namespace `bank`.
 pub(super) const VAULT: &str = "vault.shop.svc.cluster.local";
 /// The ALPN protocol of mesh clients.
 pub(super) const MESH_ALPN: &str = "istio";

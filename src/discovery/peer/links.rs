@@ -18,7 +18,7 @@ use super::export_times::ExportTimes;
 use super::importer::Importer;
 use super::instances::{Instances, Newest};
 use super::options::LinkOptions;
-use super::session::{Ended, Order, Outgoing, Session};
+use super::session::{Ended, LAST_MESSAGES_WITHIN, Order, Outgoing, Session};
 use super::status::{LinkState, LinkTable};
 use super::transport::{self, Opened, Peeked};
 use super::unknown::{Place, unknown};
@@ -247,7 +247,8 @@ impl Links {
             seats.try_acquire_owned().map_err(|_| format!("the peer {} has too many links", peer.name))?;
         let (opened, mut arriving) = mpsc::channel(1);
         let scope = self.0.scope.clone();
-        let serving = self.0.scope.spawn(async move { drop(transport::serve(stream, &scope, opened).await) });
+        let mut serving =
+            self.0.scope.spawn(async move { drop(transport::serve(stream, &scope, opened).await) });
         let first = timeout(STEP_WITHIN, arriving.recv()).await;
         let Ok(Some(Opened { incoming, outgoing })) = first else {
             serving.abort();
@@ -256,9 +257,10 @@ impl Links {
         drop(place);
         let link = Link { peer, address: source.to_string(), dialled: false, stop, instances };
         let ended = self.run(link, Outgoing::Accepted(outgoing), incoming, (proof, trust)).await;
-        // This pause gives the connection time to send the last message.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        serving.abort();
+        // The peer closes the connection once it has read the last message.
+        if timeout(LAST_MESSAGES_WITHIN, &mut serving).await.is_err() {
+            serving.abort();
+        }
         Err(ended)
     }
 
@@ -315,9 +317,9 @@ impl Links {
             error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
         };
         shared.table.remove(&peer.name, number);
-        match ended {
-            Ended::Lost(why) => why,
+        match &ended {
             Ended::Goodbye(why, _) => format!("the peer ended the link: {why}"),
+            Ended::Lost(_) | Ended::Closed => ended.why().to_owned(),
         }
     }
 

@@ -36,12 +36,16 @@ const MISSED: (u32, u32) = (2, 4);
 const FLUSH: Duration = Duration::from_millis(100);
 /// The longest time that a message may wait for the peer to read.
 const SEND_WITHIN: Duration = Duration::from_secs(20);
+/// The longest time for the last messages of a link that ends.
+pub(super) const LAST_MESSAGES_WITHIN: Duration = Duration::from_secs(1);
 /// The shortest time between two full listings that we request because the peer's items do not match its checksum.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
 /// The largest number of patterns that a peer may subscribe to.
 const PATTERNS_MAX: usize = 1_024;
 /// The largest length of a displayed text of the peer, in characters.
 const WORDS_MAX: usize = 200;
+
+const CLOSED: &str = "the peer closed the link";
 
 /// An order to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +77,7 @@ impl Outgoing {
         });
         match sent.await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Ended::Lost("the peer closed the link".to_owned())),
+            Ok(false) => Err(Ended::Closed),
             Err(_) => Err(Ended::Lost("the peer does not read".to_owned())),
         }
     }
@@ -84,8 +88,20 @@ impl Outgoing {
 pub(super) enum Ended {
     /// The connection broke, a gateway broke the protocol, or this gateway ended the link.
     Lost(String),
+    /// The peer has closed the link, so nothing can be sent. Messages that the peer sent before may still be unread.
+    Closed,
     /// The peer has sent Goodbye with this reason; true if the peer's services are to be removed.
     Goodbye(String, bool),
+}
+
+impl Ended {
+    /// Returns the reason for the log and the link's status.
+    pub(super) fn why(&self) -> &str {
+        match self {
+            Self::Lost(why) | Self::Goodbye(why, _) => why,
+            Self::Closed => CLOSED,
+        }
+    }
 }
 
 /// One running link with a peer: its connection, and the handles that the link needs.
@@ -139,12 +155,12 @@ impl Session {
         };
         self.newest.is_of(&instance);
         self.importer.up(&self.peer.name, &instance).await;
-        let Err(ended) = self.exchange(&instance).await;
-        let why = match &ended {
-            Ended::Lost(why) => (why.clone(), false),
-            Ended::Goodbye(why, forget) => (why.clone(), *forget),
-        };
-        self.importer.down(&self.peer.name, &instance, &why.0, why.1);
+        let Err(mut ended) = self.exchange(&instance).await;
+        if let Ended::Closed = ended {
+            ended = last_message(&mut self.incoming).await;
+        }
+        let forget = matches!(ended, Ended::Goodbye(_, true));
+        self.importer.down(&self.peer.name, &instance, ended.why(), forget);
         ended
     }
 
@@ -414,10 +430,25 @@ async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended
             // A peer with a later version of the protocol may send kinds of messages that this version does not know. They are
             // ignored.
             Ok(Some(proto::Message { kind: None })) => {}
-            Ok(None) => return Err(Ended::Lost("the peer closed the link".to_owned())),
+            Ok(None) => return Err(Ended::Lost(CLOSED.to_owned())),
             Err(status) => return Err(Ended::Lost(words(status.message()))),
         }
     }
+}
+
+/// Reads the messages that are left on a link that the peer has closed; returns its Goodbye if it is among them.
+async fn last_message(incoming: &mut Streaming<proto::Message>) -> Ended {
+    let reading = async {
+        loop {
+            match receive(incoming).await {
+                Ok(Kind::Goodbye(goodbye)) => return Ended::Goodbye(words(&goodbye.why), goodbye.forget),
+                Ok(_) => {}
+                // The link is closed, so any error means that nothing is left.
+                Err(_) => return Ended::Closed,
+            }
+        }
+    };
+    timeout(LAST_MESSAGES_WITHIN, reading).await.unwrap_or(Ended::Closed)
 }
 
 fn patterns(wanted: proto::Subscribe) -> Result<Vec<NamePattern>, Ended> {
@@ -441,4 +472,37 @@ fn now_ms() -> u64 {
 /// Returns the certificates that the peer announces as its roots.
 fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
     roots.certificates.iter().map(|der| CertificateDer::from(der.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discovery::peer::transport;
+    use crate::net::scope::Scope;
+
+    #[tokio::test]
+    async fn goodbye_is_read_although_nothing_can_be_sent_any_more() {
+        let scope = Scope::default();
+        let (client, server) = tokio::io::duplex(64 << 10);
+        let (opened, mut arriving) = mpsc::channel(1);
+        let of_server = scope.clone();
+        scope.spawn(async move { transport::serve(server, &of_server, opened).await });
+        let mut link = transport::open(client, &scope).await.expect("a link");
+        let peer = arriving.recv().await.expect("an opened link");
+        let goodbye = proto::Goodbye { why: "the peer was removed from the config".to_owned(), forget: true };
+        for kind in [Kind::Delta(proto::Delta::default()), Kind::Goodbye(goodbye)] {
+            Outgoing::Accepted(peer.outgoing.clone()).send(kind).await.expect("sent");
+        }
+        drop(peer);
+        let outgoing = Outgoing::Dialled(link.requests);
+        let closed = loop {
+            if let Err(ended) = outgoing.send(Kind::Ack(proto::Ack::default())).await {
+                break ended;
+            }
+        };
+        assert!(matches!(closed, Ended::Closed), "{closed:?}");
+        let last = last_message(&mut link.answers).await;
+        assert!(matches!(last, Ended::Goodbye(_, true)), "{last:?}");
+        assert!(matches!(last_message(&mut link.answers).await, Ended::Closed));
+    }
 }

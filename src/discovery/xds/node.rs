@@ -83,8 +83,8 @@ impl NodeInfo {
         })
     }
 
-    /// Returns an error unless a rule allows the claims of the client. Without rules, every claim is allowed. This is safe
-    /// without TLS too, because a server without TLS is reached from this host only.
+    /// Returns an error unless a rule allows the claims of the client. Without rules, every claim is allowed. That is
+    /// safe without TLS too, because a server without TLS can be reached only from this host.
     pub fn check(&self, caller: &Caller, options: &Options) -> Result<(), Denied> {
         let viewer = &self.viewer;
         let is_one = |rule: &ClientRule| {

@@ -42,7 +42,7 @@ pub(super) enum Step {
 pub(super) struct Changes {
     /// Services whose own data changed.
     pub(super) own: Vec<HostName>,
-    /// Services that may render differently because the gateways of a network changed.
+    /// Services whose xDS resources may differ because the gateways of a network changed.
     pub(super) behind: Vec<HostName>,
     /// True if every service may differ.
     pub(super) everything: bool,
