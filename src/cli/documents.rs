@@ -42,8 +42,9 @@ fn reasons() -> String {
     let mut text = "# Reasons\n\n\
         A reason says why a connection ended or was refused. The same word is in the access log (`reason`), in the metric \
         `isthmus_connections_total{reason}`, in `isthmus failures` and in `isthmus explain`. A refused SNI client also gets a TLS \
-        alert; a refused HBONE caller gets an HTTP status and the word in the header `isthmus-reason`. `–` means that the client \
-        gets neither, for example because the connection was already established. Problems of the gateway as a whole are in \
+        alert; a refused HBONE caller gets an HTTP status and the word in the header `isthmus-reason`, but `authority_unknown` \
+        in place of `not_exported`. `–` means that the client gets neither, for example because the connection was already \
+        established. Problems of the gateway as a whole are in \
         [problems](problems.md). This page is generated from the code.\n\n\
         | reason | alert | status | meaning | look at |\n|---|---|---|---|---|\n"
         .to_owned();
@@ -63,7 +64,7 @@ fn reasons() -> String {
     }
     text.push_str(
         "\n## Endpoints that are left out\n\n\
-         `isthmus explain` lists the endpoints of a name that this gateway cannot use, by why (`omitted` in the API):\n\n\
+         `isthmus explain` lists the endpoints of a name that this gateway cannot use, by cause (`omitted` in the API):\n\n\
          | why | meaning |\n|---|---|\n",
     );
     for why in OmissionReason::ALL {

@@ -18,8 +18,8 @@ keys! {
         /// (/32 to /125). A family without a range has no virtual addresses. All replicas need the same ranges. A range
         /// must not overlap 240.240.0.0/16 or 2001:2::/48, from which istiod assigns virtual addresses.
         VIPS "vips": form::NonEmpty<form::Cidr> => "240.250.0.0/16 and fd69:7374:686d::/48";
-        /// DNS servers to which the gateway forwards queries for all other names, if the client has a loopback or
-        /// private address. With an empty list the gateway refuses these queries.
+        /// DNS servers to which the gateway forwards queries for all other names, if the client has a loopback, private,
+        /// link-local or shared (100.64.0.0/10) address. With an empty list the gateway refuses these queries.
         UPSTREAM "upstream": form::List<form::NameServer> => "other names are refused";
     }
 }
