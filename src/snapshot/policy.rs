@@ -302,7 +302,7 @@ pub struct HboneLimits {
 
 impl Default for HboneLimits {
     fn default() -> Self {
-        let (streams, stream_window) = (1_000, 4 << 20);
+        let (streams, stream_window) = (1_000, 1 << 20);
         Self {
             streams,
             stream_window,

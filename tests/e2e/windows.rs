@@ -68,10 +68,10 @@ fn callers_far_away_are_offered_windows_for_the_distance() {
     let default = gateway("");
     let distant = offered(far(default.listener("hbone")));
     assert!((23 << 20..=24 << 20).contains(&distant), "{distant} over {ROUND_TRIP:?}");
-    let near = (0..20).map(|_| offered(default.listener("hbone"))).min();
-    assert_eq!(near, Some(LARGE), "on loopback");
-    let fixed = gateway("streamWindow: 1MiB");
-    assert_eq!(offered(far(fixed.listener("hbone"))), 1 << 20);
+    // On loopback. A busy machine answers later at times, which looks like distance.
+    are_offered(default.listener("hbone"), 1 << 20);
+    let fixed = gateway("streamWindow: 2MiB");
+    assert_eq!(offered(far(fixed.listener("hbone"))), 2 << 20);
 }
 
 /// The client does not read, so the gateway keeps bytes that TLS has already encrypted. They are not among the bytes of the

@@ -774,13 +774,18 @@ impl Run {
         self.check_registries();
         self.dispatch();
         let truth = self.reader.latest();
-        for client in &mut self.clients {
-            loop {
-                client.receive(&[&truth, &truth], &self.missing);
-                if client.inbox.is_empty() {
-                    break;
+        // A client may wait for a turn until a later client has answered.
+        let mut has_delivered = true;
+        while std::mem::take(&mut has_delivered) {
+            for client in &mut self.clients {
+                loop {
+                    client.receive(&[&truth, &truth], &self.missing);
+                    if client.inbox.is_empty() {
+                        break;
+                    }
+                    client.read(Reply::Accept);
+                    has_delivered = true;
                 }
-                client.read(Reply::Accept);
             }
         }
         self.held_back += self.clients.iter().map(|client| client.session.held_back()).sum::<usize>();

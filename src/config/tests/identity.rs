@@ -108,11 +108,11 @@ fn what_hbone_may_cost() {
         (65_536, 1 << 20, 10 << 20)
     );
     let far = loaded("listen: ':1'\nhbone: {streamWindowMax: 32MiB}").policy.hbone;
-    assert_eq!((far.stream_window, far.stream_window_max), (4 << 20, 32 << 20));
+    assert_eq!((far.stream_window, far.stream_window_max), (1 << 20, 32 << 20));
     refused_with(
-        "hbone: {streamWindowMax: 1MiB}",
+        "hbone: {streamWindowMax: 512KiB}",
         &[
-            ":2:26: hbone.streamWindowMax: found 1048576 bytes, but streamWindow is 4194304 bytes; expected as many or more",
+            ":2:26: hbone.streamWindowMax: found 524288 bytes, but streamWindow is 1048576 bytes; expected as many or more",
         ],
     );
     assert_eq!((limits.stalled.as_secs(), limits.frame_size), (1, 1 << 20));
