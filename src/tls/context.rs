@@ -98,13 +98,8 @@ impl CertificateRotation {
             // Waits for the task's end, so that the old source does not report after the new one.
             let _ = task.await;
         }
-        let sink = Sink {
-            certificate: self.certificate.clone(),
-            status: self.store.status.clone(),
-            expected: options.expected.clone(),
-            configured: options.trust.iter().map(|trust| trust.trust_domain.clone()).collect(),
-            store: self.store.clone(),
-        };
+        let mut sink = self.sink(&options);
+        sink.configuration += 1;
         self.store.status.send_modify(|status| {
             status.source = options.source.as_ref().map_or("", Source::text);
             status.next = None;
@@ -116,6 +111,7 @@ impl CertificateRotation {
             roots.supplied.retain(|domain, _| brings_trust && !sink.configured.contains(domain));
             let peers_differ = roots.peers != options.peers;
             roots.set_peers(&options.peers);
+            roots.configurations = sink.configuration;
             roots.supplied.len() != before || peers_differ
         });
         // The watch records the state of the files before they are read, so that it notices a change during the read.
@@ -142,6 +138,18 @@ impl CertificateRotation {
             (Some(Source::Files { .. } | Source::IstioCa(_)) | None, _) => {}
         }
         self.options = Some(options);
+    }
+
+    /// Returns a sink for the sources of these options.
+    fn sink(&self, options: &Options) -> Sink {
+        Sink {
+            certificate: self.certificate.clone(),
+            status: self.store.status.clone(),
+            expected: options.expected.clone(),
+            configured: options.trust.iter().map(|trust| trust.trust_domain.clone()).collect(),
+            store: self.store.clone(),
+            configuration: self.store.roots.borrow().configurations,
+        }
     }
 
     /// Starts a task that ends when the options change.
@@ -206,5 +214,27 @@ mod tests {
         let mut changed = keeper.context().trust;
         changed.see();
         tokio::time::timeout(Duration::from_secs(10), changed.changed()).await.expect("read again");
+    }
+
+    #[tokio::test]
+    async fn files_of_a_former_config_that_are_read_late_are_not_applied() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = |name: &str| {
+            let domain = TrustDomain::parse(name).expect("legal");
+            let authority = Authority::new(domain.clone()).expect("made");
+            let roots = folder.path().join(name);
+            std::fs::write(&roots, authority.certificate_pem()).expect("written");
+            let trust = vec![TrustFile { trust_domain: domain, roots }];
+            Options { trust, ..Options::default() }
+        };
+        let (former, next) = (options("former.mesh"), options("next.mesh"));
+        let mut rotation = CertificateRotation::start(&Scope::default());
+        rotation.configure(former.clone()).await;
+        let late = rotation.sink(&former);
+        rotation.configure(next.clone()).await;
+        files::take_all(&former, &late);
+        let trust = rotation.context().trust.newest().expect("published");
+        let domains: Vec<&str> = trust.domains().map(|(domain, _)| domain.as_str()).collect();
+        assert_eq!(domains, ["next.mesh"]);
     }
 }

@@ -9,7 +9,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::{Certificate, certificates};
-use super::roots::{shared, useless};
+use super::roots::{RootList, shared, useless};
 use super::server::provider;
 use super::source::{Options, Sink, Source};
 use super::status::{CERTIFICATE, trust_of};
@@ -68,18 +68,29 @@ impl Reader {
     }
 }
 
-/// Applies the present contents of the files. If a file cannot be read, its last contents stay in use.
-fn take_all(options: &Options, sink: &Sink) {
-    if let Some(Source::Files { certificate, key }) = &options.source {
-        match read_pair(certificate, key, sink.provider()) {
-            Ok(certificate) => drop(sink.offer(certificate)),
-            Err(problem) => sink.failed(problem),
-        }
+/// Applies the present contents of the files. If a file cannot be read, its last contents stay in use. Applies nothing if other
+/// sources are configured meanwhile. Blocks.
+pub(super) fn take_all(options: &Options, sink: &Sink) {
+    let pair = match &options.source {
+        Some(Source::Files { certificate, key }) => Some(read_pair(certificate, key, sink.provider())),
+        Some(Source::IstioCa(_) | Source::WorkloadApi { .. }) | None => None,
+    };
+    let (own, peers) = (read_files(files_of(options)), read_files(files_of_peers(options)));
+    if !sink.is_configured() {
+        return;
+    }
+    match pair {
+        Some(Ok(certificate)) => drop(sink.offer(certificate)),
+        Some(Err(problem)) => sink.failed(problem),
+        None => {}
     }
     let last = sink.store.roots.borrow().clone();
-    let configured = take_roots(files_of(options), &last.configured, sink);
-    let of_peers = take_roots(files_of_peers(options), &last.of_peers, sink);
+    let configured = take_roots(own, &last.configured, sink);
+    let of_peers = take_roots(peers, &last.of_peers, sink);
     let changed = sink.store.roots.send_if_modified(|known| {
+        if known.configurations != sink.configuration {
+            return false;
+        }
         let changed = known.configured != configured || known.of_peers != of_peers;
         known.configured = configured;
         known.of_peers = of_peers;
@@ -98,16 +109,23 @@ fn files_of_peers(options: &Options) -> impl Iterator<Item = (&TrustDomain, &Pat
     options.peers.iter().filter_map(|peer| Some((&peer.alias, peer.roots.as_deref()?)))
 }
 
-/// Reads files of roots. If a file cannot be read, its last contents stay in use.
-fn take_roots<'a>(
+/// Reads files of roots.
+fn read_files<'a>(
     files: impl Iterator<Item = (&'a TrustDomain, &'a Path)>,
-    last: &BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
+) -> Vec<(&'a TrustDomain, Result<RootList, String>)> {
+    files.map(|(domain, path)| (domain, read_roots(path))).collect()
+}
+
+/// Returns the roots that were read. If a file could not be read, its last contents are returned, and the problem is reported.
+fn take_roots(
+    files: Vec<(&TrustDomain, Result<RootList, String>)>,
+    last: &BTreeMap<TrustDomain, RootList>,
     sink: &Sink,
-) -> BTreeMap<TrustDomain, Vec<CertificateDer<'static>>> {
+) -> BTreeMap<TrustDomain, RootList> {
     let mut taken = BTreeMap::new();
-    for (domain, path) in files {
+    for (domain, read) in files {
         let of = trust_of(domain);
-        match read_roots(path) {
+        match read {
             Ok(roots) => {
                 sink.store.solved(&of);
                 taken.insert(domain.clone(), roots);

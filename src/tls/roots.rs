@@ -29,7 +29,8 @@ pub const ANNOUNCED_MAX: usize = 16;
 /// The largest size of the roots that a peer may announce together, in bytes.
 pub const ANNOUNCED_BYTES_MAX: usize = 64 * 1024;
 
-type RootList = Vec<CertificateDer<'static>>;
+/// The roots of one trust domain.
+pub(super) type RootList = Vec<CertificateDer<'static>>;
 
 /// The trust domain of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub(super) struct Roots {
     pub(super) of_peers: BTreeMap<TrustDomain, RootList>,
     /// Roots that peers have announced, by alias.
     announced: BTreeMap<TrustDomain, Announced>,
+    /// The number of times that the sources were configured. Contents that a former source provides late are not applied.
+    pub(super) configurations: u64,
 }
 
 /// The roots that a peer has announced.

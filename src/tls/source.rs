@@ -92,6 +92,8 @@ pub struct Sink {
     pub(super) configured: BTreeSet<TrustDomain>,
     /// All roots, and the trust bundles that are made of them.
     pub(super) store: RootStore,
+    /// The value of [`Roots::configurations`](super::roots::Roots::configurations) while the source is configured.
+    pub(super) configuration: u64,
 }
 
 /// The longest sleep while waiting for a time of day.
@@ -127,6 +129,11 @@ impl Sink {
         ours
     }
 
+    /// Returns true until other sources are configured.
+    pub(super) fn is_configured(&self) -> bool {
+        self.store.roots.borrow().configurations == self.configuration
+    }
+
     fn is_ours(&self, certificate: &Certificate) -> bool {
         if let Some(problem) = certificate.is_not_of(self.expected.as_ref()) {
             self.failed(format!("{problem}; the last good certificate stays in use"));
@@ -136,6 +143,11 @@ impl Sink {
     }
 
     fn take(&self, certificate: Certificate) {
+        // While `roots` is borrowed, no other sources can be configured.
+        let roots = self.store.roots.borrow();
+        if roots.configurations != self.configuration {
+            return;
+        }
         let until = rfc3339(certificate.validity.not_after);
         if certificate.validity.is_over(SystemTime::now()) {
             tracing::error!(identity = %certificate.identity, until, "this gateway's certificate is in use \
@@ -215,6 +227,7 @@ mod tests {
                 expected: expected.map(|expected| Identity::parse(expected).expect("legal")),
                 configured: configured.iter().map(|name| domain(name)).collect(),
                 store,
+                configuration: 0,
             }
         }
     }

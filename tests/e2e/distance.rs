@@ -68,7 +68,8 @@ fn paused_uploads_of_one_caller_slow_nobody_else() {
     // The kernel buffers of `paused` are tiny, so that the gateway has to hold what the caller sends.
     let (echo, paused) = (Backend::echo(), stalled());
     let services = service("echo.shop.mesh", 80, &echo, "") + &service("paused.shop.mesh", 80, &paused, "");
-    let config = format!("{BASE}workers: 1\nhbone: {{streamWindow: 4MiB, stalled: 2s}}\nservices:\n{services}");
+    let config =
+        format!("{BASE}workers: 1\nhbone: {{streamWindow: 4MiB, stalled: 2s}}\nservices:\n{services}");
     let gateway = Gateway::start_in(folder(), &config, &[]);
     let address = gateway.listener("hbone");
     let others: Vec<Hbone> = (0..3).map(|_| Hbone::connect(address, caller()).expect("let in")).collect();
