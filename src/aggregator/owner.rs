@@ -35,9 +35,9 @@ use crate::snapshot::build;
 use crate::snapshot::change::Change;
 use crate::snapshot::inputs::Inputs;
 use crate::snapshot::listing::Listing;
-use crate::snapshot::peer_roots::PeerRoots;
 use crate::snapshot::policy::{Gateway, Policy, RegistryScope};
 use crate::snapshot::shard::Shard;
+use crate::snapshot::trust_roots::TrustRoots;
 use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::telemetry::control::Control;
 use crate::world::{Publisher, Reader};
@@ -68,7 +68,7 @@ pub struct Handle {
     configure: mpsc::Sender<(Sources, Reply)>,
     /// The newest status of the aggregator.
     pub status: watch::Receiver<Arc<Status>>,
-    peer_roots: watch::Sender<Arc<PeerRoots>>,
+    trust_roots: watch::Sender<Arc<TrustRoots>>,
     copies: CopyStore,
 }
 
@@ -94,9 +94,9 @@ impl Handle {
         answer.await.map_err(|_| NotApplied::Ended)?
     }
 
-    /// Replaces the trusted roots of peers that xDS clients receive, if the new roots differ.
-    pub fn use_peer_roots(&self, roots: PeerRoots) {
-        self.peer_roots.send_if_modified(|used| {
+    /// Replaces the roots of trust domains that xDS clients receive, if the new roots differ.
+    pub fn use_trust_roots(&self, roots: TrustRoots) {
+        self.trust_roots.send_if_modified(|used| {
             let differs = **used != roots;
             if differs {
                 *used = Arc::new(roots);
@@ -157,8 +157,8 @@ struct Owner {
     addresses: Option<Addresses>,
     names: Names,
     resolver: AbortHandle,
-    /// The trusted roots of peers that xDS clients receive.
-    peer_roots: Arc<PeerRoots>,
+    /// The roots of trust domains that xDS clients receive.
+    trust_roots: Arc<TrustRoots>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
@@ -167,7 +167,7 @@ struct Owner {
 /// The channels from which the owner task receives its messages.
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
-    peer_roots: watch::Receiver<Arc<PeerRoots>>,
+    trust_roots: watch::Receiver<Arc<TrustRoots>>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, Resolution)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -176,7 +176,7 @@ struct Inbox {
 /// A message to the owner.
 enum Message {
     Configure(Box<Sources>, Reply),
-    PeerRoots(Arc<PeerRoots>),
+    TrustRoots(Arc<TrustRoots>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, Resolution),
     Copy(CopyEvent),
@@ -190,7 +190,7 @@ impl Inbox {
         let first = tokio::select! {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
-            Ok(()) = self.peer_roots.changed() => Some(Message::PeerRoots(self.peer_roots.borrow_and_update().clone())),
+            Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -257,14 +257,14 @@ impl Owner {
         let (answers, answered) = mpsc::channel(QUEUE);
         let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
-        let (peer_roots, peer_roots_used) = watch::channel(Arc::default());
+        let (trust_roots, trust_roots_used) = watch::channel(Arc::default());
         let mut names = Names::default();
         let shards = [own.clone()];
         let inputs = Inputs {
             policy: &sources.policy,
             policy_generation: 1,
             shards: &shards,
-            peer_roots: &Arc::default(),
+            trust_roots: &Arc::default(),
             resolved: names.resolved(),
             virtual_addresses: None,
         };
@@ -292,7 +292,7 @@ impl Owner {
             copies: copies.clone(),
             addresses,
             names,
-            peer_roots: Arc::default(),
+            trust_roots: Arc::default(),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,
@@ -308,12 +308,12 @@ impl Owner {
         owner.publish_status();
         let inbox = Inbox {
             configures,
-            peer_roots: peer_roots_used,
+            trust_roots: trust_roots_used,
             changes: changed,
             answers: answered,
             copies: copies_news,
         };
-        (owner, inbox, Handle { configure, status: statuses, peer_roots, copies }, reader)
+        (owner, inbox, Handle { configure, status: statuses, trust_roots, copies }, reader)
     }
 
     async fn run(mut self, mut inbox: Inbox) {
@@ -346,9 +346,9 @@ impl Owner {
                     // The sender of the config may be gone.
                     let _ = reply.send(self.configure(*sources, now));
                 }
-                Message::PeerRoots(roots) => {
-                    self.peer_roots = roots;
-                    round.dirty.peer_roots = true;
+                Message::TrustRoots(roots) => {
+                    self.trust_roots = roots;
+                    round.dirty.trust_roots = true;
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, &mut round),

@@ -53,9 +53,7 @@ use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
-use crate::snapshot::peer::Peer;
-use crate::snapshot::peer_roots::PeerRoots;
-use crate::snapshot::policy::Policy;
+use crate::snapshot::trust_roots::TrustRoots;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
@@ -390,7 +388,7 @@ impl Program {
             descriptors,
             admin_file,
         };
-        program.give_peer_roots();
+        program.give_trust_roots();
         program.manager.watch_workers(program.dataplane.control(), &scope);
         program.manager.ready(&program.serving());
         program.tell(|status| {
@@ -500,7 +498,7 @@ impl Program {
                 Event::Enrolled => supervisor.request_reload("a peer was enrolled", None),
                 Event::Changed => supervisor.request_reload("the config file changed", None),
                 Event::Trust => {
-                    self.give_peer_roots();
+                    self.give_trust_roots();
                     supervisor.during(self.dataplane.readmit()).await?;
                 }
                 Event::Clusters => supervisor.during(self.renew_clusters()).await?,
@@ -524,10 +522,10 @@ impl Program {
         }
     }
 
-    /// Passes the roots of peers to the aggregator, so that clients can verify the services of peers.
-    fn give_peer_roots(&self) {
+    /// Passes the roots of all trust domains to the aggregator, so that clients can verify servers by them.
+    fn give_trust_roots(&self) {
         let Some(trust) = self.identity.context().trust.newest() else { return };
-        self.aggregator.use_peer_roots(peer_roots(&self.config.policy, &trust));
+        self.aggregator.use_trust_roots(trust_roots(&trust));
     }
 
     /// Configures the aggregator with the Kubernetes clusters that are found at present.
@@ -610,7 +608,7 @@ impl Program {
             tracing::warn!("the change of {what} takes effect after a restart; all other changes are in use");
         }
         self.config = config;
-        self.give_peer_roots();
+        self.give_trust_roots();
         if let Some(files) = &files {
             self.watch.retain(files);
         }
@@ -629,13 +627,10 @@ impl Program {
     }
 }
 
-/// Returns the root certificates of each peer in PEM.
-fn peer_roots(policy: &Policy, trust: &TrustBundles) -> PeerRoots {
-    let of = |peer: &Arc<Peer>| {
-        let roots = trust.roots_of(&peer.who.as_ref()?.alias)?;
-        Some((peer.name.clone(), pem(roots).into()))
-    };
-    PeerRoots(policy.peers.iter().filter_map(of).collect())
+/// Returns the root certificates of each trust domain in PEM.
+fn trust_roots(trust: &TrustBundles) -> TrustRoots {
+    let roots = trust.domains().map(|(domain, bundle)| (domain.as_str().into(), pem(&bundle.roots).into()));
+    TrustRoots(roots.collect())
 }
 
 /// Returns the identification of this gateway for the access log.

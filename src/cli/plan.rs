@@ -155,7 +155,7 @@ fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
     let resolved = Resolved::default();
     all(
         Inputs {
-            peer_roots: &Default::default(),
+            trust_roots: &Default::default(),
             policy,
             policy_generation: 1,
             shards: &[Arc::new(own(listing))],

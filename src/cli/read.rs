@@ -100,9 +100,9 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
              name have no address"
         )
     }));
-    let peer_roots = Arc::default();
+    let trust_roots = Arc::default();
     let inputs = Inputs {
-        peer_roots: &peer_roots,
+        trust_roots: &trust_roots,
         policy: &config.policy,
         policy_generation: 1,
         shards: &shards,

@@ -13,6 +13,7 @@ use super::inputs::Inputs;
 use super::name_index::NameMap;
 use super::networks::NetworkTable;
 use super::owners::AddressIndex;
+use super::peer::Peer;
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
 use crate::model::name::HostName;
@@ -32,7 +33,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         services: NameMap::default(),
         addresses: AddressIndex::default(),
         peer_names: Arc::new(PeerNames::new(&inputs.policy.peers)),
-        peer_roots: inputs.peer_roots.clone(),
+        trust_roots: inputs.trust_roots.clone(),
         behind: Arc::default(),
         networks: Arc::new(NetworkTable::new(inputs)),
         resolved: Arc::new(inputs.resolved.clone()),
@@ -57,7 +58,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         generation,
         policy_generation: inputs.policy_generation,
         policy: inputs.policy.clone(),
-        peer_roots: inputs.peer_roots.clone(),
+        trust_roots: inputs.trust_roots.clone(),
         ..previous.clone()
     };
     // The new `resolved` lacks host names that no item uses. Nothing else in the snapshot depends on such names.
@@ -75,8 +76,8 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         services.extend(next.services_at(&apart, inputs));
         delta.networks = changed;
     }
-    if !Arc::ptr_eq(&previous.peer_roots, inputs.peer_roots) {
-        services.extend(previous.imported_from(&inputs.peer_roots.differing(&previous.peer_roots)));
+    if !Arc::ptr_eq(&previous.trust_roots, inputs.trust_roots) {
+        services.extend(previous.verified_by(&inputs.trust_roots.differing(&previous.trust_roots)));
     }
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());
@@ -125,13 +126,17 @@ impl Snapshot {
         view
     }
 
-    /// Returns the services that are imported from one of these peers. Visits all services, as the roots of peers seldom
-    /// change.
-    fn imported_from(&self, peers: &BTreeSet<Arc<str>>) -> Vec<HostName> {
+    /// Returns the services whose servers clients verify by the roots of one of these trust domains. Visits all services, as
+    /// roots seldom change.
+    fn verified_by(&self, domains: &BTreeSet<Arc<str>>) -> Vec<HostName> {
         let is_theirs =
-            |view: &ServiceView| view.import.as_ref().is_some_and(|import| peers.contains(&import.peer));
+            |peer: &&Arc<Peer>| peer.who.as_ref().is_some_and(|who| domains.contains(who.alias.as_str()));
+        let peers: BTreeSet<&str> =
+            self.policy.peers.iter().filter(is_theirs).map(|peer| &*peer.name).collect();
+        let is_verified =
+            |view: &ServiceView| view.import.as_ref().is_some_and(|import| peers.contains(&*import.peer));
         let services = self.services.iter().filter(|_| !peers.is_empty());
-        services.filter(|(_, view)| is_theirs(view)).map(|(name, _)| name.clone()).collect()
+        services.filter(|(_, view)| is_verified(view)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Updates the index `behind` after the networks of a service's endpoints changed.

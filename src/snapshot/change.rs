@@ -218,14 +218,14 @@ pub struct Dirty {
     pub resolved: BTreeSet<HostName>,
     /// Host names that a registry has started or stopped using for endpoints and gateways.
     pub named: BTreeSet<HostName>,
-    /// True if the roots of a peer have changed.
-    pub peer_roots: bool,
+    /// True if the roots of a trust domain have changed.
+    pub trust_roots: bool,
 }
 
 impl Dirty {
     /// Returns true if no snapshot has to be built.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty() && !self.peer_roots
+        self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty() && !self.trust_roots
     }
 
     /// Adds the changes of `other`.
@@ -234,6 +234,6 @@ impl Dirty {
         self.networks.extend(other.networks);
         self.resolved.extend(other.resolved);
         self.named.extend(other.named);
-        self.peer_roots |= other.peer_roots;
+        self.trust_roots |= other.trust_roots;
     }
 }

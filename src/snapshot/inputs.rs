@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::peer_roots::PeerRoots;
 use super::policy::Policy;
 use super::routes::Resolved;
 use super::shard::Shard;
+use super::trust_roots::TrustRoots;
 use super::virtual_addresses::VirtualAddresses;
 
 /// All inputs of a snapshot.
@@ -17,8 +17,8 @@ pub struct Inputs<'a> {
     pub policy_generation: u64,
     /// The shards, in the order of their registries; the registry of the config file comes first.
     pub shards: &'a [Arc<Shard>],
-    /// The root certificates of peers.
-    pub peer_roots: &'a Arc<PeerRoots>,
+    /// The root certificates of trust domains.
+    pub trust_roots: &'a Arc<TrustRoots>,
     /// The addresses of resolved host names.
     pub resolved: &'a Resolved,
     /// The virtual addresses of imported services; `None` if imported services get none.

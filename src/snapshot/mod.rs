@@ -28,11 +28,11 @@ pub mod networks;
 pub mod omitted;
 pub mod owners;
 pub mod peer;
-pub mod peer_roots;
 pub mod policy;
 pub mod routes;
 pub mod service_view;
 pub mod shard;
+pub mod trust_roots;
 pub mod unread;
 pub mod view;
 pub mod virtual_addresses;
@@ -49,10 +49,10 @@ use exports::ExportIndex;
 use name_index::NameMap;
 use networks::NetworkTable;
 use owners::AddressIndex;
-use peer_roots::PeerRoots;
 use policy::{Listener, Policy};
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
+use trust_roots::TrustRoots;
 use unread::Unread;
 
 use crate::model::name::HostName;
@@ -74,8 +74,8 @@ pub struct Snapshot {
     pub(crate) addresses: AddressIndex,
     /// The names under which peers know our services.
     pub(crate) peer_names: Arc<PeerNames>,
-    /// The root certificates of peers at the time of the build.
-    pub peer_roots: Arc<PeerRoots>,
+    /// The root certificates of trust domains at the time of the build.
+    pub trust_roots: Arc<TrustRoots>,
     pub(crate) behind: Arc<ServicesBehind>,
     pub(crate) networks: Arc<NetworkTable>,
     /// The resolved addresses of host names at the time of the build.

@@ -485,7 +485,7 @@ impl Shard {
             networks: self.gateway_networks().into_iter().cloned().collect(),
             resolved: BTreeSet::new(),
             named: self.names().cloned().collect(),
-            peer_roots: false,
+            trust_roots: false,
         }
     }
 

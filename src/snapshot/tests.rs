@@ -15,7 +15,6 @@ use super::build::all;
 use super::inputs::Inputs;
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
-use super::peer_roots::PeerRoots;
 use super::policy::{
     Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol,
     Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, RouteEndpoint, RouteName,
@@ -23,6 +22,7 @@ use super::policy::{
 };
 use super::routes::Resolved;
 use super::shard::{Shard, Standing};
+use super::trust_roots::TrustRoots;
 use super::view::{ClientKind, Families, Tunnel, Viewer};
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{
@@ -39,7 +39,7 @@ pub(crate) struct Mesh {
     pub(crate) policy: Arc<Policy>,
     pub(crate) shards: Vec<Arc<Shard>>,
     pub(crate) resolved: Resolved,
-    pub(crate) peer_roots: Arc<PeerRoots>,
+    pub(crate) trust_roots: Arc<TrustRoots>,
 }
 
 impl Mesh {
@@ -50,13 +50,13 @@ impl Mesh {
             policy: policy(networks, exports, Vec::new()).into(),
             shards,
             resolved: Resolved::default(),
-            peer_roots: Arc::default(),
+            trust_roots: Arc::default(),
         }
     }
 
     pub(crate) fn world(&self) -> Inputs<'_> {
         Inputs {
-            peer_roots: &self.peer_roots,
+            trust_roots: &self.trust_roots,
             policy_generation: 1,
             policy: &self.policy,
             shards: &self.shards,
@@ -484,7 +484,7 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                 Arc::new(scoped(shard).with_standing(standing))
             });
             let policy = Policy { peers, ..policy(networks, exports, routes()) };
-            Mesh { shards: shards.collect(), policy: policy.into(), resolved, peer_roots: Arc::default() }
+            Mesh { shards: shards.collect(), policy: policy.into(), resolved, trust_roots: Arc::default() }
         },
     )
 }

@@ -31,8 +31,8 @@ use isthmus::snapshot::build;
 use isthmus::snapshot::delta::Delta;
 use isthmus::snapshot::inputs::Inputs;
 use isthmus::snapshot::peer::{Peer, PeerIdentity, PeerLimits};
-use isthmus::snapshot::peer_roots::PeerRoots;
 use isthmus::snapshot::routes::Resolved;
+use isthmus::snapshot::trust_roots::TrustRoots;
 use isthmus::snapshot::virtual_addresses::{Ranges, VirtualAddresses};
 use isthmus::telemetry::discovery::Discovery;
 use isthmus::telemetry::recorder::Recorder;
@@ -112,9 +112,9 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
     let mut policy = (*config.policy).clone();
     policy.peers.push(Arc::new(west()));
     let policy = Arc::new(policy);
-    let peer_roots = Arc::new(PeerRoots([(Arc::from("west"), Arc::from(PKI.ca_pem()))].into()));
+    let trust_roots = Arc::new(TrustRoots([(Arc::from("west"), Arc::from(PKI.ca_pem()))].into()));
     let inputs = Inputs {
-        peer_roots: &peer_roots,
+        trust_roots: &trust_roots,
         policy: &policy,
         policy_generation: 1,
         shards: &shards,

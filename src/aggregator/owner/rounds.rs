@@ -155,7 +155,7 @@ impl Owner {
             policy: &self.policy,
             policy_generation: self.policy_generation,
             shards: &all,
-            peer_roots: &self.peer_roots,
+            trust_roots: &self.trust_roots,
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
         };

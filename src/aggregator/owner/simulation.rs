@@ -430,7 +430,7 @@ impl Client {
         self.version_in(
             &build::all(
                 Inputs {
-                    peer_roots: &Default::default(),
+                    trust_roots: &Default::default(),
                     policy: &policy(),
                     policy_generation: 1,
                     shards: &[],

@@ -59,7 +59,7 @@ impl Owner {
             policy: &policy,
             policy_generation: self.policy_generation + 1,
             shards: &shards,
-            peer_roots: &self.peer_roots,
+            trust_roots: &self.trust_roots,
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
         };

@@ -81,7 +81,7 @@ impl Peers {
         // Without a list of identities, Envoy would accept every certificate that the roots verify. Therefore the roots are not
         // used while there are no identities.
         let usable = who.is_some() && !self.identities.is_empty();
-        let roots = snapshot.peer_roots.of(peer).filter(|_| usable);
+        let roots = who.and_then(|who| snapshot.trust_roots.of(who.alias.as_str())).filter(|_| usable);
         self.roots = roots.map_or(Roots::Unknown, |roots| Roots::Peer(roots.clone()));
     }
 

@@ -61,9 +61,9 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
 fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
     let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
     let view = |shards: &[Arc<Shard>]| {
-        let peer_roots = Arc::default();
+        let trust_roots = Arc::default();
         let inputs = Inputs {
-            peer_roots: &peer_roots,
+            trust_roots: &trust_roots,
             policy_generation: 1,
             policy: &policy,
             shards,
@@ -112,9 +112,9 @@ fn clusters_that_agree_have_no_conflict() {
     let none = shard("north", None, vec![port("https", 8443)]);
     let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
     let shards = [none, west];
-    let peer_roots = Arc::default();
+    let trust_roots = Arc::default();
     let inputs = Inputs {
-        peer_roots: &peer_roots,
+        trust_roots: &trust_roots,
         policy_generation: 1,
         policy: &policy,
         shards: &shards,

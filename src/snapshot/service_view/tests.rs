@@ -25,7 +25,7 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
     let policy = policy_of("east", NETWORK).into();
     let snapshot = build::all(
         Inputs {
-            peer_roots: &Default::default(),
+            trust_roots: &Default::default(),
             policy_generation: 1,
             policy: &policy,
             shards,
@@ -129,9 +129,9 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
     let names: Vec<&str> = dirty.services.iter().map(HostName::as_str).collect();
     assert_eq!(names, ["a.mesh"]);
     let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::default());
-    let peer_roots = Arc::default();
+    let trust_roots = Arc::default();
     let world = |shards| Inputs {
-        peer_roots: &peer_roots,
+        trust_roots: &trust_roots,
         policy_generation: 1,
         policy: &policy,
         shards,

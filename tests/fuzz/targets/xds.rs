@@ -132,9 +132,9 @@ fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Snapshot {
     let scope = RegistryScope { networks: None, ..RegistryScope::default() };
     let shards = [Arc::new(Shard::of(listing.expect("good"), &scope))];
     let resolved = Resolved::default();
-    let peer_roots = Default::default();
+    let trust_roots = Default::default();
     let inputs = Inputs {
-        peer_roots: &peer_roots,
+        trust_roots: &trust_roots,
         policy_generation: 1,
         policy,
         shards: &shards,

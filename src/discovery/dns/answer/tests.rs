@@ -60,7 +60,7 @@ struct World {
     policy: Arc<Policy>,
     shards: Vec<Arc<Shard>>,
     addresses: VirtualAddresses,
-    peer_roots: Arc<crate::snapshot::peer_roots::PeerRoots>,
+    trust_roots: Arc<crate::snapshot::trust_roots::TrustRoots>,
 }
 
 impl World {
@@ -77,12 +77,12 @@ impl World {
         for name in &names {
             addresses.renew(name, import_of(name.as_str(), &shards).map(|import| &**import), 0);
         }
-        Self { policy, shards, addresses, peer_roots: Arc::default() }
+        Self { policy, shards, addresses, trust_roots: Arc::default() }
     }
 
     fn inputs<'a>(&'a self, resolved: &'a Resolved) -> Inputs<'a> {
         Inputs {
-            peer_roots: &self.peer_roots,
+            trust_roots: &self.trust_roots,
             policy: &self.policy,
             policy_generation: 1,
             shards: &self.shards,

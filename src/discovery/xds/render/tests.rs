@@ -14,9 +14,9 @@ use crate::proto::envoy::service::discovery::v3 as discovery;
 use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::peer::PeerIdentity;
-use crate::snapshot::peer_roots::PeerRoots;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::tests::{Mesh, endpoint, host_name, peer, port, service, shard};
+use crate::snapshot::trust_roots::TrustRoots;
 use crate::snapshot::view::{Families, Tunnel};
 
 /// Returns a mesh with a service of its own, a service of the peer west and one of the peer south. The certificates of both
@@ -46,12 +46,12 @@ fn mesh() -> Mesh {
         Arc::new(crate::snapshot::peer::Peer { who, ..peer })
     });
     mesh.policy = Policy { peers: peers.to_vec(), ..(*mesh.policy).clone() }.into();
-    mesh.peer_roots = roots(&[("west", "the roots of west"), ("south", "the roots of south")]);
+    mesh.trust_roots = roots(&[("west", "the roots of west"), ("south", "the roots of south")]);
     mesh
 }
 
-fn roots(all: &[(&str, &str)]) -> Arc<PeerRoots> {
-    PeerRoots(all.iter().map(|(peer, roots)| ((*peer).into(), (*roots).into())).collect()).into()
+fn roots(all: &[(&str, &str)]) -> Arc<TrustRoots> {
+    TrustRoots(all.iter().map(|(domain, roots)| ((*domain).into(), (*roots).into())).collect()).into()
 }
 
 /// Returns the server name, the accepted names and the roots in the cluster of a service for Envoy.
@@ -111,8 +111,8 @@ fn a_rotation_of_a_peers_roots_changes_the_clusters_of_its_services_alone() {
     let mut mesh = mesh();
     let (before, history) = (mesh.snapshot(), SanHistory::default());
     verified(&before, &history, "pay-west.here");
-    mesh.peer_roots = roots(&[("west", "both roots of west"), ("south", "the roots of south")]);
-    let dirty = Dirty { peer_roots: true, ..Dirty::default() };
+    mesh.trust_roots = roots(&[("west", "both roots of west"), ("south", "the roots of south")]);
+    let dirty = Dirty { trust_roots: true, ..Dirty::default() };
     assert!(!dirty.is_empty());
     let (after, delta) = build::next(&before, mesh.world(), &dirty);
     let changed: Vec<&str> = delta.services.keys().map(|name| name.as_str()).collect();
@@ -124,7 +124,7 @@ fn a_rotation_of_a_peers_roots_changes_the_clusters_of_its_services_alone() {
 #[test]
 fn without_roots_no_server_is_taken_for_the_peers() {
     let mut mesh = mesh();
-    mesh.peer_roots = Arc::default();
+    mesh.trust_roots = Arc::default();
     let (_, names, roots) = verified(&mesh.snapshot(), &SanHistory::default(), "pay-west.here");
     assert_eq!((names, roots), (vec![format!("Exact({NOBODY:?})")], None));
 }

@@ -115,7 +115,7 @@ pub(in crate::discovery::xds) fn snapshot(
     let shards = [Arc::new(Shard::of(shard, &scope))];
     build::all(
         Inputs {
-            peer_roots: &Default::default(),
+            trust_roots: &Default::default(),
             policy_generation: 1,
             policy,
             shards: &shards,
@@ -436,9 +436,9 @@ fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot
         *service = Arc::new(Service { import: Some(Arc::new(import)), ..(**service).clone() });
     }
     let shards = [Arc::new(Shard::of(listing, &RegistryScope::default()))];
-    let peer_roots = Arc::default();
+    let trust_roots = Arc::default();
     let inputs = Inputs {
-        peer_roots: &peer_roots,
+        trust_roots: &trust_roots,
         policy_generation: 1,
         policy,
         shards: &shards,
