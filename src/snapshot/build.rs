@@ -133,9 +133,14 @@ impl Snapshot {
             |peer: &&Arc<Peer>| peer.who.as_ref().is_some_and(|who| domains.contains(who.alias.as_str()));
         let peers: BTreeSet<&str> =
             self.policy.peers.iter().filter(is_theirs).map(|peer| &*peer.name).collect();
-        let is_verified =
-            |view: &ServiceView| view.import.as_ref().is_some_and(|import| peers.contains(&*import.peer));
-        let services = self.services.iter().filter(|_| !peers.is_empty());
+        // Roots are given for services of this mesh only if an endpoint is of another trust domain; then those of all domains.
+        let own = self.policy.mesh.trust_domain.as_str();
+        let concerns = |domain: &str| domain != own && (domains.contains(own) || domains.contains(domain));
+        let is_verified = |view: &ServiceView| match &view.import {
+            Some(import) => peers.contains(&*import.peer),
+            None => view.identities().any(|identity| concerns(identity.trust_domain())),
+        };
+        let services = self.services.iter().filter(|_| !domains.is_empty());
         services.filter(|(_, view)| is_verified(view)).map(|(name, _)| name.clone()).collect()
     }
 

@@ -296,6 +296,12 @@ impl ServiceView {
         })
     }
 
+    /// Returns the declared identity of every endpoint of the service; an identity may occur several times.
+    pub(super) fn identities(&self) -> impl Iterator<Item = &Identity> {
+        let endpoints = self.parts.iter().flat_map(|part| part.service.endpoints.iter());
+        endpoints.filter_map(|endpoint| endpoint.template.identity.as_ref())
+    }
+
     /// Returns the network of every endpoint of the service.
     pub fn networks<'a>(&'a self, networks: &'a NetworkTable) -> impl Iterator<Item = &'a Network> {
         let of = move |part: &'a Part| {

@@ -71,6 +71,7 @@ mod traces;
 mod tracing;
 mod transfers;
 mod trust;
+mod trust_domains_envoy;
 mod vanished;
 mod virtual_addresses;
 mod windows;

@@ -67,8 +67,9 @@ impl Organisation {
     }
 }
 
-fn write(folder: &Path, name: &str, text: &str) {
-    // A rename replaces the file in one step: the gateway may be reading it.
+/// Writes a file that the gateway may be reading.
+pub fn write(folder: &Path, name: &str, text: &str) {
+    // A rename replaces the file in one step.
     let next = folder.join(format!(".{name}"));
     std::fs::write(&next, text).expect("written");
     std::fs::rename(next, folder.join(name)).expect("renamed");

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -75,6 +77,8 @@ impl Pki {
         let mut params = CertificateParams::new(names).expect("parameters");
         if let Some(uri) = uri {
             params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
+            // X.509-SVID §4.3. Envoy's SPIFFE validator refuses a certificate without key usages.
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         }
         self.sign(params)
     }

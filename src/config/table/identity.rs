@@ -56,7 +56,7 @@ keys! {
     }
 
     /// The roots of one trust domain. A caller's certificate must chain to the roots of the trust domain in its
-    /// SPIFFE ID.
+    /// SPIFFE ID. Envoy clients of `xds` get the roots of services whose endpoints are not of `mesh.trustDomain` alone.
     pub(in crate::config) Trust "trust" {
         /// Trust domain, unique in the list.
         TRUST_DOMAIN "trustDomain": form::TrustDomain => required;

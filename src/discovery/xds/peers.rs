@@ -1,4 +1,5 @@
-//! The identities that may serve a service port by mutual TLS. Envoy matches the server's SPIFFE URI against them.
+//! The identities that may serve a service port by mutual TLS, and the roots that verify their certificates. Envoy matches the
+//! server's SPIFFE URI against the identities.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use crate::model::endpoint::TlsMode;
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
+use crate::snapshot::peer::PeerIdentity;
 use crate::snapshot::service_view::{PortView, ServiceView};
 
 /// The identities of one service port, in all clusters.
@@ -17,7 +19,7 @@ pub struct Peers {
     /// True if an endpoint speaks mutual TLS, or if mutual TLS is the default for the port's protocol.
     pub any: bool,
     /// The SPIFFE IDs that the registries declare for the endpoints.
-    pub identities: BTreeSet<Arc<str>>,
+    pub identities: BTreeSet<Identity>,
     /// The SPIFFE prefix accepted for endpoints without a known identity.
     pub prefix: Option<Arc<str>>,
     /// The roots that verify the servers.
@@ -30,19 +32,14 @@ pub struct Peers {
 pub enum Roots {
     /// The roots in the client's own secret, for services of this mesh.
     #[default]
-    Ours,
-    /// The roots of a peer, in PEM.
-    Peer(Arc<str>),
+    Secret,
+    /// The roots in PEM of each trust domain that the identities name. The roots of one domain verify no server of another.
+    ByDomain(BTreeMap<Arc<str>, Arc<str>>),
     /// No roots are known, so that no server can be verified.
     Unknown,
 }
 
 impl Peers {
-    /// Returns the set with this identity alone.
-    pub fn only(identity: &str) -> Self {
-        Self { any: true, identities: [identity.into()].into(), ..Self::default() }
-    }
-
     /// Collects the identities of a service port.
     pub fn of(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Self {
         let mut peers = Self { any: port.protocol.default_tls() == TlsMode::Mesh, ..Self::default() };
@@ -52,50 +49,74 @@ impl Peers {
             peers.any = true;
             peers.endpoints += 1;
             match &found.endpoint.template.identity {
-                Some(identity) => drop(peers.identities.insert(identity.shared())),
+                Some(identity) => drop(peers.identities.insert(identity.clone())),
                 None => nameless = true,
             }
         }
         if let Some(import) = &service.import {
             peers.name_those_of(snapshot, &import.peer);
-            return peers;
-        }
-        if nameless || peers.identities.is_empty() {
+        } else if nameless || peers.identities.is_empty() {
             let domain = snapshot.policy.mesh.trust_domain.as_str();
             peers.prefix = Some(format!("spiffe://{domain}/ns/{}/", service.namespace).into());
         }
+        peers.roots = peers.known_roots(snapshot, service);
         peers
     }
 
-    /// Replaces the trust domain of the identities by the one that the peer's certificates name, and sets the peer's roots.
+    /// Replaces the trust domain of the identities by the one that the peer's certificates name.
     fn name_those_of(&mut self, snapshot: &Snapshot, peer: &str) {
-        let found = snapshot.policy.peers.iter().find(|known| &*known.name == peer);
-        let who = found.and_then(|peer| peer.who.as_ref());
-        let named = |identity: &Arc<str>| {
-            Identity::parse(identity)
-                .ok()
-                .zip(who)
-                .map(|(identity, who)| identity.in_domain(&who.trust_domain).shared())
-        };
+        let who = who(snapshot, peer);
+        let named = |identity: &Identity| Some(identity.in_domain(&who?.trust_domain));
         self.identities = self.identities.iter().filter_map(named).collect();
+    }
+
+    /// Returns the roots that verify servers with these identities, as the snapshot knows them.
+    fn known_roots(&self, snapshot: &Snapshot, service: &ServiceView) -> Roots {
+        match &service.import {
+            Some(import) => self.roots_of_peer(snapshot, &import.peer),
+            None => self.roots_of_mesh(snapshot),
+        }
+    }
+
+    fn roots_of_peer(&self, snapshot: &Snapshot, peer: &str) -> Roots {
+        let roots = who(snapshot, peer).and_then(|who| {
+            let roots = snapshot.trust_roots.of(who.alias.as_str())?;
+            Some((who.trust_domain.as_str().into(), roots.clone()))
+        });
         // Without a list of identities, Envoy would accept every certificate that the roots verify. Therefore the roots are not
         // used while there are no identities.
-        let usable = who.is_some() && !self.identities.is_empty();
-        let roots = who.and_then(|who| snapshot.trust_roots.of(who.alias.as_str())).filter(|_| usable);
-        self.roots = roots.map_or(Roots::Unknown, |roots| Roots::Peer(roots.clone()));
+        let usable = roots.filter(|_| !self.identities.is_empty());
+        usable.map_or(Roots::Unknown, |roots| Roots::ByDomain([roots].into()))
+    }
+
+    /// Returns the roots of each trust domain, or the client's own roots if this mesh's trust domain is the only one. The client's
+    /// own roots also verify the servers if the roots of one of the domains are unknown: the operator may have put the roots of
+    /// all domains into the client's secret.
+    fn roots_of_mesh(&self, snapshot: &Snapshot) -> Roots {
+        let own = snapshot.policy.mesh.trust_domain.as_str();
+        let of_prefix = self.prefix.iter().map(|_| own);
+        let domains: BTreeSet<&str> =
+            self.identities.iter().map(Identity::trust_domain).chain(of_prefix).collect();
+        if domains.iter().all(|domain| *domain == own) {
+            return Roots::Secret;
+        }
+        let known = |domain: &str| Some((domain.into(), snapshot.trust_roots.of(domain)?.clone()));
+        let all: Option<BTreeMap<_, _>> = domains.into_iter().map(known).collect();
+        all.map_or(Roots::Secret, Roots::ByDomain)
     }
 
     /// Returns true if `before` allows all of these identities.
     fn are_known(&self, before: &Self) -> bool {
-        self.roots == before.roots && self.names_are_known(before)
-    }
-
-    fn names_are_known(&self, before: &Self) -> bool {
         self.endpoints == 0 && before.endpoints > 0
             || (self.any == before.any
                 && self.identities.is_subset(&before.identities)
                 && (self.prefix.is_none() || self.prefix == before.prefix))
     }
+}
+
+/// Returns the identity of a peer; `None` until the peer is enrolled.
+fn who<'a>(snapshot: &'a Snapshot, peer: &str) -> Option<&'a PeerIdentity> {
+    snapshot.policy.peers.iter().find(|known| &*known.name == peer)?.who.as_ref()
 }
 
 /// The identities with which the clusters of each service port were last rendered. Envoy drains the connections of a cluster
@@ -123,7 +144,8 @@ impl SanHistory {
         // An older snapshot does not override a newer one.
         if snapshot.generation >= entry.generation {
             entry.generation = snapshot.generation;
-            if !peers.are_known(&entry.peers) {
+            let same_roots = entry.peers.known_roots(snapshot, service) == entry.peers.roots;
+            if !same_roots || !peers.are_known(&entry.peers) {
                 entry.peers = Arc::new(peers);
             }
         }
@@ -164,7 +186,7 @@ mod tests {
             peers
                 .identities
                 .iter()
-                .map(|identity| identity[identity.len() - 4..].to_owned())
+                .map(|identity| identity.as_str()[identity.as_str().len() - 4..].to_owned())
                 .collect::<Vec<_>>()
         };
         let [first, fewer, other] = [(1, [101, 102]), (2, [101, 101]), (3, [101, 103])]

@@ -28,6 +28,7 @@ use crate::proto::envoy::extensions::filters::network::tcp_proxy::v3::{TcpProxy,
 use crate::proto::envoy::extensions::transport_sockets::raw_buffer::v3::RawBuffer;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
 use crate::proto::envoy::r#type::matcher::v3 as matcher;
+use crate::proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use crate::proto::envoy::r#type::v3::Percent;
 use crate::snapshot::Snapshot;
 use crate::snapshot::service_view::{PortView, ServiceView};
@@ -226,23 +227,28 @@ fn sni_of(service: &ServiceView, port: &PortView, subset: &str) -> String {
 }
 
 fn matchers(peers: &Peers) -> Vec<tls::SubjectAltNameMatcher> {
-    use matcher::string_matcher::MatchPattern;
     let exact = peers.identities.iter().map(|identity| MatchPattern::Exact(identity.to_string()));
     let prefix = peers.prefix.iter().map(|prefix| MatchPattern::Prefix(prefix.to_string()));
-    let of = |pattern| tls::SubjectAltNameMatcher {
+    exact.chain(prefix).map(uri_matcher).collect()
+}
+
+fn uri_matcher(pattern: MatchPattern) -> tls::SubjectAltNameMatcher {
+    tls::SubjectAltNameMatcher {
         san_type: tls::subject_alt_name_matcher::SanType::Uri.into(),
         matcher: Some(matcher::StringMatcher {
             match_pattern: Some(pattern),
             ..matcher::StringMatcher::default()
         }),
-    };
-    exact.chain(prefix).map(of).collect()
+    }
 }
 
 fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
     let secret = |name: &str| tls::SdsSecretConfig { name: name.to_owned(), sds_config: None };
     let by_secret = |match_typed_subject_alt_names| {
-        let names = tls::CertificateValidationContext { match_typed_subject_alt_names, trusted_ca: None };
+        let names = tls::CertificateValidationContext {
+            match_typed_subject_alt_names,
+            ..tls::CertificateValidationContext::default()
+        };
         let validation = tls::common_tls_context::CombinedCertificateValidationContext {
             default_validation_context: Some(names),
             validation_context_sds_secret_config: Some(secret(ROOTS_SECRET)),
@@ -250,18 +256,15 @@ fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
         tls::common_tls_context::ValidationContextType::CombinedValidationContext(validation)
     };
     let validation = match &peers.roots {
-        Roots::Ours => by_secret(matchers(peers)),
-        Roots::Peer(roots) => {
-            let inline = core::data_source::Specifier::InlineString(roots.to_string());
-            tls::common_tls_context::ValidationContextType::ValidationContext(
-                tls::CertificateValidationContext {
-                    trusted_ca: Some(core::DataSource { specifier: Some(inline) }),
-                    match_typed_subject_alt_names: matchers(peers),
-                },
-            )
-        }
+        Roots::Secret => by_secret(matchers(peers)),
+        Roots::ByDomain(roots) => tls::common_tls_context::ValidationContextType::ValidationContext(
+            tls::CertificateValidationContext {
+                match_typed_subject_alt_names: matchers(peers),
+                ..by_domain(roots)
+            },
+        ),
         // No server may be accepted as the peer's. Therefore the required name is one that no certificate has.
-        Roots::Unknown => by_secret(matchers(&Peers::only(NOBODY))),
+        Roots::Unknown => by_secret(vec![uri_matcher(MatchPattern::Exact(NOBODY.to_owned()))]),
     };
     tls::UpstreamTlsContext {
         sni,
@@ -271,6 +274,32 @@ fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
             validation_context_type: Some(validation),
             ..tls::CommonTlsContext::default()
         }),
+    }
+}
+
+/// Returns a validation of servers by the roots of their own trust domain. Envoy's usual validator would verify every name by
+/// every root, so several domains need the SPIFFE validator, which chooses the roots by the first URI of the certificate. It
+/// accepts a certificate if any of its URIs matches. Therefore `roots` must have the domains of the accepted names and no others.
+fn by_domain(roots: &BTreeMap<Arc<str>, Arc<str>>) -> tls::CertificateValidationContext {
+    let inline = |roots: &Arc<str>| core::DataSource {
+        specifier: Some(core::data_source::Specifier::InlineString(roots.to_string())),
+    };
+    if roots.len() <= 1 {
+        let trusted_ca = roots.values().next().map(inline);
+        return tls::CertificateValidationContext { trusted_ca, ..Default::default() };
+    }
+    let bundle = |(domain, roots): (&Arc<str>, &Arc<str>)| tls::spiffe_cert_validator_config::TrustDomain {
+        name: domain.to_string(),
+        trust_bundle: Some(inline(roots)),
+    };
+    let validator = tls::SpiffeCertValidatorConfig { trust_domains: roots.iter().map(bundle).collect() };
+    let url = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig";
+    tls::CertificateValidationContext {
+        custom_validator_config: Some(core::TypedExtensionConfig {
+            name: "envoy.tls.cert_validator.spiffe".into(),
+            typed_config: Some(Any { type_url: url.into(), ..any(&validator) }),
+        }),
+        ..Default::default()
     }
 }
 

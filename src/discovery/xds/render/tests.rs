@@ -1,4 +1,4 @@
-//! Tests of the clusters of services that are imported from a peer.
+//! Tests of the clusters of services that are imported from a peer, or have endpoints of several trust domains.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::model::endpoint::{DeclaredTls, EndpointTemplate};
 use crate::model::identity::{Identity, TrustDomain};
 use crate::model::import::Import;
 use crate::model::place::Network;
-use crate::model::service::PortProtocol;
+use crate::model::service::{PortProtocol, Service};
 use crate::proto::envoy::service::discovery::v3 as discovery;
 use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
@@ -22,23 +22,27 @@ use crate::snapshot::view::{Families, Tunnel};
 /// Returns a mesh with a service of its own, a service of the peer west and one of the peer south. The certificates of both
 /// peers name the trust domain cluster.local.
 fn mesh() -> Mesh {
-    let imported = |name: &str, peer: &str| {
-        let identity = Identity::parse(&format!("spiffe://{peer}/ns/pay/sa/pay")).expect("legal");
-        let template = EndpointTemplate {
-            network: Some(Network::new(&format!("peer/{peer}/n"))),
-            tls: Some(DeclaredTls::Mode(TlsMode::Mesh)),
-            identity: Some(identity),
-            ..EndpointTemplate::default()
-        };
-        let there = crate::model::endpoint::Endpoint { template: template.into(), ..endpoint("10.1.0.2", 1) };
-        let exported_name = host_name(&format!("pay.{peer}.global"));
-        let mut service = service(name, vec![port(443, PortProtocol::Tcp)], vec![there]);
-        service.import = Some(Arc::new(Import { peer: peer.into(), exported_name, exported_at: 0 }));
-        service
-    };
     let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.1", 1)]);
-    let all = vec![own, imported("pay-west.here", "west"), imported("pay-south.here", "south")];
-    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", all)]);
+    mesh_with(vec![own, imported("pay-west.here", "west"), imported("pay-south.here", "south")])
+}
+
+fn imported(name: &str, peer: &str) -> Service {
+    let identity = Identity::parse(&format!("spiffe://{peer}/ns/pay/sa/pay")).expect("legal");
+    let template = EndpointTemplate {
+        network: Some(Network::new(&format!("peer/{peer}/n"))),
+        tls: Some(DeclaredTls::Mode(TlsMode::Mesh)),
+        identity: Some(identity),
+        ..EndpointTemplate::default()
+    };
+    let there = crate::model::endpoint::Endpoint { template: template.into(), ..endpoint("10.1.0.2", 1) };
+    let exported_name = host_name(&format!("pay.{peer}.global"));
+    let mut service = service(name, vec![port(443, PortProtocol::Tcp)], vec![there]);
+    service.import = Some(Arc::new(Import { peer: peer.into(), exported_name, exported_at: 0 }));
+    service
+}
+
+fn mesh_with(services: Vec<Service>) -> Mesh {
+    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", services)]);
     let peers = ["west", "south"].map(|name| {
         let peer = peer(name, &[]);
         let trust_domain = TrustDomain::parse("cluster.local").expect("legal");
@@ -54,12 +58,12 @@ fn roots(all: &[(&str, &str)]) -> Arc<TrustRoots> {
     TrustRoots(all.iter().map(|(domain, roots)| ((*domain).into(), (*roots).into())).collect()).into()
 }
 
-/// Returns the server name, the accepted names and the roots in the cluster of a service for Envoy.
-fn verified(
+/// Returns the server name and the validation of servers in the cluster of a service for Envoy.
+fn validation(
     snapshot: &Snapshot,
     history: &SanHistory,
     hostname: &str,
-) -> (String, Vec<String>, Option<String>) {
+) -> (String, tls::CertificateValidationContext) {
     let all = clusters(snapshot, &host_name(hostname), history);
     let read = discovery::Resource::decode(all[0].message().clone()).expect("a resource");
     let cluster = cluster::Cluster::decode(&*read.resource.expect("an Any").value).expect("a cluster");
@@ -75,17 +79,143 @@ fn verified(
         }
         ValidationContextType::ValidationContext(validation) => validation,
     };
+    (context.sni, validation)
+}
+
+fn inline(source: Option<core::DataSource>) -> Option<String> {
+    source.and_then(|source| source.specifier).map(|specifier| {
+        let core::data_source::Specifier::InlineString(text) = specifier;
+        text
+    })
+}
+
+/// Returns the server name, the accepted names and the roots of all names in the cluster of a service for Envoy.
+fn verified(
+    snapshot: &Snapshot,
+    history: &SanHistory,
+    hostname: &str,
+) -> (String, Vec<String>, Option<String>) {
+    let (sni, validation) = validation(snapshot, history, hostname);
     let names = validation.match_typed_subject_alt_names.iter().map(|name| {
         format!(
             "{:?}",
             name.matcher.as_ref().and_then(|matcher| matcher.match_pattern.clone()).expect("a pattern")
         )
     });
-    let roots = validation.trusted_ca.and_then(|source| source.specifier).map(|specifier| {
-        let core::data_source::Specifier::InlineString(text) = specifier;
-        text
+    (sni, names.collect(), inline(validation.trusted_ca))
+}
+
+/// Returns the roots of each trust domain in the cluster of a service for Envoy; empty if all names have the same roots.
+fn bundles(snapshot: &Snapshot, history: &SanHistory, hostname: &str) -> Vec<(String, String)> {
+    let Some(custom) = validation(snapshot, history, hostname).1.custom_validator_config else {
+        return Vec::new();
+    };
+    let config = custom.typed_config.expect("a config");
+    assert_eq!(
+        (&*custom.name, &*config.type_url),
+        (
+            "envoy.tls.cert_validator.spiffe",
+            "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
+        )
+    );
+    let config = tls::SpiffeCertValidatorConfig::decode(&*config.value).expect("a config of the validator");
+    let of = |domain: tls::spiffe_cert_validator_config::TrustDomain| {
+        (domain.name, inline(domain.trust_bundle).expect("roots"))
+    };
+    config.trust_domains.into_iter().map(of).collect()
+}
+
+/// Returns a mesh in the trust domain cluster.local whose service `web.mesh` has an endpoint in each of these trust domains.
+/// The roots of cluster.local, north and south are known.
+fn mesh_of(domains: &[&str]) -> Mesh {
+    let endpoints = domains.iter().zip(1..).map(|(domain, host)| {
+        let identity = Identity::parse(&format!("spiffe://{domain}/ns/shop/sa/web")).expect("legal");
+        let template = EndpointTemplate { identity: Some(identity), ..EndpointTemplate::default() };
+        crate::model::endpoint::Endpoint {
+            template: template.into(),
+            ..endpoint(&format!("10.1.0.{host}"), 1)
+        }
     });
-    (context.sni, names.collect(), roots)
+    let web = service("web.mesh", vec![port(443, PortProtocol::Tcp)], endpoints.collect());
+    let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.9", 1)]);
+    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![web, own])]);
+    mesh.trust_roots =
+        roots(&[("cluster.local", "our roots"), ("north", "roots of north"), ("south", "roots of south")]);
+    mesh
+}
+
+/// Returns pairs of strings.
+fn pairs<const N: usize>(all: [(&str, &str); N]) -> Vec<(String, String)> {
+    all.map(|(one, other)| (one.to_owned(), other.to_owned())).to_vec()
+}
+
+#[test]
+fn endpoints_of_several_trust_domains_are_verified_by_the_roots_of_their_own() {
+    let history = SanHistory::default();
+    let snapshot = mesh_of(&["cluster.local", "north"]).snapshot();
+    let both = pairs([("cluster.local", "our roots"), ("north", "roots of north")]);
+    assert_eq!(bundles(&snapshot, &history, "web.mesh"), both, "and no domain that no name is in");
+    let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
+    let exact = |domain| format!("Exact(\"spiffe://{domain}/ns/shop/sa/web\")");
+    assert_eq!((names, roots), (vec![exact("cluster.local"), exact("north")], None));
+    assert_eq!(bundles(&snapshot, &history, "own.mesh"), pairs([]));
+}
+
+#[test]
+fn endpoints_of_one_trust_domain_are_verified_by_its_roots() {
+    let found = |domain| {
+        let (snapshot, history) = (mesh_of(&[domain]).snapshot(), SanHistory::default());
+        assert_eq!(bundles(&snapshot, &history, "web.mesh"), pairs([]));
+        verified(&snapshot, &history, "web.mesh").2
+    };
+    assert_eq!(found("cluster.local"), None, "the client has the roots of its own mesh");
+    assert_eq!(found("north").as_deref(), Some("roots of north"));
+}
+
+#[test]
+fn the_clients_own_roots_verify_all_domains_if_the_roots_of_one_are_unknown() {
+    for domains in [&["cluster.local", "north", "west"][..], &["west"]] {
+        let (snapshot, history) = (mesh_of(domains).snapshot(), SanHistory::default());
+        assert_eq!(bundles(&snapshot, &history, "web.mesh"), pairs([]));
+        let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
+        assert_eq!((names.len(), roots), (domains.len(), None));
+    }
+}
+
+#[test]
+fn a_rotation_of_roots_changes_the_clusters_that_have_them_and_no_others() {
+    let mut mesh = mesh_of(&["cluster.local", "north"]);
+    let (mut world, history) = (mesh.snapshot(), SanHistory::default());
+    let dirty = Dirty { trust_roots: true, ..Dirty::default() };
+    let mut next = |all: [(&str, &str); 3]| {
+        mesh.trust_roots = roots(&all);
+        let (after, delta) = build::next(&world, mesh.world(), &dirty);
+        world = after;
+        let changed: Vec<String> = delta.services.keys().map(ToString::to_string).collect();
+        (changed, bundles(&world, &history, "web.mesh"))
+    };
+    let (changed, found) = next([("cluster.local", "our roots"), ("north", "both"), ("south", "others")]);
+    assert_eq!(changed, ["web.mesh"]);
+    assert_eq!(found, pairs([("cluster.local", "our roots"), ("north", "both")]));
+    let (changed, found) = next([("cluster.local", "new"), ("north", "both"), ("south", "others")]);
+    assert_eq!(changed, ["web.mesh"]);
+    assert_eq!(found, pairs([("cluster.local", "new"), ("north", "both")]));
+    let (changed, _) = next([("cluster.local", "new"), ("north", "both"), ("south", "new")]);
+    assert!(changed.is_empty(), "{changed:?}");
+}
+
+#[test]
+fn the_last_endpoint_of_a_trust_domain_goes_without_a_change_of_the_cluster() {
+    let history = SanHistory::default();
+    let (first, mut fewer) = (mesh_of(&["cluster.local", "north"]), mesh_of(&["cluster.local"]));
+    let both = bundles(&first.snapshot(), &history, "web.mesh");
+    assert_eq!(both.len(), 2);
+    assert_eq!(bundles(&fewer.snapshot(), &history, "web.mesh"), both);
+    // Roots that are not trusted any more do not stay with the names.
+    fewer.trust_roots = roots(&[("cluster.local", "our roots"), ("north", "other roots of north")]);
+    let after = fewer.snapshot();
+    assert_eq!(bundles(&after, &history, "web.mesh"), pairs([]));
+    assert_eq!(verified(&after, &history, "web.mesh").1.len(), 1);
 }
 
 #[test]
@@ -130,6 +260,18 @@ fn without_roots_no_server_is_taken_for_the_peers() {
 }
 
 #[test]
+fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
+    let history = SanHistory::default();
+    let before = verified(&mesh().snapshot(), &history, "pay-west.here");
+    let empty = Service { endpoints: Arc::default(), ..imported("pay-west.here", "west") };
+    let mut mesh = mesh_with(vec![empty]);
+    assert_eq!(verified(&mesh.snapshot(), &history, "pay-west.here"), before);
+    mesh.trust_roots = Arc::default();
+    let (_, names, roots) = verified(&mesh.snapshot(), &history, "pay-west.here");
+    assert_eq!((names, roots), (vec![format!("Exact({NOBODY:?})")], None));
+}
+
+#[test]
 fn grpc_is_not_given_what_needs_a_peers_roots() {
     let (snapshot, history) = (mesh().snapshot(), SanHistory::default());
     let viewer = |client| Viewer {
@@ -147,6 +289,33 @@ fn grpc_is_not_given_what_needs_a_peers_roots() {
     };
     assert!(asked("pay-west.here", ClientKind::Envoy) && asked("own.mesh", ClientKind::Grpc));
     assert!(!asked("pay-west.here", ClientKind::Grpc));
+}
+
+#[test]
+fn grpc_verifies_servers_by_its_own_credentials_whatever_their_trust_domains() {
+    let snapshot = mesh_of(&["cluster.local", "north"]).snapshot();
+    let target = Target { hostname: host_name("web.mesh"), port: 443, subset: "".into() };
+    let viewer = Viewer {
+        network: Network::new("n1"),
+        cluster: crate::model::place::ClusterId::new("a"),
+        families: Families::Both,
+        client: ClientKind::Grpc,
+        tunnel: Tunnel::Sni,
+        sees: Arc::from([]),
+    };
+    let given = |kind| {
+        let name: Arc<str> = cluster_name(443, "", "web.mesh").into();
+        resource(&snapshot, kind, &name, Some(&target), &viewer, &SanHistory::default()).expect("given")
+    };
+    let read = |resource: Resource| {
+        let read = discovery::Resource::decode(resource.message().clone()).expect("a resource");
+        read.resource.expect("an Any").value
+    };
+    let cluster = cluster::Cluster::decode(&*read(given(Kind::Cluster))).expect("a cluster");
+    assert!(cluster.transport_socket_matches.is_empty(), "{cluster:?}");
+    let assignment = endpoint::ClusterLoadAssignment::decode(&*read(given(Kind::Assignment)));
+    let localities = assignment.expect("an assignment").endpoints;
+    assert_eq!(localities.iter().map(|locality| locality.lb_endpoints.len()).sum::<usize>(), 2);
 }
 
 #[test]
