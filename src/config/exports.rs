@@ -44,10 +44,10 @@ fn marked(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Opti
     fields.at(&keys::Export::MARKED)?;
     let marked = fields.map(&keys::Export::MARKED);
     if let Some(labels) = marked.get(&keys::Marked::LABELS) {
-        return Some(MarkCondition::Labels(labels));
+        return Some(MarkCondition::Labels(labels.into()));
     }
     if let Some(labels) = marked.get(&keys::Marked::NAMESPACE_LABELS) {
-        return Some(MarkCondition::NamespaceLabels(labels));
+        return Some(MarkCondition::NamespaceLabels(labels.into()));
     }
     if let Some((false, node)) = marked.found(&keys::Marked::SERVICE_EXPORT) {
         let fault = "found false, which requires no mark; write true, or remove `marked`";

@@ -109,7 +109,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         namespaces: NamespaceChoice {
             only: chosen.get(&keys::Namespaces::ONLY).unwrap_or_default(),
             except: chosen.get(&keys::Namespaces::EXCEPT).unwrap_or_default(),
-            labels: chosen.get(&keys::Namespaces::LABELS).unwrap_or_default(),
+            labels: chosen.get(&keys::Namespaces::LABELS).unwrap_or_default().into(),
         },
         manual_endpoints: fields.get(&keys::MANUAL_ENDPOINTS),
         destination_rules: fields.get(&keys::DESTINATION_RULES),

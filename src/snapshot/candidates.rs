@@ -54,7 +54,7 @@ pub struct Candidates {
     endpoints: Box<[Candidate]>,
     /// `sums[i]` is the summed weight of the healthy endpoints of a level up to and including `i`.
     sums: Box<[u64]>,
-    levels: Vec<Level>,
+    levels: Box<[Level]>,
 }
 
 /// The candidates that are equally far from this gateway.
@@ -106,7 +106,7 @@ impl Candidates {
             }
             start = end;
         }
-        Self { group, tuning, endpoints: endpoints.into(), sums: sums.into(), levels }
+        Self { group, tuning, endpoints: endpoints.into(), sums: sums.into(), levels: levels.into() }
     }
 
     /// Returns all endpoints, sorted by preference.

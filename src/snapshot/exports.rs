@@ -93,9 +93,7 @@ impl ExportIndex {
 impl MarkCondition {
     /// Returns true if one of the marks satisfies the condition.
     pub fn is_met_by(&self, marks: &[Mark]) -> bool {
-        let has = |mark: &Mark, kind, wanted: &Labels| {
-            mark.kind == kind && wanted.iter().all(|(key, value)| mark.labels.get(key) == Some(value))
-        };
+        let has = |mark: &Mark, kind, wanted: &Labels| mark.kind == kind && mark.labels.has_all(wanted);
         marks.iter().any(|mark| match self {
             Self::ServiceExport => mark.kind == MarkKind::ServiceExport,
             Self::Labels(wanted) => has(mark, MarkKind::Service, wanted),

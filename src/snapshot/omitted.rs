@@ -253,7 +253,7 @@ pub fn of_port(
         ports.any(|port| snapshot.networks.is_own_gateway(SocketAddr::new(ip, port)))
     };
     for (found, serves) in service.all_endpoints_of(port, snapshot.networks()) {
-        if labels.is_some_and(|labels| !found.endpoint.template.has_labels(labels)) {
+        if labels.is_some_and(|labels| !found.endpoint.template.labels.has_all(labels)) {
             continue;
         }
         let here = found.addresses(&snapshot.resolved);

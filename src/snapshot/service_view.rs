@@ -52,7 +52,7 @@ pub struct ServiceView {
     pub waypoint: Option<WaypointView>,
     /// The service as each registry gives it, in order of registry. The endpoints are not copied, but shared with the
     /// registries' shards.
-    pub parts: Vec<Part>,
+    pub parts: Box<[Part]>,
     /// Differences between registries that could not be merged.
     pub conflicts: Vec<Conflict>,
     /// The conflict between the clusters that export the service; `None` except for names of the cluster set.
@@ -99,7 +99,7 @@ pub struct Part {
     pub origin: Arc<Origin>,
     /// The service with all its endpoints.
     pub service: Arc<Service>,
-    /// The objects of the registry that mark the service as meant for other networks.
+    /// The objects of the registry that mark the service as meant for other networks; shared with the registry's shard.
     pub marks: Arc<[Mark]>,
 }
 
@@ -125,8 +125,9 @@ pub struct PortView {
     lowest_standing: Standing,
     /// The export rules that cover the port, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
-    /// The candidates on this network by subset; the key `""` has the candidates of all subsets.
-    subsets: BTreeMap<Arc<str>, SubsetCandidates>,
+    /// The candidates on this network by subset, in order of name; the name `""` has the candidates of all subsets. Most ports
+    /// have no other, for which a `BTreeMap` would take ten times the memory.
+    subsets: Box<[(Arc<str>, SubsetCandidates)]>,
 }
 
 /// The candidates of a service port and subset, for each kind of request.
@@ -156,7 +157,8 @@ pub const HOSTNAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Own, TlsMode::Mesh];
 impl PortView {
     /// Returns the candidates on this network; `None` if the service does not have the subset.
     pub fn candidates(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
-        let candidates = self.subsets.get(subset)?;
+        let at = self.subsets.binary_search_by(|(name, _)| (**name).cmp(subset)).ok()?;
+        let candidates = &self.subsets[at].1;
         Some(match asked {
             AskedBy::MeshName => &candidates.by_mesh_name,
             AskedBy::Hostname => &candidates.by_hostname,
@@ -181,7 +183,7 @@ impl PortView {
 
     /// Returns the names of the subsets, including `""`.
     pub fn subsets(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.subsets.keys()
+        self.subsets.iter().map(|(name, _)| name)
     }
 }
 
@@ -256,7 +258,11 @@ impl ServiceView {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
         let counting = self.counting_parts(port);
         let all = counting.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
-        Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.template.has_labels(labels))))
+        Some(
+            all.filter(move |found| {
+                labels.is_none_or(|labels| found.endpoint.template.labels.has_all(labels))
+            }),
+        )
     }
 
     /// Returns the target port of a service port in the first registry that has the port; single endpoints may have another
@@ -288,7 +294,7 @@ impl ServiceView {
         parts.flat_map(move |part| {
             let endpoints = part.service.endpoints.iter();
             let chosen = endpoints
-                .filter(move |endpoint| labels.is_none_or(|labels| endpoint.template.has_labels(labels)));
+                .filter(move |endpoint| labels.is_none_or(|labels| endpoint.template.labels.has_all(labels)));
             chosen.map(move |endpoint| {
                 let network = network_of(endpoint, &part.origin, networks);
                 (network, &part.origin.cluster, u64::from(endpoint.weight.value()))
@@ -407,7 +413,7 @@ impl ServiceView {
             waypoint,
             export_conflict: conflict(&parts.iter().filter_map(Part::exported).collect::<Vec<_>>())
                 .map(Arc::new),
-            parts,
+            parts: parts.into(),
             conflicts,
             denied_addresses,
         })
@@ -440,7 +446,7 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Confli
         for service in shard.services_of(hostname) {
             let owner = *owner.get_or_insert(&service.key.namespace);
             if service.key.namespace == *owner {
-                let marks = shard.marks_of(&service.key).cloned().collect();
+                let marks = shard.marks_of(&service.key).cloned().unwrap_or_default();
                 parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks });
             } else {
                 let cluster = shard.origin.cluster.clone();
@@ -534,8 +540,8 @@ fn port_view(
         .filter(|found| found.origin.standing <= lowest_here)
         .copied()
         .collect();
-    let everything = Labels::new();
-    let subsets = std::iter::once((Arc::from(""), &everything))
+    let everything = Labels::default();
+    let subsets: BTreeMap<Arc<str>, SubsetCandidates> = std::iter::once((Arc::default(), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
         .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, site)))
         .collect();
@@ -545,7 +551,7 @@ fn port_view(
         port: port.port,
         protocol: port.protocol,
         lowest_standing: lowest,
-        subsets,
+        subsets: subsets.into_iter().collect(),
     }
 }
 
@@ -682,7 +688,7 @@ fn subset_candidates(
     site: Site<'_>,
 ) -> SubsetCandidates {
     let chosen: Vec<&PortEndpoint<'_>> =
-        here.iter().filter(|here| here.endpoint.template.has_labels(labels)).collect();
+        here.iter().filter(|here| here.endpoint.template.labels.has_all(labels)).collect();
     let with = |mode: Option<TlsMode>| {
         let list = chosen.iter().filter(|here| Some(here.tls) == mode);
         let list = list.flat_map(|here| candidates_of(here, group, site)).collect();

@@ -72,7 +72,8 @@ pub struct Shard {
     /// The endpoint sets of each service, also of services that are not known yet.
     sets: BucketMap<ServiceKey, Arc<Sets>>,
     gateways: Arc<BTreeMap<GatewayKey, Gateway>>,
-    marks: BucketMap<ServiceKey, Arc<BTreeMap<MarkKey, Mark>>>,
+    /// The marks of each service that has some, in order of their keys. A service has few marks.
+    marks: BucketMap<ServiceKey, Arc<[Mark]>>,
     /// The parts that the scope denies, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
     /// The number of endpoints and waypoints that the scope denies because of their addresses, by host name of the service.
@@ -145,15 +146,8 @@ impl Shard {
                 }
             }
             Key::Mark(key) => {
-                let Some(marks) = self.marks.get_mut(&key.service) else { return };
-                let gone = Arc::make_mut(marks).remove(key);
-                let none_left = marks.is_empty();
-                if none_left {
-                    self.marks.remove(&key.service);
-                }
-                if gone.is_some() {
-                    self.counts.marks -= 1;
-                    dirty.services.insert(key.service.hostname.clone());
+                if self.mark(key).is_some() {
+                    self.set_mark(key, None, dirty);
                 }
             }
         }
@@ -167,7 +161,8 @@ impl Shard {
             names.map(|name| Key::Endpoints(EndpointSetKey { service: service.clone(), name: name.clone() }))
         });
         let gateways = self.gateways.keys().cloned().map(Key::Gateway);
-        let marks = self.marks.iter().flat_map(|(_, marks)| marks.keys()).cloned().map(Key::Mark);
+        let marks = self.marks.iter().flat_map(|(_, marks)| marks.iter());
+        let marks = marks.map(|mark| Key::Mark(mark.key.clone()));
         let denied = self.denied.iter().filter(|(_, denied)| denied.whole).map(|(key, _)| key.clone());
         services.chain(sets).chain(gateways).chain(marks).chain(denied)
     }
@@ -189,7 +184,7 @@ impl Shard {
         let gateways = self.gateways().map(|(key, gateway)| {
             Item::Gateway(RegistryGateway { key: key.clone(), gateway: gateway.clone() })
         });
-        let marks = self.marks.iter().flat_map(|(_, marks)| marks.values()).cloned().map(Item::Mark);
+        let marks = self.marks.iter().flat_map(|(_, marks)| marks.iter()).cloned().map(Item::Mark);
         services.chain(sets).chain(gateways).chain(marks)
     }
 
@@ -243,19 +238,32 @@ impl Shard {
     }
 
     fn put_mark(&mut self, mark: Mark, dirty: &mut Dirty) {
-        let service = mark.key.service.clone();
+        let key = mark.key.clone();
         // A mark is allowed if the scope allows its service by name, or if its service is in the shard. Registries deliver
         // services before their marks, so an allowed service is in the shard before its marks arrive.
-        let whole = !self.takes_service(&service) && self.service(&service).is_none();
-        self.note_denied(Key::Mark(mark.key.clone()), Denied { whole, ..Denied::default() }, dirty);
-        if whole || self.marks.get(&service).and_then(|marks| marks.get(&mark.key)) == Some(&mark) {
-            return;
+        let whole = !self.takes_service(&key.service) && self.service(&key.service).is_none();
+        self.note_denied(Key::Mark(key.clone()), Denied { whole, ..Denied::default() }, dirty);
+        if !whole && self.mark(&key) != Some(&mark) {
+            self.set_mark(&key, Some(mark), dirty);
         }
-        dirty.services.insert(service.hostname.clone());
-        let mut marks = self.marks.get(&service).cloned().unwrap_or_default();
-        let new = Arc::make_mut(&mut marks).insert(mark.key.clone(), mark).is_none();
-        self.counts.marks += usize::from(new);
-        self.marks.insert(service, marks);
+    }
+
+    fn mark(&self, key: &MarkKey) -> Option<&Mark> {
+        self.marks_of(&key.service)?.iter().find(|mark| mark.key == *key)
+    }
+
+    /// Adds or replaces a mark, or removes it if `mark` is `None`.
+    fn set_mark(&mut self, key: &MarkKey, mark: Option<Mark>, dirty: &mut Dirty) {
+        dirty.services.insert(key.service.hostname.clone());
+        let known = self.marks_of(&key.service).map(|marks| &**marks).unwrap_or_default();
+        let others = known.iter().filter(|known| known.key != *key);
+        let mut marks: Vec<Mark> = others.cloned().chain(mark).collect();
+        marks.sort_by(|one, other| one.key.cmp(&other.key));
+        self.counts.marks = self.counts.marks + marks.len() - known.len();
+        match marks.is_empty() {
+            true => drop(self.marks.remove(&key.service)),
+            false => drop(self.marks.insert(key.service.clone(), marks.into())),
+        }
     }
 
     /// Replaces the service as its own object defines it, and keeps its endpoint sets.
@@ -414,9 +422,9 @@ impl Shard {
         self.service(key).is_some_and(|service| is_ready(service))
     }
 
-    /// Returns the marks of a service.
-    pub fn marks_of(&self, key: &ServiceKey) -> impl Iterator<Item = &Mark> {
-        self.marks.get(key).into_iter().flat_map(|marks| marks.values())
+    /// Returns the marks of a service, in order of their keys; `None` if it has none.
+    pub fn marks_of(&self, key: &ServiceKey) -> Option<&Arc<[Mark]>> {
+        self.marks.get(key)
     }
 
     /// Returns the gateways that the registry gives for a network, in order of name.
@@ -494,7 +502,7 @@ impl Shard {
         let (own, others) = (self.services_of(hostname), other.services_of(hostname));
         // Two pointers to the same value are equal, so the value is not compared with itself.
         let same = |(a, b): (&Arc<Service>, &Arc<Service>)| {
-            (Arc::ptr_eq(a, b) || a == b) && self.marks_of(&a.key).eq(other.marks_of(&b.key))
+            (Arc::ptr_eq(a, b) || a == b) && self.marks_of(&a.key) == other.marks_of(&b.key)
         };
         let same_denied = self.denied_addresses_of(hostname) == other.denied_addresses_of(hostname);
         same_denied && own.len() == others.len() && own.iter().zip(others).all(same)

@@ -26,7 +26,7 @@ use super::trust_roots::TrustRoots;
 use super::view::{ClientKind, Families, Tunnel, Viewer};
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{
-    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight,
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight,
 };
 use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
@@ -312,7 +312,7 @@ pub(crate) fn services() -> impl Strategy<Value = Service> {
         if other {
             service.key.namespace = "other".into();
         }
-        let labels = |value: &str| [(Arc::from("version"), Arc::from(value))].into();
+        let labels = |value: &str| Labels::from_iter([("version".into(), value.into())]);
         service.subsets = subsets.into_iter().map(|(name, value)| (name, labels(value))).collect();
         service
     })

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::admin::networks::{gateways, networks as networks_list};
-use crate::model::endpoint::Endpoint;
+use crate::model::endpoint::{Endpoint, Labels};
 use crate::model::service::PortProtocol;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{Mesh, endpoint, gateway, network, place, port, service, shard};
@@ -25,7 +25,8 @@ fn snapshot() -> Snapshot {
     let ports = || vec![port(443, PortProtocol::Tls)];
     let two = vec![port(80, PortProtocol::Http), port(81, PortProtocol::Http)];
     let mut with_subset = service("cart.shop.mesh", ports(), far);
-    with_subset.subsets = [("v1".into(), [("version".into(), "1".into())].into())].into();
+    let labels = Labels::from_iter([("version".into(), "1".into())]);
+    with_subset.subsets = [("v1".into(), labels)].into();
     Mesh::new(
         vec![west],
         vec![

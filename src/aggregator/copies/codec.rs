@@ -487,7 +487,7 @@ mod tests {
         let gateway = crate::snapshot::tests::gateway("192.0.2.1", 2);
         let gateway_key = GatewayKey { network: Network::new("west"), name: "gw".into() };
         items.push(Item::Gateway(RegistryGateway { key: gateway_key, gateway }));
-        let labels = Labels::from([("a".into(), "b".into())]);
+        let labels = Labels::from_iter([("a".into(), "b".into())]);
         items.push(Item::Mark(Mark {
             key: MarkKey { service: key, object: "ServiceExport n/b".into() },
             kind: MarkKind::ServiceExport,

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::records::{
-    Interner, Listed, NodeRecord, PodEntry, PodRecord, PodTemplate, ServiceRecord, SliceEndpoint,
-    SliceRecord, Uid,
+    Interner, Listed, NodeRecord, PodRecord, PodTemplate, Pods, ServiceRecord, SliceEndpoint, SliceRecord,
+    Uid,
 };
 use super::spec::KubernetesSpec;
 use crate::model::address::Host;
@@ -20,7 +20,7 @@ pub(super) struct Sources<'a> {
     pub(super) spec: &'a KubernetesSpec,
     /// The network of the cluster.
     pub(super) network: &'a Network,
-    pub(super) pods: &'a BTreeMap<Uid, PodEntry>,
+    pub(super) pods: &'a Pods,
     pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
 }
 
@@ -128,15 +128,15 @@ fn join<'a>(
         (Health::Unhealthy, Health::Unhealthy) => Health::Unhealthy,
     };
     instance.hostname = instance.hostname.max(endpoint.hostname.as_ref());
-    instance.node = instance.node.max(endpoint.node.as_ref());
-    instance.zone = instance.zone.max(endpoint.zone.as_ref());
+    instance.node = instance.node.max(endpoint.place.node.as_ref());
+    instance.zone = instance.zone.max(endpoint.place.zone.as_ref());
 }
 
 /// Returns the pod of an endpoint in a slice of `namespace`, or the reason why the endpoint is not used. With
 /// `manualEndpoints`, an endpoint without a pod is used.
 pub(super) fn believed<'p>(
     spec: &KubernetesSpec,
-    pods: &'p BTreeMap<Uid, PodEntry>,
+    pods: &'p Pods,
     namespace: &Arc<str>,
     endpoint: &SliceEndpoint,
 ) -> Result<Option<&'p PodRecord>, Withheld> {
@@ -148,13 +148,14 @@ pub(super) fn believed<'p>(
     };
     let pod = pods.get(&uid).and_then(|entry| entry.pod.as_ref());
     let pod = pod.ok_or(Withheld::WaitingForPod)?;
-    if pod.namespace != *namespace {
+    if pod.template.namespace != *namespace {
         return Err(Withheld::Claimed);
     }
-    if pod.addresses.is_empty() {
+    let addresses = pod.addresses.as_slice();
+    if addresses.is_empty() {
         return Err(Withheld::WaitingForPod);
     }
-    if !pod.addresses.contains(&endpoint.address) {
+    if !addresses.contains(&endpoint.address) {
         return Err(Withheld::Claimed);
     }
     Ok(Some(pod))

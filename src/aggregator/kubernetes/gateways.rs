@@ -8,8 +8,7 @@ use std::sync::Arc;
 use super::endpoints::believed;
 use super::objects;
 use super::records::{
-    Entrance, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PortRecord, ServiceRecord, SliceRecord,
-    Uid,
+    Entrance, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, Pods, PortRecord, ServiceRecord, SliceRecord,
 };
 use super::spec::KubernetesSpec;
 use crate::model::address::Host;
@@ -78,7 +77,7 @@ pub(super) struct Objects<'a> {
     pub(super) gateways: &'a BTreeMap<ObjectKey, Listed<GatewayRecord>>,
     pub(super) slices_of: &'a BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
     pub(super) slices: &'a BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
-    pub(super) pods: &'a BTreeMap<Uid, PodEntry>,
+    pub(super) pods: &'a Pods,
     pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
 }
 
@@ -229,7 +228,7 @@ impl Behind {
                 };
                 if endpoint.health == Health::Healthy {
                     behind.is_ready = true;
-                    behind.nodes.extend(endpoint.node.clone());
+                    behind.nodes.extend(endpoint.place.node.clone());
                 }
                 behind.identity =
                     behind.identity.or_else(|| pod.and_then(|pod| pod.template.identity.clone()));
@@ -251,8 +250,7 @@ impl Behind {
         wanted: &Labels,
     ) -> BTreeSet<IpAddr> {
         let is_wanted = |name: &Arc<str>, labels: &Labels| {
-            wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
-                && (!entrance.is_local || self.nodes.contains(name))
+            labels.has_all(wanted) && (!entrance.is_local || self.nodes.contains(name))
         };
         let nodes = objects.nodes.iter().filter(|(name, node)| is_wanted(name, &node.value.labels));
         let address = |node: &NodeRecord| {

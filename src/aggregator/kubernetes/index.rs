@@ -18,8 +18,8 @@ use super::gateways::{self, GatewayRecord};
 use super::kinds::Kind;
 use super::objects::{Condition, Meta};
 use super::records::{
-    ExportCondition, Interner, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PodRecord,
-    ServiceClass, ServiceRecord, SliceRecord, Uid, timestamp,
+    ExportCondition, Interner, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodRecord, Pods, ServiceClass,
+    ServiceRecord, SliceRecord, Uid, timestamp,
 };
 use super::spec::KubernetesSpec;
 use super::watch::{Event, Object, WatchId, What};
@@ -34,8 +34,8 @@ use crate::snapshot::change::{Change, Item, Key, RegistryGateway};
 
 /// The largest number of pods of a cluster; further ones are left out, and counted.
 const PODS_MAX: usize = 1_000_000;
-/// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs 5
-/// KB.
+/// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs
+/// less than 5 KB.
 const SERVICES_MAX: usize = 50_000;
 /// The largest number of objects of each other kind.
 const OBJECTS_MAX: usize = 100_000;
@@ -103,7 +103,7 @@ pub(super) struct Index {
     services: BTreeMap<ObjectKey, Listed<ServiceRecord>>,
     slices: BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
     slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
-    pods: BTreeMap<Uid, PodEntry>,
+    pods: Pods,
     /// The number of entries in `pods` whose pod exists; other entries are for UIDs that only slices name.
     pods_there: usize,
     nodes: BTreeMap<Arc<str>, Listed<NodeRecord>>,
@@ -161,7 +161,7 @@ impl Index {
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
             slices_of: BTreeMap::new(),
-            pods: BTreeMap::new(),
+            pods: Pods::new(),
             pods_there: 0,
             nodes: BTreeMap::new(),
             gateways: BTreeMap::new(),
@@ -398,7 +398,7 @@ impl Index {
         self.remove_slice(&key);
         let service = ObjectKey { namespace: key.namespace.clone(), name: slice.service.clone() };
         for uid in uids(&slice) {
-            self.pods.entry(uid).or_default().named_by.push(key.clone());
+            self.pods.entry(uid).or_default().add_slice(key.clone());
         }
         self.slices_of.entry(service.clone()).or_default().insert(key.clone());
         self.slices.insert(key, Listed { value: slice, listing });
@@ -482,7 +482,7 @@ impl Index {
         let is_on = |endpoint: &super::records::SliceEndpoint| {
             let pod = endpoint.pod.flatten().and_then(|uid| self.pods.get(&uid)?.pod.as_ref());
             let of_pod = pod.and_then(|pod| pod.node.as_ref());
-            of_pod.or(endpoint.node.as_ref()) == Some(name)
+            of_pod.or(endpoint.place.node.as_ref()) == Some(name)
         };
         let on_node = self.slices.iter().filter(|(_, slice)| slice.value.endpoints.iter().any(is_on));
         let services = on_node.map(|(key, slice)| ObjectKey {

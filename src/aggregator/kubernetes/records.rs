@@ -1,6 +1,6 @@
 //! The fields of Kubernetes objects that are kept: a few hundred bytes per object, with shared texts.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -65,6 +65,7 @@ pub(super) struct Interner {
     texts: HashSet<Arc<str>>,
     templates: HashSet<Arc<PodTemplate>>,
     endpoint_templates: HashSet<Arc<EndpointTemplate>>,
+    places: HashSet<Arc<SlicePlace>>,
     /// The number of values after the last sweep.
     swept: usize,
 }
@@ -80,31 +81,29 @@ impl Interner {
     }
 
     pub(super) fn template(&mut self, template: PodTemplate) -> Arc<PodTemplate> {
-        if let Some(known) = self.templates.get(&template) {
-            return known.clone();
-        }
-        let new = Arc::new(template);
-        self.templates.insert(new.clone());
-        new
+        shared(&mut self.templates, template)
     }
 
     pub(super) fn endpoint_template(&mut self, template: EndpointTemplate) -> Arc<EndpointTemplate> {
-        if let Some(known) = self.endpoint_templates.get(&template) {
-            return known.clone();
-        }
-        let new = Arc::new(template);
-        self.endpoint_templates.insert(new.clone());
-        new
+        shared(&mut self.endpoint_templates, template)
+    }
+
+    pub(super) fn place(&mut self, node: &str, zone: &str) -> Arc<SlicePlace> {
+        let (node, zone) = (self.optional(node), self.optional(zone));
+        shared(&mut self.places, SlicePlace { node, zone })
     }
 
     /// Drops the values that nothing else uses, once there are twice as many values as after the last sweep.
     pub(super) fn sweep(&mut self) {
-        let count = |all: &Self| all.texts.len() + all.templates.len() + all.endpoint_templates.len();
+        let count = |all: &Self| {
+            all.texts.len() + all.templates.len() + all.endpoint_templates.len() + all.places.len()
+        };
         if count(self) < self.swept.saturating_mul(2).max(SWEEP_MIN) {
             return;
         }
         self.endpoint_templates.retain(|value| Arc::strong_count(value) > 1);
         self.templates.retain(|value| Arc::strong_count(value) > 1);
+        self.places.retain(|value| Arc::strong_count(value) > 1);
         self.texts.retain(|value| Arc::strong_count(value) > 1);
         self.swept = count(self);
     }
@@ -123,15 +122,25 @@ impl Interner {
     }
 }
 
+/// Returns the known value that equals `value`, or else makes `value` known.
+fn shared<T: Eq + std::hash::Hash>(known: &mut HashSet<Arc<T>>, value: T) -> Arc<T> {
+    if let Some(known) = known.get(&value) {
+        return known.clone();
+    }
+    let new = Arc::new(value);
+    known.insert(new.clone());
+    new
+}
+
 /// A Service.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ServiceRecord {
     pub(super) labels: Labels,
     pub(super) class: ServiceClass,
-    pub(super) vips: Vec<IpAddr>,
+    pub(super) vips: Box<[IpAddr]>,
     /// True if the service names IPv6 first among its families.
     pub(super) prefers_v6: bool,
-    pub(super) ports: Vec<PortRecord>,
+    pub(super) ports: Box<[PortRecord]>,
     /// The number of ports that are left out because they are not TCP ports.
     pub(super) other_ports: usize,
     /// The reason why the service's marks cannot export the service; `None` if they can. An export rule without `marked` can
@@ -142,8 +151,6 @@ pub(super) struct ServiceRecord {
     pub(super) session_affinity: Arc<str>,
     /// The timeout of the session affinity in seconds; 0 without session affinity.
     pub(super) session_seconds: u32,
-    /// The time of creation as RFC 3339, a text that sorts by time.
-    pub(super) created: Arc<str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +198,7 @@ pub(super) struct SliceRecord {
     /// The name of the slice's service, which is in the same namespace.
     pub(super) service: Arc<str>,
     /// The port numbers of the endpoints, by port name.
-    pub(super) ports: Vec<(Arc<str>, u16)>,
+    pub(super) ports: Box<[(Arc<str>, u16)]>,
     pub(super) endpoints: Box<[SliceEndpoint]>,
 }
 
@@ -202,6 +209,12 @@ pub(super) struct SliceEndpoint {
     pub(super) pod: Option<Option<Uid>>,
     pub(super) health: Health,
     pub(super) hostname: Option<Arc<str>>,
+    pub(super) place: Arc<SlicePlace>,
+}
+
+/// The place of an endpoint as its slice gives it, which the endpoints of a node share.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct SlicePlace {
     pub(super) node: Option<Arc<str>>,
     pub(super) zone: Option<Arc<str>>,
 }
@@ -209,10 +222,35 @@ pub(super) struct SliceEndpoint {
 /// A pod.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PodRecord {
-    pub(super) namespace: Arc<str>,
-    pub(super) addresses: Box<[IpAddr]>,
+    pub(super) addresses: PodAddresses,
     pub(super) node: Option<Arc<str>>,
     pub(super) template: Arc<PodTemplate>,
+}
+
+/// The addresses of a pod. A single one, which most pods have, needs no allocation.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PodAddresses {
+    One(IpAddr),
+    /// None, or several.
+    Several(Box<[IpAddr]>),
+}
+
+impl PodAddresses {
+    pub(super) fn as_slice(&self) -> &[IpAddr] {
+        match self {
+            Self::One(address) => std::slice::from_ref(address),
+            Self::Several(addresses) => addresses,
+        }
+    }
+}
+
+impl From<Vec<IpAddr>> for PodAddresses {
+    fn from(addresses: Vec<IpAddr>) -> Self {
+        match *addresses {
+            [address] => Self::One(address),
+            _ => Self::Several(addresses.into()),
+        }
+    }
 }
 
 /// A record, and the number of the listing that has named it last.
@@ -221,6 +259,9 @@ pub(super) struct Listed<T> {
     pub(super) value: T,
     pub(super) listing: u32,
 }
+
+/// The pods of a cluster. The entries are boxed, because the nodes of a B-tree are often half empty.
+pub(super) type Pods = BTreeMap<Uid, Box<PodEntry>>;
 
 /// A pod, or an entry for a UID that slices name and whose pod is not known.
 #[derive(Debug, Default)]
@@ -233,9 +274,21 @@ pub(super) struct PodEntry {
     pub(super) named_by: Vec<Arc<ObjectKey>>,
 }
 
+impl PodEntry {
+    /// Adds a slice that names the pod.
+    pub(super) fn add_slice(&mut self, slice: Arc<ObjectKey>) {
+        if self.named_by.is_empty() {
+            // Most pods are named by one slice, for which `push` would allocate room for four.
+            self.named_by.reserve_exact(1);
+        }
+        self.named_by.push(slice);
+    }
+}
+
 /// The fields that pods of one deployment share.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct PodTemplate {
+    pub(super) namespace: Arc<str>,
     pub(super) labels: Labels,
     pub(super) network: Option<Network>,
     pub(super) identity: Option<Identity>,
@@ -319,7 +372,7 @@ impl ServiceRecord {
         let is_tcp = |port: &&objects::Port| matches!(port.protocol.as_str(), "" | "TCP");
         let single = [spec.cluster_ip.clone()];
         let all = if spec.cluster_ips.is_empty() { &single[..] } else { &spec.cluster_ips };
-        let vips: Vec<IpAddr> = all.iter().filter_map(|text| ip(text)).collect();
+        let vips: Box<[IpAddr]> = all.iter().filter_map(|text| ip(text)).collect();
         let export_to = metadata.annotations.get("networking.istio.io/exportTo");
         let unmarkable = if export_to.is_some_and(|list| list.split(',').any(|one| one.trim() == "~")) {
             Some("its annotation networking.istio.io/exportTo is ~, which hides it")
@@ -343,7 +396,7 @@ impl ServiceRecord {
                 node_port: port(found.node_port),
             })
         });
-        let ports: Vec<PortRecord> = ports.collect();
+        let ports: Box<[PortRecord]> = ports.collect();
         Self {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
             other_ports: spec.ports.len() - ports.len(),
@@ -354,7 +407,6 @@ impl ServiceRecord {
             }),
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
             labels: texts.labels(&metadata.labels),
-            created: texts.text(&metadata.creation_timestamp),
             class,
             vips,
             ports,
@@ -431,8 +483,7 @@ impl SliceRecord {
                 pod: is_pod.then(|| Uid::parse(&target.uid)),
                 health: health(&found.conditions)?,
                 hostname: texts.optional(&found.hostname),
-                node: texts.optional(&found.node_name),
-                zone: texts.optional(&found.zone),
+                place: texts.place(&found.node_name, &found.zone),
             })
         });
         Some(Self { service, ports, endpoints: endpoints.collect() })
@@ -474,6 +525,7 @@ impl PodRecord {
             || tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
         let locality = label("istio-locality").map(|text| text.replace('.', "/"));
         let template = PodTemplate {
+            namespace: texts.text(&metadata.namespace),
             labels: labels.map(|(name, value)| (texts.text(name), texts.text(value))).collect(),
             network: label(NETWORK_LABEL).filter(|text| !text.is_empty()).map(Network::new),
             identity: Identity::parse(&identity).ok(),
@@ -484,7 +536,6 @@ impl PodRecord {
         let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
         addresses.dedup();
         Self {
-            namespace: texts.text(&metadata.namespace),
             addresses: addresses.into(),
             node: texts.optional(&spec.node_name),
             template: texts.template(template),
@@ -554,6 +605,20 @@ mod tests {
         assert_eq!(spoken("tls", "http"), PortProtocol::Tls, "appProtocol is first");
         assert_eq!(spoken("kubernetes.io/h2c", "tcp"), PortProtocol::Http2);
         assert_eq!(spoken("example.com/odd", "http"), PortProtocol::Tcp);
+    }
+
+    #[test]
+    fn the_records_of_a_pod_are_small() {
+        // A cluster may have a million pods.
+        assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (80, 64));
+        let mut entry = PodEntry::default();
+        entry.add_slice(Arc::new(ObjectKey { namespace: "n".into(), name: "a".into() }));
+        assert_eq!(entry.named_by.capacity(), 1);
+        let [one, other] = ["10.0.0.1", "2001:db8::1"].map(|text| text.parse().expect("an address"));
+        assert_eq!(PodAddresses::from(vec![one]), PodAddresses::One(one));
+        for several in [vec![], vec![one, other]] {
+            assert_eq!(PodAddresses::from(several.clone()).as_slice(), several);
+        }
     }
 
     #[test]

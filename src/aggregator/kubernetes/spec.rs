@@ -129,7 +129,7 @@ impl NamespaceChoice {
         let is = |name: &Arc<str>| &**name == namespace;
         (self.only.is_empty() || self.only.iter().any(is))
             && !self.except.iter().any(is)
-            && self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+            && labels.has_all(&self.labels)
     }
 }
 

@@ -34,7 +34,7 @@ fn a_registry_file_becomes_a_shard() {
     assert_eq!((first.health, first.weight.value()), (Health::Draining, 3));
     let template = &first.template;
     let v1 = &service.subsets["v1"];
-    assert!(template.has_labels(v1) && !second.template.has_labels(v1));
+    assert!(template.labels.has_all(v1) && !second.template.labels.has_all(v1));
     assert_eq!(
         (template.ports.get("https"), template.tls),
         (Some(&9443), Some(DeclaredTls::Mode(TlsMode::None)))

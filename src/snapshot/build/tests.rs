@@ -9,6 +9,7 @@ use proptest::sample::{Index, select};
 
 use super::*;
 use crate::model::address::Host;
+use crate::model::endpoint::Labels;
 use crate::model::service::{Service, ServiceKey};
 use crate::snapshot::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
@@ -183,7 +184,7 @@ fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<It
         }
         Step::RemoveGateway(at, of, name) => (place(at), Err(Key::Gateway(gateway_key(of, name)))),
         Step::PutMark(at, name, label) => {
-            let labels = [("label".into(), label.to_string().into())].into();
+            let labels = Labels::from_iter([("label".into(), label.to_string().into())]);
             (
                 place(at),
                 Ok(Item::Mark(Mark { key: mark_key(name), kind: MarkKind::Service, labels, export: None })),

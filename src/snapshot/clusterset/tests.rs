@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
+use crate::model::endpoint::Labels;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey};
@@ -50,7 +51,7 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
     shard.put(Item::Service(Arc::new(service)), &mut dirty);
     if let Some(export) = export {
         let key = MarkKey { service: key, object: "ServiceExport shop/web".into() };
-        let (kind, labels, export) = (MarkKind::ServiceExport, BTreeMap::new(), Some(Arc::new(export)));
+        let (kind, labels, export) = (MarkKind::ServiceExport, Labels::default(), Some(Arc::new(export)));
         shard.put(Item::Mark(Mark { key, kind, labels, export }), &mut dirty);
     }
     Arc::new(shard)

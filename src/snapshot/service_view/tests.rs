@@ -5,6 +5,7 @@ use crate::document::services::read_registry;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
 use crate::snapshot::build;
+use crate::snapshot::change::{Dirty, Item, MarkKey, MarkKind};
 use crate::snapshot::inputs::Inputs;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::tests::policy_of;
@@ -166,4 +167,22 @@ fn callers_by_authority_go_into_tunnels_where_one_is_ready() {
         chosen("{address: 10.0.0.4, tls: own}, {address: 10.0.0.5}"),
         ["10.0.0.4:8080", "10.0.0.5:8080"]
     );
+}
+
+#[test]
+fn a_part_shares_the_marks_and_endpoints_of_its_shard() {
+    let mut marked = Arc::unwrap_or_clone(shard("east", PORT, "{address: 10.0.0.1}", Standing::Live));
+    let key = ServiceKey { namespace: "n".into(), hostname: HostName::parse("a.mesh").expect("legal") };
+    let mark = Mark {
+        key: MarkKey { service: key.clone(), object: "Service n/a".into() },
+        kind: MarkKind::Service,
+        labels: Labels::default(),
+        export: None,
+    };
+    marked.put(Item::Mark(mark), &mut Dirty::default());
+    let marked = Arc::new(marked);
+    let view = merged(std::slice::from_ref(&marked), &Resolved::default());
+    let [part] = &*view.parts else { panic!("one part") };
+    assert!(Arc::ptr_eq(&part.marks, marked.marks_of(&key).expect("a mark")));
+    assert!(Arc::ptr_eq(&part.service, marked.service(&key).expect("a service")));
 }

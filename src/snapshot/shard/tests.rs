@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::document::services::read_registry;
+use crate::model::endpoint::Labels;
 use crate::model::place::Locality;
+use crate::snapshot::change::MarkKind;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::tests::{gateway, pattern};
 
@@ -41,6 +43,16 @@ fn remove(shard: &mut Shard, key: &Key) -> Dirty {
     shard.remove(key, &mut dirty);
     shard.check_invariants();
     dirty
+}
+
+/// Returns a mark of a service, with a label of this value.
+fn mark(service: &ServiceKey, object: &str, label: &str) -> Item {
+    Item::Mark(Mark {
+        key: MarkKey { service: service.clone(), object: object.into() },
+        kind: MarkKind::ServiceExport,
+        labels: Labels::from_iter([("label".into(), label.into())]),
+        export: None,
+    })
 }
 
 fn addresses(shard: &Shard, hostname: &str) -> Vec<String> {
@@ -171,23 +183,42 @@ fn a_name_that_stands_for_a_service_is_allowed_with_it() {
     let alias = |of: &str, name: &str| {
         Arc::new(service(of, "{address: 10.0.0.1}").standing_for(HostName::parse(name).expect("legal")))
     };
-    let mark = |service: &Service| {
-        Item::Mark(Mark {
-            key: MarkKey { service: service.key.clone(), object: "ServiceExport".into() },
-            kind: crate::snapshot::change::MarkKind::ServiceExport,
-            labels: BTreeMap::new(),
-            export: None,
-        })
-    };
     for (of, name, is_allowed) in
         [("web.shop.mesh", "web.shop.set", true), ("web.bank.mesh", "web.bank.set", false)]
     {
         let alias = alias(of, name);
         put(&mut shard, Item::Service(alias.clone()));
-        put(&mut shard, mark(&alias));
+        put(&mut shard, mark(&alias.key, "ServiceExport", ""));
         assert_eq!(shard.service(&alias.key).is_some(), is_allowed, "{name}");
-        assert_eq!(shard.marks_of(&alias.key).count(), usize::from(is_allowed), "{name}");
+        assert_eq!(shard.marks_of(&alias.key).is_some(), is_allowed, "{name}");
     }
     // The service of the bank and its mark are denied.
     assert_eq!(shard.counts().denied_items, 2);
+}
+
+#[test]
+fn marks_of_a_service_are_replaced_by_key_and_keep_their_order() {
+    let mut shard = shard(&RegistryScope::default());
+    let key = service("a.mesh", "").key.clone();
+    let marks = |shard: &Shard| {
+        let marks = shard.marks_of(&key).map(|marks| marks.to_vec()).unwrap_or_default();
+        let shown = |mark: Mark| format!("{} {:?}", mark.key.object, mark.labels);
+        assert_eq!(shard.counts().marks, marks.len());
+        marks.into_iter().map(shown).collect::<Vec<_>>()
+    };
+    for (object, label, is_change) in
+        [("b", "1", true), ("a", "1", true), ("b", "1", false), ("b", "2", true)]
+    {
+        let dirty = put(&mut shard, mark(&key, object, label));
+        assert_eq!(dirty.services.contains(&key.hostname), is_change, "{object} {label}");
+    }
+    assert_eq!(marks(&shard), [r#"a {"label": "1"}"#, r#"b {"label": "2"}"#]);
+    let earlier = shard.clone();
+    let removal = |object: &str| Key::Mark(MarkKey { service: key.clone(), object: object.into() });
+    for (object, is_change) in [("c", false), ("a", true), ("a", false), ("b", true)] {
+        let dirty = remove(&mut shard, &removal(object));
+        assert_eq!(dirty.services.contains(&key.hostname), is_change, "{object}");
+    }
+    assert!(shard.is_empty() && marks(&shard).is_empty());
+    assert_eq!(marks(&earlier).len(), 2, "a clone keeps its marks");
 }

@@ -3,7 +3,7 @@
 mod properties;
 
 use super::*;
-use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate};
+use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels};
 use crate::model::service::PortProtocol;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{
@@ -385,14 +385,14 @@ fn the_largest_weights_are_scaled() {
 
 #[test]
 fn a_subset_is_viewed_alone_and_an_unknown_one_is_told() {
-    let version =
-        EndpointTemplate { labels: [("version".into(), "1".into())].into(), ..EndpointTemplate::default() };
+    let labels = Labels::from_iter([("version".into(), "1".into())]);
+    let version = EndpointTemplate { labels: labels.clone(), ..EndpointTemplate::default() };
     let mut of_one = service(
         SERVICE,
         vec![port(443, PortProtocol::Tcp)],
         vec![Endpoint { template: version.into(), ..endpoint("10.2.0.1", 1) }, endpoint("10.2.0.2", 5)],
     );
-    of_one.subsets = [("V1".into(), [("version".into(), "1".into())].into())].into();
+    of_one.subsets = [("V1".into(), labels)].into();
     let mesh = Mesh::new(
         vec![network("west", vec![gateway("192.0.2.1", 1)])],
         vec![shard("c", "west", vec![of_one])],

@@ -58,7 +58,7 @@ impl Index {
 
     /// Returns true if the registry reads the namespace of an object.
     fn is_read(&self, key: &ObjectKey) -> bool {
-        let none = Labels::new();
+        let none = Labels::default();
         let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
         self.spec.namespaces.takes(&key.namespace, labels)
     }

@@ -24,7 +24,7 @@ impl Index {
     /// and the export marks of all of them.
     pub(super) fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
         self.withheld.remove(key);
-        let none = Labels::new();
+        let none = Labels::default();
         let namespace = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
         if !self.spec.namespaces.takes(&key.namespace, namespace) {
             return Vec::new();
@@ -46,7 +46,7 @@ impl Index {
         let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
         let service = Service {
             key: ServiceKey { namespace: key.namespace.clone(), hostname: hostname.clone() },
-            addresses: record.vips.clone(),
+            addresses: record.vips.to_vec(),
             ports,
             subsets: self.subsets(key, &hostname),
             waypoint: None,
@@ -158,7 +158,7 @@ fn marks(
 ) -> Vec<(MarkKind, Arc<str>, Labels)> {
     let mut marks = Vec::new();
     if is_exported {
-        marks.push((MarkKind::ServiceExport, format!("ServiceExport {key}").into(), Labels::new()));
+        marks.push((MarkKind::ServiceExport, format!("ServiceExport {key}").into(), Labels::default()));
     }
     if !labels.is_empty() {
         marks.push((MarkKind::Service, format!("Service {key}").into(), labels.clone()));

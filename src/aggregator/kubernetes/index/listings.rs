@@ -44,8 +44,9 @@ impl Index {
                 gone.iter().for_each(|key| self.remove_slice(key));
             }
             Kind::Pod => {
-                let in_scope =
-                    |pod: &PodRecord| namespace.as_ref().is_none_or(|namespace| pod.namespace == *namespace);
+                let in_scope = |pod: &PodRecord| {
+                    namespace.as_ref().is_none_or(|namespace| pod.template.namespace == *namespace)
+                };
                 let gone = self.pods.iter().filter(|(_, entry)| {
                     entry.is_there && entry.listing != listing && entry.pod.as_ref().is_some_and(in_scope)
                 });

@@ -224,7 +224,7 @@ impl Rules<'_> {
             };
             for endpoint in part.service.endpoints.iter().filter(|_| counts && conflict) {
                 let labels = self.service.subsets.get(self.subset);
-                if labels.is_some_and(|labels| !endpoint.template.has_labels(labels)) {
+                if labels.is_some_and(|labels| !endpoint.template.labels.has_all(labels)) {
                     continue;
                 }
                 let network = network_of(endpoint, &part.origin, self.snapshot.networks());
