@@ -242,6 +242,14 @@ free_texts! {
     ClusterName: place::ClusterId = scalar::text, place::ClusterId::new, &TEXT;
     /// The name of a network.
     NetworkName: place::Network = scalar::text, place::Network::new, &TEXT;
+    /// The namespace of a service.
+    Namespace: Arc<str> = scalar::namespace, Arc::from, &table::Text {
+        name: "namespace",
+        expects: "a text of 1 to 253 bytes without '/' and control characters (in quotes if it looks like a number)",
+        pattern: "^[^/]+$",
+        number: false,
+        check: |text| scalar::namespace(text).map(drop),
+    };
     /// The value of a label, which may be empty.
     LabelValue: Arc<str> = scalar::label_value, Arc::from, &table::Text {
         name: "label",

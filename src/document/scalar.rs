@@ -42,6 +42,13 @@ pub fn text(text: &str) -> Result<&str, InvalidValue> {
     checked(text)
 }
 
+/// Checks the namespace of a service. A slash stands between the name of a peer and the namespace of its service, so that no
+/// service of this mesh can be merged with that of a peer.
+pub fn namespace(text: &str) -> Result<&str, InvalidValue> {
+    let text = checked(text)?;
+    if text.contains('/') { Err("it has a '/'".into()) } else { Ok(text) }
+}
+
 /// Checks the value of a label, which may be empty.
 pub fn label_value(text: &str) -> Result<&str, InvalidValue> {
     if text.is_empty() { Ok(text) } else { checked(text) }

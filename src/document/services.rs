@@ -160,7 +160,9 @@ impl ServiceReader {
         check(node, &keys::Service::KIND, path, problems);
         let fields = Fields::of::<keys::Service>(Some(node));
         let hostname = fields.get(&keys::Service::HOSTNAME)?;
-        let namespace = fields.get_by(&keys::Service::NAMESPACE, |text| self.text(text))?;
+        let namespace = fields.get_by(&keys::Service::NAMESPACE, |text| {
+            scalar::namespace(text).map(|text| self.interner.text(text))
+        })?;
         Some(ServiceKey { namespace, hostname })
     }
 

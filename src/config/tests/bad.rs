@@ -393,6 +393,10 @@ fn services() {
         "services: [{hostname: a.b, namespace: n, ports: []}]",
         &[":2:49: services[0].ports: found an empty list"],
     );
+    refused_with(
+        "services: [{hostname: a.b, namespace: west/n, ports: [{name: p, port: 1}]}]",
+        &[":2:39: services[0].namespace: found \"west/n\": it has a '/'"],
+    );
 }
 
 #[test]

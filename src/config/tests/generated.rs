@@ -205,6 +205,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("ip", (&["10.0.0.1", "fd00::1"], &["host"])),
         ("label", (&["", "a b"], &[])),
         ("locality", (&["a", "a/b", "a/b/c"], &["/a", "a/b/c/d"])),
+        ("namespace", (&["shop"], &["west/shop", ""])),
         ("nameServer", (&["10.0.0.53", "10.0.0.53:5353", "[fd00::53]:5353"], &["ns.example"])),
         ("path", (&["a/b"], &[""])),
         ("pattern", (&["a.b", "*.b", "*"], &["a*", "*b"])),

@@ -18,7 +18,7 @@ keys! {
         HOSTNAME "hostname": form::HostName => required;
         /// Namespace of the service. Two registries that give the same namespace and host name give the same
         /// service.
-        NAMESPACE "namespace": form::Text => required;
+        NAMESPACE "namespace": form::Namespace => required;
         /// Virtual addresses of the service.
         ADDRESSES "addresses": form::List<form::Ip> => "none";
         /// Ports of the service.
