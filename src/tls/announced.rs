@@ -89,8 +89,8 @@ pub(super) async fn keep(store: RootStore, state: PathBuf) {
             let kept = |(peer, announced): (&PeerTrust, Option<&Announced>)| {
                 (path(&state, &peer.peer), announced.map(|announced| file(peer, announced)))
             };
-            // Whether kept roots are valid depends on the peer's configured file. While that file cannot be read, the kept
-            // roots stay.
+            // Kept roots are valid only with the peer's configured file from which they began. While that file cannot be read,
+            // the kept roots stay.
             let is_known = |(peer, announced): &(&PeerTrust, Option<&Announced>)| {
                 announced.is_some() || peer.roots.is_none() || roots.of_peers.contains_key(&peer.alias)
             };

@@ -87,16 +87,13 @@ pub(super) fn take_all(options: &Options, sink: &Sink) {
     let last = sink.store.roots.borrow().clone();
     let configured = take_roots(own, &last.configured, sink);
     let of_peers = take_roots(peers, &last.of_peers, sink);
-    let changed = sink.store.roots.send_if_modified(|known| {
-        if known.configurations != sink.configuration {
-            return false;
-        }
+    let published = sink.change_roots(|known| {
         let changed = known.configured != configured || known.of_peers != of_peers;
         known.configured = configured;
         known.of_peers = of_peers;
         changed
     });
-    if changed || !sink.store.is_published() {
+    if !published && !sink.store.is_published() {
         sink.store.publish();
     }
 }

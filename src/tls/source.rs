@@ -16,7 +16,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 
 use super::certificate::Certificate;
-use super::roots::{PeerTrust, RootStore};
+use super::roots::{PeerTrust, RootStore, Roots};
 use super::status::{CERTIFICATE, SourceStatus};
 use crate::model::identity::{Identity, TrustDomain};
 use crate::model::place::ClusterId;
@@ -92,7 +92,7 @@ pub struct Sink {
     pub(super) configured: BTreeSet<TrustDomain>,
     /// All roots, and the trust bundles that are made of them.
     pub(super) store: RootStore,
-    /// The value of [`Roots::configurations`](super::roots::Roots::configurations) while the source is configured.
+    /// The value of [`Roots::configurations`] while the source is configured.
     pub(super) configuration: u64,
 }
 
@@ -105,7 +105,8 @@ impl Sink {
         &self.store.provider
     }
 
-    /// Applies a certificate and returns true. A certificate of another identity is refused and reported in the status.
+    /// Applies a certificate, unless other sources were configured meanwhile, and returns true. A certificate of another identity is
+    /// refused and reported in the status.
     pub fn offer(&self, certificate: Certificate) -> bool {
         let ours = self.is_ours(&certificate);
         if ours {
@@ -131,7 +132,21 @@ impl Sink {
 
     /// Returns true until other sources are configured.
     pub(super) fn is_configured(&self) -> bool {
-        self.store.roots.borrow().configurations == self.configuration
+        self.is_of(&self.store.roots.borrow())
+    }
+
+    fn is_of(&self, roots: &Roots) -> bool {
+        roots.configurations == self.configuration
+    }
+
+    /// Changes the roots and publishes them if `change` returns true. Does nothing once other sources are configured. Returns true
+    /// if the roots were published.
+    pub(super) fn change_roots(&self, change: impl FnOnce(&mut Roots) -> bool) -> bool {
+        let changed = self.store.roots.send_if_modified(|roots| self.is_of(roots) && change(roots));
+        if changed {
+            self.store.publish();
+        }
+        changed
     }
 
     fn is_ours(&self, certificate: &Certificate) -> bool {
@@ -145,7 +160,7 @@ impl Sink {
     fn take(&self, certificate: Certificate) {
         // While `roots` is borrowed, no other sources can be configured.
         let roots = self.store.roots.borrow();
-        if roots.configurations != self.configuration {
+        if !self.is_of(&roots) {
             return;
         }
         let until = rfc3339(certificate.validity.not_after);
@@ -176,14 +191,11 @@ impl Sink {
     pub fn supply_trust(&self, mut domains: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>) {
         // The source cannot override the config, even if the file of a domain could never be read.
         domains.retain(|domain, _| !self.configured.contains(domain));
-        let changed = self.store.roots.send_if_modified(|roots| {
+        self.change_roots(|roots| {
             let changed = roots.supplied != domains;
             roots.supplied = domains;
             changed
         });
-        if changed {
-            self.store.publish();
-        }
     }
 }
 

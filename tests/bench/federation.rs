@@ -1,4 +1,4 @@
-//! What a peer at ten times its limits costs another peer: `cargo bench --bench federation`.
+//! Measures how much a peer at ten times its limits delays another peer: `cargo bench --bench federation`.
 //!
 //! East has two peers, west and south, each a gateway of the real binary with a CA of its own. West exports ten times as many
 //! services as `limits.services` admits, and changes some of them all the time; clients of west hold and try to open ten times
@@ -295,7 +295,7 @@ impl Drop for Excess {
         if let Some(changes) = self.changes.take() {
             let _ = changes.join();
         }
-        // What waits in sockets is worked off before the next phase begins.
+        // The gateway handles the bytes that wait in sockets before the next phase begins.
         std::thread::sleep(Duration::from_millis(500));
     }
 }

@@ -1,5 +1,5 @@
-//! What an access log line says beside the reason: the gateway, the number of attempts, which end closed the connection, and
-//! details.
+//! The fields of an access log line besides the reason: the gateway, the number of attempts, the party that closed the
+//! connection, and details.
 
 use std::io::{Read, Write};
 

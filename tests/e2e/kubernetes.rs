@@ -363,7 +363,7 @@ fn dual_stack_headless_pods_and_exports_of_teams() {
     assert_eq!(leads_to(&gateway, alias).len(), 2);
     assert_eq!(leads_to(&gateway, &format!("outbound_.443_._.{alias}")).len(), 2);
     assert_eq!(leads_to(&gateway, db), Vec::<String>::new(), "no team has exported it");
-    // Of two replicas, only the one that holds the Lease writes the status of exports.
+    // The replica that holds the Lease writes the status of exports; the second replica writes nothing.
     let second = gateway_with(&cluster.kubeconfig(cluster.admin_token()), &by_export);
     let condition = |export: &Value, kind: &str| {
         let all = export["status"]["conditions"].as_array().cloned().unwrap_or_default();

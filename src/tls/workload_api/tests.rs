@@ -158,7 +158,7 @@ fn answers_that_are_of_no_use_are_refused() {
 
 #[test]
 fn it_is_asked_again_when_a_quarter_of_the_life_is_left() {
-    // Whole seconds, far in the future.
+    // Returns a time in whole seconds, far in the future.
     let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(40_000_000_000 + seconds);
     assert_eq!(last_quarter(Validity { not_before: at(0), not_after: at(400) }), at(300));
     // The last quarter has begun, so the end of the validity is returned.

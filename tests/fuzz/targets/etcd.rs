@@ -18,7 +18,7 @@ pub(super) fn run(data: &[u8]) {
     match read(&keys, &mut reader, key, value) {
         ParsedKey::Service(service) => {
             assert_eq!(Ok(&service.key), service_of_key.as_ref());
-            // What the reader has cached does not change the result.
+            // The reader's cache does not change the result.
             let ParsedKey::Service(again) = read(&keys, &mut reader, key, value) else {
                 panic!("refused the second time")
             };
