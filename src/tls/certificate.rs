@@ -1,5 +1,6 @@
 //! A workload's certificate (X.509-SVID) with its key, read from PEM or DER and checked once.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -159,8 +160,25 @@ pub fn pem(certificates: &[CertificateDer<'_>]) -> String {
     text
 }
 
+thread_local! {
+    /// The last certificate that this thread has read the identity of, and that identity. A handshake asks twice, when it
+    /// verifies the certificate and when it is complete, and the next connection often has the same caller.
+    static LAST: RefCell<Option<(CertificateDer<'static>, Identity)>> = const { RefCell::new(None) };
+}
+
 /// Returns the SPIFFE ID of a certificate.
 pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityFault> {
+    LAST.with_borrow_mut(|last| match last {
+        Some((known, identity)) if **known == **certificate => Ok(identity.clone()),
+        _ => {
+            let identity = read_identity(certificate)?;
+            *last = Some((certificate.clone().into_owned(), identity.clone()));
+            Ok(identity)
+        }
+    })
+}
+
+fn read_identity(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityFault> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| IdentityFault::Malformed)?;
     let usage = parsed.key_usage().map_err(|_| IdentityFault::Malformed)?;
     if usage.is_some_and(|usage| !usage.value.digital_signature()) {
