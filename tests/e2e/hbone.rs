@@ -4,9 +4,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use http::{Request, StatusCode};
+use rustls::ClientConnection;
 use tempfile::TempDir;
 
 use crate::support::backend::{Backend, refusing};
+use crate::support::client::connect;
+use crate::support::frames::{ACK, SETTINGS, WINDOW_UPDATE, frame};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::pki::{PKI, Pki};
@@ -80,6 +83,64 @@ fn a_stream_is_an_end_to_end_connection() {
     assert_eq!((line["bytes_up"].as_u64(), line["bytes_down"].as_u64()), (Some(5), Some(5)));
     gateway.logged("the second", |line| line["reason"] == "client_reset");
     assert!(gateway.metric("isthmus_relay_bytes_total", &["path=\"hbone\""]) >= 400_010.0);
+}
+
+/// A client may wait for the gateway's SETTINGS before it sends anything. A client that sends its own at once gets both answers
+/// with one write.
+#[test]
+fn the_first_frames_are_sent_together_or_to_a_client_that_waits_for_them() {
+    let gateway = gateway(&Backend::echo());
+    let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(SETTINGS, 0, 0, &[])[..]].concat();
+    // Returns the kinds and flags of the frames in the next TLS record.
+    let kinds_in_a_record = |tls: &mut ClientConnection, socket: &mut TcpStream| {
+        let mut record = vec![0; 5];
+        socket.read_exact(&mut record).expect("the head of a record");
+        record.resize(5 + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
+        socket.read_exact(&mut record[5..]).expect("a record");
+        tls.read_tls(&mut &record[..]).expect("taken");
+        tls.process_new_packets().expect("legal");
+        let mut frames = Vec::new();
+        let _ = tls.reader().read_to_end(&mut frames);
+        let (mut rest, mut kinds) = (&frames[..], Vec::new());
+        while let [a, b, c, kind, flags, _, _, _, _, more @ ..] = rest {
+            kinds.push((*kind, *flags));
+            rest = &more[u32::from_be_bytes([0, *a, *b, *c]) as usize..];
+        }
+        kinds
+    };
+    for waits in [true, false] {
+        let mut socket = connect(gateway.listener("hbone"));
+        let name = socket.peer_addr().expect("connected").ip().into();
+        let mut tls = ClientConnection::new(caller(), name).expect("a client");
+        while tls.is_handshaking() {
+            while tls.wants_write() {
+                tls.write_tls(&mut socket).expect("sent");
+            }
+            tls.read_tls(&mut socket).expect("answered");
+            tls.process_new_packets().expect("legal");
+        }
+        let mut last = Vec::new();
+        if !waits {
+            tls.writer().write_all(&preface).expect("taken");
+        }
+        // The client's last handshake message and its first frames.
+        while tls.wants_write() {
+            tls.write_tls(&mut last).expect("taken");
+        }
+        socket.write_all(&last).expect("sent");
+        let first = kinds_in_a_record(&mut tls, &mut socket);
+        let expected = if waits {
+            vec![(SETTINGS, 0)]
+        } else {
+            vec![(SETTINGS, 0), (SETTINGS, ACK), (WINDOW_UPDATE, 0)]
+        };
+        assert_eq!(first, expected);
+        if waits {
+            tls.writer().write_all(&preface).expect("taken");
+            tls.write_tls(&mut socket).expect("sent");
+            assert_eq!(kinds_in_a_record(&mut tls, &mut socket), [(SETTINGS, ACK), (WINDOW_UPDATE, 0)]);
+        }
+    }
 }
 
 #[test]

@@ -217,7 +217,7 @@ async fn agree(
     // TLS may buffer only as many bytes as one call writes.
     tls.get_mut().1.set_buffer_limit(Some(RECORDS));
     tls.get_mut().0.meter(stats.clone());
-    let io = Metered { tls, stats: stats.clone() };
+    let io = Metered::new(tls, stats.clone());
     let mut agreeing = pin!(builder.handshake(io));
     let agreed = poll_fn(|context| {
         let agreed = agreeing.as_mut().poll(context);

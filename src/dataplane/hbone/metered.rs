@@ -1,4 +1,5 @@
-//! A TLS connection between the socket and HTTP/2. A [`ConnectionStats`] counts its frames and writes.
+//! A TLS connection between the socket and HTTP/2. A [`ConnectionStats`] counts its frames and writes. The gateway's first
+//! frames, its SETTINGS and the acknowledgement of the client's SETTINGS, are sent together if the client's have arrived.
 
 use std::io;
 use std::pin::Pin;
@@ -17,6 +18,36 @@ pub(crate) struct Metered {
     pub(super) tls: TlsStream<Transport>,
     /// The counts of frames and writes.
     pub(super) stats: Rc<ConnectionStats>,
+    /// The gateway's first frames; `None` once they are sent.
+    opening: Option<Opening>,
+}
+
+/// The gateway's first frames, which are not sent yet.
+#[derive(Default)]
+struct Opening {
+    frames: Vec<u8>,
+    /// True once the client's first frames have been read. HTTP/2 answers them and flushes when it has read all that has
+    /// arrived; that flush sends `frames` too.
+    client_spoke: bool,
+}
+
+impl Metered {
+    /// Wraps a TLS connection after its handshake.
+    pub(super) fn new(tls: TlsStream<Transport>, stats: Rc<ConnectionStats>) -> Self {
+        Self { tls, stats, opening: Some(Opening::default()) }
+    }
+
+    /// Sends the first frames if they are not sent yet, and flushes.
+    fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(opening) = self.opening.as_mut().filter(|opening| !opening.frames.is_empty()) {
+            let written = Pin::new(&mut self.tls).poll_write(context, &opening.frames);
+            opening.frames.drain(..ready!(self.stats.tried(written))?);
+        }
+        self.opening = None;
+        let flushed = Pin::new(&mut self.tls).poll_flush(context);
+        self.stats.flushed(&flushed);
+        flushed
+    }
 }
 
 impl AsyncRead for Metered {
@@ -34,7 +65,17 @@ impl AsyncRead for Metered {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.tls).poll_read(context, buffer))?;
+        let read = Pin::new(&mut this.tls).poll_read(context, buffer);
+        if let Some(opening) = &mut this.opening {
+            opening.client_spoke |= read.is_ready();
+            // A client that has sent nothing may be waiting for the gateway's first frames.
+            if !opening.client_spoke
+                && let Poll::Ready(Err(error)) = this.poll_sent(context)
+            {
+                return Poll::Ready(Err(error));
+            }
+        }
+        ready!(read)?;
         let new = &buffer.filled()[before..];
         if !new.is_empty() {
             this.stats.frames_received(new);
@@ -46,6 +87,10 @@ impl AsyncRead for Metered {
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if let Some(opening) = &mut this.opening {
+            opening.frames.extend_from_slice(bytes);
+            return Poll::Ready(Ok(bytes.len()));
+        }
         this.stats.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
     }
 
@@ -55,6 +100,10 @@ impl AsyncWrite for Metered {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if let Some(opening) = &mut this.opening {
+            pieces.iter().for_each(|piece| opening.frames.extend_from_slice(piece));
+            return Poll::Ready(Ok(pieces.iter().map(|piece| piece.len()).sum()));
+        }
         this.stats.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
     }
 
@@ -63,10 +112,10 @@ impl AsyncWrite for Metered {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let flushed = Pin::new(&mut this.tls).poll_flush(context);
-        this.stats.flushed(&flushed);
-        flushed
+        match &self.opening {
+            Some(Opening { client_spoke: false, .. }) => Poll::Ready(Ok(())),
+            _ => self.get_mut().poll_sent(context),
+        }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
