@@ -26,9 +26,11 @@ pub(crate) struct Metered {
 #[derive(Default)]
 struct Opening {
     frames: Vec<u8>,
-    /// True once the client's first frames have been read. HTTP/2 answers them and flushes when it has read all that has
-    /// arrived; that flush sends `frames` too.
-    client_spoke: bool,
+    /// True once a read has returned the client's first bytes, or the end. HTTP/2 answers what it has read and flushes; that
+    /// flush sends `frames` too.
+    has_read: bool,
+    /// True once TLS has taken all of `frames`. The socket may not have taken them yet.
+    is_written: bool,
 }
 
 impl Metered {
@@ -39,14 +41,24 @@ impl Metered {
 
     /// Sends the first frames if they are not sent yet, and flushes.
     fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(opening) = self.opening.as_mut().filter(|opening| !opening.frames.is_empty()) {
-            let written = Pin::new(&mut self.tls).poll_write(context, &opening.frames);
-            opening.frames.drain(..ready!(self.stats.tried(written))?);
+        if let Some(opening) = &mut self.opening {
+            while !opening.frames.is_empty() {
+                let written = Pin::new(&mut self.tls).poll_write(context, &opening.frames);
+                opening.frames.drain(..ready!(self.stats.tried(written))?);
+            }
+            opening.is_written = true;
         }
-        self.opening = None;
         let flushed = Pin::new(&mut self.tls).poll_flush(context);
         self.stats.flushed(&flushed);
+        if flushed.is_ready() {
+            self.opening = None;
+        }
         flushed
+    }
+
+    /// Returns the first frames if later ones must be added to them.
+    fn unwritten(&mut self) -> Option<&mut Vec<u8>> {
+        self.opening.as_mut().filter(|opening| !opening.is_written).map(|opening| &mut opening.frames)
     }
 }
 
@@ -67,9 +79,9 @@ impl AsyncRead for Metered {
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.tls).poll_read(context, buffer);
         if let Some(opening) = &mut this.opening {
-            opening.client_spoke |= read.is_ready();
+            opening.has_read |= read.is_ready();
             // A client that has sent nothing may be waiting for the gateway's first frames.
-            if !opening.client_spoke
+            if (!opening.has_read || opening.is_written)
                 && let Poll::Ready(Err(error)) = this.poll_sent(context)
             {
                 return Poll::Ready(Err(error));
@@ -87,8 +99,8 @@ impl AsyncRead for Metered {
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Some(opening) = &mut this.opening {
-            opening.frames.extend_from_slice(bytes);
+        if let Some(frames) = this.unwritten() {
+            frames.extend_from_slice(bytes);
             return Poll::Ready(Ok(bytes.len()));
         }
         this.stats.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
@@ -100,8 +112,8 @@ impl AsyncWrite for Metered {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Some(opening) = &mut this.opening {
-            pieces.iter().for_each(|piece| opening.frames.extend_from_slice(piece));
+        if let Some(frames) = this.unwritten() {
+            pieces.iter().for_each(|piece| frames.extend_from_slice(piece));
             return Poll::Ready(Ok(pieces.iter().map(|piece| piece.len()).sum()));
         }
         this.stats.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
@@ -113,7 +125,7 @@ impl AsyncWrite for Metered {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.opening {
-            Some(Opening { client_spoke: false, .. }) => Poll::Ready(Ok(())),
+            Some(Opening { has_read: false, is_written: false, .. }) => Poll::Ready(Ok(())),
             _ => self.get_mut().poll_sent(context),
         }
     }
