@@ -1,7 +1,8 @@
 //! `routes`: server names that the operator chooses, and their targets.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::document::form::{self, Form, TextForm};
 use crate::document::problem::{InvalidValue, Path, Position, Problems};

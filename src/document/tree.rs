@@ -4,7 +4,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
 use super::environment::{Environment, expand};
@@ -22,6 +25,37 @@ pub const ALIASED_NODES_MAX: usize = 1_000_000;
 const WORD_BYTES_MAX: usize = 64;
 /// The largest number of keys of a map that is searched key by key. For a small map, an index costs more than it saves.
 const KEYS_SEARCHED_MAX: usize = 16;
+
+/// Finds keys that a map has already.
+#[derive(Default)]
+struct KeyIndex {
+    /// A hash that nobody can foresee, because the texts may come from the network.
+    hasher: RandomState,
+    /// The indices of all entries by the hashes of their keys; empty while the map is small.
+    table: HashTable<usize>,
+}
+
+impl KeyIndex {
+    /// Returns the position of an equal key of the map; otherwise adds the key, whose entry the caller must then append.
+    fn add(&mut self, entries: &[(Key, Node)], text: &str) -> Option<Position> {
+        if entries.len() < KEYS_SEARCHED_MAX {
+            return entries.iter().find(|(key, _)| *key.text == *text).map(|(key, _)| key.position);
+        }
+        let Self { hasher, table } = self;
+        let text_at = |at: usize| entries.get(at).map_or(text, |(key, _)| &key.text);
+        let hash_at = |at: &usize| hasher.hash_one(text_at(*at));
+        if table.is_empty() {
+            (0..entries.len()).for_each(|at| drop(table.insert_unique(hash_at(&at), at, hash_at)));
+        }
+        match table.entry(hasher.hash_one(text), |at| text_at(*at) == text, hash_at) {
+            Entry::Occupied(known) => Some(entries[*known.get()].0.position),
+            Entry::Vacant(free) => {
+                free.insert(entries.len());
+                None
+            }
+        }
+    }
+}
 
 /// A value with its position.
 #[derive(Clone, Debug)]
@@ -387,7 +421,7 @@ impl<'s> Builder<'s> {
 
     fn mapping(&mut self, depth: usize, path: &Path<'_>) -> Result<Vec<(Key, Node)>, Stop> {
         let mut entries: Vec<(Key, Node)> = Vec::new();
-        let mut seen: HashMap<Box<str>, Position> = HashMap::new();
+        let mut index = KeyIndex::default();
         loop {
             let (event, span) = self.next()?;
             if event == Event::MappingEnd {
@@ -408,11 +442,7 @@ impl<'s> Builder<'s> {
                 }
                 value
             };
-            let first = match seen.is_empty() {
-                true => entries.iter().find(|(own, _)| own.text == key.text).map(|(own, _)| own.position),
-                false => seen.get(&key.text).copied(),
-            };
-            if let Some(first) = first {
+            if let Some(first) = index.add(&entries, &key.text) {
                 let first = self.problems.place(first);
                 if is_word(&key.text) {
                     let fault =
@@ -424,13 +454,7 @@ impl<'s> Builder<'s> {
                 }
                 continue;
             }
-            if !seen.is_empty() {
-                seen.insert(key.text.clone(), key.position);
-            }
             entries.push((key, value));
-            if entries.len() == KEYS_SEARCHED_MAX {
-                seen = entries.iter().map(|(key, _)| (key.text.clone(), key.position)).collect();
-            }
         }
     }
 

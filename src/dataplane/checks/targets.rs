@@ -31,6 +31,8 @@ pub(super) struct Targets {
     policy: Option<Arc<Policy>>,
     /// The routes of the last snapshot.
     routes: Option<Arc<RouteTable>>,
+    /// True if the policy configures checks for any route or service.
+    has_checks: bool,
     dialled: Dialled,
     /// The routes of the policy that configure checks.
     checked_routes: Vec<Arc<Route>>,
@@ -79,8 +81,10 @@ impl Targets {
 
     fn read_policy(&mut self, policy: &Arc<Policy>) {
         self.policy = Some(policy.clone());
-        self.dialled = if policy.has_checks() { Dialled::new(policy) } else { Dialled::default() };
-        self.checked_routes = policy.routes.iter().filter(|route| route.is_checked()).cloned().collect();
+        self.has_checks = policy.has_checks();
+        self.dialled = if self.has_checks { Dialled::new(policy) } else { Dialled::default() };
+        let routes = if self.has_checks { &policy.routes[..] } else { &[] };
+        self.checked_routes = routes.iter().filter(|route| route.is_checked()).cloned().collect();
     }
 
     fn read_services(&mut self, snapshot: &Snapshot, difference: &mut Difference) {
@@ -91,7 +95,7 @@ impl Targets {
         for gone in known.filter(|name| snapshot.service(name).is_none()).collect::<Vec<_>>() {
             self.set(Source::Service(gone), BTreeSet::new(), difference);
         }
-        if self.by_source.is_empty() && !snapshot.policy.has_checks() {
+        if self.by_source.is_empty() && !self.has_checks {
             return;
         }
         for service in snapshot.services() {
