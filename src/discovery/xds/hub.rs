@@ -63,8 +63,10 @@ mod queue;
 mod rendering;
 mod subscribers;
 
-/// The number of resources that are rendered before the task yields.
+/// The number of services that are rendered before the task yields.
 const TURN: usize = 64;
+/// The time after which the task yields although it has rendered fewer services.
+const TURN_TIME: Duration = Duration::from_micros(500);
 /// The largest number of renderings of a service that are compared with a new one, so that equal ones share their bytes. A
 /// limit is needed because a client may subscribe to very many names of one service.
 const COMPARED: usize = 64;
@@ -181,12 +183,17 @@ impl Hub {
 
     /// Renders some services of the queue and wakes some sessions; returns false if the queue is done.
     fn run_turn(&self, queue: &mut Queue) -> bool {
-        let mut rendered = 0;
-        while rendered < TURN {
+        let begun = Instant::now();
+        for _ in 0..TURN {
             // A newer change may be more urgent than the next service of the queue.
             self.read_inputs(queue);
             let Some(step) = queue.pop() else { break };
-            rendered += 1 + self.execute(queue, step);
+            self.execute(queue, &step);
+            // The sessions that urgent changes have woken run before less urgent services are rendered.
+            let was_last_urgent = matches!(step, Step::Front(..)) && queue.is_front_done();
+            if was_last_urgent || begun.elapsed() >= TURN_TIME {
+                break;
+            }
         }
         if queue.is_listed() {
             self.finish_list();
@@ -250,37 +257,29 @@ impl Hub {
         rendered.chain(listed).chain(services).collect()
     }
 
-    /// Executes one step of the queue; returns the number of rendered resources.
-    fn execute(&self, queue: &Queue, step: Step) -> usize {
+    /// Executes one step of the queue.
+    fn execute(&self, queue: &Queue, step: &Step) {
         match step {
             Step::Front(hostname, since) => {
-                let (rendered, changes) = self.refresh(&queue.world, &hostname);
-                for ChangedResource { kind, name, subscribers } in &changes {
-                    subscribers.iter().for_each(|mailbox| mailbox.deliver(*kind, name.as_ref(), since));
+                for ChangedResource { kind, name, subscribers } in &self.refresh(&queue.world, hostname) {
+                    subscribers.iter().for_each(|mailbox| mailbox.deliver(*kind, name.as_ref(), *since));
                 }
-                rendered
             }
             Step::Background(hostname, since) => {
-                let (rendered, changes) = self.refresh(&queue.world, &hostname);
-                for ChangedResource { kind, name, subscribers } in &changes {
+                for ChangedResource { kind, name, subscribers } in &self.refresh(&queue.world, hostname) {
                     for mailbox in subscribers {
-                        if mailbox.mark_wide(*kind, name.as_ref(), since) {
+                        if mailbox.mark_wide(*kind, name.as_ref(), *since) {
                             self.pace.wait(mailbox);
                         }
                     }
                 }
-                rendered
             }
-            Step::List(hostname) => {
-                self.update_lists(&queue.world, &hostname);
-                1
-            }
+            Step::List(hostname) => drop(self.update_lists(&queue.world, hostname)),
         }
     }
 
-    /// Renders a service's resources again. Returns the number of its renderings, and the changed resources in the order of
-    /// their types.
-    fn refresh(&self, world: &Snapshot, hostname: &HostName) -> (usize, Vec<ChangedResource>) {
+    /// Renders a service's resources again. Returns the changed ones in the order of their types.
+    fn refresh(&self, world: &Snapshot, hostname: &HostName) -> Vec<ChangedResource> {
         self.san_history.keep_ports_of(world, hostname);
         let renderings: Vec<Arc<Rendering>> = self
             .renderings
@@ -302,7 +301,7 @@ impl Hub {
         // Marks are set in the order of types: a session that sees the mark of a type also finds the marks of the earlier
         // types.
         changes.sort_by_key(|changes| changes.kind);
-        (renderings.len(), changes)
+        changes
     }
 
     /// Renders the resources of a service for the requested lists.

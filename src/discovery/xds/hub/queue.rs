@@ -143,9 +143,14 @@ impl Queue {
         listing.or_else(|| self.background.pop().map(|(name, since)| Step::Background(name, since)))
     }
 
+    /// Returns true if every service whose own data changed is rendered.
+    pub(super) fn is_front_done(&self) -> bool {
+        self.front.is_empty()
+    }
+
     /// Returns true if every service is rendered from the newest snapshot.
     pub(super) fn is_rendered(&self) -> bool {
-        self.front.is_empty() && self.background.is_empty()
+        self.is_front_done() && self.background.is_empty()
     }
 
     /// Returns true if the requested lists are complete.
