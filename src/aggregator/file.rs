@@ -37,6 +37,8 @@ const UNSETTLED: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(5);
 /// The largest total size of a registry's files, in bytes.
 const BYTES_MAX: u64 = 256 << 20;
+/// The largest size and number of files that are parsed within about a millisecond. The size is in bytes.
+const SHORT: (usize, usize) = (16 << 10, 16);
 
 /// Reads all files of a registry after each change, and sends the differences.
 #[derive(Clone, Debug)]
@@ -160,6 +162,12 @@ fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<St
     }
 }
 
+/// Returns true if the texts are parsed quickly: they are small and few, and have no YAML aliases, which may stand for much.
+fn are_short(texts: &[Text]) -> bool {
+    let bytes: usize = texts.iter().map(|text| text.text.len()).sum();
+    bytes <= SHORT.0 && texts.len() <= SHORT.1 && !texts.iter().any(|text| text.text.contains('*'))
+}
+
 /// Returns the changes from one listing to another, in one batch.
 fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> {
     let Some(last) = last else {
@@ -265,6 +273,7 @@ impl Follower {
             Ok(read) => read,
             Err(unread) => return Outcome::ReadError(unread),
         };
+        let is_short = found.as_ref().is_ok_and(|found| are_short(&found.texts));
         let registry = self.registry.clone();
         let parse = move || {
             let listing = found.and_then(|Found { texts, problems }| registry.understand(&texts, problems));
@@ -273,7 +282,7 @@ impl Follower {
                 Err(problems) => Outcome::Bad(problems, changing),
             }
         };
-        let outcome = background::run(parse).await;
+        let outcome = background::run_by_length(is_short, parse).await;
         drop(turn);
         tracing::debug!(registry = &*self.registry.spec.name, took = ?begun.elapsed(), "registry parsed");
         self.watch.was_read(seen, begun.elapsed());

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod contained;
+mod length;
 pub(super) mod names;
 mod rounds;
 mod succession;
@@ -320,11 +321,12 @@ impl Owner {
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while let Some(messages) = inbox.next(&mut sweep).await {
+            let is_short = self.is_short(&messages);
             let work = move || {
                 self.take(messages, Instant::now());
                 self
             };
-            self = match background::run(work).await {
+            self = match background::run_by_length(is_short, work).await {
                 Ok(owner) => owner,
                 Err(error) => {
                     return tracing::error!(%error, "internal error: the aggregator panicked and ends");

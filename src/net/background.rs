@@ -3,7 +3,8 @@
 //! A gateway often has no more processors than workers, so every computation beside the workers delays them. Because these
 //! threads have a higher nice value, the kernel gives a worker the processor as soon as a peer has sent something. While a
 //! million routes are read again on two processors, p99.9 of round trips through a relay is 0.2 ms with these threads and
-//! 0.3 to 4 ms without (`cargo bench --bench routes`).
+//! 0.3 to 4 ms without (`cargo bench --bench routes`). Short computations run on threads of normal priority: while all
+//! processors are busy, a thread of low priority waits some milliseconds for one of them.
 
 use std::sync::LazyLock;
 
@@ -37,6 +38,15 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     BACKGROUND.spawn_blocking(work).await
 }
 
+/// Runs `work` like [`run`], or, if it is short, on a thread of normal priority. `is_short` must be true only for work that
+/// takes about a millisecond at most, whatever a registry or peer has sent.
+pub async fn run_by_length<T: Send + 'static>(
+    is_short: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    if is_short { tokio::task::spawn_blocking(work).await } else { run(work).await }
+}
+
 /// Lowers the priority of the current thread; on Linux the nice value belongs to a thread.
 pub(super) fn give_way() {
     if let Err(error) = rustix::process::nice(NICE) {
@@ -55,6 +65,8 @@ mod tests {
             run(|| (rustix::process::nice(0), tokio::spawn(async { 7 }))).await.expect("it does not panic");
         let own = rustix::process::nice(0).expect("a priority");
         assert_eq!(nice, Ok((own + NICE).min(19)));
+        let short = run_by_length(true, || rustix::process::nice(0)).await.expect("it does not panic");
+        assert_eq!(short, Ok(own));
         assert_eq!(task.await.expect("it runs"), 7);
     }
 }

@@ -534,7 +534,7 @@ struct Run {
 }
 
 /// Starts a process in which no registry was read.
-fn process(scope: &Scope) -> (Owner, Reader) {
+pub(super) fn process(scope: &Scope) -> (Owner, Reader) {
     let registries = (0..REGISTRIES).map(|at| RegistrySpec {
         name: format!("r{at}").into(),
         cluster: ClusterId::new(&format!("c{at}")),
