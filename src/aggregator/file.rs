@@ -37,8 +37,10 @@ const UNSETTLED: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(5);
 /// The largest total size of a registry's files, in bytes.
 const BYTES_MAX: u64 = 256 << 20;
-/// The largest size and number of files that are parsed within about a millisecond. The size is in bytes.
-const SHORT: (usize, usize) = (16 << 10, 16);
+/// The largest size of all files together that are parsed within about a millisecond, in bytes.
+const SHORT_BYTES: usize = 16 << 10;
+/// The largest number of such files.
+const SHORT_FILES: usize = 16;
 
 /// Reads all files of a registry after each change, and sends the differences.
 #[derive(Clone, Debug)]
@@ -165,7 +167,7 @@ fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<St
 /// Returns true if the texts are parsed quickly: they are small and few, and have no YAML aliases, which may stand for much.
 fn are_short(texts: &[Text]) -> bool {
     let bytes: usize = texts.iter().map(|text| text.text.len()).sum();
-    bytes <= SHORT.0 && texts.len() <= SHORT.1 && !texts.iter().any(|text| text.text.contains('*'))
+    bytes <= SHORT_BYTES && texts.len() <= SHORT_FILES && !texts.iter().any(|text| text.text.contains('*'))
 }
 
 /// Returns the changes from one listing to another, in one batch.

@@ -73,8 +73,8 @@ use xds::Xds;
 const COMMANDS: usize = 16;
 /// The number of threads of the control runtime, which runs admin, aggregator and look-ups.
 const CONTROL_THREADS: usize = 2;
-/// The largest number of threads beside those of the data plane: control, logs, file reads, builds, notices.
-const THREADS: usize = CONTROL_THREADS + 12;
+/// The largest number of threads beside those of the data plane: control, logs, file reads, builds and parsing, notices.
+const THREADS: usize = CONTROL_THREADS + 15;
 /// The time that tasks get to finish when the program ends.
 const END_WITHIN: Duration = Duration::from_millis(200);
 /// The exit code after an internal fault (EX_SOFTWARE of sysexits.h).

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The number of turns at the same time. While a gateway's new address is sent to 4,900 clients on two processors, which takes
-/// 1 s, the 99th percentile of a single service's changes is 1.2 to 1.3 times as long as otherwise. With more turns the address
+/// 1 s, the 99th percentile of a single service's changes is at most 1.3 times as long as otherwise. With more turns the address
 /// would arrive sooner, and other changes later.
 pub(in crate::discovery::xds) const SENDERS: usize = 2;
 /// The time after which a turn does not count against [`SENDERS`] any more, so that a client that answers late, because it is
