@@ -45,7 +45,9 @@ impl KeyIndex {
         let text_at = |at: usize| entries.get(at).map_or(text, |(key, _)| &key.text);
         let hash_at = |at: &usize| hasher.hash_one(text_at(*at));
         if table.is_empty() {
-            (0..entries.len()).for_each(|at| drop(table.insert_unique(hash_at(&at), at, hash_at)));
+            for at in 0..entries.len() {
+                table.insert_unique(hash_at(&at), at, hash_at);
+            }
         }
         match table.entry(hasher.hash_one(text), |at| text_at(*at) == text, hash_at) {
             Entry::Occupied(known) => Some(entries[*known.get()].0.position),
