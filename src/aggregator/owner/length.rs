@@ -3,6 +3,7 @@
 //! [`background`]: crate::net::background
 
 use super::{Message, Owner};
+use crate::aggregator::registry::Epoch;
 use crate::aggregator::status::RegistryState;
 use crate::model::name::HostName;
 use crate::snapshot::change::{Change, Item, Key};
@@ -14,24 +15,26 @@ impl Owner {
     /// Returns true if the messages change only a few services, of registries that are live. Everything else may concern every
     /// service of a registry, network or name.
     pub(super) fn is_short(&self, messages: &[Message]) -> bool {
-        let sizes = messages.iter().map(|message| -> Option<usize> {
-            match message {
-                Message::Changes(epoch, batch) => {
-                    let mut registries = self.registries.iter();
-                    let followed = registries.find(|followed| followed.life.epoch == *epoch)?;
-                    if followed.life.state() != RegistryState::Live {
-                        return None;
-                    }
-                    batch.iter().map(|change| self.size_of(change)).sum()
-                }
-                Message::Configure(..)
-                | Message::TrustRoots(_)
-                | Message::Resolution(..)
-                | Message::Copy(_)
-                | Message::Sweep => None,
-            }
-        });
-        sizes.sum::<Option<usize>>().is_some_and(|size| size <= SHORT)
+        let mut left = SHORT;
+        // Ends at the first change too many, because long rounds must not be measured to their end here.
+        let mut fits = |change| {
+            let rest = self.size_of(change).and_then(|size| left.checked_sub(size));
+            left = rest.unwrap_or_default();
+            rest.is_some()
+        };
+        messages.iter().all(|message| match message {
+            Message::Changes(epoch, batch) => self.is_live(*epoch) && batch.iter().all(&mut fits),
+            Message::Configure(..)
+            | Message::TrustRoots(_)
+            | Message::Resolution(..)
+            | Message::Copy(_)
+            | Message::Sweep => false,
+        })
+    }
+
+    fn is_live(&self, epoch: Epoch) -> bool {
+        let mut registries = self.registries.iter().map(|followed| &followed.life);
+        registries.any(|life| life.epoch == epoch && life.state() == RegistryState::Live)
     }
 
     /// Returns the size of a change of one service; `None` for other changes.
