@@ -88,8 +88,8 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         indexed.for_each(|(_, view)| enter(&mut next.addresses, view));
     }
     for name in services {
-        let view = next.merge(&name, inputs);
-        delta.services.insert(name, view);
+        next.merge(&name, inputs);
+        delta.services.insert(name);
     }
     (next, delta)
 }
@@ -108,7 +108,7 @@ impl Snapshot {
     }
 
     /// Merges the services that the shards have under a host name, and stores the result.
-    fn merge(&mut self, name: &HostName, inputs: Inputs<'_>) -> Option<Arc<ServiceView>> {
+    fn merge(&mut self, name: &HostName, inputs: Inputs<'_>) {
         let networks = self.networks.clone();
         let site = Site { inputs, networks: &networks };
         let view = ServiceView::merge(name.as_str(), site, &self.exports).map(Arc::new);
@@ -123,7 +123,6 @@ impl Snapshot {
             Arc::make_mut(&mut self.peer_names).renew(old.as_deref(), view.as_deref());
         }
         self.move_behind(name, old.as_deref(), view.as_deref());
-        view
     }
 
     /// Returns the services whose servers clients verify by the roots of one of these trust domains. Visits all services, as
@@ -191,21 +190,14 @@ impl Snapshot {
     /// delta names.
     pub fn check_invariants(&self, delta: &Delta) {
         debug_assert_eq!(self.generation, delta.generation, "a delta leads to its snapshot");
-        for (name, view) in &delta.services {
-            let held = self.services.get(name.as_str());
-            debug_assert!(
-                match (held, view) {
-                    (Some(held), Some(view)) => Arc::ptr_eq(held, view) && held.key.hostname == *name,
-                    (None, None) => true,
-                    _ => false,
-                },
-                "{name} is in the snapshot as the delta has it"
-            );
+        for name in &delta.services {
+            let view = self.services.get(name.as_str());
+            debug_assert!(view.is_none_or(|view| view.key.hostname == *name), "{name} has its own state");
             for (network, services) in self.behind.iter() {
-                let is_behind = view.as_ref().is_some_and(|view| view.networks.contains(network));
+                let is_behind = view.is_some_and(|view| view.networks.contains(network));
                 debug_assert_eq!(services.contains_key(name.as_str()), is_behind, "{name} behind {network}");
             }
-            let Some(view) = view.as_ref().filter(|_| self.policy.takes_hbone()) else { continue };
+            let Some(view) = view.filter(|_| self.policy.takes_hbone()) else { continue };
             for address in view.addresses_here() {
                 debug_assert!(
                     self.addresses.get(&address).any(|owner| owner == name),

@@ -12,9 +12,8 @@ use crate::snapshot::delta::Delta;
 
 /// The number of deltas kept for readers. A reader that is further behind gets [`Since::Everything`].
 const DELTAS: usize = 1024;
-/// The largest number of services that the kept deltas name together; beyond it, the oldest deltas are dropped. This bounds
-/// memory: a delta keeps a state of each of its services, even after the last snapshot with that state is gone. The newest
-/// delta is kept whatever its size, because the newest snapshot has the same states.
+/// The largest number of services that the kept deltas name together; beyond it, the oldest deltas are dropped. The newest
+/// delta is kept whatever its size.
 const SERVICES: usize = 4096;
 
 struct Shared {
@@ -162,7 +161,7 @@ mod tests {
 
     fn delta(generation: u64, services: usize) -> Delta {
         let name = |index: usize| HostName::parse(&format!("s{index}.mesh")).expect("legal");
-        let services = (0..services).map(|index| (name(index), None)).collect();
+        let services = (0..services).map(name).collect();
         Delta { generation, services, ..Delta::default() }
     }
 

@@ -64,8 +64,9 @@ impl Targets {
         }
         match since {
             Since::Deltas(deltas) if !is_new_policy => {
-                for (name, service) in deltas.iter().flat_map(|delta| &delta.services) {
-                    let users = service.as_ref().map(|service| self.users_of(service)).unwrap_or_default();
+                for name in deltas.iter().flat_map(|delta| &delta.services) {
+                    let service = snapshot.service(name.as_str());
+                    let users = service.map(|service| self.users_of(service)).unwrap_or_default();
                     self.set(Source::Service(name.shared()), users, &mut difference);
                 }
             }

@@ -74,7 +74,7 @@ impl Names {
             return Self::new(snapshot, self.zones.clone(), self.ranges);
         };
         let mut next = Self { snapshot: snapshot.clone(), ..self.clone() };
-        let mut changed: Vec<&HostName> = deltas.iter().flat_map(|delta| delta.services.keys()).collect();
+        let mut changed: Vec<&HostName> = deltas.iter().flat_map(|delta| &delta.services).collect();
         changed.sort_unstable();
         changed.dedup();
         for name in changed {

@@ -237,7 +237,7 @@ fn follow(mesh: &Mesh, previous: &Snapshot, dirty: &Dirty) -> (Snapshot, Delta) 
     let (after, delta) = next(previous, mesh.world(), dirty);
     after.check_invariants(&delta);
     if !delta.everything {
-        assert_eq!(applied(previous, &delta), held(&after), "{dirty:?}");
+        assert_eq!(applied(previous, &after, &delta), held(&after), "{dirty:?}");
         let deltas = [Arc::new(delta.clone())];
         for peer in &mesh.policy.peers {
             let changed = after.exported_names_changed(previous, &deltas, &peer.name).expect("named");
@@ -270,11 +270,11 @@ fn differing<V: PartialEq>(one: &BTreeMap<HostName, V>, other: &BTreeMap<HostNam
     one.keys().chain(other.keys()).filter(|key| one.get(*key) != other.get(*key)).cloned().collect()
 }
 
-/// Returns the services of a snapshot after a delta is applied.
-fn applied(previous: &Snapshot, delta: &Delta) -> BTreeMap<HostName, *const ServiceView> {
+/// Returns the services of a snapshot, of which those that the delta names are replaced by those of the next snapshot.
+fn applied(previous: &Snapshot, next: &Snapshot, delta: &Delta) -> BTreeMap<HostName, *const ServiceView> {
     let mut services = held(previous);
-    for (name, view) in &delta.services {
-        match view {
+    for name in &delta.services {
+        match next.service(name.as_str()) {
             Some(view) => drop(services.insert(name.clone(), Arc::as_ptr(view))),
             None => drop(services.remove(name)),
         }
@@ -355,7 +355,7 @@ proptest! {
         let behind = delta.networks.iter().flat_map(|network| {
             before.services_behind(network).chain(after.services_behind(network))
         });
-        let changed: BTreeSet<&HostName> = delta.services.keys().chain(behind).collect();
+        let changed: BTreeSet<&HostName> = delta.services.iter().chain(behind).collect();
         for service in before.services().into_iter().filter(|service| !changed.contains(&service.key.hostname)) {
             let same = after.service(&service.name).expect("it is still there");
             prop_assert!(Arc::ptr_eq(service, same));

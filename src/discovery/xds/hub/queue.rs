@@ -60,12 +60,12 @@ impl Changes {
                     Since::Everything => Vec::new(),
                     Since::Deltas(deltas) => deltas,
                 });
-                let own = own.flat_map(|delta| delta.services.keys().cloned().collect::<Vec<_>>());
+                let own = own.flat_map(|delta| delta.services.iter().cloned().collect::<Vec<_>>());
                 let own: BTreeSet<HostName> = own.collect();
                 Self { own: own.into_iter().collect(), behind: Vec::new(), everything: true }
             }
             Since::Deltas(deltas) => {
-                let own = deltas.iter().flat_map(|delta| delta.services.keys());
+                let own = deltas.iter().flat_map(|delta| &delta.services);
                 let own: BTreeSet<&HostName> = own.collect();
                 let networks: BTreeSet<_> = deltas.iter().flat_map(|delta| &delta.networks).collect();
                 let behind = networks.iter().flat_map(|network| newer.services_behind(network));

@@ -53,9 +53,8 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
 
     for (generation, changed) in [(3, 150), (4, 151), (5, 152)] {
         let next = snapshot(&stage.policy, generation, &services(&names, &[2], Some((changed, &[3]))));
-        let service = next.service(&names[changed]).cloned();
-        let hostname = service.as_ref().expect("there").key.hostname.clone();
-        let delta = Delta { generation, services: [(hostname, service)].into(), ..Delta::default() };
+        let hostname = next.service(&names[changed]).expect("there").key.hostname.clone();
+        let delta = Delta { generation, services: [hostname].into(), ..Delta::default() };
         stage.publisher.publish(next, delta);
         assert!(hub.run_turn(&mut queue), "the others wait");
         assert_eq!(
@@ -71,10 +70,9 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
     };
     let everything = Delta { generation: 6, everything: true, ..Delta::default() };
     let (policy, alone) = (next(6, 153, &[3]), next(7, 154, &[3]));
-    let service = alone.service(&names[154]).cloned();
-    let hostname = service.as_ref().expect("there").key.hostname.clone();
+    let hostname = alone.service(&names[154]).expect("there").key.hostname.clone();
     stage.publisher.publish(policy, everything);
-    let delta = Delta { generation: 7, services: [(hostname, service)].into(), ..Delta::default() };
+    let delta = Delta { generation: 7, services: [hostname].into(), ..Delta::default() };
     stage.publisher.publish(alone, delta);
     assert!(hub.run_turn(&mut queue), "the others wait");
     assert_eq!(marked(&mailbox).0, [name(154)]);

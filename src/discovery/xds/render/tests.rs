@@ -191,7 +191,7 @@ fn a_rotation_of_roots_changes_the_clusters_that_have_them_and_no_others() {
         mesh.trust_roots = roots(&all);
         let (after, delta) = build::next(&world, mesh.world(), &dirty);
         world = after;
-        let changed: Vec<String> = delta.services.keys().map(ToString::to_string).collect();
+        let changed: Vec<String> = delta.services.iter().map(ToString::to_string).collect();
         (changed, bundles(&world, &history, "web.mesh"))
     };
     let (changed, found) = next([("cluster.local", "our roots"), ("north", "both"), ("south", "others")]);
@@ -245,7 +245,7 @@ fn a_rotation_of_a_peers_roots_changes_the_clusters_of_its_services_alone() {
     let dirty = Dirty { trust_roots: true, ..Dirty::default() };
     assert!(!dirty.is_empty());
     let (after, delta) = build::next(&before, mesh.world(), &dirty);
-    let changed: Vec<&str> = delta.services.keys().map(|name| name.as_str()).collect();
+    let changed: Vec<&str> = delta.services.iter().map(|name| name.as_str()).collect();
     assert_eq!((changed, delta.everything), (vec!["pay-west.here"], false));
     assert_eq!(verified(&after, &history, "pay-west.here").2.as_deref(), Some("both roots of west"));
     assert_eq!(verified(&after, &history, "pay-south.here").2.as_deref(), Some("the roots of south"));

@@ -51,7 +51,7 @@ impl Stage {
     fn changes_alone(&mut self, name: &str, services: &[(&str, &[u8])]) {
         let generation = self.publisher.current().generation + 1;
         let world = snapshot(&self.policy, generation, services);
-        let services = [(HostName::parse(name).expect("legal"), world.service(name).cloned())].into();
+        let services = [HostName::parse(name).expect("legal")].into();
         self.publish_with(world, Delta { generation, services, ..Delta::default() });
     }
 
