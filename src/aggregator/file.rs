@@ -1,6 +1,5 @@
 //! A registry in a file, or in a folder of files.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -41,6 +40,8 @@ const BYTES_MAX: u64 = 256 << 20;
 const SHORT_BYTES: usize = 16 << 10;
 /// The largest number of such files.
 const SHORT_FILES: usize = 16;
+/// The largest number of former services with which the services of such files are quickly compared.
+const SHORT_SERVICES: usize = 1_000;
 
 /// Reads all files of a registry after each change, and sends the differences.
 #[derive(Clone, Debug)]
@@ -56,7 +57,8 @@ struct Text {
     text: String,
 }
 
-type Services = BTreeMap<ServiceKey, Arc<Service>>;
+/// Services in order of key. A map would repeat the keys.
+type Services = Arc<[Arc<Service>]>;
 
 impl FileRegistry {
     /// Makes the registry of a file or folder.
@@ -170,22 +172,25 @@ fn are_short(texts: &[Text]) -> bool {
     bytes <= SHORT_BYTES && texts.len() <= SHORT_FILES && !texts.iter().any(|text| text.text.contains('*'))
 }
 
-/// Returns the changes from one listing to another, in one batch.
-fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> {
+/// Returns the changes from one listing to another, in one batch. Both lists are in order of key.
+fn changes_between(last: Option<&[Arc<Service>]>, next: &mut [Arc<Service>]) -> Vec<Change> {
     let Some(last) = last else {
-        let items = next.values().map(|service| Change::Put(Item::Service(service.clone())));
+        let items = next.iter().map(|service| Change::Put(Item::Service(service.clone())));
         return std::iter::once(Change::Begin).chain(items).chain([Change::Complete]).collect();
     };
+    let place = |services: &[Arc<Service>], key: &ServiceKey| {
+        services.binary_search_by(|service| service.key.cmp(key)).ok()
+    };
     let mut changes = Vec::new();
-    for (key, service) in next.iter_mut() {
-        match last.get(key).filter(|known| known == &service) {
+    for service in next.iter_mut() {
+        match place(last, &service.key).filter(|at| last[*at] == *service) {
             // An equal service is shared, so that it is in memory only once.
-            Some(same) => *service = same.clone(),
+            Some(at) => *service = last[at].clone(),
             None => changes.push(Change::Put(Item::Service(service.clone()))),
         }
     }
-    let gone = last.keys().filter(|key| !next.contains_key(*key));
-    changes.extend(gone.cloned().map(|key| Change::Remove(Key::Service(key))));
+    let gone = last.iter().filter(|service| place(next, &service.key).is_none());
+    changes.extend(gone.map(|service| Change::Remove(Key::Service(service.key.clone()))));
     changes
 }
 
@@ -198,7 +203,8 @@ struct Found {
 
 /// The result of an attempt to read a registry.
 enum Outcome {
-    Good(Services),
+    /// The services, and the changes since they were read last.
+    Good(Services, Vec<Change>),
     /// The mistakes of the files, a line each. The second value is true if the files changed during the read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
@@ -220,9 +226,8 @@ impl Follower {
         let mut bad_since: Option<Instant> = None;
         loop {
             let (problems, changing, unread) = match self.read().await {
-                Outcome::Good(mut services) => {
+                Outcome::Good(services, batch) => {
                     bad_since = None;
-                    let batch = changes_between(self.last.as_ref(), &mut services);
                     self.last = Some(services);
                     changes.send(batch).await?;
                     self.watch.changed().await;
@@ -275,12 +280,17 @@ impl Follower {
             Ok(read) => read,
             Err(unread) => return Outcome::ReadError(unread),
         };
-        let is_short = found.as_ref().is_ok_and(|found| are_short(&found.texts));
-        let registry = self.registry.clone();
+        let had_few = self.last.as_ref().is_none_or(|last| last.len() <= SHORT_SERVICES);
+        let is_short = had_few && found.as_ref().is_ok_and(|found| are_short(&found.texts));
+        let (registry, last) = (self.registry.clone(), self.last.clone());
         let parse = move || {
             let listing = found.and_then(|Found { texts, problems }| registry.understand(&texts, problems));
             match listing {
-                Ok(listing) => Outcome::Good(listing.services),
+                Ok(listing) => {
+                    let mut services: Vec<_> = listing.services.into_values().collect();
+                    let changes = changes_between(last.as_deref(), &mut services);
+                    Outcome::Good(services.into(), changes)
+                }
                 Err(problems) => Outcome::Bad(problems, changing),
             }
         };

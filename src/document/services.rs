@@ -183,7 +183,7 @@ impl ServiceReader {
             addresses,
             ports,
             subsets,
-            waypoint,
+            waypoint: waypoint.map(Arc::new),
             endpoints,
             exported_as: None,
             import: None,

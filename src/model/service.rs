@@ -103,8 +103,8 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// The labels that each subset selects, by the subset's name.
     pub subsets: BTreeMap<Arc<str>, Labels>,
-    /// The waypoint, if the service has one.
-    pub waypoint: Option<Waypoint>,
+    /// The waypoint, if the service has one. Most have none, so it has an allocation of its own.
+    pub waypoint: Option<Arc<Waypoint>>,
     /// The endpoints that the registry declares for this service.
     pub endpoints: Arc<[Endpoint]>,
     /// The name by which export rules refer to the service; `None`: its host name. An alias is exported under the name of its

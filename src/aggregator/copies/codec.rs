@@ -344,7 +344,7 @@ impl Decoder {
             addresses: service.addresses.iter().map(|bytes| ip(bytes)).collect::<Option<_>>()?,
             ports,
             subsets,
-            waypoint,
+            waypoint: waypoint.map(Arc::new),
             endpoints: self.endpoints(service.endpoints.unwrap_or_default())?,
             exported_as: match service.exported_as.is_empty() {
                 true => None,
