@@ -5,8 +5,9 @@
 //! as many connections as `limits.connections` and `limits.newPerSecond` admit. Meanwhile the benchmark times the calls of
 //! south's clients through east, and the changes of south's service until east has published them. Phases with and without
 //! west's excess alternate. Each pair of phases gives a ratio, and the printed ratio is the median over all pairs. East runs
-//! alone on the first processor, because the other programs would run on other machines in practice. The benchmark fails only
-//! for reasons that do not depend on the machine: if a connection of south is refused, or if west was never above its limits.
+//! alone on the first processor, because the other programs would run on other machines in practice. West's gateway and clients
+//! have the lowest priority on the second processor, so that they delay neither south's clients nor the servers there, but only
+//! what east does. The benchmark fails only for reasons that do not depend on the machine: if a connection of south is refused, or if west was never above its limits.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -191,7 +192,7 @@ impl Scene {
             start(folder, &config)
         };
         let fixed = services((0..SERVICES * EXCESS - CHANGING).map(|number| format!("s{number}")), 1);
-        let west = peer(&west, ports[1], &fixed, &changing("a", CHANGING, 1));
+        let west = with_lowest_priority(|| peer(&west, ports[1], &fixed, &changing("a", CHANGING, 1)));
         let south = peer(&south, ports[2], "services: []\n", &changing("a", 1, 1));
         let address = gateway.listener("mesh");
         let scene = Self { far: far_as(SOUTH, address), east: gateway, west, south, address };
@@ -248,7 +249,7 @@ impl Scene {
     fn exceed(&self) -> Excess {
         let mut command = Command::new("/proc/self/exe");
         command.env(ROLE, self.address.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
-        let clients = command.spawn().expect("it starts");
+        let clients = with_lowest_priority(|| command.spawn().expect("it starts"));
         let (stop, stopped) = std::sync::mpsc::channel();
         let folder = self.west.folder().to_owned();
         let changes = std::thread::spawn(move || {
@@ -322,6 +323,15 @@ fn press(address: SocketAddr) {
 fn p99(mut all: Vec<Duration>) -> Duration {
     all.sort_unstable();
     all[all.len() * 99 / 100]
+}
+
+/// Runs `start` on a thread of the lowest priority, which the processes that it starts inherit.
+fn with_lowest_priority<T: Send>(start: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        rustix::process::nice(19).expect("every process may lower its priority");
+        start()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().expect("it starts"))
 }
 
 /// Binds this thread to one processor, if the system allows it. Threads and processes that this thread starts later run on the
