@@ -4,7 +4,6 @@
 
 use super::{Message, Owner};
 use crate::aggregator::registry::Epoch;
-use crate::aggregator::spec::RegistryKind;
 use crate::aggregator::status::RegistryState;
 use crate::model::name::HostName;
 use crate::snapshot::change::{Change, Item, Key};
@@ -13,9 +12,8 @@ use crate::snapshot::change::{Change, Item, Key};
 const SHORT: usize = 1_024;
 
 impl Owner {
-    /// Returns true if the messages change only a few services, of live registries that are not peers. Changes of peers give way
-    /// to connections, however small they are, because another organisation decides how often they come. Everything else may
-    /// concern every service of a registry, network or name.
+    /// Returns true if the messages change only a few services, of registries that are live. Everything else may concern every
+    /// service of a registry, network or name.
     pub(super) fn is_short(&self, messages: &[Message]) -> bool {
         let mut left = SHORT;
         // Ends at the first change too many, because long rounds must not be measured to their end here.
@@ -25,7 +23,7 @@ impl Owner {
             rest.is_some()
         };
         messages.iter().all(|message| match message {
-            Message::Changes(epoch, batch) => self.is_own_and_live(*epoch) && batch.iter().all(&mut fits),
+            Message::Changes(epoch, batch) => self.is_live(*epoch) && batch.iter().all(&mut fits),
             Message::Configure(..)
             | Message::TrustRoots(_)
             | Message::Resolution(..)
@@ -34,11 +32,9 @@ impl Owner {
         })
     }
 
-    fn is_own_and_live(&self, epoch: Epoch) -> bool {
+    fn is_live(&self, epoch: Epoch) -> bool {
         let mut registries = self.registries.iter().map(|followed| &followed.life);
-        registries.find(|life| life.epoch == epoch).is_some_and(|life| {
-            life.state() == RegistryState::Live && !matches!(life.spec.kind, RegistryKind::Peer(_))
-        })
+        registries.any(|life| life.epoch == epoch && life.state() == RegistryState::Live)
     }
 
     /// Returns the size of a change of one service; `None` for other changes.
@@ -73,17 +69,14 @@ impl Owner {
 mod tests {
     use std::path::Path;
     use std::sync::Arc;
-    use std::time::Duration;
 
     use tokio::time::Instant;
 
     use super::super::simulation::process;
     use super::*;
-    use crate::aggregator::peer::spec::PeerSpec;
     use crate::document::services::read_registry;
     use crate::model::service::Service;
     use crate::net::scope::Scope;
-    use crate::snapshot::peer::Peer;
 
     /// Returns a service of the simulation's first registry with this number of endpoints.
     fn service(owner: &Owner, endpoints: usize) -> Arc<Service> {
@@ -117,12 +110,5 @@ mod tests {
         owner.take(vec![put(&owner, 3)], Instant::now());
         assert!(owner.is_short(&[put(&owner, 3), put(&owner, 4)]));
         assert!(!owner.is_short(&[put(&owner, 3), put(&owner, SHORT)]));
-
-        assert!(owner.is_short(&[report()]));
-        let (from, exports, imports, limits) = <_>::default();
-        let peer = Peer { name: "west".into(), who: None, from, exports, imports, limits };
-        let kind = PeerSpec { peer: peer.into(), stale_after: Duration::ZERO, expire_after: Duration::ZERO };
-        owner.registries[0].life.spec.kind = RegistryKind::Peer(kind);
-        assert!(!owner.is_short(&[report()]), "a peer's changes give way");
     }
 }
