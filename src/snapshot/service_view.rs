@@ -1,7 +1,7 @@
 //! One service merged from all registries, with its endpoints on this network.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -385,7 +385,11 @@ impl ServiceView {
             let network = |endpoint| network_of(endpoint, &part.origin, site.networks);
             part.service.endpoints.iter().map(network)
         });
-        let networks: BTreeSet<&Network> = endpoints.collect();
+        // Most endpoints have the network of the one before, and equal pointers are equal networks without a comparison of text.
+        let mut networks: Vec<&Network> = endpoints.collect();
+        networks.dedup();
+        networks.sort_unstable();
+        networks.dedup();
         let others = parts.iter().filter(|part| part.origin.standing != Standing::Expired).flat_map(|part| {
             let here = part.service.endpoints.iter().filter(|endpoint| {
                 let network = network_of(endpoint, &part.origin, site.networks);

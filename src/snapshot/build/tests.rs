@@ -270,7 +270,7 @@ fn differing<V: PartialEq>(one: &BTreeMap<HostName, V>, other: &BTreeMap<HostNam
     one.keys().chain(other.keys()).filter(|key| one.get(*key) != other.get(*key)).cloned().collect()
 }
 
-/// Returns the services of a snapshot, of which those that the delta names are replaced by those of the next snapshot.
+/// Returns the services of a snapshot, but takes those that the delta names from the next snapshot.
 fn applied(previous: &Snapshot, next: &Snapshot, delta: &Delta) -> BTreeMap<HostName, *const ServiceView> {
     let mut services = held(previous);
     for name in &delta.services {
