@@ -1,5 +1,5 @@
-//! Maps name patterns (exact, longest suffix, any) to values. A look-up costs one hash per label of the name,
-//! whatever the number of patterns.
+//! Maps name patterns (exact, longest suffix, any) to values. A look-up searches a map once per label of the name, whatever
+//! the number of patterns.
 
 use super::bucket_map::BucketMap;
 use crate::model::name::{HostName, NamePattern};

@@ -12,8 +12,8 @@ use crate::snapshot::delta::Delta;
 
 /// The number of deltas kept for readers. A reader that is further behind gets [`Since::Everything`].
 const DELTAS: usize = 1024;
-/// The largest number of services that the kept deltas name together; beyond it, the oldest deltas are dropped. The newest
-/// delta is kept whatever its size.
+/// The largest number of services that the kept deltas name together, which bounds their memory; beyond it, the oldest deltas
+/// are dropped. The newest delta is kept whatever its size.
 const SERVICES: usize = 4096;
 
 struct Shared {

@@ -6,8 +6,8 @@
 //! south's clients through east, and the changes of south's service until east has published them. Phases with and without
 //! west's excess alternate. Each pair of phases gives a ratio, and the printed ratio is the median over all pairs. East runs
 //! alone on the first processor, because the other programs would run on other machines in practice. West's gateway and clients
-//! have the lowest priority on the second processor, so that they delay neither south's clients nor the servers there, but only
-//! what east does. The benchmark fails only for reasons that do not depend on the machine: if a connection of south is refused, or if west was never above its limits.
+//! have the lowest priority on the second processor, so that south's clients and the servers do not wait for them. The benchmark
+//! fails only if a connection of south is refused, or if west was never above its limits.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 

@@ -64,7 +64,8 @@ impl Targets {
         }
         match since {
             Since::Deltas(deltas) if !is_new_policy => {
-                for name in deltas.iter().flat_map(|delta| &delta.services) {
+                let names: BTreeSet<_> = deltas.iter().flat_map(|delta| &delta.services).collect();
+                for name in names {
                     let service = snapshot.service(name.as_str());
                     let users = service.map(|service| self.users_of(service)).unwrap_or_default();
                     self.set(Source::Service(name.shared()), users, &mut difference);
