@@ -1,6 +1,7 @@
 //! The difference between a snapshot and the one before it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::model::name::HostName;
 use crate::model::place::Network;
@@ -17,4 +18,11 @@ pub struct Delta {
     pub services: BTreeSet<HostName>,
     /// Networks whose gateways or access changed.
     pub networks: BTreeSet<Network>,
+}
+
+impl Delta {
+    /// Returns the services that at least one of the deltas names.
+    pub fn services_of(deltas: &[Arc<Self>]) -> BTreeSet<&HostName> {
+        deltas.iter().flat_map(|delta| &delta.services).collect()
+    }
 }

@@ -260,9 +260,9 @@ impl Snapshot {
             return None;
         }
         let Some(table) = self.peer_names.table(peer) else { return Some(BTreeSet::new()) };
-        let services: BTreeSet<&HostName> = deltas.iter().flat_map(|delta| &delta.services).collect();
-        let views =
-            services.into_iter().flat_map(|name| [held.service(name.as_str()), self.service(name.as_str())]);
+        let views = Delta::services_of(deltas)
+            .into_iter()
+            .flat_map(|name| [held.service(name.as_str()), self.service(name.as_str())]);
         let ours = views.flatten().filter(|view| view.import.is_none());
         let names = ours.filter_map(|view| table.peer.claim(&view.key.hostname, &view.namespace)?.name.ok());
         Some(names.collect())

@@ -308,14 +308,6 @@ impl ServiceView {
         endpoints.filter_map(|endpoint| endpoint.template.identity.as_ref())
     }
 
-    /// Returns the network of every endpoint of the service.
-    pub fn networks<'a>(&'a self, networks: &'a NetworkTable) -> impl Iterator<Item = &'a Network> {
-        let of = move |part: &'a Part| {
-            part.service.endpoints.iter().map(move |endpoint| network_of(endpoint, &part.origin, networks))
-        };
-        self.parts.iter().flat_map(of)
-    }
-
     /// Returns the parts whose endpoints are used for a port, in order of registry. Each comes with the registry's own port,
     /// whose name and target port apply to its endpoints. All callers use this function, so that they agree on when the
     /// endpoints of a demoted or expired registry are used.

@@ -41,26 +41,25 @@ pub struct Viewer {
 /// network.
 #[derive(Debug)]
 pub struct Neighbourhood {
-    /// The networks. `None` if the network of any endpoint is unknown: which viewers get that endpoint depends on their
+    /// The networks, in order. `None` if the network of any endpoint is unknown: which viewers get that endpoint depends on their
     /// clusters.
-    networks: Option<BTreeSet<Network>>,
+    networks: Option<Box<[Network]>>,
 }
 
 impl Neighbourhood {
     /// Returns the networks of a service's endpoints; none if no such service exists.
     pub fn of(snapshot: &Snapshot, hostname: &str) -> Self {
-        let service = snapshot.service(hostname);
-        let networks: BTreeSet<&Network> =
-            service.into_iter().flat_map(|service| service.networks(snapshot.networks())).collect();
+        let networks = snapshot.service(hostname).map(|service| service.networks.clone()).unwrap_or_default();
         let is_known = networks.iter().all(|network| !network.is_unknown());
-        Self { networks: is_known.then(|| networks.into_iter().cloned().collect()) }
+        Self { networks: is_known.then_some(networks) }
     }
 
     /// Returns the viewer without the properties that make no difference for the service. Viewers that are equal after this
     /// step get the same endpoints.
     pub fn reduce(&self, viewer: &Arc<Viewer>) -> Arc<Viewer> {
         let Some(networks) = &self.networks else { return viewer.clone() };
-        let network = networks.get(&viewer.network).cloned().unwrap_or_default();
+        let near = networks.binary_search(&viewer.network).is_ok();
+        let network = if near { viewer.network.clone() } else { Network::default() };
         Arc::new(Viewer { network, cluster: ClusterId::default(), ..Viewer::clone(viewer) })
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::schedule::User;
 use crate::snapshot::Snapshot;
 use crate::snapshot::candidates::{Candidate, Candidates};
+use crate::snapshot::delta::Delta;
 use crate::snapshot::dialled::Dialled;
 use crate::snapshot::policy::{Policy, Route, Tuning};
 use crate::snapshot::routes::RouteTable;
@@ -64,8 +65,7 @@ impl Targets {
         }
         match since {
             Since::Deltas(deltas) if !is_new_policy => {
-                let names: BTreeSet<_> = deltas.iter().flat_map(|delta| &delta.services).collect();
-                for name in names {
+                for name in Delta::services_of(deltas) {
                     let service = snapshot.service(name.as_str());
                     let users = service.map(|service| self.users_of(service)).unwrap_or_default();
                     self.set(Source::Service(name.shared()), users, &mut difference);

@@ -11,6 +11,7 @@ use crate::model::address::Host;
 use crate::model::endpoint::Health;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::snapshot::Snapshot;
+use crate::snapshot::delta::Delta;
 use crate::snapshot::name_index::NameMap;
 use crate::snapshot::service_view::{PortView, ServiceView};
 use crate::snapshot::virtual_addresses::Ranges;
@@ -74,10 +75,7 @@ impl Names {
             return Self::new(snapshot, self.zones.clone(), self.ranges);
         };
         let mut next = Self { snapshot: snapshot.clone(), ..self.clone() };
-        let mut changed: Vec<&HostName> = deltas.iter().flat_map(|delta| &delta.services).collect();
-        changed.sort_unstable();
-        changed.dedup();
-        for name in changed {
+        for name in Delta::services_of(deltas) {
             if let Some(before) = self.snapshot.service(name.as_str()) {
                 next.count(before, -1);
             }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
+use crate::snapshot::delta::Delta;
 use crate::world::{Reader, Since};
 
 /// The newest snapshots whose deltas are looked at one by one if all services may differ.
@@ -56,17 +57,16 @@ impl Changes {
                 let newest =
                     newer.generation.saturating_sub(SEPARATE).max(older.generation)..newer.generation;
                 let deltas = newest.map(|generation| reader.since(generation, generation + 1));
-                let own = deltas.flat_map(|since| match since {
+                let deltas = deltas.flat_map(|since| match since {
                     Since::Everything => Vec::new(),
                     Since::Deltas(deltas) => deltas,
                 });
-                let own = own.flat_map(|delta| delta.services.iter().cloned().collect::<Vec<_>>());
-                let own: BTreeSet<HostName> = own.collect();
-                Self { own: own.into_iter().collect(), behind: Vec::new(), everything: true }
+                let deltas: Vec<Arc<Delta>> = deltas.collect();
+                let own = Delta::services_of(&deltas).into_iter().cloned().collect();
+                Self { own, behind: Vec::new(), everything: true }
             }
             Since::Deltas(deltas) => {
-                let own = deltas.iter().flat_map(|delta| &delta.services);
-                let own: BTreeSet<&HostName> = own.collect();
+                let own = Delta::services_of(&deltas);
                 let networks: BTreeSet<_> = deltas.iter().flat_map(|delta| &delta.networks).collect();
                 let behind = networks.iter().flat_map(|network| newer.services_behind(network));
                 let behind = behind.filter(|name| !own.contains(name)).cloned().collect();
