@@ -31,10 +31,7 @@ pub enum IdentityError {
 impl TrustDomain {
     /// Parses a trust domain; upper case is refused.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
-        let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
-        if text.is_empty() || text.len() > 255 || !text.bytes().all(legal) {
-            return Err(IdentityError::TrustDomain);
-        }
+        check_trust_domain(text)?;
         Ok(Self(text.into()))
     }
 
@@ -57,8 +54,7 @@ pub struct Identity(Arc<str>);
 impl Identity {
     /// Parses a SPIFFE ID with a path.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
-        let (_, path) = split(text)?;
-        check_path(path)?;
+        check_path(checked_domain(text)?)?;
         Ok(Self(text.into()))
     }
 
@@ -116,7 +112,7 @@ impl IdentityPattern {
         let Some(prefix) = text.strip_suffix("/*") else {
             return Identity::parse(text).map(Self::Exact);
         };
-        let (_, path) = split(prefix)?;
+        let path = checked_domain(prefix)?;
         if !path.is_empty() {
             check_path(path)?;
         }
@@ -152,14 +148,21 @@ impl fmt::Display for IdentityPattern {
     }
 }
 
-/// Splits a SPIFFE ID into the trust domain and the path behind it, without the slash between them.
-fn split(text: &str) -> Result<(TrustDomain, &str), IdentityError> {
+/// Checks a SPIFFE ID up to the end of its trust domain. Returns the path, without the slash before it.
+fn checked_domain(text: &str) -> Result<&str, IdentityError> {
     if text.len() > 2048 {
         return Err(IdentityError::TooLong);
     }
     let rest = text.strip_prefix("spiffe://").ok_or(IdentityError::Scheme)?;
     let (domain, path) = rest.split_once('/').unwrap_or((rest, ""));
-    Ok((TrustDomain::parse(domain)?, path))
+    check_trust_domain(domain)?;
+    Ok(path)
+}
+
+fn check_trust_domain(text: &str) -> Result<(), IdentityError> {
+    let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    let fine = (1..=255).contains(&text.len()) && text.bytes().all(legal);
+    if fine { Ok(()) } else { Err(IdentityError::TrustDomain) }
 }
 
 fn trust_domain(text: &str) -> &str {
@@ -168,9 +171,10 @@ fn trust_domain(text: &str) -> &str {
 }
 
 fn check_path(path: &str) -> Result<(), IdentityError> {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let fine =
-        path.split('/').all(|segment| !matches!(segment, "" | "." | "..") && segment.bytes().all(legal));
+    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    // Short segments are split faster as bytes than as text. A large registry has an identity per endpoint.
+    let mut segments = path.as_bytes().split(|byte| *byte == b'/');
+    let fine = segments.all(|segment| !matches!(segment, b"" | b"." | b"..") && segment.iter().all(legal));
     if fine { Ok(()) } else { Err(IdentityError::Path) }
 }
 
