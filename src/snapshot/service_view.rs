@@ -373,30 +373,11 @@ impl ServiceView {
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
         let denied_addresses = world.shards.iter().map(|shard| shard.denied_addresses_of(hostname)).sum();
-        let endpoints = parts.iter().flat_map(|part| {
-            let network = |endpoint| network_of(endpoint, &part.origin, site.networks);
-            part.service.endpoints.iter().map(network)
-        });
-        // Most endpoints have the network of the one before, and equal pointers are equal networks without a comparison of text.
-        let mut networks: Vec<&Network> = endpoints.collect();
-        networks.dedup();
-        networks.sort_unstable();
-        networks.dedup();
-        let others = parts.iter().filter(|part| part.origin.standing != Standing::Expired).flat_map(|part| {
-            let here = part.service.endpoints.iter().filter(|endpoint| {
-                let network = network_of(endpoint, &part.origin, site.networks);
-                is_own_network(network, &part.origin, &world.policy.node)
-            });
-            here.flat_map(|endpoint| match &endpoint.host {
-                Host::Ips(ips) => ips.get(1..).unwrap_or_default(),
-                Host::Ip(_) | Host::Name(_) => &[],
-            })
-        });
-        let other_addresses = others.copied().collect();
+        let (networks, other_addresses) = places(&parts, site);
         Some(Self {
             import: first.import.clone(),
             other_addresses,
-            networks: networks.into_iter().cloned().collect(),
+            networks,
             export_name: parts
                 .first()
                 .map_or_else(|| name.clone(), |part| part.service.export_name().shared()),
@@ -460,6 +441,31 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Confli
     parts
 }
 
+/// Returns the networks of a service's endpoints, in order, and the further addresses of its endpoints on this network.
+fn places(parts: &[Part], site: Site<'_>) -> (Box<[Network]>, Box<[IpAddr]>) {
+    let mut networks: Vec<&Network> = Vec::new();
+    let mut others = Vec::new();
+    for part in parts {
+        for endpoint in part.service.endpoints.iter() {
+            let network = network_of(endpoint, &part.origin, site.networks);
+            // Most endpoints have the network of the one before, and equal pointers are equal networks without a comparison of
+            // text.
+            if networks.last() != Some(&network) {
+                networks.push(network);
+            }
+            if let Host::Ips(ips) = &endpoint.host
+                && part.origin.standing != Standing::Expired
+                && is_own_network(network, &part.origin, &site.inputs.policy.node)
+            {
+                others.extend(ips.iter().skip(1));
+            }
+        }
+    }
+    networks.sort_unstable();
+    networks.dedup();
+    (networks.into_iter().cloned().collect(), others.into())
+}
+
 /// Sorts the parts of a service by the age of their ServiceExports, then by cluster (KEP-1645). If one part has no
 /// ServiceExport, an operator has defined a service of that name, and the parts keep the order of their registries. Returns the
 /// name of the sort criterion, for messages.
@@ -521,21 +527,18 @@ fn port_view(
 ) -> PortView {
     let world = site.inputs;
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
-    let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
-    let all: Vec<PortEndpoint<'_>> =
-        serving().flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks)).collect();
-    let lowest = lowest_standing(all.iter(), world.resolved);
-    let on_own_network = |found: &&PortEndpoint<'_>| on_own_network(found, &world.policy.node);
+    let all = || {
+        let serving = serving_parts(parts, &port.name, port.port, port.protocol);
+        serving.flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks))
+    };
+    let lowest = lowest_standing(all(), world.resolved);
     // A gateway connects only to its own network, so a live endpoint on another network cannot replace the endpoints of a
     // demoted registry here. For the candidates of this gateway, the lowest standing is therefore computed from the endpoints
     // on this network alone.
-    let lowest_here = lowest_standing(all.iter().filter(on_own_network), world.resolved);
-    let here: Vec<PortEndpoint<'_>> = all
-        .iter()
-        .filter(on_own_network)
-        .filter(|found| found.origin.standing <= lowest_here)
-        .copied()
-        .collect();
+    let mut here: Vec<PortEndpoint<'_>> =
+        all().filter(|found| on_own_network(found, &world.policy.node)).collect();
+    let lowest_here = lowest_standing(here.iter().copied(), world.resolved);
+    here.retain(|found| found.origin.standing <= lowest_here);
     let everything = Labels::default();
     let subsets: BTreeMap<Arc<str>, SubsetCandidates> = std::iter::once((Arc::default(), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
@@ -580,7 +583,7 @@ fn serving_parts<'a>(
 /// Returns [`Standing::Live`] if a live registry has a ready endpoint, so that the endpoints of demoted registries are not
 /// used; else [`Standing::Demoted`].
 fn lowest_standing<'a>(
-    mut endpoints: impl Iterator<Item = &'a PortEndpoint<'a>>,
+    mut endpoints: impl Iterator<Item = PortEndpoint<'a>>,
     resolved: &Resolved,
 ) -> Standing {
     if endpoints.any(|found| found.is_live_and_ready(resolved)) { Standing::Live } else { Standing::Demoted }
