@@ -5,6 +5,7 @@
 
 mod addresses;
 mod contained;
+mod gathering;
 mod length;
 pub(super) mod names;
 mod rounds;
@@ -187,8 +188,15 @@ enum Message {
 impl Inbox {
     /// Returns the waiting messages, at least one and at most [`ROUND`]; `None` when all handles are gone. Cancel safe.
     async fn next(&mut self, sweep: &mut Interval) -> Option<Vec<Message>> {
+        let mut messages = vec![self.one(sweep).await?];
+        self.add_waiting(&mut messages);
+        Some(messages)
+    }
+
+    /// Waits for a message. Cancel safe.
+    async fn one(&mut self, sweep: &mut Interval) -> Option<Message> {
         // A new config comes first: it may change the meaning of the other messages.
-        let first = tokio::select! {
+        tokio::select! {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
             Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
@@ -196,14 +204,15 @@ impl Inbox {
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
             _ = sweep.tick() => Some(Message::Sweep),
-        };
-        let mut messages = vec![first?];
+        }
+    }
+
+    fn add_waiting(&mut self, messages: &mut Vec<Message>) {
         while messages.len() < ROUND
             && let Some(more) = self.waiting()
         {
             messages.push(more);
         }
-        Some(messages)
     }
 
     fn waiting(&mut self) -> Option<Message> {
@@ -320,7 +329,8 @@ impl Owner {
     async fn run(mut self, mut inbox: Inbox) {
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        while let Some(messages) = inbox.next(&mut sweep).await {
+        while let Some(mut messages) = inbox.next(&mut sweep).await {
+            self.gather(&mut messages, &mut inbox, &mut sweep).await;
             let is_short = self.is_short(&messages);
             let work = move || {
                 self.take(messages, Instant::now());
