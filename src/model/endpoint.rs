@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_small() {
-        assert_eq!(size_of::<Endpoint>(), 56);
+        assert_eq!(size_of::<Endpoint>(), 48);
     }
 
     #[test]

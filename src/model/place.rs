@@ -50,18 +50,23 @@ impl Network {
     }
 }
 
-/// A locality: `region/zone/subzone`. Any part may be empty.
+/// A locality: `region/zone/subzone`. Any part may be empty. Takes 8 bytes, because each endpoint has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Locality(Arc<str>);
+pub struct Locality(
+    /// The text; `None` if it is empty. An `Arc<str>` alone would take 16 bytes.
+    Option<Arc<Arc<str>>>,
+);
 
 impl Locality {
     /// Parses `region`, `region/zone` or `region/zone/subzone`; `None` if there are more parts.
     pub fn parse(text: &str) -> Option<Self> {
-        (text.matches('/').count() <= 2).then(|| Self(text.trim_end_matches('/').into()))
+        let trimmed = text.trim_end_matches('/');
+        let shared = || (!trimmed.is_empty()).then(|| Arc::new(trimmed.into()));
+        (text.matches('/').count() <= 2).then(|| Self(shared()))
     }
 
     fn part(&self, index: usize) -> &str {
-        self.0.split('/').nth(index).unwrap_or("")
+        self.as_str().split('/').nth(index).unwrap_or("")
     }
 
     /// Returns the first part; empty if unknown.
@@ -81,12 +86,12 @@ impl Locality {
 
     /// Returns the locality as text.
     pub fn as_str(&self) -> &str {
-        &self.0
+        self.0.as_deref().map_or("", |text| text)
     }
 
     /// Returns the shared text, for callers that store text instead of this type.
     pub fn shared(&self) -> Arc<str> {
-        self.0.clone()
+        self.0.as_deref().cloned().unwrap_or_default()
     }
 
     /// Returns how near `other` is to this locality, as one of the levels that `locality: prefer` distinguishes.
@@ -103,7 +108,7 @@ impl Locality {
 
 impl fmt::Display for Locality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.as_str())
     }
 }
 
@@ -147,5 +152,7 @@ mod tests {
         assert_eq!(at("eu/b/1"), Distance::Elsewhere);
         assert_eq!(Locality::default().distance(&Locality::default()), Distance::Elsewhere);
         assert_eq!(Locality::parse("a/b/c/d"), None);
+        assert_eq!(Locality::parse("us//").map(|us| us.shared()), Some("us".into()));
+        assert_eq!(Locality::parse("/"), Some(Locality::default()));
     }
 }
