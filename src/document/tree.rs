@@ -332,6 +332,7 @@ impl<'s> Builder<'s> {
         }
     }
 
+    #[inline]
     fn next(&mut self) -> Result<(Event<'s>, Span), Stop> {
         match self.parser.next_event() {
             Some(Ok(event)) => Ok(event),
