@@ -168,11 +168,11 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start(folder: &Path) -> Result<Self> {
+    fn start(folder: &Path, config: &str) -> Result<Self> {
         let begun = Instant::now();
         let other = std::env::var_os("ISTHMUS_BENCH_BINARY");
         let mut child = Command::new(other.unwrap_or_else(|| env!("CARGO_BIN_EXE_isthmus").into()))
-            .args(["run", "-c", "isthmus.yaml"])
+            .args(["run", "-c", config])
             .current_dir(folder)
             // At this level the log has the times of parsing and building, and nothing of the HTTP/2 library.
             .env("RUST_LOG", "info,isthmus::aggregator=debug")
@@ -343,12 +343,22 @@ fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.get(at).copied().unwrap_or_default()
 }
 
+/// Returns the resident memory of a gateway with the config of the mesh, but without its registries and networks, in bytes.
+fn resident_without_services(mesh: &Mesh) -> Result<u64> {
+    let (config, _) = mesh.config.split_once("registries:").ok_or("the config has no registries")?;
+    mesh.replace("empty.yaml", config)?;
+    let gateway = Gateway::start(mesh.path(), "empty.yaml")?;
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(memory(&gateway.child, "VmRSS")?)
+}
+
 fn measure() -> Result<()> {
     let parts: Vec<String> = std::env::args().skip(1).filter(|part| !part.starts_with('-')).collect();
     let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let mesh = Mesh::write()?;
     println!("{} endpoints, {} services, {CLUSTERS} registry files", mesh.endpoints, mesh.services);
-    let mut gateway = Gateway::start(mesh.path())?;
+    let empty = resident_without_services(&mesh)?;
+    let mut gateway = Gateway::start(mesh.path(), "isthmus.yaml")?;
     let ready = gateway.begun.elapsed();
     println!(
         "from start to ready {:.2} s; parsing {:.2} s in all, building {:.2} s in all; processor time {:.2} s",
@@ -360,9 +370,10 @@ fn measure() -> Result<()> {
     std::thread::sleep(Duration::from_secs(10));
     let (resident, peak) = (memory(&gateway.child, "VmRSS")?, memory(&gateway.child, "VmHWM")?);
     println!(
-        "resident 10 s after: {:.0} MiB, {:.0} B per endpoint; at its peak {:.0} MiB",
+        "resident 10 s after: {:.1} MiB, and {:.1} MiB without services, so {:.0} B per endpoint; at its peak {:.0} MiB",
         resident as f64 / 1048576.0,
-        resident as f64 / mesh.endpoints as f64,
+        empty as f64 / 1048576.0,
+        resident.saturating_sub(empty) as f64 / mesh.endpoints as f64,
         peak as f64 / 1048576.0
     );
     if wants("push") {
