@@ -3,32 +3,53 @@
 use std::fmt;
 use std::sync::Arc;
 
+/// A shared text in 8 bytes, where an `Arc<str>` takes 16: each endpoint and candidate has several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct ThinText(
+    /// `None` if the text is empty.
+    Option<Arc<Arc<str>>>,
+);
+
+impl ThinText {
+    fn new(text: &str) -> Self {
+        Self((!text.is_empty()).then(|| Arc::new(text.into())))
+    }
+
+    fn as_str(&self) -> &str {
+        self.0.as_deref().map_or("", |text| text)
+    }
+
+    fn shared(&self) -> Arc<str> {
+        self.0.as_deref().cloned().unwrap_or_default()
+    }
+}
+
 macro_rules! text_newtype {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub struct $name(Arc<str>);
+        pub struct $name(ThinText);
 
         impl $name {
             /// Wraps a text; every text is legal, also the empty one.
             pub fn new(text: &str) -> Self {
-                Self(text.into())
+                Self(ThinText::new(text))
             }
 
             /// Returns the value as text.
             pub fn as_str(&self) -> &str {
-                &self.0
+                self.0.as_str()
             }
 
             /// Returns the shared text, for callers that store text instead of this type.
             pub fn shared(&self) -> Arc<str> {
-                self.0.clone()
+                self.0.shared()
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
+                f.write_str(self.as_str())
             }
         }
     };
@@ -46,23 +67,18 @@ text_newtype!(
 impl Network {
     /// Returns true for the unknown network, `""`.
     pub fn is_unknown(&self) -> bool {
-        self.0.is_empty()
+        self.as_str().is_empty()
     }
 }
 
-/// A locality: `region/zone/subzone`. Any part may be empty. Takes 8 bytes, because each endpoint has one.
+/// A locality: `region/zone/subzone`. Any part may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Locality(
-    /// The text; `None` if it is empty. An `Arc<str>` alone would take 16 bytes.
-    Option<Arc<Arc<str>>>,
-);
+pub struct Locality(ThinText);
 
 impl Locality {
     /// Parses `region`, `region/zone` or `region/zone/subzone`; `None` if there are more parts.
     pub fn parse(text: &str) -> Option<Self> {
-        let trimmed = text.trim_end_matches('/');
-        let shared = || (!trimmed.is_empty()).then(|| Arc::new(trimmed.into()));
-        (text.matches('/').count() <= 2).then(|| Self(shared()))
+        (text.matches('/').count() <= 2).then(|| Self(ThinText::new(text.trim_end_matches('/'))))
     }
 
     fn part(&self, index: usize) -> &str {
@@ -86,12 +102,12 @@ impl Locality {
 
     /// Returns the locality as text.
     pub fn as_str(&self) -> &str {
-        self.0.as_deref().map_or("", |text| text)
+        self.0.as_str()
     }
 
     /// Returns the shared text, for callers that store text instead of this type.
     pub fn shared(&self) -> Arc<str> {
-        self.0.as_deref().cloned().unwrap_or_default()
+        self.0.shared()
     }
 
     /// Returns how near `other` is to this locality, as one of the levels that `locality: prefer` distinguishes.
