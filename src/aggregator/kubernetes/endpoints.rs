@@ -127,9 +127,9 @@ fn join<'a>(
         (Health::Healthy, _) | (_, Health::Healthy) => Health::Healthy,
         (Health::Unhealthy, Health::Unhealthy) => Health::Unhealthy,
     };
-    instance.hostname = instance.hostname.max(endpoint.hostname.as_ref());
-    instance.node = instance.node.max(endpoint.place.node.as_ref());
-    instance.zone = instance.zone.max(endpoint.place.zone.as_ref());
+    instance.hostname = instance.hostname.max(endpoint.names.hostname.as_ref());
+    instance.node = instance.node.max(endpoint.names.node.as_ref());
+    instance.zone = instance.zone.max(endpoint.names.zone.as_ref());
 }
 
 /// Returns the pod of an endpoint in a slice of `namespace`, or the reason why the endpoint is not used. With
@@ -180,7 +180,7 @@ impl<'a> Sources<'a> {
         if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
             return locality.clone();
         }
-        let node = instance.pod.and_then(|pod| pod.node.as_ref()).or(instance.node);
+        let node = instance.pod.and_then(PodRecord::node).or(instance.node);
         if let Some(node) = node.and_then(|name| self.nodes.get(name)) {
             return node.value.locality.clone();
         }

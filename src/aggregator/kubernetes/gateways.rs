@@ -228,7 +228,7 @@ impl Behind {
                 };
                 if endpoint.health == Health::Healthy {
                     behind.is_ready = true;
-                    behind.nodes.extend(endpoint.place.node.clone());
+                    behind.nodes.extend(endpoint.names.node.clone());
                 }
                 behind.identity =
                     behind.identity.or_else(|| pod.and_then(|pod| pod.template.identity.clone()));

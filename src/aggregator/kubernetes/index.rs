@@ -416,8 +416,8 @@ impl Index {
         }
         for uid in uids(&slice) {
             let Some(entry) = self.pods.get_mut(&uid) else { continue };
-            entry.named_by.retain(|named_by| named_by != key);
-            if entry.named_by.is_empty() && !entry.is_there {
+            entry.remove_slice(key);
+            if !entry.is_named() && !entry.is_there {
                 self.pods.remove(&uid);
             }
         }
@@ -450,7 +450,7 @@ impl Index {
         let Some(entry) = self.pods.get_mut(&uid) else { return };
         // The entry stays while a slice names the pod, because a pod may be removed before its slice is updated.
         self.pods_there -= usize::from(std::mem::replace(&mut entry.is_there, false));
-        if entry.named_by.is_empty() {
+        if !entry.is_named() {
             self.pods.remove(&uid);
         }
     }
@@ -458,8 +458,8 @@ impl Index {
     /// Marks as dirty the services whose slices name a pod.
     fn mark_slices(&mut self, uid: Uid) {
         let named_by = self.pods.get(&uid).map(|entry| entry.named_by.clone()).unwrap_or_default();
-        for slice in named_by {
-            let Some(known) = self.slices.get(&slice) else { continue };
+        for slice in named_by.as_slice() {
+            let Some(known) = self.slices.get(slice) else { continue };
             let name = known.value.service.clone();
             self.mark_endpoints(ObjectKey { namespace: slice.namespace.clone(), name });
         }
@@ -481,8 +481,8 @@ impl Index {
     fn mark_node(&mut self, name: &Arc<str>) {
         let is_on = |endpoint: &super::records::SliceEndpoint| {
             let pod = endpoint.pod.flatten().and_then(|uid| self.pods.get(&uid)?.pod.as_ref());
-            let of_pod = pod.and_then(|pod| pod.node.as_ref());
-            of_pod.or(endpoint.place.node.as_ref()) == Some(name)
+            let of_pod = pod.and_then(PodRecord::node);
+            of_pod.or(endpoint.names.node.as_ref()) == Some(name)
         };
         let on_node = self.slices.iter().filter(|(_, slice)| slice.value.endpoints.iter().any(is_on));
         let services = on_node.map(|(key, slice)| ObjectKey {

@@ -65,7 +65,8 @@ pub(super) struct Interner {
     texts: HashSet<Arc<str>>,
     templates: HashSet<Arc<PodTemplate>>,
     endpoint_templates: HashSet<Arc<EndpointTemplate>>,
-    places: HashSet<Arc<SlicePlace>>,
+    names: HashSet<Arc<EndpointNames>>,
+    node_names: HashSet<Arc<Arc<str>>>,
     /// The number of values after the last sweep.
     swept: usize,
 }
@@ -88,22 +89,30 @@ impl Interner {
         shared(&mut self.endpoint_templates, template)
     }
 
-    pub(super) fn place(&mut self, node: &str, zone: &str) -> Arc<SlicePlace> {
-        let (node, zone) = (self.optional(node), self.optional(zone));
-        shared(&mut self.places, SlicePlace { node, zone })
+    fn names_of(&mut self, endpoint: &objects::SliceEndpoint) -> Arc<EndpointNames> {
+        let hostname = self.optional(&endpoint.hostname);
+        let (node, zone) = (self.optional(&endpoint.node_name), self.optional(&endpoint.zone));
+        shared(&mut self.names, EndpointNames { hostname, node, zone })
+    }
+
+    fn node_name(&mut self, name: &str) -> Option<Arc<Arc<str>>> {
+        let text = self.optional(name)?;
+        Some(shared(&mut self.node_names, text))
     }
 
     /// Drops the values that nothing else uses, once there are twice as many values as after the last sweep.
     pub(super) fn sweep(&mut self) {
         let count = |all: &Self| {
-            all.texts.len() + all.templates.len() + all.endpoint_templates.len() + all.places.len()
+            let templates = all.templates.len() + all.endpoint_templates.len();
+            all.texts.len() + templates + all.names.len() + all.node_names.len()
         };
         if count(self) < self.swept.saturating_mul(2).max(SWEEP_MIN) {
             return;
         }
         self.endpoint_templates.retain(|value| Arc::strong_count(value) > 1);
         self.templates.retain(|value| Arc::strong_count(value) > 1);
-        self.places.retain(|value| Arc::strong_count(value) > 1);
+        self.names.retain(|value| Arc::strong_count(value) > 1);
+        self.node_names.retain(|value| Arc::strong_count(value) > 1);
         self.texts.retain(|value| Arc::strong_count(value) > 1);
         self.swept = count(self);
     }
@@ -208,13 +217,14 @@ pub(super) struct SliceEndpoint {
     /// The UID of the pod that the endpoint names. Outer `None`: the endpoint names no pod; inner `None`: the UID is malformed.
     pub(super) pod: Option<Option<Uid>>,
     pub(super) health: Health,
-    pub(super) hostname: Option<Arc<str>>,
-    pub(super) place: Arc<SlicePlace>,
+    pub(super) names: Arc<EndpointNames>,
 }
 
-/// The place of an endpoint as its slice gives it, which the endpoints of a node share.
+/// The names that a slice gives for an endpoint. Endpoints of a node share them, unless they have host names.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct SlicePlace {
+pub(super) struct EndpointNames {
+    /// The host name of the endpoint within its service.
+    pub(super) hostname: Option<Arc<str>>,
     pub(super) node: Option<Arc<str>>,
     pub(super) zone: Option<Arc<str>>,
 }
@@ -222,34 +232,61 @@ pub(super) struct SlicePlace {
 /// A pod.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PodRecord {
-    pub(super) addresses: PodAddresses,
-    pub(super) node: Option<Arc<str>>,
+    pub(super) addresses: Few<IpAddr>,
+    /// The name of the node. An `Arc<str>` alone would take twice as much room.
+    node: Option<Arc<Arc<str>>>,
     pub(super) template: Arc<PodTemplate>,
 }
 
-/// The addresses of a pod. A single one, which most pods have, needs no allocation.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum PodAddresses {
-    One(IpAddr),
-    /// None, or several.
-    Several(Box<[IpAddr]>),
+/// A list that usually has one item, which needs no allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Few<T> {
+    #[default]
+    Empty,
+    One(T),
+    #[expect(clippy::box_collection, reason = "a list of several is rare, and its room counts for each pod")]
+    Several(Box<Vec<T>>),
 }
 
-impl PodAddresses {
-    pub(super) fn as_slice(&self) -> &[IpAddr] {
+impl<T> Few<T> {
+    pub(super) fn as_slice(&self) -> &[T] {
         match self {
-            Self::One(address) => std::slice::from_ref(address),
-            Self::Several(addresses) => addresses,
+            Self::Empty => &[],
+            Self::One(only) => std::slice::from_ref(only),
+            Self::Several(all) => all,
+        }
+    }
+
+    fn push(&mut self, item: T) {
+        *self = match std::mem::take(self) {
+            Self::Empty => Self::One(item),
+            Self::One(first) => Self::Several(Box::new(vec![first, item])),
+            Self::Several(mut all) => {
+                all.push(item);
+                Self::Several(all)
+            }
+        };
+    }
+
+    fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        match self {
+            Self::One(only) if !keep(only) => *self = Self::Empty,
+            Self::Empty | Self::One(_) => {}
+            Self::Several(all) => {
+                all.retain(keep);
+                if all.len() <= 1 {
+                    *self = all.pop().map_or(Self::Empty, Self::One);
+                }
+            }
         }
     }
 }
 
-impl From<Vec<IpAddr>> for PodAddresses {
-    fn from(addresses: Vec<IpAddr>) -> Self {
-        match *addresses {
-            [address] => Self::One(address),
-            _ => Self::Several(addresses.into()),
-        }
+impl<T> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(all: I) -> Self {
+        let mut few = Self::Empty;
+        all.into_iter().for_each(|item| few.push(item));
+        few
     }
 }
 
@@ -271,17 +308,23 @@ pub(super) struct PodEntry {
     pub(super) is_there: bool,
     pub(super) listing: u32,
     /// The slices that name the pod.
-    pub(super) named_by: Vec<Arc<ObjectKey>>,
+    pub(super) named_by: Few<Arc<ObjectKey>>,
 }
 
 impl PodEntry {
     /// Adds a slice that names the pod.
     pub(super) fn add_slice(&mut self, slice: Arc<ObjectKey>) {
-        if self.named_by.is_empty() {
-            // Most pods are named by one slice, for which `push` would allocate room for four.
-            self.named_by.reserve_exact(1);
-        }
         self.named_by.push(slice);
+    }
+
+    /// Removes a slice that does not name the pod any more.
+    pub(super) fn remove_slice(&mut self, slice: &ObjectKey) {
+        self.named_by.retain(|known| **known != *slice);
+    }
+
+    /// Returns true if a slice names the pod.
+    pub(super) fn is_named(&self) -> bool {
+        self.named_by != Few::Empty
     }
 }
 
@@ -482,8 +525,7 @@ impl SliceRecord {
                 address: ip(found.addresses.first()?)?,
                 pod: is_pod.then(|| Uid::parse(&target.uid)),
                 health: health(&found.conditions)?,
-                hostname: texts.optional(&found.hostname),
-                place: texts.place(&found.node_name, &found.zone),
+                names: texts.names_of(found),
             })
         });
         Some(Self { service, ports, endpoints: endpoints.collect() })
@@ -505,6 +547,11 @@ fn health(conditions: &objects::Conditions) -> Option<Health> {
 }
 
 impl PodRecord {
+    /// Returns the name of the pod's node; `None` before the pod has one.
+    pub(super) fn node(&self) -> Option<&Arc<str>> {
+        self.node.as_deref()
+    }
+
     /// Reads a pod. `kept` returns true for labels that subsets use.
     pub(super) fn read(
         object: &objects::Pod,
@@ -536,8 +583,8 @@ impl PodRecord {
         let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
         addresses.dedup();
         Self {
-            addresses: addresses.into(),
-            node: texts.optional(&spec.node_name),
+            addresses: addresses.into_iter().collect(),
+            node: texts.node_name(&spec.node_name),
             template: texts.template(template),
         }
     }
@@ -610,15 +657,26 @@ mod tests {
     #[test]
     fn the_records_of_a_pod_are_small() {
         // A cluster may have a million pods.
-        assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (80, 64));
+        assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (64, 48));
+    }
+
+    #[test]
+    fn a_pod_knows_the_slices_that_name_it() {
+        let slices =
+            ["a", "b", "c"].map(|name| Arc::new(ObjectKey { namespace: "n".into(), name: name.into() }));
         let mut entry = PodEntry::default();
-        entry.add_slice(Arc::new(ObjectKey { namespace: "n".into(), name: "a".into() }));
-        assert_eq!(entry.named_by.capacity(), 1);
-        let [one, other] = ["10.0.0.1", "2001:db8::1"].map(|text| text.parse().expect("an address"));
-        assert_eq!(PodAddresses::from(vec![one]), PodAddresses::One(one));
-        for several in [vec![], vec![one, other]] {
-            assert_eq!(PodAddresses::from(several.clone()).as_slice(), several);
+        assert!(!entry.is_named());
+        for count in 1..=slices.len() {
+            entry.add_slice(slices[count - 1].clone());
+            assert_eq!(entry.named_by.as_slice(), &slices[..count]);
+            assert_eq!(matches!(entry.named_by, Few::One(_)), count == 1);
         }
+        entry.remove_slice(&slices[1]);
+        assert_eq!(entry.named_by.as_slice(), [slices[0].clone(), slices[2].clone()]);
+        entry.remove_slice(&slices[0]);
+        assert!(matches!(entry.named_by, Few::One(_)));
+        entry.remove_slice(&slices[2]);
+        assert!(!entry.is_named());
     }
 
     #[test]
