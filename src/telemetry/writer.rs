@@ -2,8 +2,8 @@
 //! do not fit into the queue, or that the log's reader or the disk does not accept, are counted, and reported at most once a
 //! minute. No sender waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -49,10 +49,13 @@ pub struct Writer {
     logs_connections: Arc<AtomicBool>,
 }
 
-/// The queue of one writer thread.
+/// The queue of one writer thread. Its bound is kept by a counter, because a bounded channel of the standard library allocates
+/// all its places at once, here a megabyte for both queues.
 #[derive(Clone)]
 struct Queue {
-    messages: SyncSender<Message>,
+    messages: Sender<Message>,
+    /// The number of messages in the channel.
+    waiting: Arc<AtomicUsize>,
     lost: Lost,
 }
 
@@ -144,7 +147,7 @@ impl Writer {
         next.log = Some(log);
         drop(next);
         // If the queue is full, the thread still checks for a new log after its next write.
-        let _ = self.access.messages.try_send(Message::Next);
+        let _ = self.access.offer(Message::Next);
     }
 
     /// Waits until all queued lines are written, but at most a second, and not for a log whose reader does not read.
@@ -152,7 +155,7 @@ impl Writer {
         let deadline = Instant::now() + FLUSH_WITHIN;
         for queue in [&self.access, &self.program] {
             let (done, wait) = sync_channel(1);
-            if queue.messages.try_send(Message::Flush(done)).is_err() {
+            if !queue.offer(Message::Flush(done)) {
                 continue;
             }
             while Instant::now() < deadline && !queue.lost.is_stuck() {
@@ -173,9 +176,19 @@ impl Writer {
 impl Queue {
     /// Queues a message, or counts it as lost if the queue is full.
     fn send(&self, message: Message) {
-        if self.messages.try_send(message).is_err() {
+        if !self.offer(message) {
             self.lost.add(1);
         }
+    }
+
+    /// Queues a message; returns false if the queue is full, or if its thread has ended.
+    fn offer(&self, message: Message) -> bool {
+        let has_room = self.waiting.fetch_add(1, Ordering::Relaxed) < QUEUE;
+        let is_queued = has_room && self.messages.send(message).is_ok();
+        if !is_queued {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_queued
     }
 }
 
@@ -221,26 +234,26 @@ struct Said {
 
 impl Output {
     fn start(self, thread: &str) -> io::Result<Queue> {
-        let (sender, messages) = sync_channel(QUEUE);
-        let lost = self.lost.clone();
-        thread::Builder::new().name(thread.to_owned()).spawn(move || self.run(&messages))?;
-        Ok(Queue { messages: sender, lost })
+        let (sender, messages) = channel();
+        let queue = Queue { messages: sender, waiting: Arc::default(), lost: self.lost.clone() };
+        let waiting = queue.waiting.clone();
+        thread::Builder::new().name(thread.to_owned()).spawn(move || self.run(&messages, &waiting))?;
+        Ok(queue)
     }
 
-    fn run(mut self, messages: &Receiver<Message>) {
+    fn run(mut self, messages: &Receiver<Message>, waiting: &AtomicUsize) {
         loop {
             let first = match self.wait() {
                 Some(wait) => messages.recv_timeout(wait),
                 None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
-            let is_idle = first.is_err();
-            match first {
-                Ok(first) => self.take(first),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
+            if matches!(first, Err(RecvTimeoutError::Disconnected)) {
+                break;
             }
+            let is_idle = first.is_err();
             let mut gathered = 0;
-            for message in messages.try_iter().take(GATHERED_MAX) {
+            for message in first.into_iter().chain(messages.try_iter()).take(GATHERED_MAX) {
+                waiting.fetch_sub(1, Ordering::Relaxed);
                 self.take(message);
                 gathered += 1;
             }
