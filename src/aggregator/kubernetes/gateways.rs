@@ -73,7 +73,7 @@ impl GatewayRecord {
 pub(super) struct Objects<'a> {
     pub(super) spec: &'a KubernetesSpec,
     pub(super) cluster: &'a ClusterId,
-    pub(super) services: &'a BTreeMap<ObjectKey, Listed<ServiceRecord>>,
+    pub(super) services: &'a BTreeMap<ObjectKey, Listed<Box<ServiceRecord>>>,
     pub(super) gateways: &'a BTreeMap<ObjectKey, Listed<GatewayRecord>>,
     pub(super) slices_of: &'a BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
     pub(super) slices: &'a BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,

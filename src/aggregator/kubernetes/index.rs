@@ -100,7 +100,8 @@ pub(super) struct Index {
     trust_domain: TrustDomain,
     texts: Interner,
     namespaces: BTreeMap<Arc<str>, Listed<Labels>>,
-    services: BTreeMap<ObjectKey, Listed<ServiceRecord>>,
+    /// The records are boxed, because the nodes of a B-tree are often half empty.
+    services: BTreeMap<ObjectKey, Listed<Box<ServiceRecord>>>,
     slices: BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
     slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
     pods: Pods,
@@ -255,7 +256,7 @@ impl Index {
             Object::Namespace(object) => self.put_namespace(&object.metadata, watch),
             Object::Service(object) => {
                 let key = self.key_of(&object.metadata);
-                let value = ServiceRecord::read(&object, &mut self.texts);
+                let value = Box::new(ServiceRecord::read(&object, &mut self.texts));
                 let was_entrance =
                     self.services.get(&key).is_some_and(|known| known.value.entrance.is_some());
                 let is_entrance = value.entrance.is_some();
