@@ -19,7 +19,7 @@ use crate::model::place::ClusterId;
 use crate::model::service::ServiceKey;
 use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::{
-    Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts,
+    Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts, Tuning,
 };
 
 use super::file::Files;
@@ -50,7 +50,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let timeouts = timeouts(&root.map(&keys::Root::TIMEOUTS));
     let own = addresses::Own::new(&opened);
     dns::upstream_is_another(&root, &own, &mut problems);
-    let around = Surroundings { listeners: &listeners, own: &own, timeouts: &timeouts };
+    let around =
+        Surroundings { listeners: &listeners, own: &own, tuning: Arc::new(Tuning::for_routes(&timeouts)) };
     let routes = routes::read(&root, &around, &mut problems);
     let mesh = mesh(&root.map(&keys::Root::MESH));
     let registries = registries::read(&root, &mesh, &mut problems);

@@ -10,7 +10,7 @@ use crate::document::reader::Fields;
 use crate::document::table::AnyKey;
 use crate::document::tree::{Node, Value, shortened};
 use crate::model::address::Host;
-use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Timeouts, Tuning};
+use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
 
 use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;
@@ -32,7 +32,8 @@ const TUNING_KEYS: [&dyn AnyKey; 6] = [
 pub(super) struct Surroundings<'c> {
     pub(super) listeners: &'c Listeners,
     pub(super) own: &'c Own<'c>,
-    pub(super) timeouts: &'c Timeouts,
+    /// The default settings, which most routes share.
+    pub(super) tuning: Arc<Tuning>,
 }
 
 /// A route with its position, for warnings about its service.
@@ -90,14 +91,14 @@ fn target(
     around: &Surroundings<'_>,
     problems: &mut Problems,
 ) -> Option<RouteTarget> {
-    let base = Tuning::for_routes(around.timeouts);
-    let of = |endpoints: Vec<RouteEndpoint>, tuning: Tuning| {
-        (!endpoints.is_empty()).then(|| RouteTarget::Endpoints { endpoints, tuning: Arc::new(tuning) })
+    let of = |endpoints: Vec<RouteEndpoint>, tuning: Option<Tuning>| {
+        let tuning = tuning.map_or_else(|| around.tuning.clone(), Arc::new);
+        (!endpoints.is_empty()).then_some(RouteTarget::Endpoints { endpoints, tuning })
     };
     match &node.value {
         Value::Null => None,
-        Value::Scalar(_) => of(endpoint(node, path, around, problems).into_iter().collect(), base),
-        Value::Sequence(items) => of(endpoints(items, path, around, problems), base),
+        Value::Scalar(_) => of(endpoint(node, path, around, problems).into_iter().collect(), None),
+        Value::Sequence(items) => of(endpoints(items, path, around, problems), None),
         Value::Mapping(_) if fields.at(&keys::Route::SERVICE).is_some() => {
             service(fields, path, node.position, problems)
         }
@@ -111,7 +112,8 @@ fn target(
             }
             let items = fields.at(&keys::Route::ENDPOINTS).map_or(&[][..], Node::items);
             let path = path.key(keys::Route::ENDPOINTS.name());
-            of(endpoints(items, &path, around, problems), tuning(fields, base))
+            let own = tuning(fields, (*around.tuning).clone());
+            of(endpoints(items, &path, around, problems), Some(own).filter(|own| *own != *around.tuning))
         }
     }
 }

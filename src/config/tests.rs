@@ -136,6 +136,21 @@ fn tuning_is_the_routes_own_or_the_most_specific_policy() {
 }
 
 #[test]
+fn routes_without_settings_of_their_own_share_the_default_ones() {
+    let config = loaded(
+        "listen: ':1'\nroutes:\n  a.b: 'c.d:1'\n  e.f: ['c.d:2']\n  g.h: {endpoints: ['c.d:3']}\n  \
+         i.j: {endpoints: ['c.d:4'], panic: false}\n",
+    );
+    let tunings = config.policy.routes.iter().map(|route| match &route.to {
+        RouteTarget::Endpoints { tuning, .. } => tuning,
+        RouteTarget::Service { .. } => panic!("endpoints"),
+    });
+    let tunings: Vec<_> = tunings.collect();
+    assert!(Arc::ptr_eq(tunings[0], tunings[1]) && Arc::ptr_eq(tunings[0], tunings[2]));
+    assert!(tunings[0].panic && !tunings[3].panic);
+}
+
+#[test]
 fn port_0_may_be_bound_on_loopback_more_than_once() {
     let config = loaded(
         "listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.2:0'}, {name: c, bind: '[::1]:0'}]\n\

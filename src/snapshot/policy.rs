@@ -370,6 +370,16 @@ pub enum RouteName {
     Name(NamePattern),
 }
 
+impl RouteName {
+    /// Returns the key as text. A single name shares its own text.
+    pub fn shared(&self) -> Arc<str> {
+        match self {
+            Self::Name(NamePattern::Exact(name)) => name.shared(),
+            Self::NoSni | Self::Name(_) => self.to_string().into(),
+        }
+    }
+}
+
 impl std::fmt::Display for RouteName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -163,7 +163,7 @@ fn hosts_of(route: &Route) -> impl Iterator<Item = &HostName> {
 }
 
 fn entry(route: &Arc<Route>, node: &Node, resolved: &Resolved) -> Arc<RouteEntry> {
-    let key: Arc<str> = route.key.to_string().into();
+    let key = route.key.shared();
     let candidates = match &route.to {
         RouteTarget::Service { .. } => None,
         RouteTarget::Endpoints { endpoints, tuning } => {
