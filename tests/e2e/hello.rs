@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::support::backend::{Backend, Silent, refusing};
 use crate::support::client::connect;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
-use crate::support::raw::{self, End, alert, read_out};
+use crate::support::raw::{self, End, alert, connect_from, read_out};
 
 #[expect(dead_code, reason = "this binary uses a part of it")]
 #[path = "../hello/random.rs"]
@@ -156,16 +156,18 @@ fn every_hello_of_the_corpus_gets_its_verdict_however_it_is_cut() {
     let jobs: Vec<(&Case, Cut)> =
         cases.iter().flat_map(|case| cuts(case).into_iter().map(move |cut| (case, cut))).collect();
     let (count, began) = (jobs.len(), Instant::now());
-    let (queue, done) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    let (queue, done) = (Mutex::new((1..).zip(jobs)), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..CLIENTS {
             scope.spawn(|| {
                 loop {
                     let job = queue.lock().expect("not poisoned").next();
-                    let Some((case, cut)) = job else {
+                    let Some((number, (case, cut))) = job else {
                         return;
                     };
-                    let served = be_client(address, case, &cut);
+                    // Each client has an address of its own. Ports alone are not enough, as the system may give a port again.
+                    let source = Ipv4Addr::from_bits(Ipv4Addr::new(127, 77, 0, 0).to_bits() + number);
+                    let served = be_client(source, address, case, &cut);
                     done.lock().expect("not poisoned").push(served);
                 }
             });
@@ -199,9 +201,9 @@ fn by_source(lines: &[Value]) -> BTreeMap<String, Value> {
 }
 
 /// Sends a stream in pieces, and checks everything that a client can observe of the verdict.
-fn be_client(address: SocketAddr, case: &Case, cut: &Cut) -> Done {
+fn be_client(source: Ipv4Addr, address: SocketAddr, case: &Case, cut: &Cut) -> Done {
     let what = format!("{}, {}", case.name, cut.how);
-    let mut client = connect(address);
+    let mut client = connect_from(source, address);
     let source = client.local_addr().expect("bound");
     let began = Instant::now();
     let mut sent = send(&mut client, &case.stream, cut);
