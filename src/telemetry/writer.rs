@@ -339,3 +339,25 @@ fn locked(next: &Mutex<Next>) -> MutexGuard<'_, Next> {
     // A poisoned lock is usable, because each change is complete in itself.
     next.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_takes_as_many_messages_as_its_bound_and_counts_the_others() {
+        let (messages, read) = channel();
+        let lost = Lost::new(metrics::Counter::noop());
+        let queue = Queue { messages, waiting: Arc::default(), lost };
+        let line = || Message::Line(b"a".to_vec());
+        (0..QUEUE).for_each(|_| queue.send(line()));
+        assert_eq!(queue.lost.lines(), 0);
+        (0..3).for_each(|_| queue.send(line()));
+        assert_eq!(queue.lost.lines(), 3);
+        assert_eq!(read.try_iter().count(), QUEUE);
+        drop(read);
+        queue.waiting.store(0, Ordering::Relaxed);
+        assert!(!queue.offer(line()), "the thread has ended");
+        assert_eq!(queue.waiting.load(Ordering::Relaxed), 0, "what is not queued does not wait");
+    }
+}
