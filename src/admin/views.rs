@@ -159,7 +159,7 @@ fn report(report: &Report) -> api::registry::Report {
 /// Returns one object per route, in the order of the file.
 pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
     let view = |route: &Arc<Route>| {
-        let entry = snapshot.routes().named(&route.key.to_string());
+        let entry = snapshot.routes().named(&route.key.shared());
         let candidates = entry.and_then(|entry| entry.candidates.as_ref());
         api::listener::Route {
             name: route.key.to_string(),

@@ -189,7 +189,11 @@ impl Inbox {
     /// Returns the waiting messages, at least one and at most [`ROUND`]; `None` when all handles are gone. Cancel safe.
     async fn next(&mut self, sweep: &mut Interval) -> Option<Vec<Message>> {
         let mut messages = vec![self.one(sweep).await?];
-        self.add_waiting(&mut messages);
+        while messages.len() < ROUND
+            && let Some(more) = self.waiting()
+        {
+            messages.push(more);
+        }
         Some(messages)
     }
 
@@ -204,14 +208,6 @@ impl Inbox {
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
             _ = sweep.tick() => Some(Message::Sweep),
-        }
-    }
-
-    fn add_waiting(&mut self, messages: &mut Vec<Message>) {
-        while messages.len() < ROUND
-            && let Some(more) = self.waiting()
-        {
-            messages.push(more);
         }
     }
 

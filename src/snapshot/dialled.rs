@@ -71,7 +71,7 @@ impl Dialled {
         if !self.takes_sni {
             return None;
         }
-        routes.named(&route.key.to_string())?.candidates.as_ref()
+        routes.named(&route.key.shared())?.candidates.as_ref()
     }
 
     /// Returns the candidates of all services and routes.

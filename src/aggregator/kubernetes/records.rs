@@ -658,6 +658,12 @@ mod tests {
     fn the_records_of_a_pod_are_small() {
         // A cluster may have a million pods.
         assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (64, 48));
+        let [one, other]: [IpAddr; 2] =
+            ["10.0.0.1", "2001:db8::1"].map(|text| text.parse().expect("an address"));
+        assert_eq!(Few::from_iter([one]), Few::One(one));
+        for several in [vec![], vec![one, other]] {
+            assert_eq!(Few::from_iter(several.clone()).as_slice(), several);
+        }
     }
 
     #[test]
