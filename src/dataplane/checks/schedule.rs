@@ -5,7 +5,7 @@
 //! begin together. While the limit of simultaneous checks is reached, due checks wait, and the longest overdue begins
 //! first; the intervals that pass meanwhile are skipped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ pub struct Share {
 /// All endpoints that are checked.
 #[derive(Default)]
 pub(super) struct Schedule {
-    endpoints: BTreeMap<SocketAddr, Checked>,
+    endpoints: HashMap<SocketAddr, Checked>,
     /// The next check time of each endpoint that is not being checked at the moment.
     turns: BTreeSet<(u64, SocketAddr)>,
     /// The numbers of endpoints by service and route. An endpoint with several checked ports counts once for each.
@@ -204,11 +204,8 @@ impl Schedule {
 
     /// Begins the next check that is due.
     pub(super) fn begin(&mut self, now: u64) -> Option<Due> {
-        let (turn, address) = *self.turns.first()?;
-        if turn > now {
-            return None;
-        }
-        self.turns.remove(&(turn, address));
+        let (_, address) =
+            self.turns.first().is_some_and(|(turn, _)| *turn <= now).then(|| self.turns.pop_first())??;
         let known = self.endpoints.get_mut(&address);
         debug_assert!(
             known.as_ref().is_some_and(|known| !known.running),

@@ -1,9 +1,9 @@
 //! The connections of running checks, polled together with one `poll` call.
 //!
-//! A check costs three system calls beside its part of the `poll`: `connect`, `getsockopt`, and a `connect` with the
-//! address family `AF_UNSPEC`. The last call resets the connection (a FIN would leave it in TIME_WAIT for a minute after
-//! each check) and leaves a socket that the next check uses again. A new socket for each check would take a third more
-//! processor time (29 instead of 21 µs on loopback).
+//! A check that passes costs two system calls beside its part of the `poll`: `connect`, and a `connect` with the address family
+//! `AF_UNSPEC`. The second call resets the connection (a FIN would leave it in TIME_WAIT for a minute after each check) and
+//! leaves a socket that the next check uses again. A new socket for each check would take a third more processor time (29
+//! instead of 21 µs on loopback).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,13 +80,13 @@ impl Sockets {
             // The call was interrupted or the kernel is out of memory: the next call follows soon.
             return Vec::new();
         }
-        let ready: Vec<bool> = descriptors.iter().map(|one| !one.revents().is_empty()).collect();
-        let mut ready = ready.into_iter();
+        let found: Vec<PollFlags> = descriptors.iter().map(PollFd::revents).collect();
+        let mut found = found.into_iter();
         let mut ended = Vec::new();
         for open in std::mem::take(&mut self.open) {
-            match ready.next() {
-                Some(true) => {
-                    ended.push((open.address, open.finish()));
+            match found.next() {
+                Some(found) if !found.is_empty() => {
+                    ended.push((open.address, open.finish(found)));
                     self.keep(open, places);
                 }
                 _ if open.deadline <= now => ended.push((open.address, Some(Err(Reason::EndpointTimeout)))),
@@ -110,12 +110,16 @@ impl Sockets {
 }
 
 impl Open {
-    /// Returns the outcome of a check whose endpoint has answered, and sends the greeting if the endpoint has accepted.
-    fn finish(&self) -> Outcome {
-        match sockopt::socket_error(self.socket.as_fd()) {
-            // An endpoint that resets the connection has accepted it.
-            Ok(Ok(()) | Err(Errno::CONNRESET | Errno::PIPE)) => {}
-            Ok(Err(error)) | Err(error) => return outcome(error),
+    /// Returns the outcome of a check whose endpoint has answered with what `poll` found, and sends the greeting if the endpoint
+    /// has accepted.
+    fn finish(&self, found: PollFlags) -> Outcome {
+        // Without one of these flags, the connection is open and has no error.
+        if found.intersects(PollFlags::ERR | PollFlags::HUP) {
+            match sockopt::socket_error(self.socket.as_fd()) {
+                // An endpoint that resets the connection has accepted it.
+                Ok(Ok(()) | Err(Errno::CONNRESET | Errno::PIPE)) => {}
+                Ok(Err(error)) | Err(error) => return outcome(error),
+            }
         }
         if !self.greeting.is_empty() {
             // The send buffer of a new connection has room for a few bytes. If the endpoint has reset the connection,
