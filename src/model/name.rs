@@ -30,6 +30,19 @@ pub enum NameError {
     Character,
 }
 
+/// The canonical form of each byte of a name; 0 for bytes that no name contains.
+const CANONICAL: [u8; 256] = {
+    let mut canonical = [0; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.') {
+            canonical[byte as usize] = byte.to_ascii_lowercase();
+        }
+        byte += 1;
+    }
+    canonical
+};
+
 /// A buffer for one canonical name, so that the data path makes one without an allocation.
 pub struct NameBuffer([u8; NAME_BYTES_MAX]);
 
@@ -53,32 +66,23 @@ pub fn canonical<'b>(raw: &[u8], buffer: &'b mut NameBuffer) -> Result<&'b str, 
     if raw.is_empty() {
         return Err(NameError::Empty);
     }
-    let mut label = 0;
-    let mut fault = None;
-    for (at, byte) in raw.iter().enumerate() {
-        match byte {
-            b'.' if label == 0 => fault = fault.or(Some(NameError::EmptyLabel)),
-            b'.' => label = 0,
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => {
-                label += 1;
-                if label > LABEL_BYTES_MAX {
-                    fault = fault.or(Some(NameError::LabelTooLong));
-                }
-            }
-            _ => return Err(NameError::Character),
-        }
-        if let Some(slot) = buffer.0.get_mut(at) {
-            *slot = byte.to_ascii_lowercase();
-        }
+    let mut is_legal = true;
+    for (slot, byte) in buffer.0.iter_mut().zip(raw) {
+        *slot = CANONICAL[usize::from(*byte)];
+        is_legal &= *slot != 0;
     }
-    if label == 0 {
-        fault = fault.or(Some(NameError::EmptyLabel));
+    if !is_legal || raw.iter().skip(NAME_BYTES_MAX).any(|byte| CANONICAL[usize::from(*byte)] == 0) {
+        return Err(NameError::Character);
     }
     if raw.len() > NAME_BYTES_MAX {
         return Err(NameError::TooLong);
     }
-    if let Some(fault) = fault {
-        return Err(fault);
+    for label in raw.split(|byte| *byte == b'.') {
+        match label.len() {
+            0 => return Err(NameError::EmptyLabel),
+            1..=LABEL_BYTES_MAX => {}
+            _ => return Err(NameError::LabelTooLong),
+        }
     }
     // Every byte was checked to be ASCII above, so this cannot fail.
     std::str::from_utf8(&buffer.0[..raw.len()]).map_err(|_| NameError::Character)
@@ -218,6 +222,15 @@ mod tests {
         let long = format!("{0}.{0}.{0}.{0}", "a".repeat(63));
         assert_eq!(name(long.as_bytes()), Err(NameError::TooLong));
         assert!(name(&long.as_bytes()[2..]).is_ok());
+        // Of several faults, an illegal character is reported first, then the length of the name, then the first label.
+        assert_eq!(name(format!("{long}.a..\0").as_bytes()), Err(NameError::Character));
+        assert_eq!(name(format!("..{long}").as_bytes()), Err(NameError::TooLong));
+        assert_eq!(name(format!("{}..a", "a".repeat(64)).as_bytes()), Err(NameError::LabelTooLong));
+        for byte in 0..=u8::MAX {
+            let is_legal = byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+            let expected = if is_legal { Ok(char::from(byte).to_ascii_lowercase().into()) } else { Err(()) };
+            assert_eq!(name(&[byte]).map_err(drop), expected, "{byte}");
+        }
     }
 
     #[test]
