@@ -30,6 +30,9 @@ const AT_ONCE: usize = 64;
 const HANDSHAKES_AT_ONCE: usize = 16;
 /// The number of bulk transfers at the same time.
 const STREAMS: usize = 4;
+/// The byte of which all answers consist: the content type of a TLS handshake (RFC 8446 §5.1), with which the answer of a real
+/// server to a hello begins. Isthmus reports an answer that begins with another byte as a fault of the endpoint.
+const ANSWER_BYTE: u8 = 22;
 /// The number of bytes that are sent of a hello that is never completed.
 const PARTIAL: usize = 300;
 
@@ -174,7 +177,7 @@ async fn read_hello(stream: &mut TcpStream) -> Result<()> {
 
 async fn answer(mut stream: TcpStream) -> Result<()> {
     read_hello(&mut stream).await?;
-    let answer = [7; ANSWER];
+    let answer = [ANSWER_BYTE; ANSWER];
     stream.write_all(&answer).await?;
     loop {
         stream.read_exact(&mut [0; REQUEST]).await?;
@@ -184,15 +187,15 @@ async fn answer(mut stream: TcpStream) -> Result<()> {
 
 async fn sink(mut stream: TcpStream) -> Result<()> {
     read_hello(&mut stream).await?;
-    stream.write_all(&[7]).await?;
+    stream.write_all(&[ANSWER_BYTE]).await?;
     let count = stream.read_u64().await?;
     discard(&stream, count).await?;
-    Ok(stream.write_all(&[7]).await?)
+    Ok(stream.write_all(&[ANSWER_BYTE]).await?)
 }
 
 async fn source(mut stream: TcpStream) -> Result<()> {
     read_hello(&mut stream).await?;
-    stream.write_all(&[7]).await?;
+    stream.write_all(&[ANSWER_BYTE]).await?;
     let count = stream.read_u64().await?;
     send(&mut stream, count).await?;
     // The client closes first.
@@ -203,7 +206,7 @@ async fn source(mut stream: TcpStream) -> Result<()> {
 async fn speak_tls(stream: TcpStream, acceptor: TlsAcceptor) -> Result<()> {
     let mut stream = acceptor.accept(stream).await?;
     stream.read_exact(&mut [0; REQUEST]).await?;
-    stream.write_all(&[7; ANSWER]).await?;
+    stream.write_all(&[ANSWER_BYTE; ANSWER]).await?;
     stream.shutdown().await?;
     let _ = stream.read(&mut [0]).await;
     Ok(())
@@ -241,7 +244,7 @@ async fn discard(stream: &TcpStream, count: u64) -> Result<()> {
 async fn check_answer(stream: &mut (impl AsyncRead + Unpin)) -> Result<()> {
     let mut answer = [0; ANSWER];
     stream.read_exact(&mut answer).await?;
-    if answer != [7; ANSWER] { Err("the answer is not the backend's".into()) } else { Ok(()) }
+    if answer != [ANSWER_BYTE; ANSWER] { Err("the answer is not the backend's".into()) } else { Ok(()) }
 }
 
 async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<()> {
