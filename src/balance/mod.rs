@@ -207,10 +207,11 @@ fn odds_of_two(candidates: &Candidates, load: &impl Load, picks: &Picks, odds: &
     }
 }
 
-/// Returns the number of connections in flight per unit of weight, with the new connection counted.
+/// Returns the number of connections in flight per unit of weight. The new connection is not counted: endpoints without
+/// connections have equal burdens, whatever their weights, because both picks are drawn by weight already.
 fn burden(candidates: &Candidates, index: usize, load: &impl Load) -> f64 {
     let weight = candidates.endpoints()[index].weight.value();
-    f64::from(load.in_flight(candidates, index).saturating_add(1)) / f64::from(weight)
+    f64::from(load.in_flight(candidates, index)) / f64::from(weight)
 }
 
 /// Returns a number in [0, 1) from 53 random bits.

@@ -114,6 +114,22 @@ fn the_odds_are_those_of_the_choice() {
 }
 
 #[test]
+fn idle_endpoints_get_connections_by_weight_and_busy_ones_fewer() {
+    let list = || vec![(1, 3), (2, 1)].into_iter();
+    let of = |(port, weight)| candidate(port, weight, Health::Healthy, Distance::SameZone);
+    let set =
+        with_policy(LoadBalancing::LeastRequest, &candidates(LocalityMode::Ignore, list().map(of).collect()));
+    let idle = Scripted::default();
+    assert_eq!(odds(&ask(&set), &idle), [0.75, 0.25]);
+    // Loads in proportion to the weights are equal burdens; one more connection makes an endpoint the busier one.
+    let loaded =
+        |first, second| Scripted { in_flight: [(1, first), (2, second)].into(), ..Scripted::default() };
+    assert_eq!(odds(&ask(&set), &loaded(6, 2)), [0.75, 0.25]);
+    assert_eq!(odds(&ask(&set), &loaded(7, 2)), [0.5625, 0.4375]);
+    assert_eq!(odds(&ask(&set), &loaded(5, 2)), [0.9375, 0.0625]);
+}
+
+#[test]
 fn round_robin_is_exact_over_a_round() {
     let endpoints = [(1, 3), (2, 5), (3, 1)];
     let endpoints =
