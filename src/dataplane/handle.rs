@@ -296,12 +296,13 @@ impl Control {
         all
     }
 
-    /// Returns true if every worker answers within the time `within`.
+    /// Returns true if every worker that has not drained answers within the time `within`.
     pub async fn alive(&self, within: Duration) -> bool {
         let all = async {
-            for WorkerHandle { mailbox, .. } in &self.shared.workers {
+            for WorkerHandle { mailbox, is_drained, .. } in &self.shared.workers {
                 let (answer, alive) = oneshot::channel();
-                if mailbox.send(Message::Alive(answer)).await.is_err() || alive.await.is_err() {
+                let answers = mailbox.send(Message::Alive(answer)).await.is_ok() && alive.await.is_ok();
+                if !answers && !is_drained.load(Ordering::Acquire) {
                     return false;
                 }
             }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -59,12 +59,14 @@ pub(crate) struct WorkerHandle {
     pub(crate) mailbox: mpsc::Sender<Message>,
     /// The number of HBONE connections that the worker serves or is about to serve.
     pub(crate) hbone_connections: AtomicUsize,
+    /// True once the worker has drained; its thread ends then, and it answers no more messages.
+    pub(crate) is_drained: AtomicBool,
 }
 
 impl WorkerHandle {
     /// Creates the handle of a worker without connections.
     pub(crate) fn new(mailbox: mpsc::Sender<Message>) -> Self {
-        Self { mailbox, hbone_connections: AtomicUsize::new(0) }
+        Self { mailbox, hbone_connections: AtomicUsize::new(0), is_drained: AtomicBool::new(false) }
     }
 }
 

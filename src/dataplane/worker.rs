@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::clock::TICK;
 use super::core::{AT_ONCE, Core};
@@ -22,6 +23,8 @@ use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 use crate::world::Reader;
 
+/// The time between two looks whether all connections of a draining worker have finished.
+const FINISHED_EVERY: Duration = Duration::from_millis(10);
 /// The number of connections that one worker lists at most.
 const LISTED_MAX: usize = 10_000;
 
@@ -37,9 +40,9 @@ impl Worker {
         self.core.scope.spawn(tick_until_drained(self.core.clone()));
         loop {
             match mailbox.recv().await {
-                Some(Message::Drain { within }) => return self.drain(within).await,
+                Some(Message::Drain { within }) => return self.drain(within, &mut mailbox).await,
                 Some(message) => self.obey(message),
-                None => return self.drain(Duration::ZERO).await,
+                None => return self.drain(Duration::ZERO, &mut mailbox).await,
             }
         }
     }
@@ -72,22 +75,28 @@ impl Worker {
         }
     }
 
-    /// Stops listening, waits up to `within` for connections to finish, and ends the rest.
-    async fn drain(&mut self, within: Duration) {
+    /// Stops listening, waits up to `within` for connections to finish, and ends the rest. Obeys messages meanwhile: an
+    /// operator may look for the connections that are still open, and close them.
+    async fn drain(&mut self, within: Duration, mailbox: &mut mpsc::Receiver<Message>) {
         for (_, open) in std::mem::take(&mut self.listeners) {
             open.stop();
         }
         self.core.start_draining();
-        let deadline = tokio::time::Instant::now() + within;
-        while self.is_busy() && tokio::time::Instant::now() < deadline {
-            let rest = deadline - tokio::time::Instant::now();
-            tokio::time::sleep(rest.min(Duration::from_millis(20))).await;
-        }
+        self.finish(within, mailbox).await;
         self.core.cut_where(|_| true, Reason::Draining);
         // Ended connections need time to close: a client may take up to a second to read an alert.
-        let deadline = tokio::time::Instant::now() + Duration::from_millis(1_500);
-        while self.is_busy() && tokio::time::Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        self.finish(Duration::from_millis(1_500), mailbox).await;
+        self.core.shared.workers[self.core.index].is_drained.store(true, Ordering::Release);
+    }
+
+    /// Obeys messages until all connections have finished, at most for the time `within`.
+    async fn finish(&mut self, within: Duration, mailbox: &mut mpsc::Receiver<Message>) {
+        let deadline = Instant::now() + within;
+        while self.is_busy() && Instant::now() < deadline {
+            tokio::select! {
+                Some(message) = mailbox.recv() => self.obey(message),
+                () = tokio::time::sleep_until(deadline.min(Instant::now() + FINISHED_EVERY)) => {}
+            }
         }
     }
 

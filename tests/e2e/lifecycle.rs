@@ -228,6 +228,34 @@ fn a_drain_cuts_nobody_before_its_time() {
 }
 
 #[test]
+fn an_operator_sees_and_closes_the_connections_that_a_drain_waits_for() {
+    let backend = backend("live.test");
+    let mut gateway = Gateway::start(&config(&backend, "workers: 2\ndrain: {timeout: 10m}\n"));
+    let address = gateway.listener("default");
+    let mut streams: Vec<Tls> = (0..3).map(|_| open(&gateway, "live.test")).collect();
+    gateway.signal("TERM");
+    eventually("deaf", || std::net::TcpStream::connect(address).err());
+    // With each connection that ends, one of the workers may be drained and end as well.
+    for left in (1..=3).rev() {
+        let connections = gateway.json("/api/v1/connections");
+        assert_eq!(connections.as_array().map(Vec::len), Some(left), "{connections}");
+        let (status, text) = gateway.get("/livez?verbose");
+        assert!(status == 200 && text.contains("data plane answers"), "{text}");
+        let id = &connections[0]["id"];
+        assert_eq!(gateway.post(&format!("/api/v1/connections/close?id={id}")).0, 200);
+        if left > 1 {
+            eventually("closed", || {
+                (gateway.json("/api/v1/connections").as_array()?.len() < left).then_some(())
+            });
+        }
+    }
+    assert!(gateway.ended().success());
+    for stream in &mut streams {
+        assert_eq!(end_of(stream), Err(ErrorKind::ConnectionReset));
+    }
+}
+
+#[test]
 fn an_idle_gateway_drains_at_once_and_a_second_signal_does_not_wait() {
     let backend = backend("live.test");
     let mut idle = Gateway::start(&config(&backend, ""));
