@@ -188,20 +188,18 @@ impl Withdrawals {
         })
     }
 
-    /// Ends the orders whose endpoints are all in `which`. Returns an error if there is no such order.
+    /// Ends the orders whose endpoints are all in `which`. Returns an error, and changes nothing, if there is no such order or if a
+    /// wider order would keep the endpoints withdrawn.
     pub fn enable(&self, which: &Which) -> Result<(), WithdrawalError> {
         self.change(|standing| {
             let at = standing.entry(which.ip).or_default();
-            let before = at.len();
-            let wider = at.iter().find(|one| one.which.includes(which)).cloned();
-            at.retain(|one| !which.includes(&one.which));
-            match (at.len() < before, wider) {
-                (true, _) => Ok(()),
-                (false, Some(wider)) => {
-                    Err(WithdrawalError::PartOf(which.clone(), wider.withdrawal.text(), wider.which))
-                }
-                (false, None) => Err(WithdrawalError::NotWithdrawn(which.clone())),
+            let wider = at.iter().find(|one| one.which != *which && one.which.includes(which));
+            if let Some(wider) = wider.cloned() {
+                return Err(WithdrawalError::PartOf(which.clone(), wider.withdrawal.text(), wider.which));
             }
+            let before = at.len();
+            at.retain(|one| !which.includes(&one.which));
+            if at.len() < before { Ok(()) } else { Err(WithdrawalError::NotWithdrawn(which.clone())) }
         })
     }
 
@@ -264,8 +262,11 @@ mod tests {
             refused.to_string(),
             "[fd00::1]:1 of a was drained together with all of fd00::1; enable fd00::1 instead"
         );
-        all.withdraw(port, Withdrawal::Drained).expect("withdrawn");
-        all.withdraw(service, Withdrawal::Disabled).expect("withdrawn");
+        all.withdraw(port.clone(), Withdrawal::Drained).expect("withdrawn");
+        all.withdraw(service.clone(), Withdrawal::Disabled).expect("withdrawn");
+        // Enabled endpoints are not withdrawn: while a wider order is in force, its own orders stay as well.
+        assert!(all.enable(&port).is_err() && all.enable(&service).is_err());
+        assert_eq!(all.list().len(), 3);
         let before = all.changes();
         all.enable(&whole).expect("enabled");
         assert!(all.is_empty() && all.changes() > before);
