@@ -293,14 +293,19 @@ fn downloads_that_are_broken_off_leave_nothing_behind() {
 #[test]
 fn a_client_that_is_silent_is_asked_and_given_up() {
     let (echo, stalled) = (Backend::echo(), stalled());
-    let gateway = gateway("pingInterval: 200ms, pingTimeout: 600ms, handshakeTimeout: 1s", &echo, &stalled);
+    let gateway = gateway("pingInterval: 600ms, pingTimeout: 600ms, handshakeTimeout: 1s", &echo, &stalled);
     let address = gateway.listener("hbone");
     let alive = Hbone::connect(address, caller()).expect("let in");
     let mut raw = Frames::connect(address, caller()).expect("let in");
     raw.until(PING).expect("asked whether it lives");
+    let asked = Instant::now();
     eventually("the end of the silent one", || {
         (gateway.metric("isthmus_hbone_connections_total", &["reason=\"client_gone\""]) == 1.0).then_some(())
     });
+    assert!(
+        asked.elapsed() >= Duration::from_millis(200),
+        "the time for the answer begins with the question"
+    );
     assert_eq!(alive.ended(), None, "who answers is left alone");
     // This client sends its TLS hello and nothing more.
     let mut half = TcpStream::connect(address).expect("connected");

@@ -69,7 +69,7 @@ pub(super) fn drive<'a>(
         shared,
         holding,
         timer,
-        asked: false,
+        asked: None,
         quiet_since: Instant::now(),
         retired: false,
     };
@@ -102,8 +102,8 @@ struct Driver<'a> {
     holding: Holding,
     /// Fires at the next time to check whether the client is silent.
     timer: Pin<Box<Sleep>>,
-    /// True while a PING to the client is unanswered.
-    asked: bool,
+    /// The time at which the client was sent a PING that it has not answered yet.
+    asked: Option<Instant>,
     /// The last time at which the connection had a stream.
     quiet_since: Instant,
     /// True once GOAWAY was sent to the client.
@@ -230,10 +230,11 @@ impl Driver<'_> {
     fn look_after(&mut self, context: &mut Context<'_>) -> bool {
         let limits = self.shared.limits;
         if let Some(pings) = &mut self.pings
-            && self.asked
+            && self.asked.is_some()
             && pings.poll_pong(context).is_ready()
         {
-            self.asked = false;
+            self.asked = None;
+            self.timer.as_mut().reset(self.shared.stats.heard() + limits.ping_interval);
         }
         if self.shared.streams.get() > 0 {
             self.quiet_since = Instant::now();
@@ -244,23 +245,29 @@ impl Driver<'_> {
             if self.is_ending() {
                 return true;
             }
-            if self.asked && heard + limits.ping_timeout <= now {
+            // The time for the answer begins with the PING, and again with each byte of a caller that has not answered yet.
+            let answer_by = |asked: Instant| asked.max(heard) + limits.ping_timeout;
+            if self.asked.is_some_and(|asked| answer_by(asked) <= now) {
                 self.shared.ending.set(Some(Reason::ClientGone));
                 return true;
             }
             if !self.retired && self.quiet_since + limits.idle <= now {
                 self.retire();
             }
-            if heard + limits.ping_interval > now {
-                self.timer.as_mut().reset(heard + limits.ping_interval);
-                continue;
-            }
-            if let Some(pings) = self.pings.as_mut().filter(|_| !self.asked) {
+            let ask_at = heard + limits.ping_interval;
+            if ask_at <= now
+                && self.asked.is_none()
+                && let Some(pings) = &mut self.pings
+            {
                 // This fails only while another PING is in transit, which serves the same purpose.
                 let _ = pings.send_ping(Ping::opaque());
-                self.asked = true;
+                self.asked = Some(now);
             }
-            let next = if self.asked { heard + limits.ping_timeout } else { now + limits.ping_interval };
+            let next = match self.asked {
+                Some(asked) => answer_by(asked),
+                None if ask_at > now => ask_at,
+                None => now + limits.ping_interval,
+            };
             self.timer.as_mut().reset(next.max(now + Duration::from_millis(10)));
         }
         false
