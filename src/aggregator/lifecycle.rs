@@ -210,10 +210,13 @@ impl Lifecycle {
         }
         let effect = match (failed, draft) {
             (failed, Some(draft)) if is_ordered => {
-                tracing::warn!(
-                    registry = &*self.spec.name,
-                    "the peer ended the link by a Goodbye message, so this gateway removes all services and gateways that it has from the peer"
-                );
+                if !self.shard.is_empty() {
+                    tracing::warn!(
+                        registry = &*self.spec.name,
+                        "all services and gateways of the registry are removed at once, because the peer has ordered it, or the \
+                         config does not import them any more"
+                    );
+                }
                 self.lost = LostServices::default();
                 let effect = self.accept(draft);
                 failed.into_iter().for_each(|problems| self.fail(problems, now));
@@ -225,7 +228,8 @@ impl Lifecycle {
                 effect
             }
             (None, Some(draft)) => self.accept_or_hold(draft, now, options),
-            (None, None) if self.is_listed && self.is_stale() && !is_report => {
+            // A listing that has begun does not mean that the registry can be read: its items may never come.
+            (None, None) if self.is_listed && self.is_stale() && !is_report && self.listing.is_none() => {
                 let draft = self.newest_state();
                 self.accept_or_hold(draft, now, options)
             }

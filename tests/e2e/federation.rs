@@ -593,6 +593,33 @@ fn a_peer_whose_operator_removes_us_is_forgotten_at_once_also_on_disk_and_not_tw
 }
 
 #[test]
+fn a_peer_that_dials_and_only_exports_misses_nothing_and_its_services_go_with_it() {
+    let pair = Pair::new();
+    let dial = |port: u16| format!("dial: \"127.0.0.1:{port}\"");
+    let config = pair
+        .east_config("aggregator: {withdrawalHold: 5m}\n")
+        .replace("expireAfter: 3s", "expireAfter: 5m")
+        .replace(&dial(pair.west_port), "accept: true");
+    let east = start(pair.east.folder(&[&pair.west]), &config);
+    let whole = pair.west_config(&twenty()).replace("accept: true", &dial(pair.east_port));
+    let west = start(pair.west.folder(&[&pair.east]), &whole);
+    let registry = |gateway: &Gateway| {
+        let all = gateway.json("/api/v1/registries");
+        let found = all.as_array().and_then(|all| all.iter().find(|one| one["name"] == "peer/east"));
+        found.map(|one| one["state"].clone())
+    };
+    // West imports nothing, so nothing of the peer can be missing, whether there is a link or not.
+    eventually("a complete registry", || (registry(&west) == Some("live".into())).then_some(()));
+    weighs(&east, "s19.pay.west.global", 7.0);
+    let (head, rest) = whole.split_once("peers:\n").expect("peers");
+    west.reload(&format!("{head}{}", &rest[rest.find("services:\n").expect("services")..]));
+    eventually("the services to be forgotten", || {
+        entries(&east, "s7.pay.west.global").is_none().then_some(())
+    });
+    east.told("so its services are removed: the peer was removed from the config");
+}
+
+#[test]
 fn a_peer_changes_its_authority_under_load_by_what_it_announces_and_no_file_of_ours_changes() {
     let (pair, backend) = (Pair::new(), Backend::echo());
     let west = pair.start_west(&format!(

@@ -243,6 +243,16 @@ fn a_listing_takes_effect_when_it_is_complete_and_removes_what_it_does_not_name(
     assert!(scenario.apply([vec![Change::Begin], puts(8)].concat()).dirty.is_empty());
     scenario.bad();
     scenario.is(RegistryState::Stale, 3);
+    // A listing that only begins, and never ends, does not end the failure: the registry is demoted in time.
+    for _ in 0..3 {
+        scenario.apply(vec![Change::Begin]);
+        assert!(scenario.apply(puts(2)).dirty.is_empty());
+        scenario.is(RegistryState::Stale, 3);
+    }
+    assert_eq!(scenario.pass(120), Some(3));
+    scenario.is(RegistryState::Demoted, 3);
+    scenario.good(3);
+    scenario.bad();
     assert_eq!(scenario.good(8), 5, "services 1, 3, 4, 5 and 6 are new");
     scenario.is(RegistryState::Live, 8);
 }

@@ -108,7 +108,7 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
     let mut events = inbox.attach(&peer.peer.name);
     let scope = spec.scope.addresses.clone();
     let mut follower = Follower::new(peer);
-    changes.send(vec![Change::Failed(vec!["there is no link with the peer yet".to_owned()])]).await?;
+    changes.send(follower.first()).await?;
     let mut every = interval(probes::EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut probing = None;
@@ -151,6 +151,20 @@ impl Follower {
             forgotten: None,
             probes: Probes::default(),
         }
+    }
+
+    /// Returns the changes with which the registry begins.
+    fn first(&self) -> Vec<Change> {
+        if self.imports() {
+            return vec![Change::Failed(vec!["there is no link with the peer yet".to_owned()])];
+        }
+        // The peer is asked for nothing, so the registry is complete without a link. What an earlier config has imported goes.
+        vec![Change::Forget, Change::Begin, Change::Complete]
+    }
+
+    /// Returns true if any service of the peer may be imported.
+    fn imports(&self) -> bool {
+        !self.peer.peer.imports.is_empty()
     }
 
     fn replica(&mut self, instance: &Arc<str>) -> Option<&mut Replica> {
@@ -331,6 +345,9 @@ impl Follower {
             return Vec::new();
         };
         self.replicas.remove(at);
+        if !self.imports() {
+            return Vec::new();
+        }
         if self.has_listed() {
             return self.renew_all();
         }

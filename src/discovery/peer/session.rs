@@ -231,6 +231,9 @@ impl Session {
                     let why = why.to_owned();
                     // The link ends even if Goodbye cannot be sent.
                     let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.clone(), forget })).await;
+                    // The peer closes the link when it has read Goodbye. A link that we have dialled must stay open until then:
+                    // closing it would drop the messages that are still to be sent.
+                    last_message(&mut self.incoming).await;
                     return Err(Ended::Lost(why));
                 }
                 () = ordered(&mut self.replaced) => {

@@ -112,6 +112,19 @@ fn a_listing_takes_effect_at_its_end_and_changes_at_once() {
 }
 
 #[test]
+fn a_peer_without_imports_is_complete_with_or_without_a_link() {
+    let mut follower = follower(None);
+    assert_eq!(texts(&follower.first()), ["failed"]);
+    let peer = Peer { imports: Vec::new(), ..(*follower.peer.peer).clone() };
+    follower.peer.peer = Arc::new(peer);
+    assert_eq!(texts(&follower.first()), ["forget", "begin", "complete"]);
+    up(&mut follower, "a");
+    assert!(down(&mut follower, "a", false).is_empty());
+    up(&mut follower, "b");
+    assert!(down(&mut follower, "b", true).is_empty());
+}
+
+#[test]
 fn a_bad_item_stalls_no_other_and_takes_its_good_state_back() {
     let mut follower = follower(None);
     up(&mut follower, "a");
