@@ -272,15 +272,15 @@ impl ServiceView {
         serving.next().map(|(_, own)| own.target_port)
     }
 
-    /// Returns the endpoints of a subset that the port does not get because of a conflict, each as network, cluster and weight.
-    /// In a conflict, the endpoint's registry uses the name or number of the port for another port than an earlier registry
-    /// does.
-    pub fn endpoints_in_conflict<'a>(
+    /// Returns the endpoints of a subset that the port does not get because of their registry, each as network, cluster, weight
+    /// and the standing of the registry because of which they are not used. Without a standing, there is a conflict: the registry
+    /// uses the name or number of the port for another port than an earlier registry does.
+    pub fn endpoints_left_out<'a>(
         &'a self,
         port: &'a PortView,
         subset: &str,
         networks: &'a NetworkTable,
-    ) -> impl Iterator<Item = (&'a Network, &'a ClusterId, u64)> {
+    ) -> impl Iterator<Item = (&'a Network, &'a ClusterId, u64, Option<Standing>)> {
         let labels = self.subsets.get(subset);
         let serves = |part: &Part| {
             serving_parts(std::slice::from_ref(part), &port.name, port.port, port.protocol).next().is_some()
@@ -290,14 +290,15 @@ impl ServiceView {
         let parts = self
             .parts
             .iter()
-            .filter(move |part| part.origin.standing <= port.lowest_standing && has(part) && !serves(part));
+            .filter(move |part| has(part) && (part.origin.standing > port.lowest_standing || !serves(part)));
         parts.flat_map(move |part| {
+            let standing = Some(part.origin.standing).filter(|standing| *standing > port.lowest_standing);
             let endpoints = part.service.endpoints.iter();
             let chosen = endpoints
                 .filter(move |endpoint| labels.is_none_or(|labels| endpoint.template.labels.has_all(labels)));
             chosen.map(move |endpoint| {
                 let network = network_of(endpoint, &part.origin, networks);
-                (network, &part.origin.cluster, u64::from(endpoint.weight.value()))
+                (network, &part.origin.cluster, u64::from(endpoint.weight.value()), standing)
             })
         })
     }

@@ -15,6 +15,7 @@ use super::Snapshot;
 use super::networks::{GatewayEntry, NetworkTable};
 use super::policy::Access;
 use super::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, PortEndpoint, PortView, ServiceView};
+use super::shard::Standing;
 use super::weights::{Share, share, whole};
 use crate::model::address::Host;
 use crate::model::endpoint::{Encapsulation, Health, TlsMode};
@@ -206,6 +207,11 @@ pub enum ExclusionReason {
     NoUsableGateway,
     /// The registry of the endpoints has the port under another number, name or protocol than an earlier registry.
     PortConflict,
+    /// The registry of the endpoints could not be read for so long that its endpoints are used only for ports without ready
+    /// endpoints of other registries.
+    Demoted,
+    /// The registry of the endpoints could not be read for so long that its endpoints are not used.
+    Expired,
 }
 
 impl ExclusionReason {
@@ -221,6 +227,8 @@ impl ExclusionReason {
             Self::NoHostRoute => "no route by host name",
             Self::NoUsableGateway => "no usable gateway",
             Self::PortConflict => "port conflict",
+            Self::Demoted => "registry demoted",
+            Self::Expired => "registry expired",
         }
     }
 }
@@ -248,8 +256,14 @@ pub fn view(
     for endpoint in service.endpoints_of(port, subset, snapshot.networks())? {
         horizon.place(&endpoint);
     }
-    for (network, cluster, weight) in service.endpoints_in_conflict(port, subset, snapshot.networks()) {
-        horizon.exclude(network, cluster, weight, ExclusionReason::PortConflict);
+    for (network, cluster, weight, standing) in service.endpoints_left_out(port, subset, snapshot.networks())
+    {
+        let reason = match standing {
+            Some(Standing::Expired) => ExclusionReason::Expired,
+            Some(Standing::Demoted | Standing::Live) => ExclusionReason::Demoted,
+            None => ExclusionReason::PortConflict,
+        };
+        horizon.exclude(network, cluster, weight, reason);
     }
     for (network, behind) in std::mem::take(&mut horizon.far) {
         horizon.pass_through_gateways(&network, behind);

@@ -222,13 +222,20 @@ impl Rules<'_> {
                 (Some(own), _) => (own.port, own.protocol) != (port.port, port.protocol),
                 (None, Some(own)) => own.protocol != port.protocol,
             };
-            for endpoint in part.service.endpoints.iter().filter(|_| counts && conflict) {
+            let reason = match part.origin.standing {
+                Standing::Demoted if !counts => ExclusionReason::Demoted,
+                Standing::Expired => ExclusionReason::Expired,
+                _ => ExclusionReason::PortConflict,
+            };
+            let has_port = by_name.is_some() || by_number.is_some();
+            let is_left_out = if counts { conflict } else { has_port };
+            for endpoint in part.service.endpoints.iter().filter(|_| is_left_out) {
                 let labels = self.service.subsets.get(self.subset);
                 if labels.is_some_and(|labels| !endpoint.template.labels.has_all(labels)) {
                     continue;
                 }
                 let network = network_of(endpoint, &part.origin, self.snapshot.networks());
-                let key = (network.clone(), part.origin.cluster.clone(), ExclusionReason::PortConflict);
+                let key = (network.clone(), part.origin.cluster.clone(), reason);
                 *answer.excluded.entry(key).or_default() += u64::from(endpoint.weight.value());
             }
         }
@@ -354,6 +361,11 @@ fn unshared(snapshot: &Snapshot, entries: &[Entry], network: &Network) -> bool {
         && entries.iter().all(|entry| entry.kind == EntryKind::Gateway || !own.contains(&entry.address.ip()))
 }
 
+/// Returns true if endpoints are excluded because of their registry, so that they do not belong to the port.
+fn is_of_registry(reason: ExclusionReason) -> bool {
+    matches!(reason, ExclusionReason::PortConflict | ExclusionReason::Demoted | ExclusionReason::Expired)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -393,7 +405,7 @@ proptest! {
                 let excluded: u64 = found
                     .excluded
                     .iter()
-                    .filter(|excluded| excluded.network == *network && excluded.reason != ExclusionReason::PortConflict)
+                    .filter(|excluded| excluded.network == *network && !is_of_registry(excluded.reason))
                     .map(|excluded| excluded.weight)
                     .sum();
                 // An endpoint with a host name has an entry for each of its addresses, so its weight is multiplied by their
@@ -515,6 +527,6 @@ fn random_meshes_have_everything_in_them() {
             }
         }
     }
-    assert_eq!(reasons.len(), 9, "{reasons:?}");
+    assert_eq!(reasons.len(), 11, "{reasons:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }
