@@ -43,12 +43,17 @@ pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
                 None => "its default".to_owned(),
             };
             let Some(position) = late.position else { continue };
-            let fault = format!(
-                "found {}, which is also {} of {} at {place}; each needs its own address and port",
-                shown(late.bind),
-                shown(early.bind),
-                early.path
-            );
+            let (found, known, path) = (shown(late.bind), shown(early.bind), &early.path);
+            let fault = if collide(late.bind, early.bind) {
+                format!(
+                    "found {found}, which is also {known} of {path} at {place}; each needs its own address and port"
+                )
+            } else {
+                format!(
+                    "found {found}, which is also {known} of {path} at {place}; only one listener can take a free port of an \
+                     address, so the other needs a port, or another loopback address such as 127.0.0.2:0"
+                )
+            };
             problems.error(position, &late.path, fault);
         }
     }

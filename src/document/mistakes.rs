@@ -16,6 +16,15 @@ pub(super) fn cause(text: &str, line: usize, complaint: &str) -> Option<Mistake>
     if complaint.contains("anchor") || complaint.contains("alias") {
         return unquoted_star(text, line);
     }
+    if complaint.contains("simple key") {
+        // The parser reads a name that begins with * as an alias, and misses the colon only in the next line that has a key.
+        let before =
+            (1..line).rev().find(|line| line_of(text, *line).is_some_and(|text| !text.trim().is_empty()));
+        let star = before.into_iter().chain([line]).find_map(|line| unquoted_star(text, line));
+        if star.is_some() {
+            return star;
+        }
+    }
     unclosed(text, line, complaint)
         .or_else(|| uneven(text, line))
         .or_else(|| second_colon(text, line, complaint))

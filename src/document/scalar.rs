@@ -369,13 +369,17 @@ fn split_port(text: &str) -> Result<(&str, &str), InvalidValue> {
             Some(format!("[{ip}]:{port}"))
         });
         let meant = meant.unwrap_or_else(|| format!("[{text}]:443"));
-        return Err(InvalidValue::new("an IPv6 address with a port needs brackets").hint(Some(meant)));
+        return Err(needs_brackets(meant));
     }
     let bare_v6 = text.starts_with('[') && text.ends_with(']');
     match text.rsplit_once(':').filter(|_| !bare_v6) {
         Some((host, port)) if !host.ends_with(':') => Ok((host, port)),
         _ => Err("it has no port".into()),
     }
+}
+
+fn needs_brackets(meant: String) -> InvalidValue {
+    InvalidValue::new("an IPv6 address with a port needs brackets").hint(Some(meant))
 }
 
 /// Parses an address or host name with its port.
@@ -402,7 +406,8 @@ pub fn target(text: &str) -> Result<(Host, u16), InvalidValue> {
             _ => Err("the text in its brackets is not an IPv6 address".into()),
         },
         None => match host.parse::<IpAddr>() {
-            Ok(ip) => Ok((Host::Ip(ip), port)),
+            Ok(ip @ IpAddr::V4(_)) => Ok((Host::Ip(ip), port)),
+            Ok(ip @ IpAddr::V6(_)) => Err(needs_brackets(format!("[{ip}]:{port}"))),
             Err(_) => host_name(host).map(|name| (Host::Name(name), port)),
         },
     }

@@ -196,6 +196,10 @@ fn binds() {
     );
     listen("'::1:443'", "found \"::1:443\": an IPv6 address with a port needs brackets");
     refused_with(
+        "routes: {a.b: '::ffff:127.0.0.1:443'}",
+        &[":2:15: …needs brackets…(did you mean \"[::ffff:127.0.0.1]:443\"?)"],
+    );
+    refused_with(
         "admin: {bind: ':15000'}",
         &[
             ":2:15: admin.bind: found \":15000\": it has no address before the port…(did you mean \"127.0.0.1:15000\"?)",
@@ -583,7 +587,10 @@ fn the_key_path_is_written_as_operators_write_it() {
 fn two_listeners_cannot_take_a_free_port_of_one_address() {
     refused(
         "listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.1:0'}]",
-        &[":1:61: listeners[1].bind: found 127.0.0.1:0, which is also 127.0.0.1:0 of listeners[0].bind"],
+        &[
+            ":1:61: listeners[1].bind: found 127.0.0.1:0, which is also 127.0.0.1:0 of listeners[0].bind…only one listener \
+             can take a free port of an address",
+        ],
     );
     assert!(load_text("listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.2:0'}]").is_ok());
 }
@@ -593,6 +600,11 @@ fn names_that_begin_with_a_star_need_quotes() {
     let needs = "found no valid YAML: a name that begins with * needs quotes: ";
     refused_with("routes:\n  *.example.com: h:1", &[&format!(":3:3: {needs}\"*.example.com\"")]);
     refused_with("routes:\n  *: h:1", &[&format!(":3:3: {needs}\"*\"")]);
+    refused_with(
+        "routes:\n  a.test: h:1\n  *.example.com: h:1\n\n  b.test: h:1",
+        &[&format!(":4:3: {needs}\"*.example.com\"")],
+    );
+    refused_with("*: {}\nroutes: {}", &[&format!(":2:1: {needs}\"*\"")]);
     refused_with("routes: {a.b: 'h:1', *.x.y: 'h:2'}", &[&format!(":2:22: {needs}\"*.x.y\"")]);
     refused_with("exports:\n  - services: [*.x.y]", &[&format!(":3:16: {needs}\"*.x.y\"")]);
 }
