@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::limits::{Counters, Said, of_service, of_source};
+use super::limits::{Counters, Said, of_gateway, of_service, of_source};
 use crate::api;
 use crate::balance::{Ask, Idle, Load, choose, health_text, odds};
 use crate::dataplane::upstreams::{EndpointState, Looking, Upstreams};
@@ -218,7 +218,11 @@ fn explain_by(
             steps.step(|| text);
         }
     }
-    if authority.is_some() {
+    if authority.is_some() && explanation.reason == Reason::IdentityRequired {
+        steps.step(|| {
+            "the caller's TLS handshake fails, because HBONE requires a client certificate".to_owned()
+        });
+    } else if authority.is_some() {
         let (status, told) = status_of(explanation.reason);
         steps.step(|| {
             format!(
@@ -335,6 +339,7 @@ fn decide(
         explanation.warnings.extend(steps.limit(of_service(limits, &matched, counters)));
     }
     explanation.warnings.extend(of_source);
+    explanation.warnings.extend(of_gateway(counters));
     if explanation.reason == Reason::NotExported {
         for text in marks_missing(snapshot, &matched, explanation.canonical.as_deref()) {
             steps.step(|| text);

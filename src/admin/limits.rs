@@ -1,4 +1,5 @@
-//! The steps and warnings of `explain` about the limits per source and per service: the limits, and how much of them is used.
+//! The steps and warnings of `explain` about the limits of connections in all, per source and per service: the limits, and how
+//! much of them is used.
 
 use std::net::IpAddr;
 
@@ -25,6 +26,13 @@ pub(super) struct Said {
     pub(super) step: Option<String>,
     /// One warning for each limit that is used to four fifths or more.
     pub(super) warnings: Vec<String>,
+}
+
+/// Returns a warning if a gateway runs and uses the limit of all connections to four fifths or more.
+pub(super) fn of_gateway(counters: Option<Counters<'_>>) -> Option<String> {
+    let Counters { admission, .. } = counters?;
+    let (used, limit) = (number(admission.used()), number(admission.limit()));
+    warning(Reason::LimitGlobal, "the gateway", used, limit, "connections", "limits.connections")
 }
 
 /// Describes the limits that apply to the caller's source. The description says how much of each limit is used if the source is
@@ -137,6 +145,18 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(admission.admit(&admission.source(source)), Verdict::Admit);
         }
+        assert_eq!(of_gateway(counters), None);
+        let full = Admission::new(2);
+        for _ in 0..2 {
+            assert_eq!(full.admit(&full.source(source)), Verdict::Admit);
+        }
+        assert_eq!(
+            of_gateway(Some(Counters { admission: &full, services: &services })).as_deref(),
+            Some(
+                "limit_global: the gateway has reached the limit of 2 connections (limits.connections); the gateway refuses more"
+            )
+        );
+        assert_eq!(of_gateway(None), None);
         let said = of_source(&limits, Some(source), counters);
         assert!(
             said.step.is_some_and(

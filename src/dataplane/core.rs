@@ -121,6 +121,13 @@ pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a 
     named.or_else(same_bind).map_or(listener, |found| &**found)
 }
 
+/// Ends a connection whose slot another one gets.
+fn cut_for_another(entry: &Entry) {
+    let text = "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection";
+    entry.facts.borrow_mut().detail = Some(text.into());
+    entry.cut(Reason::LimitGlobal);
+}
+
 /// Returns an error if the listener's `from` does not contain the source, or its `proxyProtocol.from` does not contain the
 /// proxy that announced the source. A connection that was accepted while `proxyProtocol` had another mode is checked by its
 /// source alone.
@@ -142,6 +149,8 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.core.remove(&self.entry);
+        // The clock may hold the entry until its next tick; the places in the limits are free at once.
+        drop(self.entry.facts.borrow_mut().places.take());
         if !self.entry.place_given.get() {
             self.core.release(&self.entry.holder());
         }
@@ -240,7 +249,7 @@ impl Core {
             return Err(Reason::LimitGlobal);
         };
         oldest.place_given.set(true);
-        oldest.cut(Reason::LimitGlobal);
+        cut_for_another(&oldest);
         Ok(())
     }
 
@@ -282,7 +291,10 @@ impl Core {
         let limits = self.shared.admission.source_limits();
         let source = limits.prefix.text(source);
         let text = match limit {
-            Limit::All => return None,
+            Limit::All => {
+                let most = self.shared.admission.limit();
+                format!("the gateway already has {most} connections, its limit (limits.connections)")
+            }
             Limit::SourceConnections => {
                 let most = limits.connections?;
                 format!("{source} already has {most} connections, its limit (limits.perSource.connections)")
@@ -512,7 +524,7 @@ impl Core {
             Holder::Source(_) | Holder::Identity(_) => self.idle_longest_of(&holder),
         };
         if let Some(victim) = victim {
-            victim.cut(Reason::LimitGlobal);
+            cut_for_another(&victim);
         } else if asked + 1 < workers.len() {
             let next = &workers[(self.index + 1) % workers.len()];
             let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });

@@ -122,6 +122,8 @@ fn list(core: &Core, entry: &Rc<Entry>) -> Result<(), Reason> {
     entry.is_pending.set(true);
     let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
     if let Some(given_way) = given_way {
+        let text = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
+        given_way.facts.borrow_mut().detail = Some(text.into());
         given_way.cut(Reason::LimitGlobal);
     }
     Ok(())

@@ -72,6 +72,8 @@ fn a_flood_of_silent_clients_costs_its_own_source_and_nobody_else() {
     assert_eq!(lines.len(), evicted);
     let source = |line: &Value| line["source"].as_str().map(str::to_owned).unwrap_or_default();
     assert!(lines.iter().all(|line| source(line).starts_with("127.0.0.1:")), "{lines:?}");
+    let detail = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
+    assert!(lines.iter().all(|line| line["detail"] == detail), "{lines:?}");
 }
 
 #[test]
@@ -88,6 +90,13 @@ fn connections_beyond_the_limit_are_refused_and_places_come_back() {
         assert_eq!(read_out(&mut connect(address)), (alert(INTERNAL_ERROR), End::Fin));
         eventually("the count", || (ended(&gateway, "limit_global") == f64::from(refused)).then_some(()));
     }
+    let line = gateway.logged("a refusal", |line| line["reason"] == "limit_global");
+    assert_eq!(line["detail"], "the gateway already has 10 connections, its limit (limits.connections)");
+    let explained = gateway.json("/api/v1/explain?sni=a.test").to_string();
+    assert!(
+        explained.contains("limit_global: the gateway has reached the limit of 10 connections"),
+        "{explained}"
+    );
     assert_eq!(backend.accepted(), 10);
     clients.truncate(7);
     eventually("three ends", || (ended(&gateway, "ok") == 3.0).then_some(()));

@@ -216,6 +216,19 @@ fn a_service_has_as_many_connections_as_its_limit_whoever_opens_them() {
 }
 
 #[test]
+fn a_place_of_a_service_is_free_as_soon_as_its_connection_has_ended() {
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, "perService: {connections: 1}"));
+    let address = gateway.listener("default");
+    for number in 0..20 {
+        drop(open(GREEDY, address, "a.test").unwrap_or_else(|_| panic!("connection {number} is refused")));
+        // The connection ends a moment after its client has closed it.
+        active(&gateway, 0);
+    }
+    assert_eq!(count(&gateway, "limit_service"), 0.0);
+}
+
+#[test]
 fn the_limits_of_source_and_service_hold_together_and_the_source_is_judged_first() {
     let backend = Backend::echo();
     let limits =
