@@ -28,10 +28,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::document::scalar;
 use crate::model::identity::Identity;
+use crate::model::reason::Reason;
 use crate::model::trace::TraceId;
 use crate::{app, config};
 use output::Format;
@@ -272,7 +274,7 @@ struct Reading {
 #[derive(Debug, Default, Args)]
 struct Filter {
     /// Only connections that ended for this reason
-    #[arg(long, value_name = "REASON")]
+    #[arg(long, value_name = "REASON", value_parser = reasons(), hide_possible_values = true)]
     reason: Option<String>,
     /// Only connections whose server name or authority contains this text
     #[arg(long, value_name = "TEXT")]
@@ -283,6 +285,11 @@ struct Filter {
     /// Keep running, and show new connections as they fail
     #[arg(long)]
     watch: bool,
+}
+
+/// Takes the words of the reasons, and suggests the nearest for any other word.
+fn reasons() -> PossibleValuesParser {
+    PossibleValuesParser::new(Reason::ALL.iter().map(|reason| reason.text()))
 }
 
 /// Parses a duration in the form of the config.
@@ -474,6 +481,9 @@ fn validate(files: &[PathBuf], warnings: Warnings, out: &mut impl Write) -> Resu
                     warnings == Warnings::Fail && !world.warnings.is_empty() || !world.errors.is_empty();
                 let verdict = match (world.errors.is_empty(), world.warnings.is_empty()) {
                     (true, true) => "fine",
+                    (true, false) if warnings == Warnings::Fail => {
+                        "`isthmus run` would start, but --strict fails on warnings"
+                    }
                     (true, false) => "fine, with warnings",
                     (false, _) => {
                         "`isthmus run` would start, but the certificate or the roots cannot be used"

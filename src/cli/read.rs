@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::output::{Colour, Column, Format, columns, list, paint, rows, structured, table, text};
+use super::watch::Contact;
 use super::{Explain, Failure, Filter, Reading, What, client, tables};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, OfflineError, names_in};
@@ -279,6 +280,25 @@ struct Received {
     connection: Connection,
 }
 
+impl Received {
+    /// Prints the connection as one of a list that never ends: as a row, a line of JSON or a document of YAML.
+    fn print(&self, format: Format, out: &mut impl Write) -> Result<(), Failure> {
+        match format {
+            Format::Table => {
+                for row in rows(&tables::FAILURES, std::slice::from_ref(&self.connection)) {
+                    writeln!(out, "{}", row.join("  "))?;
+                }
+            }
+            Format::Json => writeln!(out, "{}", self.value)?,
+            Format::Yaml => {
+                writeln!(out, "---")?;
+                structured(out, &self.value, format)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Requests failed connections and applies the filter.
 fn failed(reading: &Reading, filter: &Filter) -> Result<Vec<Received>, Failure> {
     let value = client::get(&reading.admin.url(), "/api/v1/failures")?.json()?;
@@ -308,31 +328,24 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
             let all: Vec<Connection> = received.iter().map(|one| one.connection.clone()).collect();
             columns(out, &tables::FAILURES, &all)?;
         }
+        _ if filter.watch => received.iter().rev().try_for_each(|one| one.print(reading.output, out))?,
         format => structured(out, &received.iter().map(|one| one.value.clone()).collect(), format)?,
     }
     if !filter.watch {
         return Ok(());
     }
-    let mut shown: BTreeSet<(String, u64)> = BTreeSet::new();
     let key = |one: &Received| (one.connection.time.clone(), one.connection.id);
+    let mut contact = Contact::default();
     loop {
-        let before = std::mem::take(&mut shown);
-        shown.extend(received.iter().map(key));
-        shown.extend(before);
-        std::thread::sleep(WATCH_EVERY);
-        received = failed(reading, filter)?;
-        // The newest connection comes last, as in a log.
-        for one in received.iter().rev().filter(|one| !shown.contains(&key(one))) {
-            match reading.output {
-                Format::Table => {
-                    for row in rows(&tables::FAILURES, std::slice::from_ref(&one.connection)) {
-                        writeln!(out, "{}", row.join("  "))?;
-                    }
-                }
-                format => structured(out, &one.value, format)?,
-            }
-        }
+        let shown: BTreeSet<(String, u64)> = received.iter().map(key).collect();
         out.flush()?;
+        std::thread::sleep(WATCH_EVERY);
+        let Some(now) = contact.after(failed(reading, filter))? else { continue };
+        // The newest connection comes last, as in a log.
+        for one in now.iter().rev().filter(|one| !shown.contains(&key(one))) {
+            one.print(reading.output, out)?;
+        }
+        received = now;
     }
 }
 

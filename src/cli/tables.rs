@@ -61,7 +61,9 @@ pub(super) const REGISTRIES: [Column<Registry>; 9] = [
     ("SINCE", |registry| text(&registry.since)),
     ("SERVICES", |registry| registry.services.to_string()),
     ("ENDPOINTS", |registry| registry.endpoints.to_string()),
-    ("DENIED", |registry| registry.denied_endpoints.to_string()),
+    ("DENIED", |registry| {
+        (registry.denied_services + registry.denied_endpoints + registry.denied_addresses).to_string()
+    }),
     ("PROBLEMS", |registry| list(&registry.problems)),
 ];
 

@@ -106,6 +106,31 @@ fn looks(endpoint: &Endpoint) -> (&str, &str, u32, Option<&str>, &str) {
     (&endpoint.state, &endpoint.health, endpoint.weight, endpoint.standing.as_deref(), &endpoint.network)
 }
 
+/// The contact with a gateway that a command follows. The command waits for a gateway that restarts.
+#[derive(Default)]
+pub(super) struct Contact {
+    is_lost: bool,
+}
+
+impl Contact {
+    /// Returns what a request has brought; `None` if the gateway cannot be reached, which is reported the first time.
+    pub(super) fn after<T>(&mut self, request: Result<T, Failure>) -> Result<Option<T>, Failure> {
+        match request {
+            Err(failure @ Failure::Client(client::ClientError::Unreachable { .. })) => {
+                if !self.is_lost {
+                    writeln!(io::stderr(), "{failure}; waiting for the gateway")?;
+                }
+                self.is_lost = true;
+                Ok(None)
+            }
+            other => {
+                self.is_lost = false;
+                other.map(Some)
+            }
+        }
+    }
+}
+
 /// A list that is followed.
 struct Watch<T> {
     path: &'static str,
@@ -118,22 +143,10 @@ struct Watch<T> {
 impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
     fn run(&self, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
         let mut before = self.list(reading)?;
-        let mut is_away = false;
+        let mut contact = Contact::default();
         loop {
             std::thread::sleep(EVERY);
-            let now = match self.list(reading) {
-                Ok(now) => now,
-                // The command waits for a gateway that restarts.
-                Err(failure @ Failure::Client(client::ClientError::Unreachable { .. })) => {
-                    if !is_away {
-                        writeln!(io::stderr(), "{failure}; waiting for the gateway")?;
-                    }
-                    is_away = true;
-                    continue;
-                }
-                Err(failure) => return Err(failure),
-            };
-            is_away = false;
+            let Some(now) = contact.after(self.list(reading))? else { continue };
             let time = rfc3339(SystemTime::now());
             for (how, value) in self.changes(&before, &now) {
                 self.print(&time, how, value, reading.output, out)?;

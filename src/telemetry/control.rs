@@ -128,7 +128,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
         "Bytes of kernel memory of the sockets of connections whose client or endpoint does not read the bytes that wait for \
          it.",
     ),
-    ("isthmus_relay_bytes_total", "Relayed bytes, by path through the gateway (splice or copy)."),
+    ("isthmus_relay_bytes_total", "Relayed bytes, by path through the gateway (splice, copy or hbone)."),
     ("isthmus_endpoint_ejected", "Endpoints that are ejected at the moment because they failed, by service."),
     (
         "isthmus_endpoint_failures_total",

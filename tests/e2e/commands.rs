@@ -62,6 +62,8 @@ fn lists_say_who_called_for_what() {
     let some = failures(&["--name", "shop", "--since", "1m"]);
     assert!(!some.contains("nobody.test") && some.contains("nobody.shop.mesh"), "{some}");
     assert_eq!(failures(&["--reason", "stalled"]), "none\n");
+    let misspelt = failures(&["--reason", "sni-unknown"]);
+    assert!(misspelt.contains("invalid value") && misspelt.contains("'sni_unknown'"), "{misspelt}");
     assert!(failures(&["--since", "soon"]).contains("invalid value"), "{some}");
     // The YAML output quotes text values.
     let yaml = run(&gateway, &["get", "listeners", "-o", "yaml"]);
@@ -421,16 +423,17 @@ fn check_of_a_file_needs_no_gateway_and_a_gateway_that_is_away_is_a_failure() {
     assert!(text.starts_with("failed   gateway  cannot reach the admin API"), "{text}");
 }
 
-/// A running `isthmus watch` with its output lines so far; killed when dropped.
+/// A running command that prints a line of JSON for each change, with its output lines so far; killed when dropped.
 struct Following {
     child: std::process::Child,
     lines: std::sync::Arc<std::sync::Mutex<Vec<Value>>>,
 }
 
 impl Following {
-    fn start(gateway: &Gateway, what: &str) -> Self {
+    fn start(gateway: &Gateway, command: &[&str]) -> Self {
         let mut child = Command::new(BINARY)
-            .args(["watch", what, "-o", "json", "--admin", &format!("http://{}", gateway.admin())])
+            .args(command)
+            .args(["-o", "json", "--admin", &format!("http://{}", gateway.admin())])
             .stdout(std::process::Stdio::piped())
             .spawn()
             .expect("it runs");
@@ -471,9 +474,12 @@ fn watch_tells_what_changes_and_nothing_else() {
     // A failure from before the start of `watch` is not reported.
     tls(listener, "before.test").expect_err("refused");
     gateway.logged("a refusal", |line| line["sni"] == "before.test");
-    let failures = Following::start(&gateway, "failures");
-    let connections = Following::start(&gateway, "connections");
-    let endpoints = Following::start(&gateway, "endpoints");
+    let failures = Following::start(&gateway, &["watch", "failures"]);
+    let connections = Following::start(&gateway, &["watch", "connections"]);
+    let endpoints = Following::start(&gateway, &["watch", "endpoints"]);
+    // `failures --watch` begins with the failures so far.
+    let all = Following::start(&gateway, &["failures", "--watch"]);
+    all.until("the failure before", |line| line["sni"] == "before.test");
     // The commands report no change before they have read the lists for the first time, so this waits until they have done so.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let mut open = crate::support::client::connect(listener);
@@ -489,6 +495,7 @@ fn watch_tells_what_changes_and_nothing_else() {
         (&failed["value"]["sni"], &failed["value"]["reason"]),
         (&"after.test".into(), &"sni_unknown".into())
     );
+    all.until("the failure after", |line| line["sni"] == "after.test");
     // `watch` reports an endpoint when it is added, changes its state, and is removed.
     let gone = "\"127.0.0.1:1\"";
     gateway.reload(&route(&format!("{one}, {gone}")));
