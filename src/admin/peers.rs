@@ -115,11 +115,18 @@ impl Linked {
         let of_registry = || self.registry.as_ref().and_then(|registry| registry.problems.first().cloned());
         match self.state {
             PeerState::Live => None,
-            PeerState::NotEnrolled => Some(format!(
-                "run `isthmus peer invite --name {}` here, and `isthmus peer join` with the printed token on the other side, \
-                 or vice versa",
-                self.peer.name
-            )),
+            PeerState::NotEnrolled => Some(match &self.peer.unused_link {
+                None => format!(
+                    "run `isthmus peer invite --name {}` here, and `isthmus peer join` with the printed token on the other side, \
+                     or vice versa",
+                    self.peer.name
+                ),
+                Some(fault) => format!(
+                    "the link that its enrolment has stored is not used: {fault}; mend that, or run `isthmus peer invite --name {} \
+                     --replace` here, and `isthmus peer join` with the printed token on the other side",
+                    self.peer.name
+                ),
+            }),
             _ => of_link().or_else(of_registry).or_else(|| Some("the peer has not connected yet".to_owned())),
         }
     }
@@ -335,6 +342,19 @@ mod tests {
             linked.problem().as_deref(),
             Some("127.0.0.1:1: refused"),
             "what the dialling says is nearer"
+        );
+        linked.state = PeerState::NotEnrolled;
+        assert!(
+            linked
+                .problem()
+                .is_some_and(|problem| problem.starts_with("run `isthmus peer invite --name west` here"))
+        );
+        linked.peer =
+            Arc::new(Peer { unused_link: Some("x.pem: damaged".into()), ..Peer::clone(&linked.peer) });
+        let problem = linked.problem().expect("it is not enrolled");
+        assert!(
+            problem.contains("is not used: x.pem: damaged") && problem.contains("--replace"),
+            "{problem}"
         );
     }
 }

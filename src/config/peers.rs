@@ -94,8 +94,8 @@ struct Enrolled {
     dialling: Dialling,
 }
 
-/// The error for an enrolment's stored link that cannot be used. The fault of the link has already been reported.
-struct Unusable;
+/// The error for an enrolment's stored link that cannot be used: the fault of the link, which has already been reported.
+struct Unusable(Arc<str>);
 
 struct Reader<'r> {
     problems: &'r mut Problems,
@@ -143,8 +143,9 @@ impl Reader<'_> {
         let stored = match &enrolled {
             Ok(None) => Stored::Nothing,
             Ok(Some(_)) => Stored::InUse,
-            Err(Unusable) => Stored::Unusable,
+            Err(Unusable(_)) => Stored::Unusable,
         };
+        let unused_link = enrolled.as_ref().err().map(|Unusable(fault)| fault.clone());
         if let Ok(Some(Enrolled { identity, roots, dialling })) = enrolled {
             (who, trust) = (Some(identity), Some(roots));
             match dialling {
@@ -168,6 +169,7 @@ impl Reader<'_> {
         let limits = fields.map(&keys::Peer::LIMITS);
         let peer = Arc::new(Peer {
             who,
+            unused_link,
             from: fields.get(&keys::Peer::FROM).unwrap_or_default(),
             exports: exports.collect(),
             imports: imports.collect(),
@@ -277,9 +279,9 @@ impl Reader<'_> {
             fields.at(&keys::Peer::IDENTITY).is_some() || fields.at(&keys::Peer::TRUST).is_some();
         let Some(state) = self.state.clone().filter(|_| !is_written) else { return Ok(None) };
         self.load_enrolled(fields, name, position, &state).map_err(|fault| {
-            let fault = format!("the link that was stored when {name} was enrolled is not used: {fault}");
-            self.problems.warn(position, path, fault);
-            Unusable
+            let warning = format!("the link that was stored when {name} was enrolled is not used: {fault}");
+            self.problems.warn(position, path, warning);
+            Unusable(fault.into())
         })
     }
 

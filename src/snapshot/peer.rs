@@ -17,6 +17,8 @@ pub struct Peer {
     pub name: Arc<str>,
     /// The identity of the peer; `None` until the peer is enrolled.
     pub who: Option<PeerIdentity>,
+    /// The reason why the link that an enrolment has stored for the peer is not used; `None` if it is used, or there is none.
+    pub unused_link: Option<Arc<str>>,
     /// The source addresses by which SNI callers are recognised as callers of the peer; empty: no SNI caller belongs to the
     /// peer.
     pub from: Vec<IpNet>,

@@ -345,6 +345,7 @@ pub(crate) fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
     Peer {
         name: name.into(),
         who: Some(PeerIdentity { gateway, trust_domain: domain.clone(), alias: domain }),
+        unused_link: None,
         from: Vec::new(),
         exports: exports.collect(),
         imports: Vec::new(),

@@ -162,6 +162,8 @@ fn two_commands_link_two_gateways_and_restarts_keep_the_link() {
         warnings.contains("east.pem: the file is damaged") && warnings.contains("enrol the peer again"),
         "{warnings}"
     );
+    let problem = crate::problems::has_problem(&at_west, "peer_not_enrolled")["text"].to_string();
+    assert!(problem.contains("east.pem: the file is damaged") && problem.contains("--replace"), "{problem}");
     // The warning recommends a new enrolment, which repairs the peer.
     let token = invite(&at_east, "west", &["--replace"]);
     is_refused(&join(&at_west, "east", &token), "the peer east is already enrolled");

@@ -75,6 +75,7 @@ fn west() -> Peer {
             trust_domain: domain("cluster.local"),
             alias: domain("west"),
         }),
+        unused_link: None,
         from: Vec::new(),
         exports: Vec::new(),
         imports: Vec::new(),

@@ -429,7 +429,15 @@ fn of_a_peer() -> Scenario {
     use crate::aggregator::peer::spec::PeerSpec;
     use crate::snapshot::peer::{Peer, PeerLimits};
     let (from, exports, imports) = (Vec::new(), Vec::new(), Vec::new());
-    let peer = Peer { name: "west".into(), who: None, from, exports, imports, limits: PeerLimits::default() };
+    let peer = Peer {
+        name: "west".into(),
+        who: None,
+        unused_link: None,
+        from,
+        exports,
+        imports,
+        limits: PeerLimits::default(),
+    };
     let (stale_after, expire_after) = (Duration::from_secs(30), Duration::from_secs(900));
     let kind = RegistryKind::Peer(PeerSpec { peer: peer.into(), stale_after, expire_after });
     let (now, options) = (Instant::now(), Options::default());

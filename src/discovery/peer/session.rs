@@ -1,5 +1,6 @@
 //! One link, from Hello to its end. Both gateways run the same code, whichever of them has dialled.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -434,6 +435,10 @@ async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended
             // ignored.
             Ok(Some(proto::Message { kind: None })) => {}
             Ok(None) => return Err(Ended::Lost(CLOSED.to_owned())),
+            // A status with a source is of this side: the connection broke without a word of the peer.
+            Err(status) if status.source().is_some() => {
+                return Err(Ended::Lost(format!("the connection broke ({})", words(status.message()))));
+            }
             Err(status) => return Err(Ended::Lost(words(status.message()))),
         }
     }

@@ -14,6 +14,7 @@ pub(in crate::aggregator::peer) fn peer(limit: Option<usize>) -> Peer {
             trust_domain: domain.clone(),
             alias: domain,
         }),
+        unused_link: None,
         from: Vec::new(),
         exports: Vec::new(),
         imports: vec![PeerImport {

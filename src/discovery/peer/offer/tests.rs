@@ -41,6 +41,7 @@ fn peer(name: &str) -> Arc<Peer> {
     Arc::new(Peer {
         name: name.into(),
         who: None,
+        unused_link: None,
         from: Vec::new(),
         exports: vec![PeerExport {
             rule: "peers[0].export[0]".into(),
