@@ -212,7 +212,8 @@ keys! {
     pub(super) Limits "limits" {
         /// Simultaneous connections. The file descriptor limit of the process may lower this value.
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = policy::Limits::default().connections;
-        /// Simultaneous connections whose hello has not arrived completely.
+        /// Simultaneous connections whose hello has not arrived completely. Each worker may have an equal part of them; above it, the
+        /// worker closes a connection of the source that has most there.
         PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000>
             => "10000, or a quarter of the descriptor limit if that is less";
         /// Limits of each source. A source at its limit does not affect other sources.
@@ -258,7 +259,8 @@ keys! {
         CONNECT "connect": form::Timeout = policy::Timeouts::default().connect;
         /// Deadline for starting another connection attempt, counted from the first attempt.
         CONNECT_TOTAL "connectTotal": form::Timeout = policy::Timeouts::default().connect_total;
-        /// A connection without a byte in either direction is closed after this time; `0s`: never.
+        /// A connection without a byte in either direction is closed after this time; `0s`: never. This time and the next two are
+        /// checked once a second, so connections end up to about two seconds later.
         IDLE "idle": form::TimeoutOrZero = policy::Timeouts::default().idle;
         /// A half-closed connection is closed after this time without a byte in the open direction; `0s`: never. On
         /// an SNI listener the time is at most 30s while the endpoint has not sent a byte.

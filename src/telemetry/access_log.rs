@@ -76,7 +76,10 @@ pub const FIELDS: &[(&str, &str)] = &[
     ),
     ("id", "A number that is unique in this process."),
     ("listener", "The name of the listener."),
-    ("protocol", "`sni` or `hbone`; each CONNECT stream has a line of its own."),
+    (
+        "protocol",
+        "`sni`, or `hbone` once the TLS handshake of HBONE has begun; each CONNECT stream has a line of its own.",
+    ),
     (
         "source",
         "The client's address and port; behind a load balancer, the address and port that the PROXY header announces.",

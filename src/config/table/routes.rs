@@ -121,7 +121,8 @@ keys! {
         FAILURES "failures": form::Integer<u32, 1, 1_000_000> = policy::Ejection::default().failures;
         /// Time that an ejected endpoint is left out.
         TIME "time": form::Timeout = policy::Ejection::default().time;
-        /// Largest share of the endpoints that may be ejected at the same time.
+        /// Largest share of the endpoints that may be ejected at the same time. One endpoint always stays available, also at
+        /// `100%`.
         MAX_SHARE "maxShare": form::Percent = policy::Ejection::default().share_max_percent;
     }
 }
