@@ -222,7 +222,7 @@ mod tests {
         let long = format!("{0}.{0}.{0}.{0}", "a".repeat(63));
         assert_eq!(name(long.as_bytes()), Err(NameError::TooLong));
         assert!(name(&long.as_bytes()[2..]).is_ok());
-        // Of several faults, an illegal character is reported first, then the length of the name, then the first label.
+        // A name with several faults is refused for an illegal character first, then for its length, then for its first bad label.
         assert_eq!(name(format!("{long}.a..\0").as_bytes()), Err(NameError::Character));
         assert_eq!(name(format!("..{long}").as_bytes()), Err(NameError::TooLong));
         assert_eq!(name(format!("{}..a", "a".repeat(64)).as_bytes()), Err(NameError::LabelTooLong));
