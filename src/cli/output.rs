@@ -81,6 +81,17 @@ pub fn structured(out: &mut impl Write, value: &Value, format: Format) -> io::Re
     }
 }
 
+/// Prints a value as one of a list that never ends: as a line of JSON or as a document of YAML.
+pub fn one_of_many(out: &mut impl Write, value: &Value, format: Format) -> io::Result<()> {
+    match format {
+        Format::Yaml => {
+            writeln!(out, "---")?;
+            structured(out, value, format)
+        }
+        Format::Table | Format::Json => writeln!(out, "{value}"),
+    }
+}
+
 /// Prints rows below a heading, in columns as wide as their longest cell.
 pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();

@@ -10,7 +10,9 @@ use std::time::{Duration, SystemTime};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::output::{Colour, Column, Format, columns, list, paint, rows, structured, table, text};
+use super::output::{
+    Colour, Column, Format, columns, list, one_of_many, paint, rows, structured, table, text,
+};
 use super::watch::Contact;
 use super::{Explain, Failure, Filter, Reading, What, client, tables};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
@@ -289,11 +291,7 @@ impl Received {
                     writeln!(out, "{}", row.join("  "))?;
                 }
             }
-            Format::Json => writeln!(out, "{}", self.value)?,
-            Format::Yaml => {
-                writeln!(out, "---")?;
-                structured(out, &self.value, format)?;
-            }
+            format => one_of_many(out, &self.value, format)?,
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::output::{Format, rows, structured};
+use super::output::{Format, one_of_many, rows};
 use super::{Failure, Reading, client, tables};
 use crate::api::connection::Connection;
 use crate::api::endpoint::Endpoint;
@@ -185,10 +185,8 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
                     writeln!(out, "{time}  {:7}  {}", how.word(), row.join("  "))?;
                 }
             }
-            Format::Json => writeln!(out, "{}", json!({"at": time, "change": how.word(), "value": value}))?,
-            Format::Yaml => {
-                writeln!(out, "---")?;
-                structured(out, &json!({"at": time, "change": how.word(), "value": value}), format)?;
+            format => {
+                one_of_many(out, &json!({"at": time, "change": how.word(), "value": value}), format)?;
             }
         }
         Ok(())

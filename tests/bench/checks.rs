@@ -14,6 +14,8 @@
 
 #[path = "gateway.rs"]
 mod gateway;
+#[path = "processor.rs"]
+mod processor;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -26,7 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gateway::Gateway;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use processor::{ENDS, measured, pin};
 use socket2::{Domain, Socket, Type};
 use support::namespace::{FAR, Host, shell};
 
@@ -85,7 +87,7 @@ fn accept() -> Result<u16> {
 
 /// Measures the checks of endpoints on another host.
 fn on_another_host() -> Result<()> {
-    pin(1);
+    pin(ENDS);
     let host = Host::connect();
     let [first, second] = REMOTE;
     host.run(&format!("ip route add local {first}.{second}.0.0/16 dev lo; {}", handled_on("far0", 1)));
@@ -108,14 +110,6 @@ fn handled_on(device: &str, processor: usize) -> String {
         "unshare -m sh -ec 'mount -t sysfs sysfs /sys; echo {:x} >/sys/class/net/{device}/queues/rx-0/rps_cpus'",
         1 << processor
     )
-}
-
-/// Binds this thread to one processor, if the system allows it. Threads and processes that this thread starts later run on the
-/// same processor.
-fn pin(processor: usize) {
-    let mut set = CpuSet::new();
-    set.set(processor);
-    let _ = sched_setaffinity(None, &set);
 }
 
 fn address([first, second]: [u8; 2], index: usize, port: u16) -> SocketAddr {
@@ -192,10 +186,7 @@ fn start(folder: &Path, prefix: [u8; 2], port: u16) -> Result<Gateway> {
     if prefix != REMOTE {
         return Gateway::start(folder, &["admin"], drop);
     }
-    pin(0);
-    let gateway = Gateway::start(folder, &["admin"], drop);
-    pin(1);
-    gateway
+    measured(|| Gateway::start(folder, &["admin"], drop))
 }
 
 /// Returns the number of checks that a gateway has made.

@@ -11,6 +11,8 @@
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
+#[path = "processor.rs"]
+mod processor;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -21,8 +23,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-
+use processor::{ENDS, measured, pin};
 use support::backend::Backend;
 use support::far::{ROUND_TRIP, far_as};
 use support::gateway::Gateway;
@@ -63,7 +64,7 @@ fn main() {
         return press(address.parse().expect("an address"));
     }
     let plan = if std::env::var_os("ISTHMUS_BENCH_SMALL").is_some() { SMALL } else { WHOLE };
-    pin(1);
+    pin(ENDS);
     let scene = Scene::start();
     let mut table: [Vec<[Duration; 2]>; 3] = Default::default();
     for _ in 0..plan.pairs {
@@ -171,9 +172,7 @@ impl Scene {
             south.as_peer("accept: true", &admits(SOUTH, "south", "")),
             backend.address.port()
         );
-        pin(0);
-        let gateway = start(east.folder(&[&west, &south]), &config);
-        pin(1);
+        let gateway = measured(|| start(east.folder(&[&west, &south]), &config));
         let peer = |organisation: &Organisation, port: u16, more: &str, changing: &str| {
             let name = organisation.name;
             let export = format!(
@@ -332,12 +331,4 @@ fn with_lowest_priority<T: Send>(start: impl FnOnce() -> T + Send) -> T {
         start()
     };
     std::thread::scope(|scope| scope.spawn(run).join().expect("it starts"))
-}
-
-/// Binds this thread to one processor, if the system allows it. Threads and processes that this thread starts later run on the
-/// same processor.
-fn pin(processor: usize) {
-    let mut set = CpuSet::new();
-    set.set(processor);
-    let _ = sched_setaffinity(None, &set);
 }

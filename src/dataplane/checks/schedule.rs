@@ -204,8 +204,10 @@ impl Schedule {
 
     /// Begins the next check that is due.
     pub(super) fn begin(&mut self, now: u64) -> Option<Due> {
-        let (_, address) =
-            self.turns.first().is_some_and(|(turn, _)| *turn <= now).then(|| self.turns.pop_first())??;
+        if self.next()? > now {
+            return None;
+        }
+        let (_, address) = self.turns.pop_first()?;
         let known = self.endpoints.get_mut(&address);
         debug_assert!(
             known.as_ref().is_some_and(|known| !known.running),

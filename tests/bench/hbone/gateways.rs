@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
 use tempfile::TempDir;
 
 use crate::Result;
 use crate::backends::KINDS;
+use crate::processor::measured;
 use crate::support::envoy::Envoy;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
@@ -122,7 +122,7 @@ pub(crate) struct Side {
 impl Side {
     pub(crate) fn start(kind: &Kind, backends: &Backends, windows: Windows) -> Result<Self> {
         let folder = folder()?;
-        let running = on_processor(0, || match kind {
+        let running = measured(|| match kind {
             Kind::Isthmus => Running::Isthmus(Gateway::start_in(folder, &isthmus(backends), &[])),
             Kind::Other(program) => {
                 std::fs::write(folder.path().join("isthmus.yaml"), isthmus(backends)).expect("written");
@@ -183,20 +183,6 @@ impl Side {
             }
         }
     }
-}
-
-/// Runs `act` on one of two processors; the processes that it starts stay there.
-pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
-    let pin = |processor| {
-        let mut set = CpuSet::new();
-        set.set(processor);
-        // If pinning is not allowed, the kernel chooses the processor.
-        let _ = sched_setaffinity(None, &set);
-    };
-    pin(processor);
-    let done = act();
-    pin(1);
-    done
 }
 
 fn isthmus(backends: &Backends) -> String {

@@ -8,6 +8,8 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
 
+#[path = "../processor.rs"]
+mod processor;
 #[path = "../../support/mod.rs"]
 mod support;
 
@@ -23,7 +25,8 @@ use std::time::Instant;
 
 use attacks::Attack;
 use caller::Identity;
-use gateways::{Backends, Kind, Side, Windows, on_processor};
+use gateways::{Backends, Kind, Side, Windows};
+use processor::{ENDS, pin};
 use support::far::far;
 use work::{Figures, Measured};
 
@@ -68,7 +71,10 @@ const SMALL: Plan = Plan { rounds: 3, bulk_rounds: 5, aborts: 10_000, ..WHOLE };
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match env::var(ROLE) {
-        Err(_) => on_processor(1, || runtime.block_on(measure())),
+        Err(_) => {
+            pin(ENDS);
+            runtime.block_on(measure())
+        }
         Ok(role) if role == "backends" => runtime.block_on(backends::serve()),
         Ok(attack) => {
             let ended = runtime.block_on(attacks::run(&attack));

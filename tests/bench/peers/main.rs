@@ -11,6 +11,9 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
 
+#[path = "../processor.rs"]
+mod processor;
+
 mod ends;
 mod floors;
 mod subjects;
@@ -24,7 +27,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use ends::{Ends, ROUND_TRIP_CONNECTIONS};
-use subjects::{Kind, Routes, Running, Subject, on_processor};
+use processor::{ENDS, pin};
+use subjects::{Kind, Routes, Running, Subject};
 use table::{Figures, Measure};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -196,7 +200,8 @@ fn measure() -> Result<bool> {
     for subject in &subjects {
         println!("{}: {}", subject.name, subject.version());
     }
-    let ends = on_processor(1, Ends::start)?;
+    pin(ENDS);
+    let ends = Ends::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let measures = options.measures;
     let is_wanted =

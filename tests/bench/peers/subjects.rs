@@ -10,15 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-
 use crate::ends::{Addresses, BACKENDS, Backend, Ends, NAMES, name};
+use crate::processor::measured;
 use crate::{ROLE, Result};
 
-/// The processor of the proxies.
-const PROXIES: usize = 0;
-/// The processor of clients and backends.
-const ENDS: usize = 1;
 /// The time limit of a start; a proxy with many routes may be slow.
 const STARTED: Duration = Duration::from_secs(120);
 
@@ -191,7 +186,7 @@ impl Subject {
         }
         let log = fs::File::create(folder.path().join("output"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = on_processor(PROXIES, || command.spawn())?;
+        let child = measured(|| command.spawn())?;
         Ok(Running { child, folder, addresses, processes: Vec::new(), begun: Instant::now() })
     }
 }
@@ -201,21 +196,6 @@ fn next_port() -> u16 {
     thread_local!(static NEXT: Cell<u16> = const { Cell::new(2_000) });
     NEXT.set(NEXT.get() + 1);
     NEXT.get()
-}
-
-/// Pins this thread to `processor` while `act` runs, and afterwards to the processor that clients and backends use. Processes
-/// that `act` starts stay on `processor`.
-pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
-    let pin = |processor| {
-        let mut set = CpuSet::new();
-        set.set(processor);
-        // If there is only one processor, the kernel chooses.
-        let _ = sched_setaffinity(None, &set);
-    };
-    pin(processor);
-    let done = act();
-    pin(ENDS);
-    done
 }
 
 /// A started proxy; killed when dropped.
