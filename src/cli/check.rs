@@ -25,7 +25,7 @@ pub(super) const EXAMPLES: &str = "Examples:
   isthmus check -c isthmus.yaml      a config file, without a gateway
   isthmus check -o json | jq         for programs
 
-The exit code is 1 if a check failed. Warnings do not change the exit code.";
+The exit code is 1 if a check failed, and 3 if the gateway cannot be reached. Warnings do not change the exit code.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -197,36 +197,43 @@ const fn state_of(code: Code) -> State {
 
 /// Runs `isthmus check`.
 pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
-    let checks = match &arguments.config {
-        Some(path) => of_config(path),
+    let (checks, result) = match &arguments.config {
+        Some(path) => judged(of_config(path)),
         None => of_gateway(&arguments.admin, arguments.wait.unwrap_or_default()),
     };
     print(&checks, arguments.output, out)?;
+    result
+}
+
+/// Returns the checks together with the result of the command.
+fn judged(checks: Vec<Check>) -> (Vec<Check>, Result<(), Failure>) {
     let has_failed = checks.iter().any(|check| check.state == State::Failed);
-    if has_failed { Err(Failure::Reported) } else { Ok(()) }
+    (checks, if has_failed { Err(Failure::Reported) } else { Ok(()) })
 }
 
 /// Returns the checks of the running gateway as soon as none of them fails, or when the time is over.
-fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
+fn of_gateway(admin: &Admin, wait: Duration) -> (Vec<Check>, Result<(), Failure>) {
     let begun = Instant::now();
     loop {
-        let checks = match overview(admin) {
-            Ok(overview) => of_overview(&overview),
-            Err(failure) => {
-                vec![Check::new(
-                    "gateway",
-                    State::Failed,
-                    failure.to_string(),
-                    "start the gateway, or give its `admin.bind` with `--admin`",
-                )]
-            }
+        let (checks, result) = match overview(admin) {
+            Ok(overview) => judged(of_overview(&overview)),
+            Err(failure) => away(&failure),
         };
-        let is_well = checks.iter().all(|check| check.state != State::Failed);
-        if is_well || begun.elapsed() >= wait {
-            return checks;
+        if result.is_ok() || begun.elapsed() >= wait {
+            return (checks, result);
         }
         std::thread::sleep(LOOK_EVERY.min(wait));
     }
+}
+
+/// Returns the only check of a gateway whose state cannot be read.
+fn away(failure: &Failure) -> (Vec<Check>, Result<(), Failure>) {
+    let next = "start the gateway, or give its `admin.bind` with `--admin`";
+    let check = Check::new("gateway", State::Failed, failure.to_string(), next);
+    (
+        vec![check],
+        Err(if failure.is_unreachable() { Failure::ReportedUnreachable } else { Failure::Reported }),
+    )
 }
 
 fn overview(admin: &Admin) -> Result<Overview, Failure> {

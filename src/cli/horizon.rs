@@ -176,7 +176,7 @@ fn print_entries(entries: &[Entry], out: &mut impl Write) -> Result<(), Failure>
     let stands_for: f64 = entries.iter().filter_map(|entry| entry.stands_for.as_f64()).sum();
     // Fractions are rounded to billionths. Rounding the sum hides their errors.
     let stands_for = (stands_for * 1e6).round() / 1e6;
-    Ok(writeln!(out, "total weight {total}, for a ready weight of {stands_for}")?)
+    Ok(writeln!(out, "total weight {total}, which stands for {stands_for}")?)
 }
 
 #[cfg(test)]
@@ -231,7 +231,7 @@ mod tests {
             "ADDRESS      KIND      NETWORK  CLUSTER  LOCALITY  WEIGHT  SHARE   STANDS FOR  HEALTH",
             "10.1.0.1:1   endpoint  n        -        r/1       1       25.0 %  1.0         draining",
             "192.0.2.1:2  gateway   n        -        r/1       3       75.0 %  3.0         healthy",
-            "total weight 4, for a ready weight of 4",
+            "total weight 4, which stands for 4",
             "missing:",
             "NETWORK  CLUSTER  WEIGHT  WHY",
             "w        c        4       unready\n",

@@ -346,6 +346,9 @@ enum Failure {
     /// The output was printed already.
     #[error("")]
     Reported,
+    /// The output, which says that the gateway cannot be reached, was printed already.
+    #[error("")]
+    ReportedUnreachable,
     #[error("{0}")]
     Wrong(String),
     /// etcd cannot be reached.
@@ -355,6 +358,17 @@ enum Failure {
     Client(#[from] client::ClientError),
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
+}
+
+impl Failure {
+    /// Returns true if the admin API or etcd cannot be reached.
+    const fn is_unreachable(&self) -> bool {
+        use client::ClientError;
+        matches!(
+            self,
+            Self::Client(ClientError::Unreachable { .. }) | Self::Unreachable(_) | Self::ReportedUnreachable
+        )
+    }
 }
 
 /// Parses the command line and runs the command.
@@ -376,8 +390,8 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
     let code = match &failure {
         // If the reader of the output closes it (`| head`), no more output is needed.
         Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-        Failure::Client(client::ClientError::Unreachable { .. }) | Failure::Unreachable(_) => UNREACHABLE,
-        Failure::Reported | Failure::Wrong(_) | Failure::Client(_) | Failure::Output(_) => WRONG,
+        unreachable if unreachable.is_unreachable() => UNREACHABLE,
+        _ => WRONG,
     };
     let text = failure.to_string();
     if !text.is_empty() {

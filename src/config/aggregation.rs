@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::aggregator::options::Options;
 use crate::aggregator::resolver::Options as DnsOptions;
 use crate::discovery::{ClientRule, Options as DiscoveryOptions};
+use crate::document::form::{Timeout, Written};
 use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
 use crate::model::address::Bind;
@@ -17,9 +18,19 @@ use super::table::mesh as keys;
 
 pub(super) fn options(root: &Fields<'_>, problems: &mut Problems) -> Options {
     let fields = root.map(&Root::AGGREGATOR);
+    let stale_after = fields.get(&keys::Aggregator::STALE_AFTER);
+    let expire_after = fields.get(&keys::Aggregator::EXPIRE_AFTER);
+    let written = fields.at(&keys::Aggregator::EXPIRE_AFTER);
+    if let (Some(node), Some(expiry)) = (written, expire_after.filter(|expiry| *expiry <= stale_after)) {
+        let [expiry, stale_after] = [expiry, stale_after].map(|time| Timeout::write(&time));
+        let path = Path::Root.key(Root::AGGREGATOR.name());
+        let fault =
+            format!("{expiry} is not longer than staleAfter ({stale_after}), which has no effect then");
+        problems.warn(node.position, &path.key(keys::Aggregator::EXPIRE_AFTER.name()), fault);
+    }
     Options {
-        stale_after: fields.get(&keys::Aggregator::STALE_AFTER),
-        expire_after: fields.get(&keys::Aggregator::EXPIRE_AFTER),
+        stale_after,
+        expire_after,
         withdrawal_hold: fields.get(&keys::Aggregator::WITHDRAWAL_HOLD),
         start_timeout: fields.get(&keys::Aggregator::START_TIMEOUT),
         state: state(root, problems),

@@ -679,7 +679,8 @@ fn suggestions_are_what_was_meant() {
 #[test]
 fn what_is_doubtful_is_warned_of() {
     let text = "listen: ':15443'\ninclude: nothere/*.yaml\nlisteners: [{name: idle, bind: ':1'}]\nroutes:\n  default: \
-                {endpoints: ['h:443'], listeners: [default]}\n  a.b: {endpoints: ['h:1', 'H:1'], listeners: [default]}\n";
+                {endpoints: ['h:443'], listeners: [default]}\n  a.b: {endpoints: ['h:1', 'H:1'], listeners: [default]}\n\
+                aggregator: {expireAfter: 1m}\n";
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("c.yaml");
     fs::write(&path, text).expect("written");
@@ -693,6 +694,7 @@ fn what_is_doubtful_is_warned_of() {
          this name (did you mean \
          \"*\"?)",
         "c.yaml:6:28: routes[\"a.b\"].endpoints[1]: h:1 is listed twice",
+        "c.yaml:7:27: aggregator.expireAfter: 1m is not longer than staleAfter (2m), which has no effect then",
     ] {
         assert!(told.contains(wanted), "{told}\nhas not\n{wanted}");
     }
