@@ -9,6 +9,7 @@ use crate::aggregator::peer::inbox::Inbox;
 use crate::config::Config;
 use crate::discovery::peer::importer::{Done, Importer, Received, Refusals};
 use crate::discovery::peer::links::Links;
+use crate::model::link::LinkKey;
 use crate::net::handed::HandedOver;
 use crate::net::scope::Scope;
 use crate::telemetry::control::Control;
@@ -22,27 +23,27 @@ struct Registries {
 }
 
 impl Importer for Registries {
-    fn up<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>) -> Done<'a> {
-        Box::pin(self.inbox.up(peer, instance))
+    fn up<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey) -> Done<'a> {
+        Box::pin(self.inbox.up(peer, link))
     }
 
-    fn deliver<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>, what: Received) -> Refusals<'a> {
+    fn deliver<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey, what: Received) -> Refusals<'a> {
         Box::pin(async move {
             match what {
-                Received::Delta(delta) => self.inbox.delta(peer, instance, delta).await,
+                Received::Delta(delta) => self.inbox.delta(peer, link, delta).await,
                 Received::Listed => {
-                    self.inbox.listed(peer, instance).await;
+                    self.inbox.listed(peer, link).await;
                     Vec::new()
                 }
             }
         })
     }
 
-    fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool) {
+    fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool) {
         // The caller may be dropping the link, and a drop cannot wait. So a task does the work.
-        let (inbox, peer, instance) = (self.inbox.clone(), peer.clone(), instance.clone());
+        let (inbox, peer, link) = (self.inbox.clone(), peer.clone(), link.clone());
         let why = why.to_owned();
-        self.scope.spawn(async move { inbox.down(&peer, &instance, &why, forget).await });
+        self.scope.spawn(async move { inbox.down(&peer, &link, &why, forget).await });
     }
 
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64> {

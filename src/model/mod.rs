@@ -9,6 +9,7 @@ pub mod endpoint;
 pub mod identity;
 pub mod import;
 pub mod limits;
+pub mod link;
 pub mod mesh_name;
 pub mod name;
 pub mod place;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::model::link::LinkKey;
 use crate::proto::isthmus::peer::v1 as proto;
 
 /// The largest number of events that may wait for a registry; further senders wait.
@@ -13,14 +14,14 @@ const WAITING_MAX: usize = 64;
 /// An event of a link.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A link with this instance of the peer was established.
-    Up { instance: Arc<str> },
-    /// Items of the instance; `refused` receives the refused items.
-    Delta { instance: Arc<str>, delta: Box<proto::Delta>, refused: oneshot::Sender<Vec<proto::Refusal>> },
+    /// A link was established.
+    Up { link: LinkKey },
+    /// Items; `refused` receives the refused items.
+    Delta { link: LinkKey, delta: Box<proto::Delta>, refused: oneshot::Sender<Vec<proto::Refusal>> },
     /// The end of a listing.
-    Listed { instance: Arc<str> },
+    Listed { link: LinkKey },
     /// The link has ended. If `forget` is true, the peer has ordered that its services be removed.
-    Down { instance: Arc<str>, why: String, forget: bool },
+    Down { link: LinkKey, why: String, forget: bool },
 }
 
 /// The path from links to registries: one queue per peer, which leads to the newest task of the peer's registry.
@@ -69,30 +70,30 @@ impl Inbox {
     }
 
     /// Reports that a link was established.
-    pub async fn up(&self, peer: &Arc<str>, instance: &Arc<str>) {
-        self.send(peer, Event::Up { instance: instance.clone() }).await;
+    pub async fn up(&self, peer: &Arc<str>, link: &LinkKey) {
+        self.send(peer, Event::Up { link: link.clone() }).await;
     }
 
     /// Delivers items, and returns the refused ones.
     pub async fn delta(
         &self,
         peer: &Arc<str>,
-        instance: &Arc<str>,
+        link: &LinkKey,
         delta: Box<proto::Delta>,
     ) -> Vec<proto::Refusal> {
         let (refused, answer) = oneshot::channel();
-        self.send(peer, Event::Delta { instance: instance.clone(), delta, refused }).await;
+        self.send(peer, Event::Delta { link: link.clone(), delta, refused }).await;
         answer.await.unwrap_or_default()
     }
 
     /// Reports that a full listing has ended.
-    pub async fn listed(&self, peer: &Arc<str>, instance: &Arc<str>) {
-        self.send(peer, Event::Listed { instance: instance.clone() }).await;
+    pub async fn listed(&self, peer: &Arc<str>, link: &LinkKey) {
+        self.send(peer, Event::Listed { link: link.clone() }).await;
     }
 
     /// Reports that a link has ended. If `forget` is true, the peer has ordered that its services be removed.
-    pub async fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool) {
-        let event = Event::Down { instance: instance.clone(), why: why.to_owned(), forget };
+    pub async fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool) {
+        let event = Event::Down { link: link.clone(), why: why.to_owned(), forget };
         self.send(peer, event).await;
     }
 }

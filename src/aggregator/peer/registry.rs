@@ -17,6 +17,7 @@ use crate::aggregator::registry::{Changes, Closed, Registry};
 use crate::aggregator::spec::RegistrySpec;
 use crate::document::intern::Interner;
 use crate::model::import::Import;
+use crate::model::link::LinkKey;
 use crate::model::name::HostName;
 use crate::model::service::Service;
 use crate::proto::isthmus::peer::v1 as proto;
@@ -60,7 +61,7 @@ impl Registry for PeerRegistry {
 /// One replica of the peer, and the items that it has sent.
 #[derive(Debug, Default)]
 struct Replica {
-    instance: Arc<str>,
+    link: LinkKey,
     items: Items,
     /// True once a full listing has ended.
     is_listed: bool,
@@ -167,26 +168,26 @@ impl Follower {
         !self.peer.peer.imports.is_empty()
     }
 
-    fn replica(&mut self, instance: &Arc<str>) -> Option<&mut Replica> {
-        self.replicas.iter_mut().find(|replica| replica.instance == *instance)
+    fn replica(&mut self, link: &LinkKey) -> Option<&mut Replica> {
+        self.replicas.iter_mut().find(|replica| replica.link == *link)
     }
 
     /// Applies an event; returns the changes that result from it.
     fn handle(&mut self, event: Event) -> Vec<Change> {
         match event {
-            Event::Up { instance } => {
-                self.replicas.retain(|replica| replica.instance != instance);
-                self.replicas.insert(0, Replica { instance, ..Replica::default() });
+            Event::Up { link } => {
+                self.replicas.retain(|replica| replica.link.instance != link.instance);
+                self.replicas.insert(0, Replica { link, ..Replica::default() });
                 Vec::new()
             }
-            Event::Delta { instance, delta, refused } => {
-                let (changes, refusals) = self.take(&instance, *delta);
+            Event::Delta { link, delta, refused } => {
+                let (changes, refusals) = self.take(&link, *delta);
                 // This fails only if the link has ended.
                 let _ = refused.send(refusals);
                 changes
             }
-            Event::Listed { instance } => {
-                let Some(replica) = self.replica(&instance) else { return Vec::new() };
+            Event::Listed { link } => {
+                let Some(replica) = self.replica(&link) else { return Vec::new() };
                 if let Some(listed) = replica.listing.take() {
                     replica.items = *listed;
                 }
@@ -198,13 +199,13 @@ impl Follower {
                 }
                 self.renew_all()
             }
-            Event::Down { instance, why, forget } => self.lost(&instance, why, forget),
+            Event::Down { link, why, forget } => self.lost(&link, why, forget),
         }
     }
 
-    fn take(&mut self, instance: &Arc<str>, delta: proto::Delta) -> (Vec<Change>, Vec<proto::Refusal>) {
+    fn take(&mut self, link: &LinkKey, delta: proto::Delta) -> (Vec<Change>, Vec<proto::Refusal>) {
         let (mut refused, peer) = (Vec::new(), self.peer.peer.clone());
-        let Some(replica) = self.replica(instance) else { return (Vec::new(), refused) };
+        let Some(replica) = self.replica(link) else { return (Vec::new(), refused) };
         if delta.begins {
             replica.listing = Some(Box::default());
         }
@@ -340,8 +341,8 @@ impl Follower {
         puts.chain(gone.map(|key| Change::Remove(Key::Gateway(key.clone())))).collect()
     }
 
-    fn lost(&mut self, instance: &Arc<str>, why: String, forget: bool) -> Vec<Change> {
-        let Some(at) = self.replicas.iter().position(|replica| replica.instance == *instance) else {
+    fn lost(&mut self, link: &LinkKey, why: String, forget: bool) -> Vec<Change> {
+        let Some(at) = self.replicas.iter().position(|replica| replica.link == *link) else {
             return Vec::new();
         };
         self.replicas.remove(at);

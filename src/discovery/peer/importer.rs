@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::model::link::LinkKey;
 use crate::proto::isthmus::peer::v1 as proto;
 
 /// An event of a peer's link, for the [`Importer`].
@@ -23,13 +24,14 @@ pub type Refusals<'a> = Pin<Box<dyn Future<Output = Vec<proto::Refusal>> + Send 
 
 /// Imports the services of peers. The calls for one link come in order.
 pub trait Importer: Send + Sync {
-    /// Notifies the importer that a link with this instance of a peer was opened. A full listing follows.
-    fn up<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>) -> Done<'a>;
+    /// Notifies the importer that a link was opened, which replaces an older link with the same instance. A full listing
+    /// follows.
+    fn up<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey) -> Done<'a>;
     /// Delivers items to the importer; returns the items that it refuses.
-    fn deliver<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>, what: Received) -> Refusals<'a>;
+    fn deliver<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey, what: Received) -> Refusals<'a>;
     /// Notifies the importer that the link has ended. If `forget` is true, the peer's operator has removed this gateway, and
     /// the peer's services are to be removed.
-    fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool);
+    fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool);
     /// Returns a counter that changes when the task that keeps the peer's services was restarted and needs a full listing.
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64>;
 }

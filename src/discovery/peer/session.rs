@@ -15,6 +15,7 @@ use super::instances::Newest;
 use super::offer::{Next, Offer};
 use super::status::{LinkState, LinkStatus, LinkTable};
 use super::taken::Taken;
+use crate::model::link::LinkKey;
 use crate::model::name::NamePattern;
 use crate::net::latest::Latest;
 use crate::proto::isthmus::peer::v1 as proto;
@@ -150,18 +151,18 @@ struct Exchange {
 impl Session {
     /// Runs the link to its end.
     pub(super) async fn run(mut self) -> Ended {
-        let instance = match self.greet().await {
-            Ok(instance) => instance,
+        let link = match self.greet().await {
+            Ok(instance) => LinkKey { instance, number: self.number },
             Err(ended) => return ended,
         };
-        self.newest.is_of(&instance);
-        self.importer.up(&self.peer.name, &instance).await;
-        let Err(mut ended) = self.exchange(&instance).await;
+        self.newest.is_of(&link.instance);
+        self.importer.up(&self.peer.name, &link).await;
+        let Err(mut ended) = self.exchange(&link).await;
         if let Ended::Closed = ended {
             ended = last_message(&mut self.incoming).await;
         }
         let forget = matches!(ended, Ended::Goodbye(_, true));
-        self.importer.down(&self.peer.name, &instance, ended.why(), forget);
+        self.importer.down(&self.peer.name, &link, ended.why(), forget);
         ended
     }
 
@@ -202,7 +203,7 @@ impl Session {
         self.table.change(&self.peer.name, self.number, change);
     }
 
-    async fn exchange(&mut self, instance: &Arc<str>) -> Result<std::convert::Infallible, Ended> {
+    async fn exchange(&mut self, link: &LinkKey) -> Result<std::convert::Infallible, Ended> {
         let mut exchange = Exchange {
             offer: Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone()),
             taken: Taken::default(),
@@ -241,7 +242,7 @@ impl Session {
                     return Err(Ended::Lost("the same process has opened a newer link".to_owned()));
                 }
                 _ = beats.tick() => self.beat(&mut exchange).await?,
-                message = receive(&mut self.incoming) => self.heard(message?, instance, &mut exchange).await?,
+                message = receive(&mut self.incoming) => self.heard(message?, link, &mut exchange).await?,
                 () = sleep_until(exchange.next_flush), if may_tell => self.tell(&mut exchange).await?,
                 is_there = exchange.offer.changed(), if exchange.offer.is_wanted() && !may_tell => {
                     if !is_there {
@@ -255,7 +256,7 @@ impl Session {
                     if renewed.is_err() {
                         return Err(Ended::Lost("the gateway stops".to_owned()));
                     }
-                    self.importer.up(&self.peer.name, instance).await;
+                    self.importer.up(&self.peer.name, link).await;
                     self.outgoing.send(self.subscription()).await?;
                 }
             }
@@ -276,7 +277,7 @@ impl Session {
     }
 
     /// Handles a message of the peer.
-    async fn heard(&self, message: Kind, instance: &Arc<str>, exchange: &mut Exchange) -> Result<(), Ended> {
+    async fn heard(&self, message: Kind, link: &LinkKey, exchange: &mut Exchange) -> Result<(), Ended> {
         match message {
             Kind::Heartbeat(heartbeat) if !heartbeat.answer => {
                 let answer = proto::Heartbeat { answer: true, ..heartbeat };
@@ -309,7 +310,7 @@ impl Session {
             Kind::Ack(_) => Ok(()),
             Kind::Delta(delta) => {
                 let sequence = delta.sequence;
-                let (refused, differs) = self.take(instance, delta, &mut exchange.taken).await?;
+                let (refused, differs) = self.take(link, delta, &mut exchange.taken).await?;
                 self.outgoing.send(Kind::Ack(proto::Ack { sequence, refused })).await?;
                 self.list_again(differs, exchange).await
             }
@@ -317,7 +318,7 @@ impl Session {
                 let differs = exchange.taken.end(end.contents.as_ref());
                 let given = exchange.taken.services();
                 self.note(|link| (link.services.1, link.changed) = (given, Some(SystemTime::now())));
-                self.importer.deliver(&self.peer.name, instance, Received::Listed).await;
+                self.importer.deliver(&self.peer.name, link, Received::Listed).await;
                 let ack = proto::Ack { sequence: end.sequence, refused: Vec::new() };
                 self.outgoing.send(Kind::Ack(ack)).await?;
                 self.list_again(differs, exchange).await
@@ -369,7 +370,7 @@ impl Session {
     /// the checksum that the peer sent.
     async fn take(
         &self,
-        instance: &Arc<str>,
+        link: &LinkKey,
         mut delta: proto::Delta,
         taken: &mut Taken,
     ) -> Result<(Vec<proto::Refusal>, bool), Ended> {
@@ -385,7 +386,7 @@ impl Session {
         let after = delta.after.take();
         let is_change = !taken.is_listing;
         let received = Received::Delta(Box::new(delta));
-        refused.extend(self.importer.deliver(&self.peer.name, instance, received).await);
+        refused.extend(self.importer.deliver(&self.peer.name, link, received).await);
         let differs = is_change && after.is_some_and(|after| taken.differs(&after));
         let given = taken.services();
         self.note(|link| {

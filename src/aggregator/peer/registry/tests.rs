@@ -44,9 +44,15 @@ fn probed(follower: &Follower, gateways: &[&str]) -> Vec<GatewayKey> {
     follower.known_gateways(&in_use(gateways)).into_iter().map(|(key, _)| key).collect()
 }
 
+/// Returns the link with a replica, whose name ends with the number of the link if the replica opens several.
+fn link(replica: &str) -> LinkKey {
+    let (instance, number) = replica.split_once(' ').unwrap_or((replica, "1"));
+    LinkKey { instance: instance.into(), number: number.parse().expect("a number") }
+}
+
 /// Delivers a message of a replica; returns the changes and the refusals.
 fn give(follower: &mut Follower, replica: &str, delta: proto::Delta) -> (Vec<String>, Vec<String>) {
-    let (changes, refused) = follower.take(&replica.into(), delta);
+    let (changes, refused) = follower.take(&link(replica), delta);
     (texts(&changes), refused.into_iter().map(|one| format!("{}: {}", one.item, one.problem)).collect())
 }
 
@@ -70,15 +76,15 @@ fn texts(changes: &[Change]) -> Vec<String> {
 }
 
 fn up(follower: &mut Follower, replica: &str) {
-    assert!(follower.handle(Event::Up { instance: replica.into() }).is_empty());
+    assert!(follower.handle(Event::Up { link: link(replica) }).is_empty());
 }
 
 fn listed(follower: &mut Follower, replica: &str) -> Vec<String> {
-    texts(&follower.handle(Event::Listed { instance: replica.into() }))
+    texts(&follower.handle(Event::Listed { link: link(replica) }))
 }
 
 fn down(follower: &mut Follower, replica: &str, forget: bool) -> Vec<String> {
-    texts(&follower.handle(Event::Down { instance: replica.into(), why: "it broke".to_owned(), forget }))
+    texts(&follower.handle(Event::Down { link: link(replica), why: "it broke".to_owned(), forget }))
 }
 
 fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
@@ -87,6 +93,7 @@ fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
     proto::Delta { begins, services, ..proto::Delta::default() }
 }
 
+const NO_CHANGES: [&str; 0] = [];
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
 #[test]
@@ -109,6 +116,19 @@ fn a_listing_takes_effect_at_its_end_and_changes_at_once() {
         listed(&mut follower, "a"),
         ["three.pay.here 3 since 7", "without two.pay.here", "without gateway g"]
     );
+}
+
+#[test]
+fn a_newer_link_of_a_process_outlives_the_end_of_its_older_one() {
+    let mut follower = follower(None);
+    up(&mut follower, "a 1");
+    give(&mut follower, "a 1", services(true, &[("one", 1)]));
+    listed(&mut follower, "a 1");
+    up(&mut follower, "a 2");
+    assert_eq!(down(&mut follower, "a 1", false), NO_CHANGES, "the process has a newer link");
+    assert_eq!(give(&mut follower, "a 1", services(false, &[("late", 1)])), NOTHING);
+    give(&mut follower, "a 2", services(true, &[("one", 2)]));
+    assert_eq!(listed(&mut follower, "a 2"), ["one.pay.here 2 since 7"]);
 }
 
 #[test]
