@@ -499,6 +499,10 @@ impl Lifecycle {
             dirty.merge(self.shard.everything());
             dirty.merge(next.everything());
         }
+        if let Some(listing) = &mut self.listing {
+            // The listing began with the former items, so it would not know that these differ from what it has.
+            listing.dirty.merge(dirty.clone());
+        }
         self.shard = Arc::new(next);
         Effect { dirty, accepted: false }
     }

@@ -341,6 +341,25 @@ fn what_is_held_is_changed_further_and_applied_once_it_has_persisted() {
 }
 
 #[test]
+fn a_listing_in_progress_knows_of_an_update_that_is_applied_meanwhile() {
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    scenario.apply(removals(0..15));
+    scenario.apply(vec![Change::Begin]);
+    assert_eq!(scenario.pass(30), Some(15), "the update that was held back");
+    scenario.apply(puts(20));
+    assert_eq!(scenario.apply(vec![Change::Complete]).dirty.services.len(), 15, "they are back");
+    scenario.is(RegistryState::Live, 20);
+    // A copy on disk that is read late has services that the registry does not list.
+    let mut scenario = Scenario::new();
+    scenario.apply(vec![Change::Begin]);
+    scenario.registry.start_from_copy(items(5), SystemTime::UNIX_EPOCH, scenario.now);
+    scenario.apply(puts(3));
+    assert_eq!(scenario.apply(vec![Change::Complete]).dirty.services.len(), 2, "they are gone");
+    scenario.is(RegistryState::Live, 3);
+}
+
+#[test]
 fn objects_with_mistakes_are_named_until_they_are_right_and_are_bounded() {
     let mut scenario = Scenario::new();
     scenario.good(2);
