@@ -18,6 +18,8 @@ pub(super) struct Listeners {
     /// removed and added again.
     inherited: Inherited,
     open: BTreeMap<Bind, Open>,
+    /// The former names of listeners that were renamed.
+    former: Vec<Arc<str>>,
 }
 
 struct Open {
@@ -35,7 +37,7 @@ pub(super) struct Bound {
 impl Listeners {
     /// Returns listeners that will use the passed sockets; none of them is open yet.
     pub(super) fn new(inherited: Inherited) -> Self {
-        Self { inherited, open: BTreeMap::new() }
+        Self { inherited, open: BTreeMap::new(), former: Vec::new() }
     }
 
     /// Logs a warning for each socket from the service manager that no listener uses.
@@ -81,12 +83,14 @@ impl Listeners {
         }
         for (bind, name) in bound.names {
             if let Some(open) = self.open.get_mut(&bind) {
-                open.name = name;
+                let former = std::mem::replace(&mut open.name, name);
+                self.former.extend(Some(former).filter(|former| *former != open.name));
             }
         }
     }
 
-    /// Closes the listeners whose addresses are not in the policy.
+    /// Closes the addresses that are not in the policy, and lets the connections of listeners whose names are not in the policy
+    /// finish within the time `within`.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,
@@ -98,8 +102,13 @@ impl Listeners {
         for bind in gone {
             if let Some(open) = self.open.remove(&bind) {
                 tracing::info!(listener = &*open.name, address = %open.address, "listener closed");
-                dataplane.close(bind, &open.name, within).await;
+                dataplane.close(bind).await;
+                self.former.push(open.name);
             }
+        }
+        let is_gone = |name: &Arc<str>| policy.listeners.iter().all(|listener| listener.name != *name);
+        for name in std::mem::take(&mut self.former).into_iter().filter(is_gone) {
+            dataplane.retire(&name, within).await;
         }
     }
 

@@ -184,13 +184,20 @@ impl Dataplane {
         }
     }
 
-    /// Stops listening on an address. Its connections may finish within the time `within`.
-    pub async fn close(&mut self, bind: Bind, listener: &Arc<str>, within: Duration) {
+    /// Stops listening on an address. Its connections stay open until their listener is retired.
+    pub async fn close(&mut self, bind: Bind) {
         if let Some(address) = self.open.remove(&bind) {
             self.shared.own.closed(address);
         }
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let _ = mailbox.send(Message::Close { bind, listener: listener.clone(), within }).await;
+            let _ = mailbox.send(Message::Close { bind }).await;
+        }
+    }
+
+    /// Lets the connections of a listener that the config does not name any more finish within the time `within`.
+    pub async fn retire(&self, listener: &Arc<str>, within: Duration) {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
+            let _ = mailbox.send(Message::Retire { listener: listener.clone(), within }).await;
         }
     }
 

@@ -82,8 +82,10 @@ pub(crate) struct Hbone {
 pub(crate) enum Message {
     /// Listens on one more socket.
     Open { bind: Bind, socket: OwnedFd },
-    /// Stops listening; the listener's connections may finish within the time `within`.
-    Close { bind: Bind, listener: Arc<str>, within: Duration },
+    /// Stops listening.
+    Close { bind: Bind },
+    /// Lets the connections of a removed listener finish within the time `within`.
+    Retire { listener: Arc<str>, within: Duration },
     /// Serves a connection that another worker has accepted.
     Arrive(Box<Arrival>),
     /// Checks live connections again, because a new config file or trust bundle may not admit them any more.

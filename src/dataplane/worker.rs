@@ -37,7 +37,7 @@ struct Worker {
 impl Worker {
     /// Handles messages until the worker is drained.
     async fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
-        self.core.scope.spawn(tick_until_drained(self.core.clone()));
+        self.core.scope.spawn(keep_ticking(self.core.clone()));
         loop {
             match mailbox.recv().await {
                 Some(Message::Drain { within }) => return self.drain(within, &mut mailbox).await,
@@ -57,10 +57,12 @@ impl Worker {
                                                               socket")
                 }
             },
-            Message::Close { bind, listener, within } => {
+            Message::Close { bind } => {
                 if let Some(open) = self.listeners.remove(&bind) {
                     open.stop();
                 }
+            }
+            Message::Retire { listener, within } => {
                 core.scope.spawn(end_listener(core.clone(), listener, within));
             }
             Message::Arrive(arrival) => hbone::arrive(core, *arrival),
@@ -106,11 +108,11 @@ impl Worker {
     }
 }
 
-/// Ticks about once a second, until the worker drains.
-async fn tick_until_drained(core: Rc<Core>) {
+/// Ticks about once a second, also while the worker drains: the connections that are left keep their limits and timeouts.
+async fn keep_ticking(core: Rc<Core>) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while !core.is_draining() {
+    loop {
         ticks.tick().await;
         tick(&core).await;
     }
@@ -130,13 +132,15 @@ async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
     let _ = answer.send(listed);
 }
 
-/// Lets the connections of a removed listener finish within the time `within`, then ends the rest, unless the listener was
-/// added again.
+/// Lets the connections of a listener name that was removed finish within the time `within`, then ends the rest, unless the
+/// name was added again. If it was added and removed again, its later connections have their own time.
 async fn end_listener(core: Rc<Core>, listener: Arc<str>, within: Duration) {
-    core.retire_where(|entry| entry.listener == listener);
+    let removed = std::time::Instant::now();
+    let is_of_it = |entry: &Entry| entry.listener == listener && entry.accepted <= removed;
+    core.retire_where(is_of_it);
     tokio::time::sleep(within).await;
     if core.snapshot().listener(&listener).is_none() {
-        core.cut_where(|entry| entry.listener == listener, Reason::Draining);
+        core.cut_where(is_of_it, Reason::Draining);
     }
 }
 

@@ -228,6 +228,69 @@ fn a_drain_cuts_nobody_before_its_time() {
 }
 
 #[test]
+fn timeouts_hold_also_while_the_gateway_drains() {
+    let backend = backend("live.test");
+    let mut gateway = Gateway::start(&config(&backend, "timeouts: {idle: 1s}\ndrain: {timeout: 600s}\n"));
+    let _idle = open(&gateway, "live.test");
+    gateway.signal("TERM");
+    assert_eq!(gateway.ended().code(), Some(0));
+    gateway.logged("the end of the idle connection", |line| line["reason"] == "idle_timeout");
+}
+
+#[test]
+fn connections_of_a_renamed_listener_drain() {
+    let backend = backend("live.test");
+    let config = |name: &str| {
+        format!(
+            "listeners: [{{name: {name}, bind: \"127.0.0.1:0\"}}]\nroutes: {{live.test: \"{}\"}}\ndrain: {{timeout: 1s}}\n",
+            backend.address
+        )
+    };
+    let gateway = Gateway::start(&config("default"));
+    let mut former = open(&gateway, "live.test");
+    gateway.reload(&config("renamed"));
+    assert_eq!(call(&mut former, "x").expect("it may finish"), "x");
+    assert_eq!(end_of(&mut former), Err(ErrorKind::ConnectionReset));
+    gateway.logged("its end", |line| line["reason"] == "draining");
+    let mut next = tls(gateway.listener("default"), "live.test").expect("the address stays open");
+    assert_eq!(call(&mut next, "x").expect("an answer"), "x");
+}
+
+#[test]
+fn a_listener_that_is_removed_twice_gives_each_connection_its_whole_time() {
+    let backend = backend("live.test");
+    let config = |names: &[&str]| {
+        let listeners: Vec<String> = names
+            .iter()
+            .zip(1..)
+            .map(|(name, at)| format!("{{name: {name}, bind: \"127.0.0.{at}:0\"}}"))
+            .collect();
+        format!(
+            "listeners: [{}]\nroutes: {{live.test: \"{}\"}}\ndrain: {{timeout: 4s}}\n",
+            listeners.join(", "),
+            backend.address
+        )
+    };
+    let (both, one) = (config(&["default", "other"]), config(&["default"]));
+    let gateway = Gateway::start(&both);
+    gateway.reload(&one);
+    let removed = Instant::now();
+    gateway.reload(&both);
+    let status = gateway.json("/api/v1/status");
+    let listeners = status["listeners"].as_array().expect("a list");
+    let other = listeners.iter().find(|listener| listener["name"] == "other").expect("it is open");
+    let other = other["address"].as_str().and_then(|address| address.parse().ok()).expect("an address");
+    let mut stream = tls(other, "live.test").expect("a handshake");
+    assert_eq!(call(&mut stream, "x").expect("an answer"), "x");
+    // The second removal comes shortly before the end of the first one's time.
+    thread::sleep(Duration::from_secs(3).saturating_sub(removed.elapsed()));
+    gateway.reload(&one);
+    let again = Instant::now();
+    assert_eq!(end_of(&mut stream), Err(ErrorKind::ConnectionReset));
+    assert!(again.elapsed() >= Duration::from_millis(3_500), "after {:?}", again.elapsed());
+}
+
+#[test]
 fn an_operator_sees_and_closes_the_connections_that_a_drain_waits_for() {
     let backend = backend("live.test");
     let mut gateway = Gateway::start(&config(&backend, "workers: 2\ndrain: {timeout: 10m}\n"));
