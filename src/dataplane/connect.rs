@@ -222,7 +222,7 @@ fn dial_endpoint(
     // registration.
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();
     let local = local.and_then(|local| SocketAddr::try_from(local).ok());
-    entry.facts.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));
+    entry.facts.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local, address)));
     match send_first(&socket, entry, announces, replay) {
         Ok(()) => into_tokio(socket).map(Dialled::Connected),
         Err(Errno::AGAIN | Errno::INPROGRESS | Errno::NOTCONN | Errno::ALREADY) => {

@@ -17,6 +17,7 @@ use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::net::admission::{Holder, Limit};
 use crate::net::handed::Purpose;
+use crate::net::socket::original_destination;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
 use crate::snapshot::missing::missing_for;
@@ -204,7 +205,7 @@ impl Peek<'_> {
             }
             Ok(0) | Err(_) => return Some(Peeked::Gone),
             Ok(count) if self.received.is_empty() => {
-                match self.judge(&scratch.bytes[..count], &mut scratch.hello) {
+                match self.judge(client, &scratch.bytes[..count], &mut scratch.hello) {
                     Continue(kept) => self.received.extend_from_slice(kept),
                     Break(peeked) => return Some(peeked),
                 }
@@ -212,7 +213,7 @@ impl Peek<'_> {
             Ok(count) => {
                 let mut received = std::mem::take(&mut self.received);
                 received.extend_from_slice(&scratch.bytes[..count]);
-                match self.judge(&received, &mut scratch.hello) {
+                match self.judge(client, &received, &mut scratch.hello) {
                     Continue(kept) => {
                         let judged = received.len() - kept.len();
                         received.drain(..judged);
@@ -229,6 +230,7 @@ impl Peek<'_> {
     /// later ones.
     fn judge<'b>(
         &mut self,
+        client: &TcpStream,
         bytes: &'b [u8],
         scratch: &mut client_hello::Scratch,
     ) -> ControlFlow<Peeked, &'b [u8]> {
@@ -236,7 +238,7 @@ impl Peek<'_> {
         if self.awaits_header {
             match proxy_protocol::read::read(bytes) {
                 HeaderVerdict::NeedMore => return Continue(bytes),
-                HeaderVerdict::Refused(fault) => return Break(self.header_refused(fault, bytes)),
+                HeaderVerdict::Refused(fault) => return Break(self.header_refused(client, fault, bytes)),
                 HeaderVerdict::Whole { header, length } => {
                     self.awaits_header = false;
                     if let Err(reason) = self.announced(header) {
@@ -250,7 +252,7 @@ impl Peek<'_> {
             }
         }
         let verdict = self.scanner.scan(bytes, scratch);
-        conclude(self.core, self.entry, self.listener, &verdict, bytes).map_or(Continue(bytes), Break)
+        conclude(self.core, self.entry, client, self.listener, &verdict, bytes).map_or(Continue(bytes), Break)
     }
 
     /// Applies the limits to the announced source, as a listener without PROXY headers does to the source of an accepted
@@ -271,8 +273,8 @@ impl Peek<'_> {
         if was_listed { list(core, entry) } else { Ok(()) }
     }
 
-    fn header_refused(&self, fault: HeaderFault, bytes: &[u8]) -> Peeked {
-        if is_own(self.core, self.entry) {
+    fn header_refused(&self, client: &TcpStream, fault: HeaderFault, bytes: &[u8]) -> Peeked {
+        if is_own(self.core, self.entry, client) {
             return Peeked::Own;
         }
         let like = match fault {
@@ -321,9 +323,11 @@ fn note_announced(entry: &Entry, header: Header) {
 }
 
 /// Returns true if this gateway made the connection itself.
-fn is_own(core: &Core, entry: &Entry) -> bool {
-    // The connection is recognised by the address of its socket, because a PROXY header announces another address.
-    let is_own = core.shared.own.is_own_dial(entry.peer());
+fn is_own(core: &Core, entry: &Entry, client: &TcpStream) -> bool {
+    // The connection is recognised by the addresses of its socket, because a PROXY header announces others. The host may have
+    // translated the address that was dialled.
+    let dialled = std::iter::once_with(|| original_destination(client)).flatten();
+    let is_own = core.shared.own.is_own_dial(entry.peer(), entry.local.get().into_iter().chain(dialled));
     if is_own {
         entry.facts.borrow_mut().detail = Some("this gateway connected to itself".into());
     }
@@ -334,6 +338,7 @@ fn is_own(core: &Core, entry: &Entry) -> bool {
 fn conclude(
     core: &Core,
     entry: &Entry,
+    client: &TcpStream,
     listener: &Arc<Listener>,
     verdict: &Verdict<'_>,
     bytes: &[u8],
@@ -354,7 +359,7 @@ fn conclude(
     let after = entry.accepted.elapsed();
     core.local.hello(after);
     entry.facts.borrow_mut().hello = Some(after);
-    if is_own(core, entry) {
+    if is_own(core, entry, client) {
         return Some(Peeked::Own);
     }
     // A reload may have narrowed the listener's `from` since the connection was accepted.

@@ -53,6 +53,9 @@ pub trait Accept {
 
     /// Returns the address that the socket listens on; `None` for a unix socket.
     fn address(&self) -> Option<SocketAddr>;
+
+    /// Returns the address that a client has reached; `None` for a unix socket.
+    fn reached(stream: &Self::Stream) -> Option<SocketAddr>;
 }
 
 impl Accept for TcpListener {
@@ -64,6 +67,10 @@ impl Accept for TcpListener {
 
     fn address(&self) -> Option<SocketAddr> {
         self.local_addr().ok()
+    }
+
+    fn reached(stream: &TcpStream) -> Option<SocketAddr> {
+        stream.local_addr().ok().map(canonical_socket)
     }
 }
 
@@ -110,6 +117,8 @@ pub struct Seat {
     state: Arc<State>,
     id: u64,
     peer: SocketAddr,
+    /// The address that the client has reached.
+    reached: Option<SocketAddr>,
     /// The source that the seat is counted for.
     source: IpAddr,
     since: Instant,
@@ -152,7 +161,8 @@ impl<L: Accept> Incoming<L> {
         loop {
             match self.socket.accept().await {
                 Ok((socket, peer)) => {
-                    if let Some(seat) = self.shared.seat_or_wait(canonical_socket(peer)).await {
+                    if let Some(mut seat) = self.shared.seat_or_wait(canonical_socket(peer)).await {
+                        seat.reached = L::reached(&socket);
                         return (socket, Arc::new(seat));
                     }
                 }
@@ -183,13 +193,23 @@ impl Shared {
         if let Some(idle) = idle {
             self.evict(&idle);
             // The evicted connection ends as soon as its task runs; the timeout is for a host under load.
-            let _ = tokio::time::timeout(ROOM_WITHIN, self.released.notified()).await;
-            if let Some(seat) = self.seat(peer) {
+            if let Ok(seat) = tokio::time::timeout(ROOM_WITHIN, self.released_seat(peer)).await {
                 return Some(seat);
             }
         }
         self.refuse(peer);
         None
+    }
+
+    /// Waits until a seat can be had. A notification may be older than the eviction for which the caller waits, so the loop
+    /// continues until a seat is free.
+    async fn released_seat(self: &Arc<Self>, peer: SocketAddr) -> Seat {
+        loop {
+            self.released.notified().await;
+            if let Some(seat) = self.seat(peer) {
+                return seat;
+            }
+        }
     }
 
     fn seat(self: &Arc<Self>, peer: SocketAddr) -> Option<Seat> {
@@ -214,7 +234,7 @@ impl Shared {
         if let Some(given_way) = given_way {
             self.evict(&given_way);
         }
-        Some(Seat { shared: self.clone(), state, id, peer, source, since: Instant::now() })
+        Some(Seat { shared: self.clone(), state, id, peer, reached: None, source, since: Instant::now() })
     }
 
     fn refuse(&self, peer: SocketAddr) {
@@ -292,7 +312,7 @@ impl Seat {
     }
 
     fn is_own_dial(&self) -> bool {
-        self.shared.own.is_own_dial(self.peer)
+        self.shared.own.is_own_dial(self.peer, self.reached)
     }
 }
 

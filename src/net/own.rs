@@ -3,7 +3,8 @@
 //! A connection to an address that the process listens on would be accepted, routed and dialled again without end. A connection
 //! to the admin API of the process would carry a stranger's requests. Such an address is recognised before it is dialled. A
 //! host may also accept connections to addresses that no interface has. A connection to such an address is recognised on
-//! arrival by its source: the local addresses of dials to a port of this process are registered while the dials last.
+//! arrival by its two addresses: dials to a port of this process are registered while they last. The source alone does not
+//! suffice, because the kernel gives the same local port to connections with different destinations.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use dashmap::DashSet;
+use dashmap::{DashMap, Entry};
 use hashbrown::DefaultHashBuilder;
 
 use crate::model::address::{canonical_ip, canonical_socket};
@@ -31,25 +32,33 @@ pub struct OwnAddresses {
     host: ArcSwap<BTreeSet<IpAddr>>,
     /// The time at which the host's addresses were last read.
     looked_up: Mutex<Option<Instant>>,
-    dials: DashSet<SocketAddr, DefaultHashBuilder>,
-    /// The number of entries in `dials` per hash of the IP address. If it is 0 for the hash of a source, `dials` need not be
-    /// searched.
+    /// The destinations of the dials from each local address.
+    dials: DashMap<SocketAddr, Vec<SocketAddr>, DefaultHashBuilder>,
+    /// The number of dials per hash of the local IP address. If it is 0 for the hash of a source, `dials` need not be searched.
     dials_from: [[AtomicU32; 16]; 16],
 }
 
-/// The registration of a dial's local address, which ends when this is dropped.
+/// The registration of a dial, which ends when this is dropped.
 #[derive(Debug)]
 pub struct OwnDial {
     own: Arc<OwnAddresses>,
     local: SocketAddr,
+    to: SocketAddr,
 }
 
 impl Drop for OwnDial {
     fn drop(&mut self) {
-        if self.own.dials.remove(&self.local).is_some() {
-            let before = self.own.dials_from(self.local.ip()).fetch_sub(1, Ordering::Relaxed);
-            debug_assert!(before > 0, "a dial ends twice");
+        if let Entry::Occupied(mut dials) = self.own.dials.entry(self.local) {
+            let all = dials.get_mut();
+            if let Some(at) = all.iter().position(|to| *to == self.to) {
+                all.swap_remove(at);
+            }
+            if all.is_empty() {
+                dials.remove();
+            }
         }
+        let before = self.own.dials_from(self.local.ip()).fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "a dial ends twice");
     }
 }
 
@@ -122,13 +131,12 @@ impl OwnAddresses {
         self.listening.load().iter().any(|own| own.port() == port)
     }
 
-    /// Registers the local address of a dial.
-    pub fn dialling(self: &Arc<Self>, local: SocketAddr) -> OwnDial {
-        let local = canonical_socket(local);
-        if self.dials.insert(local) {
-            self.dials_from(local.ip()).fetch_add(1, Ordering::Relaxed);
-        }
-        OwnDial { own: self.clone(), local }
+    /// Registers a dial from a local address to another address.
+    pub fn dialling(self: &Arc<Self>, local: SocketAddr, to: SocketAddr) -> OwnDial {
+        let (local, to) = (canonical_socket(local), canonical_socket(to));
+        self.dials.entry(local).or_default().push(to);
+        self.dials_from(local.ip()).fetch_add(1, Ordering::Relaxed);
+        OwnDial { own: self.clone(), local, to }
     }
 
     fn dials_from(&self, ip: IpAddr) -> &AtomicU32 {
@@ -138,10 +146,15 @@ impl OwnAddresses {
         &self.dials_from[usize::from(row % 16)][usize::from(column % 16)]
     }
 
-    /// Returns true if a connection from this address was made by this process.
-    pub fn is_own_dial(&self, source: SocketAddr) -> bool {
+    /// Returns true if a connection from `source` to one of the addresses `reached` was made by this process. The addresses are
+    /// computed only if the process has made a connection from `source`.
+    pub fn is_own_dial(&self, source: SocketAddr, reached: impl IntoIterator<Item = SocketAddr>) -> bool {
         let source = canonical_socket(source);
-        self.dials_from(source.ip()).load(Ordering::Relaxed) != 0 && self.dials.contains(&source)
+        if self.dials_from(source.ip()).load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let dials = self.dials.get(&source).map(|dials| dials.clone());
+        dials.is_some_and(|dials| reached.into_iter().any(|reached| dials.contains(&reached)))
     }
 }
 
@@ -200,10 +213,15 @@ mod tests {
     #[test]
     fn a_dial_is_known_for_as_long_as_it_lasts() {
         let own = OwnAddresses::new();
-        let dial = own.dialling(socket("[::ffff:10.0.0.7]:40000"));
-        assert!(own.is_own_dial(socket("10.0.0.7:40000")) && !own.is_own_dial(socket("10.0.0.7:40001")));
+        let is_own = |source: &str, reached: &str| own.is_own_dial(socket(source), [socket(reached)]);
+        let dial = own.dialling(socket("[::ffff:10.0.0.7]:40000"), socket("[::ffff:10.0.0.9]:443"));
+        assert!(is_own("10.0.0.7:40000", "10.0.0.9:443") && !is_own("10.0.0.7:40001", "10.0.0.9:443"));
+        assert!(!is_own("10.0.0.7:40000", "10.0.0.7:443"), "another connection with the same local port");
+        let other = own.dialling(socket("10.0.0.7:40000"), socket("10.0.0.8:443"));
         drop(dial);
-        assert!(!own.is_own_dial(socket("10.0.0.7:40000")));
+        assert!(!is_own("10.0.0.7:40000", "10.0.0.9:443") && is_own("10.0.0.7:40000", "10.0.0.8:443"));
+        drop(other);
+        assert!(!is_own("10.0.0.7:40000", "10.0.0.8:443") && own.dials.is_empty());
     }
 
     #[test]

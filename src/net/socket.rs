@@ -15,6 +15,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::diag;
+use crate::model::address::canonical_socket;
 use crate::model::reason::Reason;
 
 /// The silence after which keep-alive probes a peer. The next two constants are the interval and the number of probes.
@@ -30,6 +31,13 @@ const USER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNSENT_MAX: u32 = 3 << 19;
 /// The number of bytes that a socket may receive ahead of its reader when memory is short.
 const RECEIVED_MAX: usize = 128 * 1024;
+
+/// Returns the address that the client has dialled, if the host has translated it (DNAT).
+pub fn original_destination(socket: &impl AsFd) -> Option<SocketAddr> {
+    let socket = SockRef::from(socket);
+    let dialled = socket.original_dst_v4().or_else(|_| socket.original_dst_v6()).ok()?;
+    dialled.as_socket().map(canonical_socket)
+}
 
 /// Enables keep-alive, which detects peers that have vanished.
 pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {

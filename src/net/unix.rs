@@ -88,6 +88,10 @@ impl Accept for UnixSocket {
     fn address(&self) -> Option<SocketAddr> {
         None
     }
+
+    fn reached(_: &UnixStream) -> Option<SocketAddr> {
+        None
+    }
 }
 
 impl Drop for UnixSocket {

@@ -123,6 +123,24 @@ fn an_identity_with_thousands_of_streams_keeps_nobody_out() {
     innocent("by HBONE, beside 2,000 streams of one identity", call);
     innocent("by SNI, beside them", || served(sni));
     assert!(refused(&gateway, "limit_global") >= 1_500.0);
+    let line = gateway.logged("a refused stream", |line| line["reason"] == "limit_global");
+    assert_eq!(
+        (&line["protocol"], &line["authority"]),
+        (&"hbone".into(), &"echo.shop.mesh:80".into()),
+        "{line}"
+    );
+    assert!(line["source_identity"].is_string(), "{line}");
+}
+
+#[test]
+fn idle_connections_of_an_operators_address_keep_no_operator_out() {
+    let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:1\"}\n");
+    let idle = || connect_from(Ipv4Addr::LOCALHOST, gateway.admin());
+    let mut all: Vec<TcpStream> = (0..64).map(|_| idle()).collect();
+    for round in 0..20 {
+        assert_eq!(gateway.get("/api/v1/status").0, 200, "after {round} requests");
+        all.push(idle());
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::model::reason::Reason;
 use crate::net::admission::Holder;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
 use crate::snapshot::missing::missing_for;
-use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
+use crate::wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
 
 /// Counts a stream in its connection's number of streams, until this value is dropped.
 struct Counted(Rc<HboneConnection>);
@@ -46,6 +46,16 @@ pub(super) async fn serve(
         entry.announce(connection.source, proxied);
     }
     core.local.accepted(&entry.listener);
+    let (head, receive) = request.into_parts();
+    let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
+    let read = read_head(&head);
+    drop(head);
+    let mut stream = ConnectStream::new(connection.peer.clone(), received);
+    if let Ok(head) = &read {
+        stream.claims = head.claims.clone();
+    }
+    // The access log and `failures` show the stream also if it is refused at once.
+    entry.facts.borrow_mut().stream = Some(Box::new(stream));
     if let Err(reason) = core.admit(&entry) {
         refuse(&connection, respond, status_of(reason));
         core.finish(&entry, reason);
@@ -53,7 +63,7 @@ pub(super) async fn serve(
     }
     let registration = core.register(entry);
     let entry = &registration.entry;
-    let reason = run(&core, entry, &connection, request, respond).await;
+    let reason = run(&core, entry, &connection, read, receive, respond).await;
     drop(counted);
     core.finish(entry, reason);
 }
@@ -72,26 +82,18 @@ async fn run(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
     connection: &Rc<HboneConnection>,
-    request: Request<RecvStream>,
+    read: Result<ConnectHead, HeadFault>,
+    receive: RecvStream,
     respond: SendResponse<Bytes>,
 ) -> Reason {
-    let (head, receive) = request.into_parts();
-    let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
-    let read = read_head(&head);
-    drop(head);
-    let mut stream = ConnectStream::new(connection.peer.clone(), received);
     let head = match read {
         Ok(head) => head,
         Err(fault) => {
-            let mut facts = entry.facts.borrow_mut();
-            facts.stream = Some(Box::new(stream));
-            facts.detail = Some(fault.to_string().into());
+            entry.facts.borrow_mut().detail = Some(fault.to_string().into());
             refuse(connection, respond, (fault.status(), Reason::BadRequest));
             return Reason::BadRequest;
         }
     };
-    stream.claims = head.claims.clone();
-    entry.facts.borrow_mut().stream = Some(Box::new(stream));
     match ask(core, entry, connection, &head) {
         Ok(admission) => Box::pin(pass_on(core, entry, connection, admission, receive, respond)).await,
         Err(reason) => {
