@@ -14,6 +14,7 @@ use metrics::Gauge;
 
 use super::withdrawals::{Withdrawal, Withdrawals};
 use crate::balance::{Availability, Load};
+use crate::model::endpoint::Health;
 use crate::model::reason::Reason;
 use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
 use crate::snapshot::policy::Ejection;
@@ -311,11 +312,17 @@ impl Upstreams {
     }
 
     /// Returns true if one more endpoint may be ejected: the ejected endpoints then are at most the configured share, and
-    /// another endpoint stays available. However small the share is, it allows one ejected endpoint.
+    /// another endpoint stays available. However small the share is, it allows one ejected endpoint. Endpoints that are never
+    /// chosen because of their registry's report do not count.
     fn may_eject(&self, candidates: &Candidates, ejection: &Ejection) -> bool {
-        let all = candidates.endpoints().len();
-        let (mut ejected, mut left_out) = (0, 0);
-        for index in 0..all {
+        let is_ever_chosen = |candidate: &Candidate| match candidate.health {
+            Health::Healthy => true,
+            Health::Unhealthy => candidates.tuning.panic,
+            Health::Draining => false,
+        };
+        let (mut all, mut ejected, mut left_out) = (0, 0, 0);
+        for (index, _) in candidates.endpoints().iter().enumerate().filter(|(_, one)| is_ever_chosen(one)) {
+            all += 1;
             let availability = self.availability(candidates, index);
             ejected += usize::from(availability == Availability::Ejected);
             left_out += usize::from(availability != Availability::Available);

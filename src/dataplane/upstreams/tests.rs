@@ -61,6 +61,27 @@ fn the_only_endpoint_is_never_ejected() {
 }
 
 #[test]
+fn an_endpoint_is_not_ejected_for_others_that_are_never_chosen() {
+    let upstreams = upstreams();
+    let ejection = Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() };
+    let fails = |panic: bool, others: Health| {
+        let tuning = Tuning { ejection: Some(ejection), panic, ..Tuning::for_services(&Timeouts::default()) };
+        let healths = [Health::Healthy, others, others];
+        let all = healths
+            .into_iter()
+            .zip(1..)
+            .map(|(health, port)| candidate(port, 1, health, Distance::Elsewhere));
+        let group = format!("{panic} {others:?}");
+        let set = Candidates::new(group.as_str().into(), tuning.into(), all.collect());
+        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused)
+    };
+    assert_eq!(fails(false, Health::Draining), Verdict::Stays);
+    assert_eq!(fails(true, Health::Draining), Verdict::Stays);
+    assert_eq!(fails(false, Health::Unhealthy), Verdict::Stays);
+    assert_eq!(fails(true, Health::Unhealthy), Verdict::Ejected, "`panic` uses the others");
+}
+
+#[test]
 fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
     let upstreams = upstreams();
     let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
