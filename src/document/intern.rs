@@ -61,17 +61,23 @@ impl Interner {
         parsed(&mut self.localities, text, super::scalar::locality)
     }
 
+    /// Returns the shared copy of a locality that a program has written. Unlike in a document, its region may be empty: an object
+    /// of Kubernetes may have only a zone. Returns `None` if the text has too many parts.
+    pub fn written_locality(&mut self, text: &str) -> Option<Locality> {
+        parsed(&mut self.localities, text, |text| Locality::parse(text).ok_or(())).ok()
+    }
+
     /// Parses an identity and returns its shared copy.
     pub fn identity(&mut self, text: &str) -> Result<Identity, InvalidValue> {
         parsed(&mut self.identities, text, super::scalar::identity)
     }
 }
 
-fn parsed<T: Clone>(
+fn parsed<T: Clone, E>(
     known: &mut HashMap<Box<str>, T>,
     text: &str,
-    parse: impl FnOnce(&str) -> Result<T, InvalidValue>,
-) -> Result<T, InvalidValue> {
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, E> {
     if let Some(known) = known.get(text) {
         return Ok(known.clone());
     }

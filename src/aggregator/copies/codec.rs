@@ -428,7 +428,7 @@ impl Decoder {
     }
 
     fn locality(&mut self, text: &str) -> Option<Locality> {
-        if text.is_empty() { Some(Locality::default()) } else { self.interner.locality(text).ok() }
+        if text.is_empty() { Some(Locality::default()) } else { self.interner.written_locality(text) }
     }
 
     /// Parses an identity. The inner `None` means no identity; the outer `None` means that the text is not an identity.
@@ -477,7 +477,8 @@ mod tests {
         items.sort_by_key(Item::key);
         let endpoint = Endpoint {
             host: Host::Ips([IpAddr::from([10, 0, 0, 2]), "fd00::2".parse().expect("an address")].into()),
-            locality: Locality::default(),
+            // A node of Kubernetes may have a zone and no region.
+            locality: Locality::parse("/z").expect("two parts"),
             weight: Weight::ONE,
             health: Health::Healthy,
             template: Arc::default(),

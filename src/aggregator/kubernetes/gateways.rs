@@ -39,7 +39,10 @@ impl GatewayRecord {
         let network = metadata.labels.get(NETWORK_LABEL).map(String::as_str).unwrap_or_default();
         let is_usable =
             |found: &&objects::TypedAddress| matches!(found.kind.as_str(), "" | "IPAddress" | "Hostname");
-        let given = if spec.addresses.is_empty() { &status.addresses } else { &spec.addresses };
+        // Istio's own gateways have their Service's name in `spec.addresses`, which other clusters cannot reach.
+        let is_of_istio = spec.gateway_class_name == "istio-east-west";
+        let given =
+            if is_of_istio || spec.addresses.is_empty() { &status.addresses } else { &spec.addresses };
         let hosts =
             given.iter().filter(is_usable).filter_map(|found| Host::parse(&found.value).ok()).collect();
         let label = metadata.labels.get("networking.istio.io/gatewayPort").and_then(|text| text.parse().ok());

@@ -174,6 +174,10 @@ impl Follower {
                     tracing::error!(registry, ?problems, "the credentials cannot be used");
                 }
                 self.refused = problems;
+                // The credentials on trial are not those of the cluster any more.
+                if self.current.is_some() {
+                    (self.candidate, self.tried) = (None, None);
+                }
                 return;
             }
         };
@@ -213,9 +217,9 @@ impl Follower {
             return;
         }
         let Some(mut session) = self.candidate.take() else { return };
-        if let Some(before) = &self.current {
+        if self.current.is_some() {
             session.relisted = Some((SystemTime::now(), "new credentials"));
-            let server = before.client.server();
+            let server = session.client.server();
             tracing::info!(registry = &*self.registry.spec.name, %server, "the registry now uses the new credentials");
         }
         session.index.begin_listing();
