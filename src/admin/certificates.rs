@@ -31,11 +31,10 @@ impl Identities {
         let first = || status.problems.values().next().cloned();
         let closed = match self.context.certificate.newest() {
             None => Some(first().unwrap_or_else(|| "no certificate has been received yet".to_owned())),
-            Some(own) if own.validity.is_over(SystemTime::now()) => {
+            Some(own) => own.validity.fault(SystemTime::now()).map(|fault| {
                 let why = first().map_or(String::new(), |why| format!("; {why}"));
-                Some(format!("the certificate expired at {}{why}", rfc3339(own.validity.not_after)))
-            }
-            Some(_) => None,
+                format!("the certificate {fault}{why}")
+            }),
         };
         Some(Gate { name: "identity".to_owned(), closed })
     }
@@ -55,12 +54,9 @@ impl Identities {
             ),
             Some(own) => {
                 let (identity, until) = (own.identity.as_str(), rfc3339(own.validity.not_after));
-                if own.validity.is_over(now) {
-                    problem(
-                        Code::CertificateExpired,
-                        identity,
-                        format!("the certificate of {identity} expired at {until}"),
-                    );
+                if let Some(fault) = own.validity.fault(now) {
+                    let text = format!("the certificate of {identity} {fault}");
+                    problem(Code::CertificateExpired, identity, text);
                 } else if own.validity.is_near_its_end(now) {
                     let text = format!(
                         "the certificate of {identity} expires at {until} and has not been renewed yet"
@@ -105,9 +101,12 @@ impl Identities {
         let own = self.context.certificate.newest();
         let own = own.iter().map(|certificate| {
             let validity = &certificate.validity;
-            let state = match validity.is_near_its_end(now) {
-                true => "expiring",
-                false => state(validity.not_after, now),
+            let state = if validity.is_early(now) {
+                "not valid yet"
+            } else if validity.is_near_its_end(now) {
+                "expiring"
+            } else {
+                state(validity.not_after, now)
             };
             Certificate {
                 kind: "workload".to_owned(),
@@ -135,4 +134,45 @@ impl Identities {
 
 fn state(not_after: SystemTime, now: SystemTime) -> &'static str {
     if not_after > now { "valid" } else { "expired" }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::identity::TrustDomain;
+    use crate::net::latest::LatestWriter;
+    use crate::tls::certificate::Certificate as Own;
+    use crate::tls::development::Authority;
+    use crate::tls::server::provider;
+
+    #[test]
+    fn a_certificate_that_is_not_valid_yet_is_a_problem_and_the_gateway_is_not_ready() {
+        let authority = Authority::new(TrustDomain::parse("td").expect("legal")).expect("a CA");
+        let identity = authority.identity("a", "b").expect("legal");
+        let issued = authority.issue(&identity, &[], 1).expect("issued");
+        let (chain, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
+        let mut own = Own::from_pem(chain, key, &provider()).expect("usable");
+        let now = SystemTime::now();
+        own.validity.not_before = now + Duration::from_secs(3_600);
+        let from = rfc3339(own.validity.not_before);
+        let certificate = LatestWriter::default();
+        certificate.set(Arc::new(own));
+        let status = SourceStatus { source: "files", ..SourceStatus::default() };
+        let identities = Identities {
+            context: NodeContext {
+                certificate: certificate.reader(),
+                trust: LatestWriter::default().reader(),
+            },
+            status: watch::Sender::new(status).subscribe(),
+        };
+        let closed = identities.gate().and_then(|gate| gate.closed);
+        assert_eq!(closed, Some(format!("the certificate is not valid before {from}")));
+        let [problem] = &identities.problems(now)[..] else { panic!("one") };
+        assert_eq!(problem.code, Code::CertificateExpired);
+        assert_eq!(problem.text, format!("the certificate of {identity} is not valid before {from}"));
+        assert_eq!(identities.certificates()[0].state, "not valid yet");
+    }
 }

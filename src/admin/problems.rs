@@ -136,10 +136,11 @@ codes! {
         "The gateway's own certificate has less than a third of its lifetime left and has not been renewed.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateExpired = "certificate_expired",
-        "The gateway's own certificate has expired, so HBONE callers refuse it. The gateway is not ready.",
+        "The gateway's own certificate has expired or is not valid yet, so HBONE callers refuse it. The gateway is not ready.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateSource = "certificate_source",
-        "A certificate, or the roots of a trust domain, cannot be read or renewed. The last good certificate or roots stay in use.",
+        "A certificate, or the roots of a trust domain, cannot be read or renewed, or a new certificate is not valid yet. The last \
+         good certificate or roots stay in use. A certificate that is not valid yet is used as soon as it is valid.",
         "`identity` of `isthmus status -o json`";
     RootsExpired = "roots_expired",
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",

@@ -24,7 +24,7 @@ pub struct Certificate {
     pub count: Option<usize>,
     /// The end of the validity; for roots, the end of the last root's validity.
     pub not_after: Option<String>,
-    /// The state: `valid`, `expiring` or `expired`.
+    /// The state: `valid`, `expiring`, `expired` or `not valid yet`; for roots, `valid` or `expired`.
     pub state: String,
 }
 

@@ -13,6 +13,7 @@ use rustls::sign::CertifiedKey;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::model::identity::{Identity, IdentityError};
+use crate::telemetry::clock::rfc3339;
 
 /// The number of characters in a line of PEM (RFC 7468 §2).
 const PEM_LINE: usize = 64;
@@ -61,6 +62,20 @@ impl Validity {
     /// Returns true if the certificate has expired.
     pub fn is_over(&self, now: SystemTime) -> bool {
         self.not_after <= now
+    }
+
+    /// Returns true if the certificate is not valid yet.
+    pub fn is_early(&self, now: SystemTime) -> bool {
+        self.not_before > now
+    }
+
+    /// Returns why the certificate is not valid at this time, as a clause that follows "the certificate"; `None` if it is valid.
+    pub fn fault(&self, now: SystemTime) -> Option<String> {
+        if self.is_over(now) {
+            Some(format!("expired at {}", rfc3339(self.not_after)))
+        } else {
+            self.is_early(now).then(|| format!("is not valid before {}", rfc3339(self.not_before)))
+        }
     }
 }
 

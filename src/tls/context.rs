@@ -127,6 +127,7 @@ impl CertificateRotation {
             self.begin(announced::keep(self.store.clone(), state.clone()));
         }
         self.begin(files.run(watch));
+        self.begin(sink.clone().apply_waiting());
         match (&options.source, &options.expected) {
             (Some(Source::IstioCa(authority)), Some(identity)) => {
                 self.begin(istio_ca::run(authority.clone(), identity.clone(), sink, self.scope.clone()));
@@ -144,6 +145,7 @@ impl CertificateRotation {
     fn sink(&self, options: &Options) -> Sink {
         Sink {
             certificate: self.certificate.clone(),
+            waiting: watch::Sender::default(),
             status: self.store.status.clone(),
             expected: options.expected.clone(),
             configured: options.trust.iter().map(|trust| trust.trust_domain.clone()).collect(),

@@ -17,7 +17,6 @@ use crate::model::identity::TrustDomain;
 use crate::net::file;
 use crate::net::reading::Readings;
 use crate::net::watch::FileWatch;
-use crate::telemetry::clock::rfc3339;
 
 /// The size limit of a PEM file in bytes.
 const BYTES_MAX: u64 = 4 << 20;
@@ -144,10 +143,8 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
     if let Some(Source::Files { certificate, key }) = &options.source {
         let problem = match read_pair(certificate, key, &provider()) {
             Ok(found) => found.is_not_of(options.expected.as_ref()).or_else(|| {
-                let (until, over) = (found.validity.not_after, found.validity.is_over(SystemTime::now()));
-                over.then(|| {
-                    format!("{}: the certificate expired at {}", certificate.display(), rfc3339(until))
-                })
+                let fault = found.validity.fault(SystemTime::now())?;
+                Some(format!("{}: the certificate {fault}", certificate.display()))
             }),
             Err(problem) => Some(problem),
         };

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::certificate::Certificate;
 use super::roots::{PeerTrust, RootStore, Roots};
-use super::status::{CERTIFICATE, SourceStatus};
+use super::status::{CERTIFICATE, NEXT, SourceStatus};
 use crate::model::identity::{Identity, TrustDomain};
 use crate::model::place::ClusterId;
 use crate::net::latest::LatestWriter;
@@ -85,6 +85,8 @@ pub struct TrustFile {
 #[derive(Clone)]
 pub struct Sink {
     pub(super) certificate: LatestWriter<Certificate>,
+    /// A certificate that is not valid yet, while the one in use is valid.
+    pub(super) waiting: watch::Sender<Option<Arc<Certificate>>>,
     pub(super) status: watch::Sender<SourceStatus>,
     pub(super) expected: Option<Identity>,
     /// Trust domains whose roots are configured as files. A source cannot override them, even if the file
@@ -163,18 +165,74 @@ impl Sink {
         if !self.is_of(&roots) {
             return;
         }
-        let until = rfc3339(certificate.validity.not_after);
-        if certificate.validity.is_over(SystemTime::now()) {
-            tracing::error!(identity = %certificate.identity, until, "this gateway's certificate is in use \
-                                                                      although it has expired");
-        } else {
-            tracing::info!(identity = %certificate.identity, until, "a new certificate is in use");
-        }
-        self.certificate.set(Arc::new(certificate));
-        self.status.send_modify(|status| {
-            status.renewed = Some(SystemTime::now());
-            status.problems.remove(CERTIFICATE);
+        let (now, certificate) = (SystemTime::now(), Arc::new(certificate));
+        // `waiting` is changed last, so that `apply_waiting` cannot apply an older certificate at the same time.
+        self.waiting.send_modify(|waiting| {
+            let in_use = self.certificate.newest();
+            let in_use = in_use.filter(|own| certificate.validity.is_early(now) && own.validity.fault(now).is_none());
+            match in_use {
+                Some(own) => {
+                    self.store.problem(
+                        NEXT,
+                        format!(
+                            "the new certificate is not valid before {}; the certificate in use, which is valid until {}, \
+                             stays in use until then",
+                            rfc3339(certificate.validity.not_before),
+                            rfc3339(own.validity.not_after)
+                        ),
+                    );
+                    *waiting = Some(certificate);
+                }
+                None => {
+                    self.apply(certificate, now);
+                    *waiting = None;
+                }
+            }
         });
+        self.store.solved(CERTIFICATE);
+    }
+
+    fn apply(&self, certificate: Arc<Certificate>, now: SystemTime) {
+        let until = rfc3339(certificate.validity.not_after);
+        match certificate.validity.fault(now) {
+            Some(fault) => {
+                tracing::error!(identity = %certificate.identity, until, "this gateway's certificate is in use \
+                                                                                     although it {fault}")
+            }
+            None => tracing::info!(identity = %certificate.identity, until, "a new certificate is in use"),
+        }
+        self.certificate.set(certificate);
+        self.status.send_modify(|status| {
+            status.renewed = Some(now);
+            status.problems.remove(NEXT);
+        });
+    }
+
+    /// Applies each waiting certificate when its validity begins.
+    pub(super) async fn apply_waiting(self) {
+        let mut changes = self.waiting.subscribe();
+        loop {
+            let begins = changes.borrow_and_update().as_ref().map(|waiting| waiting.validity.not_before);
+            let begun = async {
+                match begins {
+                    Some(begins) => until(begins).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                // The sender is a field of `self`, so it is not closed.
+                _ = changes.changed() => {}
+                () = begun => {
+                    let now = SystemTime::now();
+                    self.waiting.send_modify(|waiting| {
+                        if let Some(certificate) = waiting.take_if(|waiting| !waiting.validity.is_early(now)) {
+                            self.apply(certificate, now);
+                        }
+                    });
+                }
+            }
+        }
     }
 
     /// Reports that the source could not get a certificate; the last good one stays in use.
@@ -235,6 +293,7 @@ mod tests {
             let store = RootStore::default();
             Self {
                 certificate: LatestWriter::default(),
+                waiting: watch::Sender::default(),
                 status: store.status.clone(),
                 expected: expected.map(|expected| Identity::parse(expected).expect("legal")),
                 configured: configured.iter().map(|name| domain(name)).collect(),
@@ -271,6 +330,66 @@ mod tests {
         assert_eq!(trusted(&sink), ["east", "td"]);
         sink.supply_trust(roots(&authority, &["td"]));
         assert_eq!(trusted(&sink), ["td"], "what is withdrawn is not believed");
+    }
+
+    /// Returns the time that lies this many seconds ahead.
+    fn ahead(seconds: u64) -> SystemTime {
+        SystemTime::now() + Duration::from_secs(seconds)
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_is_not_valid_yet_replaces_a_valid_one_only_when_its_time_has_come() {
+        let authority = Authority::new(domain("td")).expect("a CA");
+        let from = |begin: SystemTime| {
+            let mut certificate = certificate(&authority, "spiffe://td/a");
+            certificate.validity.not_before = begin;
+            certificate
+        };
+        let serial = |sink: &Sink| sink.certificate.newest().map(|certificate| certificate.serial.clone());
+        let sink = Sink::alone(None, &[]);
+        let early = from(ahead(3_600));
+        let of_early = Some(early.serial.clone());
+        assert!(sink.offer(early));
+        assert_eq!(serial(&sink), of_early, "without another certificate it is used");
+        assert!(sink.status.borrow().problems.is_empty());
+        let good = certificate(&authority, "spiffe://td/a");
+        let of_good = Some(good.serial.clone());
+        assert!(sink.offer(good));
+        sink.failed("a file is missing".to_owned());
+        assert!(sink.offer(from(ahead(3_600))));
+        assert_eq!(serial(&sink), of_good);
+        let problems = sink.status.borrow().problems.clone();
+        let [(NEXT, problem)] = &problems.iter().map(|(of, why)| (of.as_str(), why)).collect::<Vec<_>>()[..]
+        else {
+            panic!("{problems:?}")
+        };
+        assert!(problem.starts_with("the new certificate is not valid before "), "{problem}");
+        // A later certificate replaces the waiting one.
+        let soon = from(SystemTime::now() + Duration::from_millis(300));
+        let of_soon = Some(soon.serial.clone());
+        assert!(sink.offer(soon));
+        assert_eq!(serial(&sink), of_good);
+        let mut changed = sink.certificate.reader();
+        changed.see();
+        tokio::select! {
+            () = sink.clone().apply_waiting() => {}
+            changed = tokio::time::timeout(Duration::from_secs(20), changed.changed()) => drop(changed.expect("applied")),
+        }
+        assert_eq!(serial(&sink), of_soon);
+        assert!(sink.status.borrow().problems.is_empty());
+    }
+
+    #[test]
+    fn an_expired_certificate_does_not_keep_one_that_is_not_valid_yet_waiting() {
+        let authority = Authority::new(domain("td")).expect("a CA");
+        let sink = Sink::alone(None, &[]);
+        let mut expired = certificate(&authority, "spiffe://td/a");
+        expired.validity.not_after = SystemTime::UNIX_EPOCH;
+        let mut early = certificate(&authority, "spiffe://td/a");
+        early.validity.not_before = ahead(60);
+        let serial = early.serial.clone();
+        assert!(sink.offer(expired) && sink.offer(early));
+        assert_eq!(sink.certificate.newest().map(|own| own.serial.clone()), Some(serial));
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub struct SourceStatus {
 /// The key of the certificate's problem in [`SourceStatus::problems`].
 pub const CERTIFICATE: &str = "certificate";
 
+/// The key in [`SourceStatus::problems`] of a certificate that is not used yet, because it is not valid yet.
+pub const NEXT: &str = "next certificate";
+
 /// Returns the key in [`SourceStatus::problems`] of a problem with the roots of a trust domain.
 pub fn trust_of(domain: &TrustDomain) -> String {
     format!("trust of {domain}")

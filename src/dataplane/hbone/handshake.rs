@@ -24,7 +24,6 @@ use crate::dataplane::peek::Waiting;
 use crate::dataplane::shared::Hbone;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
-use crate::telemetry::clock::rfc3339;
 use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::server::refused_identity;
 use crate::tls::trust::{describe, is_expired};
@@ -140,17 +139,14 @@ fn tls_failed(error: &io::Error) -> Failed {
     }
 }
 
-/// If this gateway's own certificate has expired, adds this to the detail of a failed handshake: callers refuse such a
+/// If this gateway's own certificate has expired or is not valid yet, adds this to the detail of a failed handshake: callers refuse such a
 /// certificate, and few of them say why. The first word of the detail is the code of the problem in `status`.
 fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
     let own = hbone.context.certificate.newest();
-    let expired = own.filter(|own| own.validity.is_over(SystemTime::now()));
-    match (failed.reason, expired) {
-        (Reason::TlsFailed | Reason::ClientGone, Some(own)) => {
-            let until = rfc3339(own.validity.not_after);
+    match (failed.reason, own.and_then(|own| own.validity.fault(SystemTime::now()))) {
+        (Reason::TlsFailed | Reason::ClientGone, Some(fault)) => {
             let said = failed.detail.as_deref().unwrap_or_default();
-            let text =
-                format!("certificate_expired: this gateway's own certificate expired at {until}: {said}");
+            let text = format!("certificate_expired: this gateway's own certificate {fault}: {said}");
             Failed::new(failed.reason, text)
         }
         _ => failed,
