@@ -276,6 +276,7 @@ mod tests {
             since: SystemTime::UNIX_EPOCH,
             read: None,
             problems: vec!["the link with the peer is lost: it broke".to_owned()],
+            copy_problem: Some("the copy cannot be written".to_owned()),
             flaws: Vec::new(),
             report: None,
             items: Counts { services: 1, ..Counts::default() },
@@ -335,6 +336,15 @@ mod tests {
         assert_eq!((linked.clock_skew_ms(), linked.problem()), (Some(-400_000), None));
         (linked.state, linked.links) = (PeerState::Stale, Vec::new());
         assert_eq!(linked.problem().as_deref(), Some("the link with the peer is lost: it broke"));
+        let unheard = RegistryStatus { problems: Vec::new(), ..registry(RegistryState::Missing) };
+        let unheard = Linked {
+            peer: linked.peer.clone(),
+            state: PeerState::Down,
+            links: Vec::new(),
+            registry: Some(unheard),
+        };
+        let problem = unheard.problem();
+        assert_eq!(problem.as_deref(), Some("the peer has not connected yet"), "a copy is no cause");
         linked
             .links
             .push(LinkStatus { problem: Some("127.0.0.1:1: refused".to_owned()), ..link(LinkState::Down) });

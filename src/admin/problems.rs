@@ -103,6 +103,10 @@ codes! {
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
          These endpoints are not used: otherwise, anyone who may write EndpointSlices could direct a service to any address.",
         "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices of the services that `isthmus explain` names";
+    StateNotKept = "state_not_kept",
+        "The last good copy of a registry cannot be written to `state.dir`, or the copy of the last run could not be read. If the \
+         registry cannot be read after a restart, its services are unknown or out of date.",
+        "permissions of `state.dir`, and the free space on the disk; `isthmus get registries`";
     RegistryLeftOut = "registry_left_out",
         "A registry has services or endpoints that its `allow` does not permit. They are left out.",
         "`isthmus get registries`; `registries[].allow`";
@@ -461,6 +465,12 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         let text = format!("{name} is {} since {}: {why}", registry.state.text(), rfc3339(registry.since));
         all.push(Problem::new(code, name, text));
     }
+    all.extend(
+        registry
+            .copy_problem
+            .iter()
+            .map(|problem| Problem::new(Code::StateNotKept, name, format!("{name}: {problem}"))),
+    );
     if let Some(first) = registry.flaws.iter().flat_map(|lines| lines.iter()).next() {
         let text = format!("{name}: {} objects have mistakes, the first one: {first}", registry.flaws.len());
         all.push(Problem::new(Code::RegistryFlawed, name, text));
@@ -601,6 +611,8 @@ fn log_changes(before: &[Problem], now: &[Problem]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::place::{ClusterId, Network};
+    use crate::snapshot::shard::Counts;
 
     #[test]
     fn a_code_that_many_things_have_is_cut_and_counted() {
@@ -617,6 +629,33 @@ mod tests {
             metric.contains(&format!("isthmus_problems{{code=\"name_unresolved\"}} {}\n", LISTED_MAX + 7))
         );
         assert!(metric.contains("isthmus_problems{code=\"registry_stale\"} 0\n"), "{metric}");
+    }
+
+    #[test]
+    fn a_copy_that_cannot_be_written_is_a_problem_of_a_live_registry_too() {
+        let registry = RegistryStatus {
+            name: "local".into(),
+            cluster: ClusterId::default(),
+            network: Network::default(),
+            is_peer: false,
+            state: RegistryState::Live,
+            since: SystemTime::UNIX_EPOCH,
+            read: None,
+            problems: Vec::new(),
+            copy_problem: Some("the copy cannot be written: no space".to_owned()),
+            flaws: Vec::new(),
+            report: None,
+            items: Counts::default(),
+            changes: 0,
+            errors: BTreeMap::new(),
+        };
+        let problem =
+            Problem::new(Code::StateNotKept, "local", "local: the copy cannot be written: no space");
+        assert_eq!(of_registry(&registry), std::slice::from_ref(&problem));
+        let registry = RegistryStatus { state: RegistryState::Missing, ..registry };
+        let [missing, kept] = &of_registry(&registry)[..] else { panic!("two") };
+        assert!(missing.text.ends_with(": the registry was not read yet"), "{}", missing.text);
+        assert_eq!(*kept, problem);
     }
 
     #[test]

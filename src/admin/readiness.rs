@@ -91,6 +91,7 @@ mod tests {
             network: Network::default(),
             state,
             problems: vec!["no such file".to_owned()],
+            copy_problem: None,
             flaws: Vec::new(),
             report: None,
             items: Counts::default(),

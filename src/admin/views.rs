@@ -125,7 +125,7 @@ pub fn registries(aggregator: &AggregatorStatus) -> Vec<api::registry::Registry>
             state: registry.state.text().to_owned(),
             changes: registry.changes,
             flawed: registry.flaws.len(),
-            problems: registry.problems.iter().chain(flaws).cloned().collect(),
+            problems: registry.problems.iter().chain(&registry.copy_problem).chain(flaws).cloned().collect(),
             services: registry.items.services,
             endpoints: registry.items.endpoints,
             gateways: registry.items.gateways,

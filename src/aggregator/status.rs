@@ -95,8 +95,10 @@ pub struct RegistryStatus {
     pub since: SystemTime,
     /// When the items in use were read, perhaps by an earlier process; `None`: the registry was never read.
     pub read: Option<SystemTime>,
-    /// The problems of the registry, a line each.
+    /// The problems with reading the registry, a line each.
     pub problems: Vec<String>,
+    /// Why the copy of the registry in the state folder cannot be read or written.
+    pub copy_problem: Option<String>,
     /// The problems of each flawed object, a line each; the last good state of these objects is in use.
     pub flaws: Vec<Arc<[String]>>,
     /// The report on how the registry is read; `None` if its kind sends no report.

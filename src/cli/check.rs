@@ -89,6 +89,7 @@ const AREAS: [Area; 8] = [
             Code::RegistryFlawed,
             Code::RegistryImpaired,
             Code::EndpointClaimed,
+            Code::StateNotKept,
             Code::RegistryLeftOut,
             Code::AddressNotAllowed,
             Code::ServiceConflict,
@@ -162,6 +163,7 @@ const fn state_of(code: Code) -> State {
         | Code::RegistryLeftOut
         | Code::RegistryImpaired
         | Code::EndpointClaimed
+        | Code::StateNotKept
         | Code::AddressNotAllowed
         | Code::ServiceConflict
         | Code::ExportAbsent

@@ -35,12 +35,12 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Renames a damaged file so that the operator can look at it. Returns a text that says where the file is then.
+/// Renames a damaged file so that the operator can look at it. Returns a clause about the file that says where it is then.
 pub fn set_aside(path: &Path) -> String {
     let aside = with_suffix(path, ".damaged");
     match fs::rename(path, &aside) {
-        Ok(()) => aside.display().to_string(),
-        Err(error) => format!("{}, because it cannot be renamed ({error})", path.display()),
+        Ok(()) => format!("was renamed to {}", aside.display()),
+        Err(error) => format!("cannot be renamed to {} ({error})", aside.display()),
     }
 }
 
@@ -49,4 +49,19 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clause_about_a_damaged_file_says_whether_it_was_renamed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, aside) = (folder.path().join("list"), folder.path().join("list.damaged"));
+        fs::write(&file, "text").expect("written");
+        assert_eq!(set_aside(&file), format!("was renamed to {}", aside.display()));
+        let failed = set_aside(&file);
+        assert!(failed.starts_with(&format!("cannot be renamed to {} (", aside.display())), "{failed}");
+    }
 }

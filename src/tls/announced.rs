@@ -71,7 +71,7 @@ fn forget_others(state: &Path, peers: &BTreeSet<String>) {
 /// Reads the stored roots of a peer; `None` if there are none, or if they are of another trust domain. Blocks.
 fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
     let file = RootFile::load(path, KIND)
-        .map_err(|fault| format!("{fault}; the file is not used and was renamed to {}", set_aside(path)))?;
+        .map_err(|fault| format!("{fault}; the file is not used and {}", set_aside(path)))?;
     let Some(file) = file else { return Ok(None) };
     let is_of_peer = file.field("alias") == Some(peer.alias.as_str())
         && file.field("trustDomain") == Some(peer.trust_domain.as_str());

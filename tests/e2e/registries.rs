@@ -225,6 +225,9 @@ fn copies_that_cannot_be_written_are_a_problem_and_no_more() {
     let problem =
         eventually("the problem", || status(&gateway, 0)["problems"][0].as_str().map(str::to_owned));
     assert!(problem.starts_with("the registry's last good copy cannot be written: "), "{problem}");
+    let problems = gateway.json("/api/v1/status")["problems"].clone();
+    let is_kept = |one: &Value| one["code"] == "state_not_kept";
+    assert!(problems.as_array().is_some_and(|all| all.iter().any(is_kept)), "{problems}");
     assert_eq!(status(&gateway, 0)["state"], "live");
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
     // After a reload with a usable folder, the current state is written at once.

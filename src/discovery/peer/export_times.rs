@@ -78,7 +78,7 @@ impl ExportTimes {
                 Err(fault) => {
                     let aside = set_aside(&place);
                     tracing::error!(
-                        "{}: {fault}; the file is not used and was renamed to {aside}, and all services count as exported from this time on, so \
+                        "{}: {fault}; the file is not used and {aside}; all services count as exported from this time on, so \
                          new peers may assign other virtual addresses to them",
                         place.display()
                     );
