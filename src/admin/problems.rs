@@ -193,8 +193,8 @@ codes! {
         "`isthmus peers -o yaml`; `peers[].export`, `peers[].import`, `peers[].limits`";
     XdsClientRefused = "xds_client_refused",
         "An xDS client was refused in the last ten minutes because no rule of `xds.clients` allows the network or \
-         cluster that it claims.",
-        "the log of the gateway, `xds.clients`; `isthmus_xds_refused_total`";
+         cluster that it claims, or because its TLS handshake failed, for example without a certificate of a trusted authority.",
+        "the log of the gateway, `xds.refused` of `isthmus status -o json`; `xds.clients`, `trust`; `isthmus_xds_refused_total`";
 }
 
 /// Counters of losses: an increase is a problem. Each has the code of that problem, and the noun for its text.

@@ -106,7 +106,8 @@ pub struct RefusedClients {
     pub recent: Vec<RefusedClient>,
 }
 
-/// A client whose claims no rule of `xds.clients` allows.
+/// A client whose claims no rule of `xds.clients` allows, or that was refused in the TLS handshake. The latter has no node,
+/// network and cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RefusedClient {
@@ -118,7 +119,7 @@ pub struct RefusedClient {
     pub network: String,
     /// The cluster that the client claims.
     pub cluster: String,
-    /// The error that the client got.
+    /// The reason of the last refusal.
     pub why: String,
     /// The time of the first refusal.
     pub first: String,

@@ -172,7 +172,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_xds_refused_total",
         "Streams of xDS clients that were refused because no rule of xds.clients allows the network or cluster that the client \
-         claims.",
+         claims, and connections that were refused in the TLS handshake.",
     ),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
     (

@@ -83,6 +83,11 @@ fn clients_are_known_by_their_certificates() {
         assert_eq!(ask(pki, cart, "east", certificate)["code"], "UNAVAILABLE", "not past TLS");
     }
     gateway.told("xDS client refused");
+    // Two claims and two handshakes; a client may try a failed handshake again.
+    assert!(gateway.metric("isthmus_xds_refused_total", &[]) >= 4.0);
+    let refused = gateway.json("/api/v1/status")["xds"]["refused"]["recent"].clone();
+    let is_of_tls = |one: &Value| one["who"] == "127.0.0.1" && one["network"] == "";
+    assert!(refused.as_array().is_some_and(|all| all.iter().any(is_of_tls)), "{refused}");
 }
 
 #[test]

@@ -74,15 +74,26 @@ trait Io: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
-/// Performs the TLS handshake if TLS is on; returns `None` if the handshake fails.
-pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Option<Connection> {
-    let connection = match tls {
+/// The reason why a connection is not served.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// The client is refused.
+    Refused {
+        /// The client's identity, or its address if it has proven no identity.
+        who: String,
+        /// The reason.
+        why: String,
+    },
+    /// The connection ended, or was too slow, before the TLS handshake was complete.
+    Ended(io::Error),
+}
+
+/// Performs the TLS handshake if TLS is on.
+pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
+    match tls {
         Some(tls) => Box::pin(secure(tls, socket, seat)).await,
         None => Ok(plain(socket, seat)),
-    };
-    connection
-        .inspect_err(|problem| tracing::info!(peer = %seat.peer(), "xDS client refused: {problem}"))
-        .ok()
+    }
 }
 
 fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
@@ -97,33 +108,36 @@ fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
     Guarded::until(io, seat, Box::pin(std::future::pending()))
 }
 
-async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, String> {
+async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
     let Tls { config, mut trust } = tls;
     let peer = seat.peer();
     tokio::select! {
         biased;
-        error = seat.clone().ended() => return Err(error.to_string()),
-        readable = socket.readable() => readable.map_err(|error| error.to_string())?,
+        error = seat.clone().ended() => return Err(NotOpened::Ended(error)),
+        readable = socket.readable() => readable.map_err(NotOpened::Ended)?,
         () = tokio::time::sleep(FIRST_BYTE) => {
             seat.was_silent();
-            return Err("the client sent nothing in time".to_owned());
+            let silent = io::Error::new(io::ErrorKind::TimedOut, "the client sent nothing in time");
+            return Err(NotOpened::Ended(silent));
         }
     }
     // If the roots change after this line, the client's certificate is verified again.
     trust.see();
     let accepted = tokio::select! {
         biased;
-        error = seat.clone().ended() => return Err(error.to_string()),
+        error = seat.clone().ended() => return Err(NotOpened::Ended(error)),
         accepted = TlsAcceptor::from(config).accept(guarded(socket, seat)) => accepted,
     };
-    let stream =
-        accepted.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
-    let proof = Proof::of(stream.get_ref().1, &mut trust)?;
+    let refused = |why: String| NotOpened::Refused { who: peer.ip().to_string(), why };
+    let stream = accepted.map_err(|error| match tls_error_of(&error).map(describe) {
+        Some(why) => refused(why),
+        None => NotOpened::Ended(error),
+    })?;
+    let proof = Proof::of(stream.get_ref().1, &mut trust).map_err(refused)?;
     if proof.is_of_peer {
-        return Err(format!(
-            "{} is the identity of a peer, and peers receive services only over their link",
-            proof.identity
-        ));
+        let who = proof.identity.to_string();
+        let why = format!("{who} is the identity of a peer, and peers receive services only over their link");
+        return Err(NotOpened::Refused { who, why });
     }
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
     let called_on = CalledOn { caller, seat: seat.clone() };

@@ -13,7 +13,7 @@ use tonic::Status;
 use super::budget::Budget;
 use super::connection;
 use super::hub::Hub;
-use super::incoming::{self, CalledOn, Caller, Tls};
+use super::incoming::{self, CalledOn, Caller, NotOpened, Tls};
 use super::kind::Kind;
 use super::message::Message;
 use super::node::NodeInfo;
@@ -78,7 +78,16 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
         let (client, tls) = (service.clone(), tls.clone());
         // One task per connection, so that a slow handshake delays no other client.
         service.scope.spawn(async move {
-            let Some(connection) = incoming::open(tls, socket, &seat).await else { return };
+            let connection = match incoming::open(tls, socket, &seat).await {
+                Ok(connection) => connection,
+                Err(NotOpened::Refused { who, why }) => {
+                    client.metrics.refused();
+                    return client.clients.refuse_in_tls(seat.peer(), who, why);
+                }
+                Err(NotOpened::Ended(error)) => {
+                    return tracing::debug!(peer = %seat.peer(), %error, "an xDS connection ended before the end of its TLS handshake");
+                }
+            };
             drop(seat);
             let called_on = connection.called_on().clone();
             let peer = called_on.caller.peer;

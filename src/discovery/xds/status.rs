@@ -1,6 +1,7 @@
 //! The state of each client, for operators.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -34,18 +35,18 @@ struct Refusals {
     untold: u64,
 }
 
-/// A client whose claim no rule allows.
+/// A client whose claim no rule allows, or that was refused in the TLS handshake.
 #[derive(Clone, Debug)]
 pub struct RefusedClient {
     /// The client's identity, or its address if it has no identity.
     pub who: String,
-    /// The id in the client's node.
+    /// The id in the client's node; empty for a client that was refused in the TLS handshake.
     pub node: String,
-    /// The network that the client claims.
+    /// The network that the client claims; empty for a client that was refused in the TLS handshake.
     pub network: String,
-    /// The cluster that the client claims.
+    /// The cluster that the client claims; empty for a client that was refused in the TLS handshake.
     pub cluster: String,
-    /// The error that the client got.
+    /// The reason of the last refusal.
     pub why: String,
     /// The time of the first refusal.
     pub first: SystemTime,
@@ -54,6 +55,15 @@ pub struct RefusedClient {
     /// The number of refusals.
     pub count: u64,
     warned: Option<Instant>,
+}
+
+impl RefusedClient {
+    /// Returns a client that was refused once, at this time.
+    fn new(who: String, why: String) -> Self {
+        let time = SystemTime::now();
+        let (node, network, cluster) = Default::default();
+        Self { who, node, network, cluster, why, first: time, last: time, count: 1, warned: None }
+    }
 }
 
 /// The status of one client's stream.
@@ -128,37 +138,40 @@ impl Clients {
 
     /// Records a client whose claims no rule allows, and logs the refusal within a rate limit.
     pub fn refuse(&self, caller: &Caller, node_info: &NodeInfo, denied: &Denied) {
-        let (now, time) = (Instant::now(), SystemTime::now());
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        refusals.total += 1;
         let viewer = &node_info.viewer;
-        let is_same = |other: &RefusedClient| {
-            other.who == denied.who
-                && other.network == viewer.network.as_str()
-                && other.cluster == viewer.cluster.as_str()
-        };
-        let known = refusals.clients.iter().position(is_same).and_then(|at| refusals.clients.remove(at));
-        let mut client = known.unwrap_or_else(|| RefusedClient {
-            who: denied.who.clone(),
-            node: String::new(),
+        let refused = RefusedClient {
+            node: node_info.id.clone(),
             network: viewer.network.to_string(),
             cluster: viewer.cluster.to_string(),
-            why: String::new(),
-            first: time,
-            last: time,
-            count: 0,
-            warned: None,
-        });
-        client.node.clone_from(&node_info.id);
-        client.why = denied.to_string();
-        client.last = time;
-        client.count += 1;
+            ..RefusedClient::new(denied.who.clone(), denied.to_string())
+        };
+        self.record(caller.peer, refused);
+    }
+
+    /// Records a client that was refused in the TLS handshake, and logs the refusal within a rate limit. `who` is the client's
+    /// identity, or its address.
+    pub fn refuse_in_tls(&self, peer: SocketAddr, who: String, why: String) {
+        self.record(peer, RefusedClient::new(who, why));
+    }
+
+    fn record(&self, peer: SocketAddr, mut client: RefusedClient) {
+        let now = Instant::now();
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.total += 1;
+        let is_same = |other: &RefusedClient| {
+            other.who == client.who && other.network == client.network && other.cluster == client.cluster
+        };
+        let at = refusals.clients.iter().position(is_same);
+        if let Some(known) = at.and_then(|at| refusals.clients.remove(at)) {
+            (client.first, client.warned) = (known.first, known.warned);
+            client.count += known.count;
+        }
         let is_over =
             |since: Option<Instant>, rest| since.is_none_or(|since| now.duration_since(since) >= rest);
         if is_over(refusals.warned, WARN.0) && is_over(client.warned, WARN.1) {
             (refusals.warned, client.warned) = (Some(now), Some(now));
             let untold = std::mem::take(&mut refusals.untold);
-            tracing::warn!(peer = %caller.peer, node = client.node, untold, "xDS client refused: {denied}");
+            tracing::warn!(%peer, node = client.node, untold, "xDS client refused: {}", client.why);
         } else {
             refusals.untold += 1;
         }
@@ -233,5 +246,31 @@ impl Drop for ClientEntry {
     fn drop(&mut self) {
         self.clients.streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
         self.clients.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_that_are_refused_in_tls_are_counted_and_remembered() {
+        let clients = Clients::default();
+        let refuse = |who: &str, why: &str| {
+            clients.refuse_in_tls(([127, 0, 0, 1], 9).into(), who.to_owned(), why.to_owned());
+        };
+        refuse("127.0.0.1", "no certificate");
+        refuse("127.0.0.2", "no certificate");
+        refuse("127.0.0.1", "an unknown issuer");
+        let (total, recent) = clients.refused();
+        let recent: Vec<_> = recent
+            .iter()
+            .map(|client| (&*client.who, &*client.why, client.count, client.warned.is_some()))
+            .collect();
+        assert_eq!(total, 3);
+        // The log gets at most one line per second.
+        let expected =
+            [("127.0.0.1", "an unknown issuer", 2, true), ("127.0.0.2", "no certificate", 1, false)];
+        assert_eq!(recent, expected);
     }
 }
