@@ -43,6 +43,16 @@ pub enum ClientError {
         /// The cause.
         cause: String,
     },
+    /// The user may not open the API's socket.
+    #[error(
+        "cannot reach the admin API at {url}: {cause}; only root and the user that the gateway runs as may open this socket"
+    )]
+    Forbidden {
+        /// The URL of the API.
+        url: String,
+        /// The cause.
+        cause: String,
+    },
     /// The API answered with an error status; the text is the body.
     #[error("{0}")]
     Refused(String),
@@ -122,12 +132,22 @@ pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResp
 async fn send(admin: &str, method: &str, path: &str, sent: Sent<'_>) -> Result<ApiResponse, ClientError> {
     let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
     match tokio::time::timeout(sent.patience, exchange(admin, method, path, sent.text)).await {
-        Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
+        Ok(answer) => answer.map_err(|error| match is_forbidden(admin, &error) {
+            true => ClientError::Forbidden { url: admin.to_owned(), cause: error.to_string() },
+            false => unreachable(error.to_string()),
+        }),
         Err(_) => Err(unreachable(format!("no answer within {} s", sent.patience.as_secs()))),
     }
 }
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// Returns true if the error says that this user may not open the socket at `admin`.
+fn is_forbidden(admin: &str, error: &Failed) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    admin.starts_with("unix:")
+        && error.is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+}
 
 async fn exchange(admin: &str, method: &str, path: &str, text: &str) -> Result<ApiResponse, Failed> {
     if let Some(socket) = admin.strip_prefix("unix:") {
@@ -188,6 +208,14 @@ mod tests {
         std::fs::remove_file(&socket).expect("removed");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
         assert_eq!(default_address(&socket), format!("unix:{}", socket.display()));
+    }
+
+    #[test]
+    fn a_socket_that_the_user_may_not_open_is_told_from_one_that_nobody_serves() {
+        let of = |kind: std::io::ErrorKind| Failed::from(std::io::Error::from(kind));
+        assert!(is_forbidden("unix:/run/isthmus/admin.sock", &of(std::io::ErrorKind::PermissionDenied)));
+        assert!(!is_forbidden("unix:/run/isthmus/admin.sock", &of(std::io::ErrorKind::ConnectionRefused)));
+        assert!(!is_forbidden("http://127.0.0.1:1", &of(std::io::ErrorKind::PermissionDenied)));
     }
 
     #[test]

@@ -366,7 +366,9 @@ impl Failure {
         use client::ClientError;
         matches!(
             self,
-            Self::Client(ClientError::Unreachable { .. }) | Self::Unreachable(_) | Self::ReportedUnreachable
+            Self::Client(ClientError::Unreachable { .. } | ClientError::Forbidden { .. })
+                | Self::Unreachable(_)
+                | Self::ReportedUnreachable
         )
     }
 }
@@ -445,8 +447,10 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Demo(args) => demo::run(&args, out),
         Command::Healthcheck(admin) => healthcheck(&admin, out),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "isthmus", out);
-            Ok(())
+            // `generate` panics if its output cannot be written.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "isthmus", &mut script);
+            Ok(out.write_all(&script)?)
         }
     }
 }
@@ -548,4 +552,28 @@ fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
     let answer = client::get(&admin.url(), "/readyz?verbose")?;
     write!(out, "{}", answer.body)?;
     if answer.status == 200 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An output that cannot be written, like `/dev/full` or a closed pipe.
+    struct Full;
+
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_completion_script_that_cannot_be_written_is_an_error_and_no_panic() {
+        let failed = dispatch(Command::Completion { shell: clap_complete::Shell::Bash }, &mut Full);
+        assert!(matches!(failed, Err(Failure::Output(_))), "{failed:?}");
+    }
 }

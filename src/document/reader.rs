@@ -8,11 +8,14 @@ use super::key::{Key, ReadKey};
 use super::nearest::nearest;
 use super::problem::{InvalidValue, Path, Position, Problems};
 use super::scalar;
-use super::table::{AnyKey, Kind, Object, Text, Union};
+use super::table::{AnyKey, Kind, Object, Presence, Text, Union};
 use super::tree::{self, Node, Scalar, ScalarType, Style, Value, is_word, shortened};
 
 /// The longest file whose whole text a message may quote, in bytes.
 const PLAIN_BYTES_MAX: usize = 16;
+
+/// The fault of an empty list that must have an item.
+const EMPTY_LIST: &str = "found an empty list, expected one item or more";
 
 /// Reports all parts of a value that its kind does not allow.
 pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems) {
@@ -20,9 +23,7 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
         (Value::Scalar(Scalar { style: Style::Unset, .. }), _) => {}
         (Value::Sequence(items), Kind::List { of, min }) => {
             if items.len() < *min {
-                let fault =
-                    "found an empty list, expected one item or more; leave the key out to set no bounds";
-                problems.error(node.position, path, fault);
+                problems.error(node.position, path, EMPTY_LIST);
             }
             for (index, item) in items.iter().enumerate() {
                 check(item, of, &path.index(index), problems);
@@ -188,6 +189,14 @@ fn check_object(
     for (key, value) in entries {
         let below = path.key(&key.text);
         match object.key(&key.text) {
+            Some(known) if lacks_items(value, known.kind()) => {
+                let advice = match known.presence() {
+                    Presence::Absent("none") | Presence::Required => String::new(),
+                    Presence::Absent(default) => format!("; leave the key out for the default: {default}"),
+                    Presence::Default(default) => format!("; leave the key out for the default: {default}"),
+                };
+                problems.error(value.position, &below, format!("{EMPTY_LIST}{advice}"));
+            }
             Some(known) => check(value, known.kind(), &below, problems),
             // If the file is not a config, a key that is not a plain word may be a secret, so the path of the problem omits it.
             None => {
@@ -211,6 +220,11 @@ fn check_object(
         let keys = object.one_of.join(", ");
         problems.error(at, path, format!("found {found} of the keys {keys}, expected exactly one of them"));
     }
+}
+
+/// Returns true if the value is an empty list, and the kind is a list that must have an item.
+fn lacks_items(value: &Node, kind: &Kind) -> bool {
+    matches!((&value.value, kind), (Value::Sequence(items), Kind::List { min: 1.., .. }) if items.is_empty())
 }
 
 fn listed_keys(object: &'static Object) -> String {

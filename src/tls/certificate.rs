@@ -91,6 +91,12 @@ pub enum CertificateFault {
     /// The key is malformed or of an unknown kind.
     #[error("found no valid PEM with one private key: {0}")]
     Key(rustls::pki_types::pem::Error),
+    /// The key is encrypted.
+    #[error("the private key is encrypted; give a key without a passphrase")]
+    EncryptedKey,
+    /// The text that should be a key is a certificate.
+    #[error("found a certificate, expected a private key")]
+    NotAKey,
     /// The key does not belong to the certificate.
     #[error("the key does not match the certificate, or is not usable: {0}")]
     Pair(rustls::Error),
@@ -126,7 +132,7 @@ pub enum IdentityFault {
 impl Certificate {
     /// Parses a certificate chain, leaf first, and its key from two PEM texts.
     pub fn from_pem(chain: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<Self, CertificateFault> {
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(CertificateFault::Key)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| key_fault(key, error))?;
         Self::from_der(certificates(chain)?, key, provider)
     }
 
@@ -147,6 +153,19 @@ impl Certificate {
         let validity = validity(&parsed);
         let key = CertifiedKey::from_der(chain, key, provider).map_err(CertificateFault::Pair)?;
         Ok(Self { identity, validity, serial, key: Arc::new(key) })
+    }
+}
+
+/// Returns why a PEM text has no usable private key.
+fn key_fault(pem: &[u8], error: rustls::pki_types::pem::Error) -> CertificateFault {
+    let text = String::from_utf8_lossy(pem);
+    // The two forms of an encrypted key: PKCS #8 (RFC 5958), and the header of a traditional key (RFC 1421).
+    if text.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----") || text.contains("Proc-Type: 4,ENCRYPTED") {
+        CertificateFault::EncryptedKey
+    } else if text.contains("-----BEGIN CERTIFICATE-----") && !text.contains("PRIVATE KEY-----") {
+        CertificateFault::NotAKey
+    } else {
+        CertificateFault::Key(error)
     }
 }
 
@@ -234,6 +253,25 @@ fn validity(certificate: &X509Certificate<'_>) -> Validity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_that_is_encrypted_or_a_certificate_is_told_so() {
+        let fault = |key: &str| {
+            let read = Certificate::from_pem(b"", key.as_bytes(), &crate::tls::server::provider());
+            read.expect_err("no key").to_string()
+        };
+        let encrypted = "the private key is encrypted; give a key without a passphrase";
+        assert_eq!(
+            fault("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"),
+            encrypted
+        );
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n\
+                   -----END RSA PRIVATE KEY-----\n";
+        assert_eq!(fault(old), encrypted);
+        let certificate = pem(&[CertificateDer::from(vec![7; 50])]);
+        assert_eq!(fault(&certificate), "found a certificate, expected a private key");
+        assert!(fault("").starts_with("found no valid PEM with one private key: "), "{}", fault(""));
+    }
 
     #[test]
     fn pem_is_read_as_it_was_written() {

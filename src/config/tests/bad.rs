@@ -27,6 +27,26 @@ pub(super) fn refused_with(lines: &str, wanted: &[&str]) {
 }
 
 #[test]
+fn empty_lists() {
+    refused_with(
+        "listeners: [{name: a, bind: ':1', from: []}]",
+        &[
+            ":2:41: listeners[0].from: found an empty list, expected one item or more; leave the key out for the default: …",
+        ],
+    );
+    refused_with(
+        "exports: [{services: []}]",
+        &[":2:22: exports[0].services: found an empty list, expected one item or more"],
+    );
+    let routes = "routes: {e.f: []}";
+    refused_with(routes, &[":2:15: routes[\"e.f\"]: found an empty list, expected one item or more"]);
+    let told = load_text(&format!("listen: ':1'\n{routes}\nexports: [{{services: []}}]\n"))
+        .expect_err("two")
+        .join("\n");
+    assert!(!told.contains("leave"), "{told}");
+}
+
+#[test]
 fn keys() {
     refused(
         "lisen: ':1'",
