@@ -70,13 +70,14 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
 }
 
 fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     let length = match path == Path::new("-") {
-        true => std::io::stdin().lock().take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?,
-        false => std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?,
+        true => std::io::stdin().lock().take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?,
+        false => std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?,
     };
     match u64::try_from(length).is_ok_and(|length| length <= FILE_BYTES_MAX) {
-        true => Ok(text),
+        // HAProxy accepts any bytes, such as Latin-1 in a comment. `words` reports lines where they matter.
+        true => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         false => Err(std::io::Error::other(format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20))),
     }
 }

@@ -90,7 +90,7 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         assert!(config.contains(&format!("#   line {}: ", line(of))), "{of}: {config}");
     }
     for wanted in [
-        "bind: \":8443\"",
+        "bind: \"0.0.0.0:8443\"",
         "bind: \"[::1]:9443\"",
         "proxyProtocol: {mode: require",
         "hello: {timeout: 5s}",

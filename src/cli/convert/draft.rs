@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use crate::api::text::clean;
+use crate::model::address::Bind;
 
 /// The result of converting a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +45,7 @@ pub(super) struct Remark {
 pub(super) struct Listener {
     pub(super) line: usize,
     pub(super) name: String,
-    pub(super) bind: String,
+    pub(super) bind: Bind,
     /// True if connections begin with a PROXY header.
     pub(super) proxy: bool,
     /// The value of `hello.timeout`.
@@ -137,7 +138,7 @@ impl Draft {
         text.push_str("listeners:\n");
         for listener in &self.listeners {
             let _ = writeln!(text, "  - name: {}  # line {}", quoted(&listener.name), listener.line);
-            let _ = writeln!(text, "    bind: {}", quoted(&listener.bind));
+            let _ = writeln!(text, "    bind: {}", quoted(&listener.bind.to_string()));
             if listener.proxy {
                 text.push_str("    proxyProtocol: {mode: require, from: [\"0.0.0.0/0\", \"::/0\"]}\n");
             }

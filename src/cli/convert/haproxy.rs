@@ -2,15 +2,19 @@
 //! endpoints. Every line is either in the draft or in a remark.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::draft::{Draft, Endpoint, Fate, Health, Listener, Route, Target};
 use super::rules::{Acls, Names};
 use super::words::{Line, Section, sections};
+use crate::document::scalar;
+use crate::model::address::{Bind, Host};
 
 /// The settings that the sections below a `defaults` section inherit.
 #[derive(Clone, Debug, Default)]
 struct Defaults {
     http: bool,
+    disabled: bool,
     balance: Option<Line>,
     default_backend: Option<Line>,
     maxconn: Option<Line>,
@@ -22,6 +26,24 @@ struct Defaults {
 struct Backend<'a> {
     section: &'a Section,
     defaults: Defaults,
+}
+
+/// The names of a frontend that its rules have decided on so far, in the order of HAProxy.
+#[derive(Default)]
+struct Decided {
+    /// Names that a rule matches, with the line of the rule.
+    taken: Vec<(usize, Names)>,
+    /// Names that no route can send where HAProxy does, for example because HAProxy refuses them; `None` if the names are not
+    /// known. A wider route must not match them.
+    refused: Vec<(usize, Option<Names>)>,
+    /// The lines of rules that lead to a backend with endpoints, but whose names are not known.
+    unknown: Vec<usize>,
+}
+
+/// The listeners of a frontend, as its routes need them.
+struct Front {
+    listeners: Vec<String>,
+    port: Option<String>,
 }
 
 struct Conversion<'a> {
@@ -50,43 +72,62 @@ pub(super) fn convert(text: &str) -> Draft {
     let mut named = BTreeMap::<&str, Defaults>::new();
     let mut frontends: Vec<(&Section, Defaults)> = Vec::new();
     for section in &sections {
+        let (kind, line) = (section.kind(), section.head.number);
         let of_section = match section.texts_of_head()[..] {
-            [_, _, "from", name] => named.get(name).cloned().unwrap_or_default(),
+            [_, _, "from", name] => {
+                if !named.contains_key(name) {
+                    let text = format!("there is no `defaults {name}` above this line to inherit from");
+                    conversion.not_converted(line, text);
+                }
+                named.get(name).cloned().unwrap_or_default()
+            }
+            // A `defaults` section inherits nothing from the one above it.
+            _ if kind == "defaults" => Defaults::default(),
             _ => defaults.clone(),
         };
-        match section.kind() {
+        if let Some(fault) = section.fault {
+            // The lines of these two sections apply whatever their names are.
+            if !["global", "defaults"].contains(&kind) {
+                let text = format!("{fault}; this {kind} (lines {line} to {}) is left out", section.end());
+                conversion.not_converted(line, text);
+                continue;
+            }
+            conversion.not_converted(line, fault);
+        }
+        match kind {
             "global" => conversion.global(section),
             "defaults" => {
-                defaults = conversion.defaults(section);
+                defaults = conversion.defaults(section, of_section);
                 named.insert(section.name(), defaults.clone());
             }
             "frontend" | "listen" | "backend" => {
-                if is_http(section, &of_section) {
-                    let text = format!(
-                        "{} {} (lines {} to {}) has `mode http`, but isthmus passes TLS through without terminating it",
-                        section.kind(),
-                        section.name(),
-                        section.head.number,
-                        section.end()
-                    );
-                    conversion.draft.remark(section.head.number, Fate::NotConverted, text);
+                if is_disabled(section, &of_section) {
+                    let (name, end) = (section.name(), section.end());
+                    let text = format!("{kind} {name} (lines {line} to {end}) is disabled");
+                    conversion.draft.remark(line, Fate::NotNeeded, text);
                     continue;
                 }
-                if section.kind() != "frontend" {
+                if is_http(section, &of_section) {
+                    let text = format!(
+                        "{kind} {} (lines {line} to {}) has `mode http`, but isthmus passes TLS through without terminating it",
+                        section.name(),
+                        section.end()
+                    );
+                    conversion.not_converted(line, text);
+                    continue;
+                }
+                if kind != "frontend" {
                     let backend = Backend { section, defaults: of_section.clone() };
                     conversion.backends.insert(section.name().to_owned(), backend);
                 }
-                if section.kind() != "backend" {
+                if kind != "backend" {
                     frontends.push((section, of_section));
                 }
             }
             kind => {
-                let (line, end) = (section.head.number, section.end());
-                let text = format!(
-                    "the section {kind} {} (lines {line} to {end}) has no counterpart",
-                    section.name()
-                );
-                conversion.draft.remark(line, Fate::NotConverted, text);
+                let (name, end) = (section.name(), section.end());
+                let text = format!("the section {kind} {name} (lines {line} to {end}) has no counterpart");
+                conversion.not_converted(line, text);
             }
         }
     }
@@ -121,13 +162,20 @@ fn is_http(section: &Section, defaults: &Defaults) -> bool {
     own.map_or(defaults.http, |line| line.words.get(1).is_some_and(|mode| mode == "http"))
 }
 
+/// Returns true if HAProxy neither opens the addresses of a section nor uses its servers.
+fn is_disabled(section: &Section, defaults: &Defaults) -> bool {
+    let own = section.lines.iter().rev().find(|line| ["disabled", "enabled"].contains(&&*line.words[0]));
+    own.map_or(defaults.disabled, |line| line.words[0] == "disabled")
+}
+
 /// Returns true if a condition is true exactly for clients that do not speak TLS.
 fn is_not_tls(condition: &[&str]) -> bool {
     let text = condition.join(" ").replace("! {", "!{").replace("req_ssl_hello_type", "req.ssl_hello_type");
     ["if !{ req.ssl_hello_type 1 }", "unless { req.ssl_hello_type 1 }"].contains(&text.as_str())
 }
 
-/// Returns a time of HAProxy (milliseconds, or with a unit) in the form of the config.
+/// Returns a time of HAProxy (milliseconds, or with a unit) in the form of the config; `None` also for more than a year, which
+/// neither HAProxy nor isthmus accepts.
 fn time(text: &str) -> Option<String> {
     let digits = text.len() - text.trim_start_matches(|sign: char| sign.is_ascii_digit()).len();
     let number: u64 = text[..digits].parse().ok()?;
@@ -140,11 +188,19 @@ fn time(text: &str) -> Option<String> {
         "d" => number.checked_mul(86_400_000)?,
         _ => return None,
     };
+    if milliseconds > 365 * 86_400_000 {
+        return None;
+    }
     Some(if milliseconds % 1000 == 0 {
         format!("{}s", milliseconds / 1000)
     } else {
         format!("{milliseconds}ms")
     })
+}
+
+/// Returns a time of HAProxy as [`time`] does, but `None` for 0, which HAProxy reads as "no limit" in most places.
+fn positive(text: &str) -> Option<String> {
+    time(text).filter(|time| milliseconds(time) > 0)
 }
 
 /// Returns the milliseconds of a time in the form of the config, so that two times can be compared.
@@ -169,7 +225,7 @@ fn not_needed(line: &Line) -> Option<&'static str> {
         "stats" | "server-state-file" | "server-state-base" | "load-server-state-from-file" => {
             "`isthmus status`, `isthmus top` and the dashboard show the state"
         }
-        "description" | "node" | "id" | "enabled" => "the line has no effect on connections",
+        "description" | "node" | "id" | "enabled" | "disabled" => "the line has no effect on connections",
         "retries" => "the gateway tries another endpoint, with at most three attempts",
         "option" => match second {
             "tcplog"
@@ -228,21 +284,23 @@ impl<'a> Conversion<'a> {
     fn global(&mut self, section: &Section) {
         for line in &section.lines {
             match line.texts()[..] {
-                ["maxconn", count] if count.parse::<u64>().is_ok_and(|count| count > 0) => {
-                    self.draft.connections = count.parse().ok();
+                ["maxconn", text] if connections(text).is_some() => {
+                    self.draft.connections = connections(text);
                     self.global_maxconn = true;
                 }
-                ["hard-stop-after", text] if time(text).is_some() => self.draft.drain = time(text),
+                ["hard-stop-after", text] if positive(text).is_some() => self.draft.drain = positive(text),
                 _ => self.other(line),
             }
         }
     }
 
-    fn defaults(&mut self, section: &Section) -> Defaults {
-        let mut defaults = Defaults { http: is_http(section, &Defaults::default()), ..Defaults::default() };
+    /// Returns the settings of a `defaults` section; `base` has those of the section that it inherits from.
+    fn defaults(&mut self, section: &Section, base: Defaults) -> Defaults {
+        let (http, disabled) = (is_http(section, &base), is_disabled(section, &base));
+        let mut defaults = Defaults { http, disabled, ..base };
         for line in &section.lines {
             match line.texts()[..] {
-                ["mode", _] => {}
+                ["mode", _] | ["disabled" | "enabled"] => {}
                 ["balance", ..] => defaults.balance = Some(line.clone()),
                 ["default_backend", _] => defaults.default_backend = Some(line.clone()),
                 ["maxconn", _] => defaults.maxconn = Some(line.clone()),
@@ -268,6 +326,10 @@ impl<'a> Conversion<'a> {
             _ => return false,
         };
         let Some(time) = time(text) else { return false };
+        if key == "connect" && milliseconds(&time) == 0 {
+            self.no_limit(line);
+            return true;
+        }
         let timeouts = &mut self.draft.timeouts;
         let Some((_, before)) = timeouts.iter_mut().find(|(known, _)| *known == key) else {
             timeouts.push((key, time));
@@ -275,7 +337,9 @@ impl<'a> Conversion<'a> {
         };
         if *before != time {
             // The longest timeout applies, so that isthmus closes no connection that HAProxy would keep open.
-            if milliseconds(&time) > milliseconds(before) {
+            // 0 is the longest: both programs read it as "never".
+            let length = |time: &str| Some(milliseconds(time)).filter(|time| *time > 0).unwrap_or(u64::MAX);
+            if length(&time) > length(before) {
                 before.clone_from(&time);
             }
             let text = format!(
@@ -287,11 +351,23 @@ impl<'a> Conversion<'a> {
         true
     }
 
+    /// Adds the remark on a `timeout connect` of 0.
+    fn no_limit(&mut self, line: &Line) {
+        let text = format!(
+            "`{}`: HAProxy sets no limit, but isthmus always has one, `timeouts.connect`",
+            line.words.join(" ")
+        );
+        self.not_converted(line.number, text);
+    }
+
     fn frontend(&mut self, section: &'a Section, defaults: &Defaults) {
         let mut acls = Acls::default();
         let mut listeners: Vec<Listener> = Vec::new();
         let (mut rules, mut default, mut delay) = (Vec::new(), defaults.default_backend.clone(), None);
         let mut maxconn = defaults.maxconn.clone();
+        let mut decided = Decided::default();
+        // True after a rule that ends the content rules for all clients that speak TLS.
+        let mut accepts_all = false;
         let is_listen = section.kind() == "listen";
         for line in &section.lines {
             match &line.texts()[..] {
@@ -306,7 +382,11 @@ impl<'a> Conversion<'a> {
                 ["use_backend", ..] => rules.push(line),
                 ["default_backend", _] => default = Some(line.clone()),
                 ["maxconn", _] => maxconn = Some(line.clone()),
-                ["tcp-request", "inspect-delay", text] if time(text).is_some() => delay = time(text),
+                ["tcp-request", "inspect-delay", text] if positive(text).is_some() => delay = positive(text),
+                ["tcp-request", "inspect-delay", text] if time(text).is_some() => {
+                    let text = "HAProxy does not wait for the hello; isthmus always does, for the default of `hello.timeout`";
+                    self.draft.remark(line.number, Fate::Differs, text);
+                }
                 ["tcp-request", "content", "accept", rest @ ..]
                     if acls.matched(rest).is_ok_and(|matched| matched.names == [Names::All]) =>
                 {
@@ -315,6 +395,7 @@ impl<'a> Conversion<'a> {
                         line.words.join(" ")
                     );
                     self.draft.remark(line.number, Fate::NotNeeded, text);
+                    accepts_all = true;
                 }
                 ["tcp-request", "content", "reject", rest @ ..] if is_not_tls(rest) => {
                     let text = format!(
@@ -322,6 +403,17 @@ impl<'a> Conversion<'a> {
                         line.words.join(" ")
                     );
                     self.draft.remark(line.number, Fate::NotNeeded, text);
+                }
+                ["tcp-request", "content", "reject", ..] if accepts_all => {
+                    let text = format!(
+                        "`{}`: a line above accepts all clients that speak TLS",
+                        line.words.join(" ")
+                    );
+                    self.draft.remark(line.number, Fate::NotNeeded, text);
+                }
+                ["tcp-request", "content", "reject", ..] => {
+                    self.other(line);
+                    decided.refused.push((line.number, None));
                 }
                 ["server" | "default-server" | "balance" | "fullconn" | "source", ..] if is_listen => {}
                 ["timeout", "check" | "connect", _] if is_listen => {}
@@ -336,20 +428,25 @@ impl<'a> Conversion<'a> {
             self.maxconn(&line);
         }
         if listeners.is_empty() {
-            self.not_converted(
+            let text = format!(
+                "{} {} (lines {} to {}) has no address that can be converted",
+                section.kind(),
+                section.name(),
                 section.head.number,
-                format!("{} {} has no address that can be converted", section.kind(), section.name()),
+                section.end()
             );
+            return self.not_converted(section.head.number, text);
         }
         for listener in &mut listeners {
             listener.hello_timeout.clone_from(&delay);
         }
-        let names: Vec<String> = listeners.iter().map(|listener| listener.name.clone()).collect();
-        let port = listeners.first().and_then(|listener| Some(listener.bind.rsplit_once(':')?.1.to_owned()));
+        let front = Front {
+            listeners: listeners.iter().map(|listener| listener.name.clone()).collect(),
+            port: listeners.first().map(|listener| port_of(listener.bind).to_string()),
+        };
         self.draft.listeners.append(&mut listeners);
-        let mut taken: Vec<(usize, Names)> = Vec::new();
         for line in rules {
-            self.rule(line, &acls, &names, port.as_deref(), &mut taken);
+            self.rule(line, &acls, &front, &mut decided);
         }
         let (line, target) = match &default {
             Some(line) => (line.number, line.words[1].clone()),
@@ -360,12 +457,11 @@ impl<'a> Conversion<'a> {
             "isthmus refuses clients that do not speak TLS (not_tls); HAProxy passes them to {target}"
         );
         self.draft.remark(line, Fate::Differs, text);
-        self.route(line, &Names::All, &target, &names, port.as_deref(), &mut taken);
+        self.route(line, &Names::All, &target, &front, &mut decided);
     }
 
     fn maxconn(&mut self, line: &Line) {
-        let count = line.words.get(1).and_then(|text| text.parse::<u64>().ok()).filter(|count| *count > 0);
-        match count {
+        match line.words.get(1).and_then(|text| connections(text)) {
             Some(count) if !self.global_maxconn && self.frontends == 1 => {
                 self.draft.connections = Some(count)
             }
@@ -381,12 +477,13 @@ impl<'a> Conversion<'a> {
         let Some((addresses, parameters)) = words.split_first() else {
             return self.not_converted(line.number, "`bind` has no address");
         };
-        let (mut proxy, mut rest) = (false, parameters);
+        let (mut proxy, mut only_v6, mut rest) = (false, false, parameters);
         while let Some((word, after)) = rest.split_first() {
             rest = after;
             match *word {
                 "accept-proxy" => proxy = true,
-                "v4v6" | "v6only" | "defer-accept" => {}
+                "v6only" => only_v6 = true,
+                "v4v6" | "defer-accept" => {}
                 "ssl" => {
                     let text = "`bind … ssl` terminates TLS, which isthmus does not do, so the config has no listener for this \
                                 address";
@@ -414,16 +511,35 @@ impl<'a> Conversion<'a> {
             self.draft.remark(line.number, Fate::Differs, text);
         }
         for address in addresses.split(',') {
-            let Some(bind) = bind_address(address) else {
+            let Some(mut bind) = bind_address(address) else {
                 self.not_converted(
                     line.number,
                     format!("the address {address:?} is not `:port`, `1.2.3.4:port` or `[::1]:port`"),
                 );
                 continue;
             };
-            if listeners.iter().any(|listener| listener.bind == bind) {
-                let text =
-                    format!("the address {address:?} is covered by {bind}, which accepts IPv4 and IPv6");
+            if let (Bind::Any { port }, true) = (bind, only_v6) {
+                bind = Bind::Address((Ipv6Addr::UNSPECIFIED, port).into());
+            }
+            let others = listeners.iter().filter(|listener| listener.proxy != proxy);
+            let overlap = self.draft.listeners.iter().chain(others).find(|known| {
+                covering(known.bind, bind).is_some_and(|both| both == known.bind || both == bind)
+            });
+            if let Some(Listener { line: known, bind: other, .. }) = overlap {
+                let text = format!(
+                    "the address {address:?} overlaps with {other} (line {known}), and isthmus cannot listen on both; replace \
+                     the wider of the two by single addresses of the host"
+                );
+                self.not_converted(line.number, text);
+                continue;
+            }
+            let mut own = listeners.iter_mut().filter(|listener| listener.proxy == proxy);
+            let known =
+                own.find_map(|listener| covering(listener.bind, bind).map(|both| (&mut listener.bind, both)));
+            if let Some((known, both)) = known {
+                *known = both;
+                listeners.retain(|other| other.bind == both || covering(other.bind, both) != Some(both));
+                let text = format!("the address {address:?} is covered by the listener at {both}");
                 self.draft.remark(line.number, Fate::NotNeeded, text);
                 continue;
             }
@@ -444,14 +560,7 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    fn rule(
-        &mut self,
-        line: &Line,
-        acls: &Acls,
-        listeners: &[String],
-        port: Option<&str>,
-        taken: &mut Vec<(usize, Names)>,
-    ) {
+    fn rule(&mut self, line: &Line, acls: &Acls, front: &Front, decided: &mut Decided) {
         let words = line.texts();
         let Some((target, condition)) = words[1..].split_first() else {
             return self.not_converted(line.number, "`use_backend` names no backend");
@@ -459,44 +568,67 @@ impl<'a> Conversion<'a> {
         if target.contains("%[") {
             let text =
                 format!("the backend {target} is computed for each connection; write a route for each name");
+            decided.unknown.push(line.number);
             return self.not_converted(line.number, text);
         }
         let matched = match acls.matched(condition) {
             Ok(matched) => matched,
-            Err(text) => return self.not_converted(line.number, format!("`{}`: {text}", words.join(" "))),
+            Err(text) => {
+                if self.has_endpoint(target) {
+                    decided.unknown.push(line.number);
+                } else {
+                    decided.refused.push((line.number, None));
+                }
+                return self.not_converted(line.number, format!("`{}`: {text}", words.join(" ")));
+            }
         };
         for text in matched.differs {
             self.draft.remark(line.number, Fate::Differs, text);
         }
         for names in matched.names {
-            self.route(line.number, &names, target, listeners, port, taken);
+            self.route(line.number, &names, target, front, decided);
         }
     }
 
+    /// Returns true if a backend has a server that may be converted.
+    fn has_endpoint(&self, backend: &str) -> bool {
+        self.backends.get(backend).is_some_and(|backend| {
+            backend.section.lines.iter().any(|line| {
+                line.words[0] == "server"
+                    && !["ssl", "disabled", "backup"]
+                        .iter()
+                        .any(|word| line.texts().get(3..).is_some_and(|words| words.contains(word)))
+            })
+        })
+    }
+
     /// Adds the routes for these names, unless an earlier rule already covers all of them.
-    fn route(
-        &mut self,
-        line: usize,
-        names: &Names,
-        backend: &str,
-        listeners: &[String],
-        port: Option<&str>,
-        taken: &mut Vec<(usize, Names)>,
-    ) {
-        if let Some((earlier, _)) = taken.iter().find(|(_, earlier)| earlier.cover(names)) {
+    fn route(&mut self, line: usize, names: &Names, backend: &str, front: &Front, decided: &mut Decided) {
+        let (listeners, port) = (&front.listeners[..], front.port.as_deref());
+        if let Some((earlier, _)) = decided.taken.iter().find(|(_, earlier)| earlier.cover(names)) {
             let keys = names.keys().join(" and ");
             let text = format!("{keys}: an earlier rule, in line {earlier}, matches all of these names");
             return self.draft.remark(line, Fate::NotNeeded, text);
         }
-        taken.push((line, names.clone()));
+        decided.taken.push((line, names.clone()));
         let Some(target) = self.target(line, backend, port) else {
             let text = format!(
                 "{}: the backend {backend} has no endpoint that can be converted",
                 names.keys().join(" and ")
             );
+            decided.refused.push((line, Some(names.clone())));
             return self.not_converted(line, text);
         };
-        for key in names.keys() {
+        let keys = self.safe_keys(line, names, backend, decided);
+        let is_wide = keys.iter().any(|key| key.starts_with('*'));
+        for earlier in decided.unknown.iter().filter(|_| is_wide) {
+            let text = format!(
+                "{}: clients whose name matches the rule in line {earlier}, which is not converted, reach {backend}",
+                keys.join(" and ")
+            );
+            self.draft.remark(line, Fate::Differs, text);
+        }
+        for key in keys {
             match self.draft.routes.iter_mut().find(|route| route.key == key) {
                 None => {
                     let route = Route { line, key, listeners: listeners.to_vec(), target: target.clone() };
@@ -511,10 +643,42 @@ impl<'a> Conversion<'a> {
                          a second gateway",
                         known.line, known.target.backend
                     );
+                    decided.refused.push((line, Some(names.clone())));
                     self.not_converted(line, text);
                 }
             }
         }
+    }
+
+    /// Returns the keys of the routes for these names, without those that would also match names that HAProxy refuses or sends
+    /// to a backend that is not converted: a name must not reach another backend than the operator chose for it.
+    fn safe_keys(&mut self, line: usize, names: &Names, backend: &str, decided: &Decided) -> Vec<String> {
+        let mut keys = names.keys();
+        if matches!(names, Names::Exact(_)) {
+            return keys;
+        }
+        for (earlier, refused) in &decided.refused {
+            let left_out = |key: &String| match refused {
+                // The key `-` matches no name.
+                Some(refused) => key != "-" && names.cover(refused),
+                None => true,
+            };
+            let (unsafe_keys, rest): (Vec<String>, Vec<String>) = keys.into_iter().partition(left_out);
+            keys = rest;
+            if !unsafe_keys.is_empty() {
+                let which = match refused {
+                    Some(names) => names.keys().join(" and "),
+                    None => "names that are not known here".to_owned(),
+                };
+                let text = format!(
+                    "{}: left out, because clients with the names of line {earlier} ({which}), which HAProxy does not send to \
+                     {backend}, would reach {backend}; write a route for each name that {backend} serves",
+                    unsafe_keys.join(" and ")
+                );
+                self.not_converted(line, text);
+            }
+        }
+        keys
     }
 
     /// Returns the settings of a backend; `None` if it has no endpoint.
@@ -528,7 +692,7 @@ impl<'a> Conversion<'a> {
                 self.backend(section, &defaults, port)
             }
             None => {
-                self.not_converted(line, format!("there is no backend {name} of mode tcp"));
+                self.not_converted(line, format!("there is no enabled backend {name} of mode tcp"));
                 None
             }
         };
@@ -551,7 +715,10 @@ impl<'a> Conversion<'a> {
                 ["mode", _] => {}
                 ["balance", ..] => balance = Some(line.clone()),
                 ["timeout", "check", _] => check = Some(line.clone()),
-                ["timeout", "connect", text] if time(text).is_some() => target.connect_timeout = time(text),
+                ["timeout", "connect", text] if positive(text).is_some() => {
+                    target.connect_timeout = positive(text)
+                }
+                ["timeout", "connect", text] if time(text).is_some() => self.no_limit(line),
                 ["default-server", rest @ ..] => self.parameters(line, rest, &mut settings),
                 ["server", _, _, rest @ ..] => {
                     let mut own = settings.clone();
@@ -568,14 +735,15 @@ impl<'a> Conversion<'a> {
             }
         }
         target.policy = self.policy(section, balance.as_ref());
-        let check = check.and_then(|line| time(line.words.get(2)?));
+        // 0 is as if the line were missing.
+        let check = check.and_then(|line| positive(line.words.get(2)?));
         for (line, own) in servers {
             let is_first = target.endpoints.is_empty();
             let Some(endpoint) = self.server(line, &own, port) else { continue };
-            let health = own.check.then(|| Health { timeout: check.clone(), ..own.health.clone() });
+            let health = own.is("check").then(|| Health { timeout: check.clone(), ..own.health.clone() });
             if is_first {
-                (target.health, target.send_proxy) = (health, own.send_proxy);
-            } else if (&target.health, target.send_proxy) != (&health, own.send_proxy) {
+                (target.health, target.send_proxy) = (health, own.send_proxy());
+            } else if (&target.health, target.send_proxy) != (&health, own.send_proxy()) {
                 let text = format!(
                     "the server {} has other health checks or another PROXY header than the first server; the route has the \
                      settings of the first server",
@@ -590,13 +758,13 @@ impl<'a> Conversion<'a> {
 
     fn policy(&mut self, section: &Section, balance: Option<&Line>) -> Option<&'static str> {
         let algorithm = balance.and_then(|line| line.words.get(1)).map_or("roundrobin", String::as_str);
-        let policy = match algorithm {
+        let policy = match algorithm.split_once('(').map_or(algorithm, |(name, _)| name) {
             "roundrobin" | "static-rr" => "roundRobin",
             "leastconn" => "leastRequest",
             "random" => "random",
             "source" => "sourceHash",
-            other => {
-                let text = format!("`balance {other}` has no counterpart; the config has roundRobin");
+            _ => {
+                let text = format!("`balance {algorithm}` has no counterpart; the config has roundRobin");
                 self.not_converted(balance.map_or(section.head.number, |line| line.number), text);
                 "roundRobin"
             }
@@ -606,7 +774,7 @@ impl<'a> Conversion<'a> {
 
     fn server(&mut self, line: &Line, settings: &ServerSettings, port: Option<&str>) -> Option<Endpoint> {
         let (name, address) = (line.words[1].clone(), line.words[2].as_str());
-        if let Some(why) = settings.left_out {
+        if let Some(why) = settings.left_out() {
             self.not_converted(line.number, format!("the server {name} is left out: {why}"));
             return None;
         }
@@ -614,7 +782,7 @@ impl<'a> Conversion<'a> {
         let Some(address) = found else {
             self.not_converted(
                 line.number,
-                format!("the server {name} is left out: {address:?} is not a host and port"),
+                format!("the server {name} is left out: {address:?} is not the address and port of one host"),
             );
             return None;
         };
@@ -638,54 +806,41 @@ impl<'a> Conversion<'a> {
             rest = after;
             let value = after.first().copied().unwrap_or_default();
             let number = value.parse::<u32>().ok();
+            let count = number.map(|number| number.clamp(1, 1_000_000));
             let takes_value = match *word {
-                "check" => {
-                    settings.check = true;
-                    false
-                }
-                "no-check" => {
-                    settings.check = false;
-                    false
-                }
                 "inter" => {
                     settings.health.interval = time(value);
+                    if settings.health.interval.as_deref().is_some_and(|time| milliseconds(time) < 100) {
+                        let text = format!("`inter {value}`: the shortest interval of checks is 100ms");
+                        self.draft.remark(line.number, Fate::Differs, text);
+                        settings.health.interval = Some("100ms".to_owned());
+                    }
                     true
                 }
                 "fall" => {
-                    settings.health.unhealthy_after = number;
+                    settings.health.unhealthy_after = count;
                     true
                 }
                 "rise" => {
-                    settings.health.healthy_after = number;
+                    settings.health.healthy_after = count;
                     true
                 }
                 "weight" => {
                     settings.weight = number.unwrap_or(1);
                     true
                 }
-                "send-proxy" => {
-                    settings.send_proxy = Some("v1");
+                "enabled" => {
+                    settings.switches.remove("disabled");
                     false
                 }
-                "send-proxy-v2" => {
-                    settings.send_proxy = Some("v2");
+                word if switch(word).is_some() => {
+                    settings.switches.extend(switch(word));
                     false
                 }
-                "ssl" => {
-                    settings.left_out =
-                        Some("`ssl` encrypts the connection to the server, which isthmus does not do");
+                word if word.strip_prefix("no-").and_then(switch).is_some() => {
+                    settings.switches.remove(word.trim_start_matches("no-"));
                     false
                 }
-                "disabled" => {
-                    settings.left_out = Some("the server is disabled");
-                    false
-                }
-                "backup" => {
-                    settings.left_out =
-                        Some("a `backup` server has no counterpart; `locality` can prefer near endpoints");
-                    false
-                }
-                "enabled" | "no-backup" | "no-ssl" => false,
                 word => {
                     let takes = VALUED.contains(&word);
                     let value = if takes { format!(" {value}") } else { String::new() };
@@ -747,14 +902,40 @@ const VALUED: [&str; 40] = [
     "verify",
 ];
 
+/// Returns the parameter of a `server` line with this name, if it has no value and `no-` before it undoes it.
+fn switch(word: &str) -> Option<&'static str> {
+    const SWITCHES: [&str; 6] = ["check", "send-proxy", "send-proxy-v2", "ssl", "disabled", "backup"];
+    SWITCHES.into_iter().find(|switch| *switch == word)
+}
+
 /// The parameters of a `server` line.
 #[derive(Clone, Debug)]
 struct ServerSettings {
-    check: bool,
+    /// The parameters without a value that are on.
+    switches: BTreeSet<&'static str>,
     health: Health,
     weight: u32,
-    send_proxy: Option<&'static str>,
-    left_out: Option<&'static str>,
+}
+
+impl ServerSettings {
+    fn is(&self, switch: &str) -> bool {
+        self.switches.contains(switch)
+    }
+
+    /// Returns the value of `sendProxyProtocol`. With both parameters, HAProxy sends version 2.
+    fn send_proxy(&self) -> Option<&'static str> {
+        if self.is("send-proxy-v2") { Some("v2") } else { self.is("send-proxy").then_some("v1") }
+    }
+
+    /// Returns the reason why the server cannot be an endpoint.
+    fn left_out(&self) -> Option<&'static str> {
+        let reasons = [
+            ("disabled", "the server is disabled"),
+            ("ssl", "`ssl` encrypts the connection to the server, which isthmus does not do"),
+            ("backup", "a `backup` server has no counterpart; `locality` can prefer near endpoints"),
+        ];
+        reasons.into_iter().find(|(switch, _)| self.is(switch)).map(|(_, reason)| reason)
+    }
 }
 
 impl Default for ServerSettings {
@@ -766,23 +947,50 @@ impl Default for ServerSettings {
             unhealthy_after: Some(3),
             healthy_after: Some(2),
         };
-        Self { check: false, health, weight: 1, send_proxy: None, left_out: None }
+        Self { switches: BTreeSet::new(), health, weight: 1 }
     }
 }
 
-/// Returns the address of a `bind` line in the form of the config.
-fn bind_address(text: &str) -> Option<String> {
-    let text = text.strip_prefix("ipv4@").or_else(|| text.strip_prefix("ipv6@")).unwrap_or(text);
+/// Returns a number of connections that the config accepts.
+fn connections(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|count| (1..=10_000_000).contains(count))
+}
+
+/// Returns the address of a `bind` line. `*` and an empty host are the addresses of IPv4 only, `::` those of both families.
+fn bind_address(text: &str) -> Option<Bind> {
+    let (text, is_v6) = text.strip_prefix("ipv6@").map_or((text, false), |text| (text, true));
+    let text = text.strip_prefix("ipv4@").unwrap_or(text);
     let (host, port) = text.rsplit_once(':')?;
-    port.parse::<u16>().ok().filter(|port| *port > 0)?;
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    match bare {
-        "" | "*" | "::" => Some(format!(":{port}")),
-        "0.0.0.0" => Some(format!("0.0.0.0:{port}")),
-        bare => match bare.parse().ok()? {
-            std::net::IpAddr::V4(ip) => Some(format!("{ip}:{port}")),
-            std::net::IpAddr::V6(ip) => Some(format!("[{ip}]:{port}")),
-        },
+    let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+    Some(match host.trim_start_matches('[').trim_end_matches(']') {
+        "::" => Bind::Any { port },
+        "" | "*" if is_v6 => Bind::Any { port },
+        "" | "*" => Bind::Address((Ipv4Addr::UNSPECIFIED, port).into()),
+        bare => Bind::Address(SocketAddr::new(bare.parse().ok()?, port)),
+    })
+}
+
+fn port_of(bind: Bind) -> u16 {
+    match bind {
+        Bind::Any { port } => port,
+        Bind::Address(address) => address.port(),
+    }
+}
+
+/// Returns the address of one listener that accepts the connections to both addresses and no others, if there is one.
+fn covering(one: Bind, other: Bind) -> Option<Bind> {
+    if port_of(one) != port_of(other) {
+        return None;
+    }
+    let (Bind::Address(left), Bind::Address(right)) = (one, other) else {
+        return Some(Bind::Any { port: port_of(one) });
+    };
+    let (left, right) = (left.ip(), right.ip());
+    match (left.is_unspecified(), right.is_unspecified()) {
+        (true, true) if left != right => Some(Bind::Any { port: port_of(one) }),
+        (true, _) if left.is_ipv4() == right.is_ipv4() => Some(one),
+        (_, true) if left.is_ipv4() == right.is_ipv4() => Some(other),
+        _ => (left == right).then_some(one),
     }
 }
 
@@ -799,11 +1007,13 @@ fn server_address(text: &str, frontend: Option<&str>) -> Option<String> {
     };
     port.parse::<u16>().ok().filter(|port| *port > 0 && !text.contains(":+"))?;
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    match bare.parse() {
-        Ok(std::net::IpAddr::V6(ip)) => Some(format!("[{ip}]:{port}")),
-        Ok(std::net::IpAddr::V4(ip)) => Some(format!("{ip}:{port}")),
-        Err(_) if bare.is_empty() || bare.contains(':') => None,
-        Err(_) => Some(format!("{bare}:{port}")),
+    let address = match bare.parse() {
+        Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+        _ => format!("{bare}:{port}"),
+    };
+    match scalar::target(&address).ok()?.0 {
+        Host::Ip(ip) if ip.is_unspecified() || ip.is_multicast() => None,
+        Host::Ip(_) | Host::Ips(_) | Host::Name(_) => Some(address),
     }
 }
 
@@ -831,8 +1041,8 @@ mod tests {
         }
         assert_eq!((time("x"), time("5w"), time("")), (None, None, None));
         for (text, wanted) in [
-            ("*:443", Some(":443")),
-            (":443", Some(":443")),
+            ("*:443", Some("0.0.0.0:443")),
+            (":443", Some("0.0.0.0:443")),
             (":::443", Some(":443")),
             ("[::]:443", Some(":443")),
             ("10.0.0.1:443", Some("10.0.0.1:443")),
@@ -841,7 +1051,7 @@ mod tests {
             (":443-445", None),
             ("443", None),
         ] {
-            assert_eq!(bind_address(text).as_deref(), wanted, "{text}");
+            assert_eq!(bind_address(text).map(|bind| bind.to_string()).as_deref(), wanted, "{text}");
         }
         for (text, wanted) in [
             ("10.0.0.1:443", Some("10.0.0.1:443")),
@@ -853,6 +1063,10 @@ mod tests {
             ("db.test:5432", Some("db.test:5432")),
             ("/run/x.sock", None),
             ("abns@x", None),
+            ("*:9443", None),
+            ("0.0.0.0:9444", None),
+            ("224.0.0.1:443", None),
+            ("10.0.0.999:443", None),
         ] {
             assert_eq!(server_address(text, Some("8443")).as_deref(), wanted, "{text}");
         }
@@ -917,5 +1131,149 @@ mod tests {
         );
         let lines: Vec<usize> = draft.remarks.iter().map(|remark| remark.line).collect();
         assert_eq!((lines, draft.listeners.len()), (vec![3, 6], 0));
+    }
+
+    fn has(draft: &Draft, line: usize, fate: Fate, part: &str) {
+        let found =
+            draft.remarks.iter().any(|one| (one.line, one.fate) == (line, fate) && one.text.contains(part));
+        assert!(found, "line {line} has no {fate:?} with {part:?}: {:#?}", draft.remarks);
+    }
+
+    fn keys(draft: &Draft) -> Vec<&str> {
+        draft.routes.iter().map(|route| route.key.as_str()).collect()
+    }
+
+    fn binds(draft: &Draft) -> Vec<String> {
+        draft.listeners.iter().map(|listener| listener.bind.to_string()).collect()
+    }
+
+    #[test]
+    fn a_defaults_section_inherits_from_the_one_that_it_names() {
+        let draft = convert(
+            "defaults web\n mode http\ndefaults tcp\n mode tcp\n balance leastconn\n default-server send-proxy-v2\n\
+             defaults special from tcp\ndefaults pages from web\ndefaults lost from nowhere\n\
+             frontend f from special\n bind :1\n default_backend b\nfrontend p from pages\n bind :2\n default_backend b\n\
+             backend b from special\n server s 10.0.0.1:1\n",
+        );
+        let target = &draft.routes[0].target;
+        assert_eq!((target.policy, target.send_proxy), (Some("leastRequest"), Some("v2")));
+        has(&draft, 9, Fate::NotConverted, "no `defaults nowhere`");
+        has(&draft, 13, Fate::NotConverted, "mode http");
+    }
+
+    #[test]
+    fn a_name_that_haproxy_refuses_reaches_no_wider_route() {
+        let draft = convert(
+            "frontend f\n bind :1\n use_backend deny if { req_ssl_sni -i no.x.test }\n use_backend w if { req_ssl_sni -m end -i .x.test }\n \
+             use_backend w if { req_ssl_sni -m end -i .y.test }\n default_backend w\nbackend deny\nbackend w\n server s 10.0.0.1:1\n",
+        );
+        assert_eq!(keys(&draft), ["*.y.test", "-"]);
+        has(&draft, 4, Fate::NotConverted, "*.x.test: left out");
+        has(&draft, 6, Fate::NotConverted, "no.x.test");
+        // A disabled backend refuses as an empty one does, and names that are not known may be any.
+        let draft = convert(
+            "frontend f\n bind :1\n use_backend off if { req_ssl_sni -m reg ^a }\n use_backend w if { req_ssl_sni -i b.test }\n \
+             default_backend w\nbackend off\n disabled\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
+        );
+        assert_eq!(keys(&draft), ["b.test"]);
+        has(&draft, 6, Fate::NotNeeded, "disabled");
+        // Clients of a rule that leads elsewhere reach the default; the remark says so.
+        let draft = convert(
+            "frontend f\n bind :1\n use_backend v if { req_ssl_sni -m reg ^a }\n default_backend w\n\
+             backend v\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
+        );
+        assert_eq!(keys(&draft), ["*", "-"]);
+        has(&draft, 4, Fate::Differs, "the rule in line 3, which is not converted, reach w");
+    }
+
+    #[test]
+    fn a_reject_leaves_out_wide_routes_unless_all_clients_were_accepted() {
+        let of = |accept: &str| {
+            convert(&format!(
+                "frontend f\n bind :1\n tcp-request content accept if {accept}\n tcp-request content reject\n \
+                 use_backend b if {{ req_ssl_sni -i a.test }}\n default_backend b\nbackend b\n server s 10.0.0.1:1\n"
+            ))
+        };
+        assert_eq!(keys(&of("{ req_ssl_sni -i a.test }")), ["a.test"]);
+        let draft = of("{ req_ssl_hello_type 1 }");
+        assert_eq!(keys(&draft), ["a.test", "*", "-"]);
+        has(&draft, 4, Fate::NotNeeded, "accepts all clients");
+    }
+
+    #[test]
+    fn a_disabled_frontend_and_one_without_address_open_nothing() {
+        let draft = convert(
+            "frontend off\n disabled\n bind :1\n default_backend b\nfrontend tls\n bind :2 ssl\n default_backend b\n\
+             frontend on\n bind :3\n use_backend b if { req_ssl_sni -i a.test }\nbackend b\n server s 10.0.0.1:1\n",
+        );
+        assert_eq!((binds(&draft), keys(&draft)), (vec!["0.0.0.0:3".to_owned()], vec!["a.test"]));
+        has(&draft, 5, Fate::NotConverted, "(lines 5 to 7) has no address");
+    }
+
+    #[test]
+    fn a_parameter_with_no_undoes_that_of_default_server() {
+        let draft = convert(
+            "frontend f\n bind :1\n default_backend b\nbackend b\n default-server send-proxy check disabled ssl backup\n \
+             server s 10.0.0.1:1 no-send-proxy no-check enabled no-ssl no-backup\n",
+        );
+        let target = &draft.routes[0].target;
+        assert_eq!((target.endpoints.len(), target.send_proxy, &target.health), (1, None, &None));
+        assert!(draft.remarks.iter().all(|remark| remark.line < 5), "{:?}", draft.remarks);
+    }
+
+    #[test]
+    fn a_timeout_of_0_is_the_longest() {
+        let draft = convert(
+            "defaults\n timeout client 2s\nlisten l\n bind :1\n timeout client 0\n timeout server 3s\n",
+        );
+        assert_eq!(draft.timeouts, [("idle", "0s".to_owned())]);
+    }
+
+    #[test]
+    fn values_that_the_config_refuses_are_replaced_or_left_out() {
+        let draft = convert(
+            "defaults\n timeout connect 0\n timeout check 0\nfrontend f\n bind :1\n tcp-request inspect-delay 0\n default_backend b\n\
+             backend b\n timeout connect 0\n balance random(2)\n server s 10.0.0.1:1 check inter 50ms\n",
+        );
+        let target = &draft.routes[0].target;
+        let health = target.health.as_ref().expect("checks");
+        assert_eq!((health.interval.as_deref(), &health.timeout), (Some("100ms"), &None));
+        assert_eq!((&target.connect_timeout, target.policy), (&None, Some("random")));
+        assert_eq!((draft.timeouts.len(), &draft.listeners[0].hello_timeout), (0, &None));
+        has(&draft, 2, Fate::NotConverted, "timeouts.connect");
+        has(&draft, 6, Fate::Differs, "hello.timeout");
+        has(&draft, 9, Fate::NotConverted, "timeouts.connect");
+        has(&draft, 11, Fate::Differs, "100ms");
+    }
+
+    #[test]
+    fn listeners_do_not_overlap_and_have_the_families_of_haproxy() {
+        for (lines, wanted) in [
+            ("bind *:1\n bind :::1", &[":1"][..]),
+            ("bind *:1\n bind :::1 v6only", &[":1"]),
+            ("bind :::1 v6only", &["[::]:1"]),
+            ("bind 10.0.0.1:1\n bind 10.0.0.2:1\n bind *:1", &["0.0.0.0:1"]),
+            ("bind 10.0.0.1:1\n bind [::1]:1", &["10.0.0.1:1", "[::1]:1"]),
+            ("bind *:1\nfrontend g\n bind 127.0.9.1:1\n bind :2", &["0.0.0.0:1", "0.0.0.0:2"]),
+            ("bind *:1\nfrontend g\n bind :::1 v6only", &["0.0.0.0:1", "[::]:1"]),
+        ] {
+            let draft = convert(&format!("frontend f\n {lines}\n"));
+            assert_eq!(binds(&draft), wanted, "{lines}");
+        }
+        has(
+            &convert("frontend f\n bind *:1\nfrontend g\n bind 127.0.9.1:1\n"),
+            4,
+            Fate::NotConverted,
+            "overlaps",
+        );
+    }
+
+    #[test]
+    fn servers_below_a_faulty_first_line_belong_to_no_other_backend() {
+        let draft = convert(
+            "frontend f\n bind :1\n default_backend a\nbackend a\n server s 10.0.0.1:1\nbackend \"${B}\"\n server t 10.0.0.2:1\n",
+        );
+        assert_eq!(draft.routes[0].target.endpoints.len(), 1);
+        has(&draft, 6, Fate::NotConverted, "(lines 6 to 7) is left out");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::name::HostName;
+use crate::document::scalar::host_name;
 
 /// The names that a route matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,9 +194,9 @@ fn term(words: &[&str], differs: &mut Vec<String>) -> Term {
 
 /// Returns the names that a pattern matches.
 fn of_pattern(method: &str, pattern: &str, differs: &mut Vec<String>) -> Result<Vec<Names>, String> {
-    let name = |text: &str| match HostName::parse(text) {
+    let name = |text: &str| match host_name(text) {
         Ok(name) => Ok(name.as_str().to_owned()),
-        Err(error) => Err(format!("{pattern:?} is not a host name: {error}")),
+        Err(error) => Err(format!("{pattern:?} is not a host name: {}", error.message)),
     };
     match (method, pattern.strip_prefix('.')) {
         ("str", None) => Ok(vec![Names::Exact(name(pattern)?)]),
@@ -266,6 +266,7 @@ mod tests {
             "if { req_ssl_sni",
             "if { req_ssl_hello_type 2 }",
             "if { req_ssl_sni *.a.test }",
+            "if { req_ssl_sni -i 10.0.0.1 }",
             "if shop or",
             "if",
         ] {

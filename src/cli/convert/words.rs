@@ -23,6 +23,9 @@ pub(super) struct Section {
     pub(super) head: Line,
     /// The lines below the first one, without lines that cannot be parsed.
     pub(super) lines: Vec<Line>,
+    /// The reason why the first line cannot be parsed. Such a section has no name, but the lines below it must not count as
+    /// lines of the section above.
+    pub(super) fault: Option<&'static str>,
 }
 
 impl Section {
@@ -63,7 +66,7 @@ const KINDS: [&str; 17] = [
     "traces",
 ];
 
-/// Parses a file. A line that cannot be parsed is returned with its number and the reason.
+/// Parses a file. A line that cannot be parsed is returned with its number and the reason, unless it begins a section.
 pub(super) fn sections(text: &str) -> (Vec<Section>, Vec<(usize, String)>) {
     let (mut sections, mut faults) = (Vec::<Section>::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
@@ -72,14 +75,20 @@ pub(super) fn sections(text: &str) -> (Vec<Section>, Vec<(usize, String)>) {
             Ok(words) if words.is_empty() => continue,
             Ok(words) => words,
             Err(fault) => {
-                faults.push((number, fault.to_owned()));
+                let first = line.split_whitespace().next().unwrap_or_default().trim_matches(['"', '\'']);
+                if KINDS.contains(&first) {
+                    let head = Line { number, words: vec![first.to_owned()] };
+                    sections.push(Section { head, lines: Vec::new(), fault: Some(fault) });
+                } else {
+                    faults.push((number, fault.to_owned()));
+                }
                 continue;
             }
         };
         let line = Line { number, words };
         match sections.last_mut() {
             _ if KINDS.contains(&line.words[0].as_str()) => {
-                sections.push(Section { head: line, lines: Vec::new() });
+                sections.push(Section { head: line, lines: Vec::new(), fault: None });
             }
             Some(section) => section.lines.push(line),
             None => faults.push((number, "the line is before the first section".to_owned())),
@@ -118,6 +127,10 @@ fn words(line: &str) -> Result<Vec<String>, &'static str> {
         return Err("a quote is not closed");
     }
     words.extend(word);
+    // The file is read with this sign in place of bytes that are not UTF-8.
+    if words.iter().any(|word| word.contains(char::REPLACEMENT_CHARACTER)) {
+        return Err("the line has bytes that are not UTF-8");
+    }
     Ok(words)
 }
 
@@ -132,7 +145,8 @@ mod tests {
         assert_eq!(of(r#"log-format "a \"b\" #c" 'x\y'"#).as_deref(), Ok(r#"log-format|a "b" #c|x\y"#));
         assert_eq!(of("# all").as_deref(), Ok(""));
         assert_eq!(of("x ''").as_deref(), Ok("x|"));
-        for line in ["a \"b", "a '", "a \\", "bind \"$PORT\""] {
+        assert_eq!(of("bind :1 # caf\u{fffd}").as_deref(), Ok("bind|:1"));
+        for line in ["a \"b", "a '", "a \\", "bind \"$PORT\"", "server caf\u{fffd}"] {
             assert!(of(line).is_err(), "{line}");
         }
     }
@@ -144,5 +158,14 @@ mod tests {
         let short: Vec<_> =
             sections.iter().map(|one| (one.kind(), one.name(), one.lines.len(), one.end())).collect();
         assert_eq!(short, [("frontend", "a", 1, 3), ("backend", "b", 1, 7)]);
+    }
+
+    #[test]
+    fn a_first_line_with_a_fault_begins_a_section() {
+        let (sections, faults) = sections("backend a\n  x\nbackend \"${B}\"\n  y\n\"listen\" 'l\n  z\n");
+        let short: Vec<_> =
+            sections.iter().map(|one| (one.kind(), one.name(), one.fault.is_some(), one.end())).collect();
+        assert_eq!(short, [("backend", "a", false, 2), ("backend", "", true, 4), ("listen", "", true, 6)]);
+        assert_eq!(faults, []);
     }
 }
