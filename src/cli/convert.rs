@@ -4,6 +4,8 @@
 mod draft;
 mod haproxy;
 mod rules;
+mod servers;
+mod values;
 mod words;
 
 use std::io::{Read, Write};
