@@ -82,11 +82,13 @@ codes! {
         "`isthmus get connections`, `drain.timeout`";
     RegistryMissing = "registry_missing",
         "A registry has not been read since the start of the gateway and has no saved copy, so its services are unknown.",
-        "`isthmus get registries`; path and permissions of the file, or address and user of etcd";
+        "`isthmus get registries`; path and permissions of the file, address and user of etcd, or address, credentials and RBAC \
+         of the API server";
     RegistryStale = "registry_stale",
         "A registry cannot be read. Its last good state is in use (stale), is used only for ports without a ready \
          endpoint elsewhere (demoted), or has been removed (expired).",
-        "`isthmus get registries`; `isthmus validate FILE`";
+        "`isthmus get registries`; for a file `isthmus validate FILE`, otherwise whether etcd, the API server or the peer can be \
+         reached";
     RegistryHeld = "registry_held",
         "An update of a registry would leave many services without a ready endpoint. The update is held back, and \
          the state before it stays in use.",

@@ -10,8 +10,8 @@ use clap::Args;
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:
-  isthmus kubeconfig --cluster west > clusters/west.yaml
-  isthmus kubeconfig --cluster west --server https://api.west.example:6443 --secret | kubectl --context east apply -f -
+  isthmus kubeconfig --context west --cluster west > clusters/west.yaml
+  isthmus kubeconfig --context west --cluster west --server https://api.west.example:6443 --secret | kubectl --context east apply -f -
 
 With reader.create=true, the chart creates the service account and its token.";
 
@@ -24,7 +24,7 @@ pub(super) struct Arguments {
     /// Kubeconfig of a user who may read Secrets; default: KUBECONFIG, then the service account of this pod
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Context of that kubeconfig; default: the current one
+    /// Context of that kubeconfig, of the cluster that is to be read; default: the current one
     #[arg(long)]
     context: Option<String>,
     /// Namespace of the service account

@@ -69,7 +69,8 @@ impl Validity {
         self.not_before > now
     }
 
-    /// Returns why the certificate is not valid at this time, as a clause that follows "the certificate"; `None` if it is valid.
+    /// Returns why the certificate is not valid at this time, as a clause that follows "the certificate"; `None` if it is
+    /// valid.
     pub fn fault(&self, now: SystemTime) -> Option<String> {
         if self.is_over(now) {
             Some(format!("expired at {}", rfc3339(self.not_after)))

@@ -168,19 +168,10 @@ impl Sink {
         let (now, certificate) = (SystemTime::now(), Arc::new(certificate));
         // `waiting` is changed last, so that `apply_waiting` cannot apply an older certificate at the same time.
         self.waiting.send_modify(|waiting| {
-            let in_use = self.certificate.newest();
-            let in_use = in_use.filter(|own| certificate.validity.is_early(now) && own.validity.fault(now).is_none());
-            match in_use {
+            let in_use = self.certificate.newest().filter(|own| own.validity.fault(now).is_none());
+            match in_use.filter(|_| certificate.validity.is_early(now)) {
                 Some(own) => {
-                    self.store.problem(
-                        NEXT,
-                        format!(
-                            "the new certificate is not valid before {}; the certificate in use, which is valid until {}, \
-                             stays in use until then",
-                            rfc3339(certificate.validity.not_before),
-                            rfc3339(own.validity.not_after)
-                        ),
-                    );
+                    self.store.problem(NEXT, not_valid_yet(&certificate, &own));
                     *waiting = Some(certificate);
                 }
                 None => {
@@ -255,6 +246,15 @@ impl Sink {
             changed
         });
     }
+}
+
+/// Returns the problem that a new certificate is not valid yet, while the one in use is valid.
+fn not_valid_yet(new: &Certificate, in_use: &Certificate) -> String {
+    format!(
+        "the new certificate is not valid before {}; the certificate in use, which is valid until {}, stays in use until then",
+        rfc3339(new.validity.not_before),
+        rfc3339(in_use.validity.not_after)
+    )
 }
 
 /// Waits for a time of day. Checks the clock from time to time, because clocks are adjusted and machines

@@ -221,8 +221,8 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
     object("edge/option", "any", json!([address("IPAddress", "192.0.2.31")]), listeners);
     let option = ("192.0.2.31", Some(8443), None);
     are(&gateway, "the option", &[first[0], first[1], option]);
-    // A Gateway may have HBONE alone. The addresses in the spec of Istio's class are names within the cluster; a controller writes
-    // the address for other clusters into the status.
+    // A Gateway may have HBONE alone. The addresses in the spec of Istio's class are names within the cluster; a controller
+    // writes the address for other clusters into the status.
     let mesh = json!([{"name": "mesh", "port": 15008, "protocol": "HBONE"}]);
     let within = json!([address("Hostname", "ambient.edge.svc.cluster.local")]);
     object("edge/ambient", "istio-east-west", within, mesh);

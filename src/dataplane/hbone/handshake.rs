@@ -139,8 +139,8 @@ fn tls_failed(error: &io::Error) -> Failed {
     }
 }
 
-/// If this gateway's own certificate has expired or is not valid yet, adds this to the detail of a failed handshake: callers refuse such a
-/// certificate, and few of them say why. The first word of the detail is the code of the problem in `status`.
+/// If this gateway's own certificate has expired or is not valid yet, adds this to the detail of a failed handshake: callers
+/// refuse such a certificate, and few of them say why. The first word of the detail is the code of the problem in `status`.
 fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
     let own = hbone.context.certificate.newest();
     match (failed.reason, own.and_then(|own| own.validity.fault(SystemTime::now()))) {

@@ -85,7 +85,8 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
                     return client.clients.refuse_in_tls(seat.peer(), who, why);
                 }
                 Err(NotOpened::Ended(error)) => {
-                    return tracing::debug!(peer = %seat.peer(), %error, "an xDS connection ended before the end of its TLS handshake");
+                    let peer = seat.peer();
+                    return tracing::debug!(%peer, %error, "an xDS connection ended within its TLS handshake");
                 }
             };
             drop(seat);
