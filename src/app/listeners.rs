@@ -18,8 +18,6 @@ pub(super) struct Listeners {
     /// removed and added again.
     inherited: Inherited,
     open: BTreeMap<Bind, Open>,
-    /// The former names of listeners that were renamed.
-    former: Vec<Arc<str>>,
 }
 
 struct Open {
@@ -28,16 +26,12 @@ struct Open {
 }
 
 /// Sockets that are bound but do not accept yet.
-pub(super) struct Bound {
-    new: Vec<(Bind, Listening)>,
-    /// The listener name of each address of the policy.
-    names: BTreeMap<Bind, Arc<str>>,
-}
+pub(super) struct Bound(Vec<(Bind, Arc<str>, Listening)>);
 
 impl Listeners {
     /// Returns listeners that will use the passed sockets; none of them is open yet.
     pub(super) fn new(inherited: Inherited) -> Self {
-        Self { inherited, open: BTreeMap::new(), former: Vec::new() }
+        Self { inherited, open: BTreeMap::new() }
     }
 
     /// Logs a warning for each socket from the service manager that no listener uses.
@@ -53,16 +47,15 @@ impl Listeners {
 
     /// Binds the addresses of the policy that are not open; if one of them cannot be bound, all are released again.
     pub(super) fn bind(&self, policy: &Policy, workers: usize) -> Result<Bound, Vec<String>> {
-        let mut bound = Bound { new: Vec::new(), names: BTreeMap::new() };
+        let mut bound = Bound(Vec::new());
         let mut problems = Vec::new();
         for listener in &policy.listeners {
-            bound.names.insert(listener.bind, listener.name.clone());
             if self.open.contains_key(&listener.bind) {
                 continue;
             }
             let passed = self.inherited.named(&listener.name);
             match passed.map_or_else(|| listen(listener.bind, workers), |passed| share(passed, workers)) {
-                Ok(listening) => bound.new.push((listener.bind, listening)),
+                Ok(listening) => bound.0.push((listener.bind, listener.name.clone(), listening)),
                 Err(error) => problems.push(format!(
                     "listener {:?}: cannot listen on {}: {error}",
                     &*listener.name, listener.bind
@@ -74,41 +67,33 @@ impl Listeners {
 
     /// Accepts connections on bound sockets.
     pub(super) async fn open(&mut self, bound: Bound, dataplane: &mut Dataplane) {
-        for (bind, listening) in bound.new {
+        for (bind, name, listening) in bound.0 {
             let address = listening.address;
-            let name = bound.names.get(&bind).cloned().unwrap_or_default();
             tracing::info!(listener = &*name, %address, "listening");
             dataplane.open(bind, listening).await;
             self.open.insert(bind, Open { name, address });
         }
-        for (bind, name) in bound.names {
-            if let Some(open) = self.open.get_mut(&bind) {
-                let former = std::mem::replace(&mut open.name, name);
-                self.former.extend(Some(former).filter(|former| *former != open.name));
-            }
-        }
     }
 
-    /// Closes the addresses that are not in the policy, and lets the connections of listeners whose names are not in the policy
-    /// finish within the time `within`.
+    /// Closes the addresses that are not in the policy, and gives the others the names of the policy. The connections of an
+    /// address that is closed or gets another name may finish within the time `within`, unless their listener has moved.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,
         dataplane: &mut Dataplane,
         within: Duration,
     ) {
-        let wanted = |bind: &Bind| policy.listeners.iter().any(|listener| listener.bind == *bind);
-        let gone: Vec<Bind> = self.open.keys().filter(|bind| !wanted(bind)).copied().collect();
-        for bind in gone {
-            if let Some(open) = self.open.remove(&bind) {
-                tracing::info!(listener = &*open.name, address = %open.address, "listener closed");
+        for (bind, Open { name, address }) in std::mem::take(&mut self.open) {
+            let wanted = policy.listeners.iter().find(|listener| listener.bind == bind);
+            if let Some(wanted) = wanted {
+                self.open.insert(bind, Open { name: wanted.name.clone(), address });
+            } else {
+                tracing::info!(listener = &*name, %address, "listener closed");
                 dataplane.close(bind).await;
-                self.former.push(open.name);
             }
-        }
-        let is_gone = |name: &Arc<str>| policy.listeners.iter().all(|listener| listener.name != *name);
-        for name in std::mem::take(&mut self.former).into_iter().filter(is_gone) {
-            dataplane.retire(&name, within).await;
+            if wanted.is_none_or(|wanted| wanted.name != name) {
+                dataplane.retire(&name, within).await;
+            }
         }
     }
 

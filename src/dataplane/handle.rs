@@ -194,7 +194,8 @@ impl Dataplane {
         }
     }
 
-    /// Lets the connections of a listener that the config does not name any more finish within the time `within`.
+    /// Asks the callers on the open connections of a listener to open no more streams. If the config does not name the listener
+    /// any more, the connections may finish within the time `within`.
     pub async fn retire(&self, listener: &Arc<str>, within: Duration) {
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let _ = mailbox.send(Message::Retire { listener: listener.clone(), within }).await;

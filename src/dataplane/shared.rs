@@ -84,7 +84,8 @@ pub(crate) enum Message {
     Open { bind: Bind, socket: OwnedFd },
     /// Stops listening.
     Close { bind: Bind },
-    /// Lets the connections of a removed listener finish within the time `within`.
+    /// Asks the callers of a listener to open no more streams; if the listener was removed, its connections may finish within the
+    /// time `within`.
     Retire { listener: Arc<str>, within: Duration },
     /// Serves a connection that another worker has accepted.
     Arrive(Box<Arrival>),
