@@ -262,26 +262,16 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::place::{ClusterId, Network};
     use crate::snapshot::shard::Counts;
     use crate::snapshot::tests::peer;
 
     fn registry(state: RegistryState) -> RegistryStatus {
         RegistryStatus {
-            name: "peer/west".into(),
             is_peer: true,
-            cluster: ClusterId::default(),
-            network: Network::default(),
-            state,
-            since: SystemTime::UNIX_EPOCH,
-            read: None,
             problems: vec!["the link with the peer is lost: it broke".to_owned()],
             copy_problem: Some("the copy cannot be written".to_owned()),
-            flaws: Vec::new(),
-            report: None,
             items: Counts { services: 1, ..Counts::default() },
-            changes: 0,
-            errors: std::collections::BTreeMap::new(),
+            ..RegistryStatus::of("peer/west", state)
         }
     }
 

@@ -613,8 +613,6 @@ fn log_changes(before: &[Problem], now: &[Problem]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::place::{ClusterId, Network};
-    use crate::snapshot::shard::Counts;
 
     #[test]
     fn a_code_that_many_things_have_is_cut_and_counted() {
@@ -636,20 +634,8 @@ mod tests {
     #[test]
     fn a_copy_that_cannot_be_written_is_a_problem_of_a_live_registry_too() {
         let registry = RegistryStatus {
-            name: "local".into(),
-            cluster: ClusterId::default(),
-            network: Network::default(),
-            is_peer: false,
-            state: RegistryState::Live,
-            since: SystemTime::UNIX_EPOCH,
-            read: None,
-            problems: Vec::new(),
             copy_problem: Some("the copy cannot be written: no space".to_owned()),
-            flaws: Vec::new(),
-            report: None,
-            items: Counts::default(),
-            changes: 0,
-            errors: BTreeMap::new(),
+            ..RegistryStatus::of("local", RegistryState::Live)
         };
         let problem =
             Problem::new(Code::StateNotKept, "local", "local: the copy cannot be written: no space");

@@ -65,9 +65,7 @@ mod tests {
     use super::*;
     use crate::aggregator::status::RegistryStatus;
     use crate::dataplane::handle::{DescriptorUses, EffectiveLimits};
-    use crate::model::place::Network;
     use crate::snapshot::policy::Limits;
-    use crate::snapshot::shard::Counts;
 
     #[test]
     fn only_registries_of_the_own_cluster_hold_readiness() {
@@ -85,20 +83,8 @@ mod tests {
             draining: false,
         };
         let registry = |cluster: &str, state| RegistryStatus {
-            is_peer: false,
-            name: cluster.into(),
-            cluster: ClusterId::new(cluster),
-            network: Network::default(),
-            state,
             problems: vec!["no such file".to_owned()],
-            copy_problem: None,
-            flaws: Vec::new(),
-            report: None,
-            items: Counts::default(),
-            changes: 0,
-            errors: std::collections::BTreeMap::new(),
-            since: SystemTime::UNIX_EPOCH,
-            read: None,
+            ..RegistryStatus::of(cluster, state)
         };
         let closed = |states: [RegistryState; 2]| {
             let [own, other] = states;

@@ -111,6 +111,29 @@ pub struct RegistryStatus {
     pub errors: BTreeMap<RegistryError, u64>,
 }
 
+#[cfg(test)]
+impl RegistryStatus {
+    /// Returns the status of a registry that has no items and no problems.
+    pub fn of(name: &str, state: RegistryState) -> Self {
+        Self {
+            name: name.into(),
+            cluster: ClusterId::new(name),
+            network: Network::default(),
+            is_peer: false,
+            state,
+            since: SystemTime::UNIX_EPOCH,
+            read: None,
+            problems: Vec::new(),
+            copy_problem: None,
+            flaws: Vec::new(),
+            report: None,
+            items: Counts::default(),
+            changes: 0,
+            errors: BTreeMap::new(),
+        }
+    }
+}
+
 /// The status of the virtual addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualAddressStatus {

@@ -91,7 +91,7 @@ pub(super) fn convert(text: &str) -> Draft {
         if let Some(fault) = section.fault {
             // The lines of these two sections apply whatever their names are.
             if !["global", "defaults"].contains(&kind) {
-                let text = format!("{fault}; this {kind} (lines {line} to {}) is left out", section.end());
+                let text = format!("{fault}; this {kind} ({}) is left out", section.span());
                 conversion.not_converted(line, text);
                 continue;
             }
@@ -105,16 +105,14 @@ pub(super) fn convert(text: &str) -> Draft {
             }
             "frontend" | "listen" | "backend" => {
                 if is_disabled(section, &of_section) {
-                    let (name, end) = (section.name(), section.end());
-                    let text = format!("{kind} {name} (lines {line} to {end}) is disabled");
+                    let text = format!("{} is disabled", section.title());
                     conversion.draft.remark(line, Fate::NotNeeded, text);
                     continue;
                 }
                 if is_http(section, &of_section) {
                     let text = format!(
-                        "{kind} {} (lines {line} to {}) has `mode http`, but isthmus passes TLS through without terminating it",
-                        section.name(),
-                        section.end()
+                        "{} has `mode http`, but isthmus passes TLS through without terminating it",
+                        section.title()
                     );
                     conversion.not_converted(line, text);
                     continue;
@@ -127,10 +125,8 @@ pub(super) fn convert(text: &str) -> Draft {
                     frontends.push((section, of_section));
                 }
             }
-            kind => {
-                let (name, end) = (section.name(), section.end());
-                let text = format!("the section {kind} {name} (lines {line} to {end}) has no counterpart");
-                conversion.not_converted(line, text);
+            _ => {
+                conversion.not_converted(line, format!("the section {} has no counterpart", section.title()));
             }
         }
     }
@@ -138,14 +134,16 @@ pub(super) fn convert(text: &str) -> Draft {
     for (section, defaults) in frontends {
         conversion.frontend(section, &defaults);
     }
-    let unused: Vec<(usize, usize, String)> = conversion
+    let unused: Vec<(usize, String)> = conversion
         .backends
         .iter()
         .filter(|(name, _)| !conversion.targets.contains_key(*name))
-        .map(|(name, backend)| (backend.section.head.number, backend.section.end(), name.clone()))
+        .map(|(name, backend)| {
+            let text = format!("no converted rule leads to the backend {name} ({})", backend.section.span());
+            (backend.section.head.number, text)
+        })
         .collect();
-    for (line, end, name) in unused {
-        let text = format!("no converted rule leads to the backend {name} (lines {line} to {end})");
+    for (line, text) in unused {
         conversion.draft.remark(line, Fate::NotConverted, text);
     }
     let mut draft = conversion.draft;
@@ -178,7 +176,7 @@ fn is_not_tls(condition: &[&str]) -> bool {
 }
 
 /// Returns the reason why a line needs no counterpart; `None` if it may need one.
-fn not_needed(line: &Line) -> Option<&'static str> {
+fn why_not_needed(line: &Line) -> Option<&'static str> {
     let words = line.texts();
     let second = words.get(1).copied().unwrap_or_default();
     Some(match words[0] {
@@ -239,13 +237,15 @@ impl<'a> Conversion<'a> {
         self.draft.remark(line, Fate::NotConverted, text);
     }
 
+    fn not_needed(&mut self, line: &Line, why: &str) {
+        self.draft.remark(line.number, Fate::NotNeeded, format!("{}: {why}", line.quoted()));
+    }
+
     /// Adds a remark on a line that no rule of its section has handled.
     fn other(&mut self, line: &Line) {
-        match not_needed(line) {
-            Some(why) => {
-                self.draft.remark(line.number, Fate::NotNeeded, format!("`{}`: {why}", line.words.join(" ")))
-            }
-            None => self.not_converted(line.number, format!("`{}` has no counterpart", line.words.join(" "))),
+        match why_not_needed(line) {
+            Some(why) => self.not_needed(line, why),
+            None => self.not_converted(line.number, format!("{} has no counterpart", line.quoted())),
         }
     }
 
@@ -322,8 +322,8 @@ impl<'a> Conversion<'a> {
     /// Adds the remark on a `timeout connect` of 0.
     fn no_limit(&mut self, line: &Line) {
         let text = format!(
-            "`{}`: HAProxy sets no limit, but isthmus always has one, `timeouts.connect`",
-            line.words.join(" ")
+            "{}: HAProxy sets no limit, but isthmus always has one, `timeouts.connect`",
+            line.quoted()
         );
         self.not_converted(line.number, text);
     }
@@ -358,26 +358,20 @@ impl<'a> Conversion<'a> {
                 ["tcp-request", "content", "accept", rest @ ..]
                     if acls.matched(rest).is_ok_and(|matched| matched.names == [Names::All]) =>
                 {
-                    let text = format!(
-                        "`{}`: the gateway chooses a route as soon as the whole hello has arrived",
-                        line.words.join(" ")
+                    self.not_needed(
+                        line,
+                        "the gateway chooses a route as soon as the whole hello has arrived",
                     );
-                    self.draft.remark(line.number, Fate::NotNeeded, text);
                     accepts_all = true;
                 }
                 ["tcp-request", "content", "reject", rest @ ..] if is_not_tls(rest) => {
-                    let text = format!(
-                        "`{}`: the gateway always refuses clients that do not speak TLS (not_tls)",
-                        line.words.join(" ")
+                    self.not_needed(
+                        line,
+                        "the gateway always refuses clients that do not speak TLS (not_tls)",
                     );
-                    self.draft.remark(line.number, Fate::NotNeeded, text);
                 }
                 ["tcp-request", "content", "reject", ..] if accepts_all => {
-                    let text = format!(
-                        "`{}`: a line above accepts all clients that speak TLS",
-                        line.words.join(" ")
-                    );
-                    self.draft.remark(line.number, Fate::NotNeeded, text);
+                    self.not_needed(line, "a line above accepts all clients that speak TLS");
                 }
                 ["tcp-request", "content", "reject", ..] => {
                     self.other(line);
@@ -396,13 +390,7 @@ impl<'a> Conversion<'a> {
             self.maxconn(&line);
         }
         if listeners.is_empty() {
-            let text = format!(
-                "{} {} (lines {} to {}) has no address that can be converted",
-                section.kind(),
-                section.name(),
-                section.head.number,
-                section.end()
-            );
+            let text = format!("{} has no address that can be converted", section.title());
             return self.not_converted(section.head.number, text);
         }
         for listener in &mut listeners {

@@ -14,6 +14,11 @@ impl Line {
     pub(super) fn texts(&self) -> Vec<&str> {
         self.words.iter().map(String::as_str).collect()
     }
+
+    /// Returns the words as they appear in a remark.
+    pub(super) fn quoted(&self) -> String {
+        format!("`{}`", self.words.join(" "))
+    }
 }
 
 /// A section: its first line, and the lines below it.
@@ -37,6 +42,16 @@ impl Section {
     /// Returns the name of the section; empty if it has none.
     pub(super) fn name(&self) -> &str {
         self.head.words.get(1).map_or("", String::as_str)
+    }
+
+    /// Returns the kind, name and lines of the section, for a remark.
+    pub(super) fn title(&self) -> String {
+        format!("{} {} ({})", self.kind(), self.name(), self.span())
+    }
+
+    /// Returns the numbers of the section's lines, for a remark.
+    pub(super) fn span(&self) -> String {
+        format!("lines {} to {}", self.head.number, self.end())
     }
 
     /// Returns the number of the section's last line.

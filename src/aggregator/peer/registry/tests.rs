@@ -93,7 +93,6 @@ fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
     proto::Delta { begins, services, ..proto::Delta::default() }
 }
 
-const NO_CHANGES: [&str; 0] = [];
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
 #[test]
@@ -125,7 +124,7 @@ fn a_newer_link_of_a_process_outlives_the_end_of_its_older_one() {
     give(&mut follower, "a 1", services(true, &[("one", 1)]));
     listed(&mut follower, "a 1");
     up(&mut follower, "a 2");
-    assert_eq!(down(&mut follower, "a 1", false), NO_CHANGES, "the process has a newer link");
+    assert!(down(&mut follower, "a 1", false).is_empty(), "the process has a newer link");
     assert_eq!(give(&mut follower, "a 1", services(false, &[("late", 1)])), NOTHING);
     give(&mut follower, "a 2", services(true, &[("one", 2)]));
     assert_eq!(listed(&mut follower, "a 2"), ["one.pay.here 2 since 7"]);
