@@ -242,6 +242,23 @@ fn drain_lets_open_streams_finish_and_sends_new_ones_elsewhere() {
 }
 
 #[test]
+fn callers_of_a_listener_that_moves_are_asked_to_leave_and_may_finish() {
+    let echo = Backend::echo();
+    let services = format!("services:\n{}", service("echo.shop.mesh", 80, &echo, ""));
+    let config = format!("{BASE}drain: {{timeout: 1s}}\n{services}");
+    let gateway = Gateway::start_in(folder(), &config, &[]);
+    let mut watcher = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    watcher.send(&frames::connect(1, "echo.shop.mesh:80")).expect("sent");
+    watcher.until(frames::HEADERS).expect("an answer");
+    gateway.reload(&config.replace("127.0.0.1:0", "127.0.0.2:0"));
+    watcher.until(GOAWAY).expect("it is asked to leave");
+    // The listener still exists, so its connections outlive `drain.timeout`.
+    std::thread::sleep(Duration::from_millis(1_500));
+    watcher.send(&frames::frame(frames::DATA, 1, 1, b"last")).expect("sent");
+    assert_eq!(watcher.until(frames::DATA).expect("the echo").payload, b"last");
+}
+
+#[test]
 fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
     const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
     let (echo, waypoint) =
