@@ -7,10 +7,10 @@ use std::sync::Arc;
 use dashmap::DashMap;
 
 use crate::model::endpoint::TlsMode;
-use crate::model::identity::Identity;
+use crate::model::identity::{Identity, TrustDomain};
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
-use crate::snapshot::peer::PeerIdentity;
+use crate::snapshot::peer::Peer;
 use crate::snapshot::service_view::{PortView, ServiceView};
 
 /// The identities of one service port, in all clusters.
@@ -53,40 +53,31 @@ impl Peers {
                 None => nameless = true,
             }
         }
+        nameless |= peers.identities.is_empty();
+        let prefix = |domain: &TrustDomain, namespace: &str| -> Arc<str> {
+            format!("spiffe://{}/ns/{namespace}/", domain.as_str()).into()
+        };
         if let Some(import) = &service.import {
-            peers.name_those_of(snapshot, &import.peer);
-        } else if nameless || peers.identities.is_empty() {
-            let domain = snapshot.policy.mesh.trust_domain.as_str();
-            peers.prefix = Some(format!("spiffe://{domain}/ns/{}/", service.namespace).into());
+            let known = peer(snapshot, &import.peer).and_then(|peer| Some((peer, peer.who.as_ref()?)));
+            // The trust domain of the identities is replaced by the one that the peer's certificates name.
+            let named = |identity: &Identity| Some(identity.in_domain(&known?.1.trust_domain));
+            peers.identities = peers.identities.iter().filter_map(named).collect();
+            peers.prefix = known
+                .filter(|_| nameless)
+                .map(|(peer, who)| prefix(&who.trust_domain, peer.namespace_of(&service.namespace)));
+        } else if nameless {
+            peers.prefix = Some(prefix(&snapshot.policy.mesh.trust_domain, &service.namespace));
         }
         peers.roots = peers.known_roots(snapshot, service);
         peers
     }
 
-    /// Replaces the trust domain of the identities by the one that the peer's certificates name.
-    fn name_those_of(&mut self, snapshot: &Snapshot, peer: &str) {
-        let who = who(snapshot, peer);
-        let named = |identity: &Identity| Some(identity.in_domain(&who?.trust_domain));
-        self.identities = self.identities.iter().filter_map(named).collect();
-    }
-
     /// Returns the roots that verify servers with these identities, as the snapshot knows them.
     fn known_roots(&self, snapshot: &Snapshot, service: &ServiceView) -> Roots {
         match &service.import {
-            Some(import) => self.roots_of_peer(snapshot, &import.peer),
+            Some(import) => roots_of_peer(snapshot, &import.peer),
             None => self.roots_of_mesh(snapshot),
         }
-    }
-
-    fn roots_of_peer(&self, snapshot: &Snapshot, peer: &str) -> Roots {
-        let roots = who(snapshot, peer).and_then(|who| {
-            let roots = snapshot.trust_roots.of(who.alias.as_str())?;
-            Some((who.trust_domain.as_str().into(), roots.clone()))
-        });
-        // Without a list of identities, Envoy would accept every certificate that the roots verify. Therefore the roots are not
-        // used while there are no identities.
-        let usable = roots.filter(|_| !self.identities.is_empty());
-        usable.map_or(Roots::Unknown, |roots| Roots::ByDomain([roots].into()))
     }
 
     /// Returns the roots of each trust domain, or the client's own roots if this mesh's trust domain is the only one. The client's
@@ -114,9 +105,18 @@ impl Peers {
     }
 }
 
-/// Returns the identity of a peer; `None` until the peer is enrolled.
-fn who<'a>(snapshot: &'a Snapshot, peer: &str) -> Option<&'a PeerIdentity> {
-    snapshot.policy.peers.iter().find(|known| &*known.name == peer)?.who.as_ref()
+/// Returns the roots of a peer's trust domain; [`Roots::Unknown`] until the peer is enrolled.
+fn roots_of_peer(snapshot: &Snapshot, name: &str) -> Roots {
+    let roots = peer(snapshot, name).and_then(|peer| {
+        let who = peer.who.as_ref()?;
+        let roots = snapshot.trust_roots.of(who.alias.as_str())?;
+        Some((who.trust_domain.as_str().into(), roots.clone()))
+    });
+    roots.map_or(Roots::Unknown, |roots| Roots::ByDomain([roots].into()))
+}
+
+fn peer<'a>(snapshot: &'a Snapshot, name: &str) -> Option<&'a Peer> {
+    snapshot.policy.peers.iter().find(|known| &*known.name == name).map(|peer| &**peer)
 }
 
 /// The identities with which the clusters of each service port were last rendered. Envoy drains the connections of a cluster

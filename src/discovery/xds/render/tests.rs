@@ -260,6 +260,25 @@ fn without_roots_no_server_is_taken_for_the_peers() {
 }
 
 #[test]
+fn servers_of_a_peer_without_known_identity_may_be_any_of_the_namespace_in_the_peers_trust_domain() {
+    let mut service = imported("pay-west.here", "west");
+    service.key.namespace = "west/pay".into();
+    let named = service.endpoints[0].clone();
+    let template = EndpointTemplate { identity: None, ..(*named.template).clone() };
+    let nameless = crate::model::endpoint::Endpoint { template: template.into(), ..named.clone() };
+    let names_of = |endpoints| {
+        let mesh = mesh_with(vec![Service { endpoints, ..service.clone() }]);
+        let (_, names, roots) = verified(&mesh.snapshot(), &SanHistory::default(), "pay-west.here");
+        assert_eq!(roots.as_deref(), Some("the roots of west"));
+        names
+    };
+    let prefix = "Prefix(\"spiffe://cluster.local/ns/pay/\")".to_owned();
+    assert_eq!(names_of([nameless.clone()].into()), [prefix.clone()]);
+    let exact = "Exact(\"spiffe://cluster.local/ns/pay/sa/pay\")".to_owned();
+    assert_eq!(names_of([named, nameless].into()), [exact, prefix]);
+}
+
+#[test]
 fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
     let history = SanHistory::default();
     let before = verified(&mesh().snapshot(), &history, "pay-west.here");
