@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::networks;
+use crate::aggregator::peer::registry::NO_GATEWAY;
 use crate::aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
 use crate::api;
 use crate::api::peer::{Exchanged, PeerDetail};
 use crate::discovery::peer::status::{LinkState, LinkStatus, LinkTable};
 use crate::model::name::HostName;
+use crate::model::place::Network;
 use crate::snapshot::Snapshot;
-use crate::snapshot::peer::{Peer, place_of};
+use crate::snapshot::networks::NetworkEntry;
+use crate::snapshot::peer::{Peer, is_place_of_peer, place_of};
 use crate::snapshot::service_view::ServiceView;
 use crate::telemetry::clock::rfc3339;
 
@@ -110,7 +113,7 @@ impl Linked {
     }
 
     /// Returns the reason why the peer is not live.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(super) fn why_not_live(&self) -> Option<String> {
         let of_link = || self.links.iter().find_map(|link| link.problem.clone());
         let of_registry = || self.registry.as_ref().and_then(|registry| registry.problems.first().cloned());
         match self.state {
@@ -129,6 +132,36 @@ impl Linked {
             }),
             _ => of_link().or_else(of_registry).or_else(|| Some("the peer has not connected yet".to_owned())),
         }
+    }
+
+    /// Returns the services that one of the two meshes offers and that the other cannot call, one sentence for each direction.
+    pub(super) fn unreachable(&self, snapshot: &Snapshot) -> Vec<String> {
+        let name = &self.peer.name;
+        let report = self.registry.as_ref().and_then(|registry| registry.report.as_deref());
+        let theirs = report.and_then(|report| {
+            let count = report.left_out_because(NO_GATEWAY)?;
+            let why = report.problems.first().map_or(String::new(), |first| format!("; {first}"));
+            Some(format!(
+                "{count} services of the peer {name} cannot be called, because no gateway leads to them{why}"
+            ))
+        });
+        if self.state == PeerState::NotEnrolled {
+            return Vec::new();
+        }
+        let is_way = |(network, entry): (&Network, &NetworkEntry)| {
+            !is_place_of_peer(network.as_str()) && !entry.gateways.is_empty()
+        };
+        let offered = match snapshot.networks().iter().any(is_way) {
+            true => 0,
+            false => snapshot.exports_to(name).len(),
+        };
+        let ours = (offered > 0).then(|| {
+            format!(
+                "the peer {name} cannot call the {offered} services that it is offered, because this gateway knows no gateway of \
+                 its own networks (`networks[].gateways`)"
+            )
+        });
+        theirs.into_iter().chain(ours).collect()
     }
 
     /// Returns the largest clock skew of the peer's links in milliseconds.
@@ -191,7 +224,7 @@ pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStat
             links: linked.links.iter().map(link).collect(),
             gateways: gateways.iter().filter(is_its).cloned().collect(),
             left_out: left_out.take(LEFT_OUT_MAX).collect(),
-            problem: linked.problem(),
+            problem: linked.why_not_live().or_else(|| linked.unreachable(snapshot).into_iter().next()),
             name,
         }
     };
@@ -323,9 +356,9 @@ mod tests {
             registry: Some(registry(RegistryState::Stale)),
         };
         assert_eq!(linked.round_trip(), Some(Duration::from_millis(2)));
-        assert_eq!((linked.clock_skew_ms(), linked.problem()), (Some(-400_000), None));
+        assert_eq!((linked.clock_skew_ms(), linked.why_not_live()), (Some(-400_000), None));
         (linked.state, linked.links) = (PeerState::Stale, Vec::new());
-        assert_eq!(linked.problem().as_deref(), Some("the link with the peer is lost: it broke"));
+        assert_eq!(linked.why_not_live().as_deref(), Some("the link with the peer is lost: it broke"));
         let unheard = RegistryStatus { problems: Vec::new(), ..registry(RegistryState::Missing) };
         let unheard = Linked {
             peer: linked.peer.clone(),
@@ -333,25 +366,25 @@ mod tests {
             links: Vec::new(),
             registry: Some(unheard),
         };
-        let problem = unheard.problem();
+        let problem = unheard.why_not_live();
         assert_eq!(problem.as_deref(), Some("the peer has not connected yet"), "a copy is no cause");
         linked
             .links
             .push(LinkStatus { problem: Some("127.0.0.1:1: refused".to_owned()), ..link(LinkState::Down) });
         assert_eq!(
-            linked.problem().as_deref(),
+            linked.why_not_live().as_deref(),
             Some("127.0.0.1:1: refused"),
             "what the dialling says is nearer"
         );
         linked.state = PeerState::NotEnrolled;
         assert!(
             linked
-                .problem()
+                .why_not_live()
                 .is_some_and(|problem| problem.starts_with("run `isthmus peer invite --name west` here"))
         );
         linked.peer =
             Arc::new(Peer { unused_link: Some("x.pem: damaged".into()), ..Peer::clone(&linked.peer) });
-        let problem = linked.problem().expect("it is not enrolled");
+        let problem = linked.why_not_live().expect("it is not enrolled");
         assert!(
             problem.contains("is not used: x.pem: damaged") && problem.contains("--replace"),
             "{problem}"

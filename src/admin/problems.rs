@@ -98,16 +98,17 @@ codes! {
         "`isthmus get registries -o yaml`; the objects named there";
     RegistryImpaired = "registry_impaired",
         "A registry is read, but not all of it is right: the API server forbids a kind of object, new credentials cannot be \
-         used, a gateway has no address, the network of the cluster is unknown, a ServiceExport has no Service, or the clock of \
-         the API server differs from that of this host by more than 30 s.",
+         used, a gateway has no address, a gateway of a peer does not answer, the network of the cluster is unknown, a \
+         ServiceExport has no Service, or the clock of the API server differs from that of this host by more than 30 s.",
         "`report` of `isthmus get registries -o yaml`";
     EndpointClaimed = "endpoint_claimed",
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
          These endpoints are not used: otherwise, anyone who may write EndpointSlices could direct a service to any address.",
         "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices of the services that `isthmus explain` names";
     StateNotKept = "state_not_kept",
-        "The last good copy of a registry cannot be written to `state.dir`, or the copy of the last run could not be read. If the \
-         registry cannot be read after a restart, its services are unknown or out of date.",
+        "The last good copy of a registry, or the times at which services were first exported to peers, cannot be written to \
+         `state.dir`, or those of the last run could not be read. After a restart, services of a registry that cannot be read are \
+         unknown or out of date, and new peers may assign other virtual addresses.",
         "permissions of `state.dir`, and the free space on the disk; `isthmus get registries`";
     RegistryLeftOut = "registry_left_out",
         "A registry has services or endpoints that its `allow` does not permit. They are left out.",
@@ -145,8 +146,9 @@ codes! {
         "The gateway's own certificate has expired or is not valid yet, so HBONE callers refuse it. The gateway is not ready.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateSource = "certificate_source",
-        "A certificate, or the roots of a trust domain, cannot be read or renewed, or a new certificate is not valid yet. The last \
-         good certificate or roots stay in use. A certificate that is not valid yet is used as soon as it is valid.",
+        "A certificate, or the roots of a trust domain, cannot be read or renewed, a new certificate is not valid yet, or roots that \
+         a peer has announced cannot be stored. The last good certificate or roots stay in use. A certificate that is not valid \
+         yet is used as soon as it is valid.",
         "`identity` of `isthmus status -o json`";
     RootsExpired = "roots_expired",
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",
@@ -186,6 +188,9 @@ codes! {
         "There is no live link with a peer. The services of the peer stay in use for a while (stale), then are used only where \
          no other registry has a ready endpoint (demoted), then have no endpoints (expired).",
         "`isthmus peers` on both sides; `peers[].dial` or `peers[].accept`; the network between the gateways";
+    PeerUnreachable = "peer_unreachable",
+        "Services that are exchanged with a peer cannot be called, because no gateway leads to them: the peer has sent none, none          of them answers, or `peers[].addresses` does not allow their addresses; or this gateway knows no gateway of its own mesh          that it could send to the peer.",
+        "`isthmus peers -o yaml`, `isthmus get registries -o yaml` on both sides; `networks[].gateways`, `peers[].addresses`";
     PeerClock = "peer_clock",
         "The clock of a peer differs from this gateway's by more than five minutes, so certificates may seem expired or not valid yet.",
         "`isthmus peers`; the time synchronisation of both hosts";
@@ -307,7 +312,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let aggregator = sources.aggregator.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
     for linked in Linked::all(snapshot, &sources.links, &aggregator) {
-        all.extend(of_peer(&linked));
+        all.extend(of_peer(&linked, snapshot));
         let conflicts = snapshot.export_conflicts(&linked.peer.name);
         all.extend(
             conflicts.into_iter().map(|text| Problem::new(Code::PeerLeftOut, &*linked.peer.name, text)),
@@ -418,16 +423,19 @@ fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
     full.into_iter().chain(kept).collect()
 }
 
-fn of_peer(linked: &Linked) -> Vec<Problem> {
+fn of_peer(linked: &Linked, snapshot: &Snapshot) -> Vec<Problem> {
     let name = &*linked.peer.name;
     let state = match linked.state {
         PeerState::Live => None,
         PeerState::NotEnrolled => Some(Code::PeerNotEnrolled),
         _ => Some(Code::PeerNotLive),
     };
-    let problem = linked.problem().unwrap_or_default();
-    let text = format!("the peer {name} is {}: {problem}", linked.state.text());
-    let state = state.map(|code| Problem::new(code, name, text));
+    let state = state.map(|code| {
+        let why = linked.why_not_live().unwrap_or_default();
+        Problem::new(code, name, format!("the peer {name} is {}: {why}", linked.state.text()))
+    });
+    let unreachable = linked.unreachable(snapshot).into_iter();
+    let unreachable = unreachable.map(|text| Problem::new(Code::PeerUnreachable, name, text));
     let skew = linked.clock_skew_ms().filter(|skew| skew.unsigned_abs() > CLOCK_SKEW_MAX_MS);
     let clock = skew.map(|skew| {
         let (seconds, way) =
@@ -444,7 +452,7 @@ fn of_peer(linked: &Linked) -> Vec<Problem> {
         };
         Problem::new(Code::PeerLeftOut, name, format!("{first}{more}"))
     });
-    state.into_iter().chain(clock).chain(left_out).collect()
+    state.into_iter().chain(unreachable).chain(clock).chain(left_out).collect()
 }
 
 fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
@@ -487,8 +495,7 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
             let lines = report.problems[..shown].iter().map(cut).collect::<Vec<_>>().join("; ");
             all.push(Problem::new(Code::RegistryImpaired, name, format!("{name}: {lines}{more}")));
         }
-        let claimed = report.left_out.iter().find(|(why, _)| *why == Withheld::Claimed.text());
-        if let Some((_, count)) = claimed {
+        if let Some(count) = report.left_out_because(Withheld::Claimed.text()) {
             let text = format!(
                 "{name}: {count} endpoints are not used, because their EndpointSlices do not match their pods"
             );

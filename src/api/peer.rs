@@ -30,7 +30,7 @@ pub struct Peer {
     pub gateways: Vec<Gateway>,
     /// The first services that a rule names but that are not exchanged, each as a sentence.
     pub left_out: Vec<String>,
-    /// The reason why the peer is not live.
+    /// The reason why the peer is not live, or why its services cannot be called although it is.
     pub problem: Option<String>,
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::aggregator::peer::inbox::Inbox;
 use crate::config::Config;
-use crate::discovery::peer::importer::{Done, Importer, Received, Refusals};
+use crate::discovery::peer::importer::{Answer, Done, Importer, Received};
 use crate::discovery::peer::links::Links;
 use crate::model::link::LinkKey;
 use crate::net::handed::HandedOver;
@@ -27,14 +27,11 @@ impl Importer for Registries {
         Box::pin(self.inbox.up(peer, link))
     }
 
-    fn deliver<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey, what: Received) -> Refusals<'a> {
+    fn deliver<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey, what: Received) -> Answer<'a> {
         Box::pin(async move {
             match what {
                 Received::Delta(delta) => self.inbox.delta(peer, link, delta).await,
-                Received::Listed => {
-                    self.inbox.listed(peer, link).await;
-                    Vec::new()
-                }
+                Received::Listed => self.inbox.listed(peer, link).await,
             }
         })
     }

@@ -138,7 +138,13 @@ const AREAS: [Area; 8] = [
     },
     Area {
         name: "peers",
-        codes: &[Code::PeerNotEnrolled, Code::PeerNotLive, Code::PeerClock, Code::PeerLeftOut],
+        codes: &[
+            Code::PeerNotEnrolled,
+            Code::PeerNotLive,
+            Code::PeerUnreachable,
+            Code::PeerClock,
+            Code::PeerLeftOut,
+        ],
         well: |status| match status.peers {
             0 => "the config has no peers".to_owned(),
             count => format!("{count} peers, each with a live link"),
@@ -193,6 +199,7 @@ const fn state_of(code: Code) -> State {
         | Code::EndpointFailing
         | Code::EndpointNotTls
         | Code::PeerNotLive
+        | Code::PeerUnreachable
         | Code::XdsClientRefused => State::Failed,
     }
 }

@@ -7,7 +7,16 @@ use std::sync::Arc;
 pub struct LinkKey {
     /// The process of the peer.
     pub instance: Arc<str>,
+    /// True if this gateway has dialled. If both sides dial, two processes have a link in each direction.
+    pub is_dialled: bool,
     /// The number of the link, unique in this process. A process of the peer may open a newer link before this gateway knows
     /// that the older one is lost.
     pub number: u64,
+}
+
+impl LinkKey {
+    /// Returns true if one of the two links replaces the other: a process that dials a second time has lost its first link.
+    pub fn replaces(&self, other: &Self) -> bool {
+        self.instance == other.instance && self.is_dialled == other.is_dialled
+    }
 }

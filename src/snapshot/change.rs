@@ -62,6 +62,13 @@ pub struct Report {
     pub problems: Vec<String>,
 }
 
+impl Report {
+    /// Returns the number of objects and endpoints that are left out for a reason; `None` if there are none.
+    pub fn left_out_because(&self, reason: &str) -> Option<usize> {
+        self.left_out.iter().find(|(why, _)| *why == reason).map(|(_, count)| *count)
+    }
+}
+
 /// One item of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::federation::Pair;
+use crate::federation::{Pair, weighs};
 use crate::problems::{has_problem, run};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
@@ -91,4 +91,95 @@ fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     eventually("the peer to be down", || (metrics() == [Some(0.0), None]).then_some(()));
     peer(&east, "the peer to expire", |peer| peer["state"] == "expired");
     assert!(run(&east, &["check"]).contains("failed   peers"), "a lost peer is a failure");
+}
+
+#[test]
+fn a_service_that_was_refused_gets_the_place_of_one_that_goes() {
+    let pair = Pair::new();
+    let west = pair.start_west(SERVICES);
+    let config =
+        pair.east_config("").replace("[\"*.pay.west.global\"]}", "[\"*.pay.west.global\"], limit: 1}");
+    let east = crate::support::organisation::start(pair.east.folder(&[&pair.west]), &config);
+    peer(&east, "east to refuse one of two", |peer| peer["imported"] == 1 && peer["left_out"][0].is_string());
+    peer(&west, "west to hear the refusal", |peer| peer["left_out"][0].is_string());
+    weighs(&east, "fees.pay.west.global", 1.0);
+    // West sends only the removal of the one service, not the other service again.
+    let ratings = SERVICES.split("  - {hostname: fees").next().expect("the first one");
+    west.reload(&pair.west_config(ratings));
+    weighs(&east, "ratings.pay.west.global", 1.0);
+    peer(&east, "nothing to be refused", |peer| peer["imported"] == 1 && peer["left_out"][0].is_null());
+    peer(&west, "west to hear that nothing is refused", |peer| peer["left_out"][0].is_null());
+}
+
+#[test]
+fn a_peer_with_a_live_link_and_no_usable_gateway_is_a_failure_on_the_side_that_can_mend_it() {
+    let pair = Pair::new();
+    let good = pair.west_config(SERVICES);
+    let ports = format!("sniPort: {0}, hbonePort: {0}", pair.west_port);
+    let silent = good.replace(&ports, &format!("sniPort: {}", crate::support::organisation::free_port()));
+    let not_allowed = good.replace("address: 127.0.0.1, ", "address: 169.254.1.1, ");
+    let networks = good.lines().find(|line| line.starts_with("networks:")).expect("networks");
+    let without = good.replace(networks, "networks: {net-west: {}}");
+    assert!([&silent, &not_allowed, &without].iter().all(|config| **config != good), "{good}");
+    let west = crate::support::organisation::start(pair.west.folder(&[&pair.east]), &silent);
+    let east = pair.start_east();
+    let shows = |wanted: &str| {
+        let what = format!("the problem {wanted:?}");
+        let found = peer(&east, &what, |peer| peer["problem"].as_str().is_some_and(|it| it.contains(wanted)));
+        assert_eq!(found["state"], "live", "{found:#}");
+        let problem = has_problem(&east, "peer_unreachable")["text"].to_string();
+        assert!(problem.contains(wanted) && problem.contains("2 services"), "{problem}");
+        let check = run(&east, &["check"]);
+        assert!(check.contains("failed   peers"), "{check}");
+        assert!(run(&east, &["peers"]).contains("west is live: 2 services"));
+    };
+    shows("does not answer, and is not used");
+    west.reload(&good);
+    peer(&east, "the gateway to be used", |peer| peer["problem"].is_null());
+    west.reload(&not_allowed);
+    shows("cannot be called, because no gateway leads to them");
+    let refused = peer(&west, "west to hear why", |peer| peer["left_out"][0].is_string());
+    let why = refused["left_out"][0].to_string();
+    assert!(why.contains("`peers[].addresses` does not allow the gateway's address, 169.254.1.1"), "{why}");
+    west.reload(&without);
+    let here = "because this gateway knows no gateway of its own networks";
+    peer(&west, "west to say it", |peer| peer["problem"].as_str().is_some_and(|it| it.contains(here)));
+    assert!(has_problem(&west, "peer_unreachable")["look_at"].to_string().contains("networks[].gateways"));
+    west.reload(&good);
+    for gateway in [&east, &west] {
+        peer(gateway, "everything to be well again", |peer| peer["problem"].is_null());
+    }
+}
+
+#[test]
+fn two_sides_that_both_dial_keep_their_links() {
+    let pair = Pair::new();
+    let west = pair.west_config(SERVICES).replace(
+        "    accept: true\n",
+        &format!("    accept: true\n    dial: \"127.0.0.1:{}\"\n", pair.east_port),
+    );
+    let dial = format!("    dial: \"127.0.0.1:{}\"\n", pair.west_port);
+    let east = pair.east_config("").replace(&dial, &format!("{dial}    accept: true\n"));
+    let west = crate::support::organisation::start(pair.west.folder(&[&pair.east]), &west);
+    let east = crate::support::organisation::start(pair.east.folder(&[&pair.west]), &east);
+    let directions = |peer: &Value| {
+        let links = peer["links"].as_array().cloned().unwrap_or_default();
+        let mut all: Vec<_> =
+            links.iter().filter(|link| link["state"] == "live").map(|link| link["dialled"] == true).collect();
+        all.sort_unstable();
+        all
+    };
+    let both = [&west, &east]
+        .map(|gateway| peer(gateway, "a link in each direction", |peer| directions(peer) == [false, true]));
+    weighs(&east, "ratings.pay.west.global", 1.0);
+    // A link that were replaced would be a new one, with another time.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let since = |peer: &Value| {
+        peer["links"]
+            .as_array()
+            .map(|links| links.iter().map(|link| link["since"].clone()).collect::<Vec<_>>())
+    };
+    for (gateway, before) in [&west, &east].into_iter().zip(&both) {
+        assert_eq!(since(&gateway.json("/api/v1/peers")[0]), since(before), "{before:#}");
+    }
 }

@@ -16,10 +16,10 @@ const WAITING_MAX: usize = 64;
 pub(super) enum Event {
     /// A link was established.
     Up { link: LinkKey },
-    /// Items; `refused` receives the refused items.
-    Delta { link: LinkKey, delta: Box<proto::Delta>, refused: oneshot::Sender<Vec<proto::Refusal>> },
-    /// The end of a listing.
-    Listed { link: LinkKey },
+    /// Items; `answer` receives what is refused, and what is taken although it was refused before.
+    Delta { link: LinkKey, delta: Box<proto::Delta>, answer: oneshot::Sender<proto::Ack> },
+    /// The end of a listing; `answer` as above.
+    Listed { link: LinkKey, answer: oneshot::Sender<proto::Ack> },
     /// The link has ended. If `forget` is true, the peer has ordered that its services be removed.
     Down { link: LinkKey, why: String, forget: bool },
 }
@@ -74,21 +74,19 @@ impl Inbox {
         self.send(peer, Event::Up { link: link.clone() }).await;
     }
 
-    /// Delivers items, and returns the refused ones.
-    pub async fn delta(
-        &self,
-        peer: &Arc<str>,
-        link: &LinkKey,
-        delta: Box<proto::Delta>,
-    ) -> Vec<proto::Refusal> {
-        let (refused, answer) = oneshot::channel();
-        self.send(peer, Event::Delta { link: link.clone(), delta, refused }).await;
-        answer.await.unwrap_or_default()
+    /// Delivers items; returns which of them are refused, and which earlier refusals no longer hold. The result has no sequence
+    /// number.
+    pub async fn delta(&self, peer: &Arc<str>, link: &LinkKey, delta: Box<proto::Delta>) -> proto::Ack {
+        let (answer, answered) = oneshot::channel();
+        self.send(peer, Event::Delta { link: link.clone(), delta, answer }).await;
+        answered.await.unwrap_or_default()
     }
 
-    /// Reports that a full listing has ended.
-    pub async fn listed(&self, peer: &Arc<str>, link: &LinkKey) {
-        self.send(peer, Event::Listed { link: link.clone() }).await;
+    /// Reports that a full listing has ended; returns the same as [`Self::delta`].
+    pub async fn listed(&self, peer: &Arc<str>, link: &LinkKey) -> proto::Ack {
+        let (answer, answered) = oneshot::channel();
+        self.send(peer, Event::Listed { link: link.clone(), answer }).await;
+        answered.await.unwrap_or_default()
     }
 
     /// Reports that a link has ended. If `forget` is true, the peer has ordered that its services be removed.

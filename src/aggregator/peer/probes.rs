@@ -1,5 +1,5 @@
-//! Probes the gateways of a peer by a TCP connect to each, at a fixed interval. The probes show whether a lost link means that
-//! the gateways are dead too.
+//! Probes the gateways of a peer by a TCP connect to each, at a fixed interval. The probes show which gateways can be used, and
+//! whether a lost link means that the gateways are dead too.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,32 +22,56 @@ const FAILED: u32 = 2;
 /// The largest number of gateways that are probed; the others count as alive.
 const PROBED_MAX: usize = 64;
 
+/// The reason why a probe has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// No address of the gateway accepts a connection in time.
+    Silent,
+    /// The gateway's host name has no address.
+    Unresolved,
+    /// No address of the gateway is allowed, so none was dialled.
+    NotAllowed,
+}
+
+impl Fault {
+    /// Returns the fault as the end of a sentence about a gateway.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Silent => "does not answer",
+            Self::Unresolved => "has a host name that does not resolve",
+            Self::NotAllowed => "has only addresses that `peers[].addresses` does not allow",
+        }
+    }
+}
+
 /// The results of the probes of one peer's gateways.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
-    failed: BTreeMap<GatewayKey, u32>,
+    /// The number of failed probes in a row, and the fault of the last one. Only gateways whose last probe failed.
+    failed: BTreeMap<GatewayKey, (u32, Fault)>,
 }
 
 impl Probes {
-    /// Returns true if the gateway has failed at least [`FAILED`] probes in a row.
-    pub(super) fn is_dead(&self, key: &GatewayKey) -> bool {
-        self.failed.get(key).is_some_and(|failed| *failed >= FAILED)
+    /// Returns the fault of a gateway that has failed at least [`FAILED`] probes in a row.
+    pub(super) fn fault(&self, key: &GatewayKey) -> Option<Fault> {
+        self.failed.get(key).filter(|(count, _)| *count >= FAILED).map(|(_, fault)| *fault)
     }
 
-    /// Records the results of a round of probes; returns the gateways that have died or have come back.
-    pub(super) fn note(&mut self, round: Vec<(GatewayKey, bool)>) -> Vec<GatewayKey> {
+    /// Records the results of a round of probes; returns the gateways whose fault has changed.
+    pub(super) fn note(&mut self, round: Vec<(GatewayKey, Result<(), Fault>)>) -> Vec<GatewayKey> {
+        let mut before = std::mem::take(&mut self.failed);
         let mut changed = Vec::new();
-        let mut failed = BTreeMap::new();
-        for (key, answers) in round {
-            let was_dead = self.is_dead(&key);
-            let count =
-                if answers { 0 } else { self.failed.get(&key).copied().unwrap_or(0).saturating_add(1) };
-            if was_dead != (count >= FAILED) {
-                changed.push(key.clone());
+        for (key, result) in round {
+            let (count, last) = before.remove(&key).unzip();
+            let count = count.unwrap_or(0);
+            let was = last.filter(|_| count >= FAILED);
+            if let Err(fault) = result {
+                self.failed.insert(key.clone(), (count.saturating_add(1), fault));
             }
-            failed.insert(key, count);
+            if was != self.fault(&key) {
+                changed.push(key);
+            }
         }
-        self.failed = failed;
         changed
     }
 }
@@ -56,35 +80,36 @@ impl Probes {
 pub(super) async fn round(
     gateways: Vec<(GatewayKey, Gateway)>,
     scope: AddressScope,
-) -> Vec<(GatewayKey, bool)> {
+) -> Vec<(GatewayKey, Result<(), Fault>)> {
     let all: FuturesUnordered<_> = gateways
         .into_iter()
         .take(PROBED_MAX)
         .map(|(key, gateway)| {
             let scope = &scope;
             async move {
-                let answers = timeout(WITHIN, answers(&gateway, scope)).await.unwrap_or(false);
-                (key, answers)
+                let result = timeout(WITHIN, probe(&gateway, scope)).await.unwrap_or(Err(Fault::Silent));
+                (key, result)
             }
         })
         .collect();
     all.collect().await
 }
 
-async fn answers(gateway: &Gateway, scope: &AddressScope) -> bool {
-    let Some(port) = gateway.sni_port.or(gateway.hbone_port) else { return false };
+async fn probe(gateway: &Gateway, scope: &AddressScope) -> Result<(), Fault> {
+    let Some(port) = gateway.sni_port.or(gateway.hbone_port) else { return Err(Fault::Silent) };
     let addresses: Vec<SocketAddr> = match &gateway.host {
         Host::Ip(ip) => vec![SocketAddr::new(*ip, port)],
         Host::Ips(ips) => ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect(),
-        Host::Name(name) => match lookup_host((name.as_str(), port)).await {
-            Ok(found) => found.collect(),
-            Err(_) => return false,
-        },
+        Host::Name(name) => {
+            lookup_host((name.as_str(), port)).await.map_err(|_| Fault::Unresolved)?.collect()
+        }
     };
+    let mut fault = Fault::NotAllowed;
     for address in addresses.into_iter().filter(|address| scope.allows(address.ip())) {
+        fault = Fault::Silent;
         if TcpStream::connect(address).await.is_ok() {
-            return true;
+            return Ok(());
         }
     }
-    false
+    Err(fault)
 }

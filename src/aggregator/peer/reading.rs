@@ -15,7 +15,7 @@ use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::change::{GatewayKey, RegistryGateway};
 use crate::snapshot::peer::Peer;
-use crate::snapshot::policy::Gateway;
+use crate::snapshot::policy::{AddressScope, Gateway};
 
 /// The largest number of ports of one service.
 const PORTS_MAX: usize = 256;
@@ -136,8 +136,12 @@ fn endpoint(
     })
 }
 
-/// Reads a gateway of the peer.
-pub(super) fn gateway(peer: &Peer, gateway: &proto::Gateway) -> Result<RegistryGateway, String> {
+/// Reads a gateway of the peer, whose address must be in the scope if it is not a host name.
+pub(super) fn gateway(
+    peer: &Peer,
+    scope: &AddressScope,
+    gateway: &proto::Gateway,
+) -> Result<RegistryGateway, String> {
     let port = |number: u32| match u16::try_from(number) {
         Ok(0) => Ok(None),
         Ok(port) => Ok(Some(port)),
@@ -147,12 +151,18 @@ pub(super) fn gateway(peer: &Peer, gateway: &proto::Gateway) -> Result<RegistryG
     if sni_port.is_none() && hbone_port.is_none() {
         return Err("the gateway has no port".to_owned());
     }
+    let host = Host::parse(&gateway.host).map_err(|error| error.to_string())?;
+    if let Host::Ip(ip) = &host
+        && !scope.allows(*ip)
+    {
+        return Err(format!("the receiver's `peers[].addresses` does not allow the gateway's address, {ip}"));
+    }
     let network = network(peer, &gateway.network)?;
     let name: Arc<str> = text("key", &gateway.key)?.into();
     Ok(RegistryGateway {
         key: GatewayKey { network, name },
         gateway: Gateway {
-            host: Host::parse(&gateway.host).map_err(|error| error.to_string())?,
+            host,
             sni_port,
             hbone_port,
             cluster: ClusterId::default(),

@@ -1,7 +1,7 @@
 //! The task of a peer's registry: merges the items of the peer's replicas, leaves out gateways that do not answer, and reports
 //! when the last link is lost.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inbox::{Event, Inbox};
-use super::probes::{self, Probes};
+use super::items::Items;
+use super::probes::{self, Fault, Probes};
 use super::reading;
 use super::spec::PeerSpec;
 use crate::aggregator::registry::{Changes, Closed, Registry};
 use crate::aggregator::spec::RegistrySpec;
 use crate::document::intern::Interner;
+use crate::model::endpoint::Endpoint;
 use crate::model::import::Import;
 use crate::model::link::LinkKey;
-use crate::model::name::HostName;
+use crate::model::place::Network;
 use crate::model::service::Service;
 use crate::proto::isthmus::peer::v1 as proto;
-use crate::snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway};
-use crate::snapshot::peer::Peer;
-use crate::snapshot::policy::Gateway;
+use crate::snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway, Report};
+use crate::snapshot::policy::{AddressScope, Gateway};
 use crate::snapshot::shard::Shard;
 use crate::telemetry::clock::steady_seconds;
 
@@ -31,6 +32,9 @@ use crate::telemetry::clock::steady_seconds;
 /// Otherwise a thief of the gateway's key could remove the services again and again, because such removals are applied at once
 /// and not delayed as mass withdrawals.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
+
+/// The reason in a report for services of the peer that have endpoints, but no gateway that leads to any of them.
+pub const NO_GATEWAY: &str = "no gateway of the peer leads to the service";
 
 /// The registry of a peer.
 pub struct PeerRegistry {
@@ -69,17 +73,6 @@ struct Replica {
     listing: Option<Box<Items>>,
 }
 
-/// Services by exported name, and gateways by key.
-#[derive(Debug, Default)]
-struct Items {
-    services: BTreeMap<String, reading::Read>,
-    gateways: BTreeMap<String, RegistryGateway>,
-    /// The exported name of each service, by the service's name in this mesh. No two services share a name.
-    names: HashMap<HostName, String>,
-    /// The number of services that are imported by each rule.
-    taken: HashMap<Arc<str>, usize>,
-}
-
 /// The items that were sent to the aggregator.
 #[derive(Debug, Default)]
 struct Given {
@@ -90,6 +83,8 @@ struct Given {
 
 struct Follower {
     peer: PeerSpec,
+    /// The addresses that the peer's gateways may have.
+    scope: AddressScope,
     /// The replicas of the peer; the one with the newest link comes first, and has precedence.
     replicas: Vec<Replica>,
     given: Given,
@@ -99,6 +94,10 @@ struct Follower {
     is_lost: bool,
     /// True if the aggregator must be notified that there is a link again.
     has_returned: bool,
+    /// The report that was last sent to the aggregator.
+    report: Arc<Report>,
+    /// True if something has changed since the last report was made.
+    is_report_due: bool,
     /// The time at which this peer's services were last removed because the peer ordered it.
     forgotten: Option<Instant>,
     probes: Probes,
@@ -107,8 +106,7 @@ struct Follower {
 async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, Closed> {
     let PeerRegistry { spec, peer, inbox } = registry;
     let mut events = inbox.attach(&peer.peer.name);
-    let scope = spec.scope.addresses.clone();
-    let mut follower = Follower::new(peer);
+    let mut follower = Follower::new(peer, spec.scope.addresses.clone());
     changes.send(follower.first()).await?;
     let mut every = interval(probes::EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -116,16 +114,16 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
     loop {
         let batch = tokio::select! {
             event = events.recv() => match event {
-                Some(event) => follower.handle(event),
+                Some(event) => follower.handle(event, &changes.in_use()),
                 // A newer task of this registry has replaced the queue.
                 None => std::future::pending().await,
             },
             _ = every.tick(), if probing.is_none() => {
                 let gateways = follower.known_gateways(&changes.in_use());
                 if !gateways.is_empty() {
-                    probing = Some(Box::pin(probes::round(gateways, scope.clone())));
+                    probing = Some(Box::pin(probes::round(gateways, follower.scope.clone())));
                 }
-                Vec::new()
+                follower.report().into_iter().collect()
             }
             round = async { match &mut probing { Some(round) => round.await, None => std::future::pending().await } } => {
                 probing = None;
@@ -141,14 +139,17 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
 }
 
 impl Follower {
-    fn new(peer: PeerSpec) -> Self {
+    fn new(peer: PeerSpec, scope: AddressScope) -> Self {
         Self {
             peer,
+            scope,
             replicas: Vec::new(),
             given: Given::default(),
             has_given: false,
             is_lost: true,
             has_returned: false,
+            report: Arc::default(),
+            is_report_due: false,
             forgotten: None,
             probes: Probes::default(),
         }
@@ -172,40 +173,67 @@ impl Follower {
         self.replicas.iter_mut().find(|replica| replica.link == *link)
     }
 
-    /// Applies an event; returns the changes that result from it.
-    fn handle(&mut self, event: Event) -> Vec<Change> {
+    /// Applies an event; returns the changes that result from it. `in_use` are the items that the aggregator has.
+    fn handle(&mut self, event: Event, in_use: &Shard) -> Vec<Change> {
+        self.is_report_due = true;
         match event {
             Event::Up { link } => {
-                self.replicas.retain(|replica| replica.link.instance != link.instance);
+                self.replicas.retain(|replica| !link.replaces(&replica.link));
                 self.replicas.insert(0, Replica { link, ..Replica::default() });
                 Vec::new()
             }
-            Event::Delta { link, delta, refused } => {
-                let (changes, refusals) = self.take(&link, *delta);
+            Event::Delta { link, delta, answer } => {
+                let (changes, ack) = self.take(&link, *delta);
                 // This fails only if the link has ended.
-                let _ = refused.send(refusals);
+                let _ = answer.send(ack);
                 changes
             }
-            Event::Listed { link } => {
-                let Some(replica) = self.replica(&link) else { return Vec::new() };
-                if let Some(listed) = replica.listing.take() {
-                    replica.items = *listed;
-                }
-                replica.is_listed = true;
-                self.has_returned = std::mem::take(&mut self.is_lost);
-                if self.has_returned {
-                    // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
-                    self.probes = Probes::default();
-                }
-                self.renew_all()
+            Event::Listed { link, answer } => {
+                let (changes, ack) = self.listed_by(&link, in_use);
+                // This fails only if the link has ended.
+                let _ = answer.send(ack);
+                changes
             }
             Event::Down { link, why, forget } => self.lost(&link, why, forget),
         }
     }
 
-    fn take(&mut self, link: &LinkKey, delta: proto::Delta) -> (Vec<Change>, Vec<proto::Refusal>) {
-        let (mut refused, peer) = (Vec::new(), self.peer.peer.clone());
-        let Some(replica) = self.replica(link) else { return (Vec::new(), refused) };
+    /// Applies the end of a replica's listing; returns the resulting changes, and what has changed about the refusals.
+    fn listed_by(&mut self, link: &LinkKey, in_use: &Shard) -> (Vec<Change>, proto::Ack) {
+        let peer = self.peer.peer.clone();
+        let of_earlier_task: BTreeSet<&str> = match self.has_given {
+            true => BTreeSet::new(),
+            false => in_use
+                .services()
+                .filter_map(|service| service.import.as_ref())
+                .map(|import| import.exported_name.as_str())
+                .collect(),
+        };
+        let Some(at) = self.replicas.iter().position(|replica| replica.link == *link) else {
+            return Default::default();
+        };
+        let replica = &mut self.replicas[at];
+        let mut ack = proto::Ack::default();
+        if let Some(listed) = replica.listing.take() {
+            replica.items = *listed;
+            let given = &self.given.services;
+            ack = replica
+                .items
+                .prefer(&peer, |name| given.contains_key(name) || of_earlier_task.contains(name));
+        }
+        replica.is_listed = true;
+        self.has_returned = std::mem::take(&mut self.is_lost);
+        if self.has_returned {
+            // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
+            self.probes = Probes::default();
+        }
+        (self.renew_all(), ack)
+    }
+
+    /// Applies the items of a message; returns the resulting changes, and what is refused.
+    fn take(&mut self, link: &LinkKey, delta: proto::Delta) -> (Vec<Change>, proto::Ack) {
+        let (mut ack, peer, scope) = (proto::Ack::default(), self.peer.peer.clone(), self.scope.clone());
+        let Some(replica) = self.replica(link) else { return (Vec::new(), ack) };
         if delta.begins {
             replica.listing = Some(Box::default());
         }
@@ -220,34 +248,38 @@ impl Follower {
         let now = steady_seconds();
         for record in delta.services {
             let read = reading::service(&peer, &record, now, &mut interner);
-            if let Err(problem) = read.and_then(|read| items.put(&peer, &record.name, read)) {
-                // The peer has replaced the former record of the service.
+            // The peer has replaced the former record of the service.
+            if read.is_err() {
                 items.remove(&record.name);
-                refused.push(proto::Refusal { item: record.name.clone(), problem });
+            }
+            if let Err(problem) = read.and_then(|read| items.put(&peer, &record.name, read)) {
+                ack.refused.push(proto::Refusal { item: record.name.clone(), problem });
             }
             names.insert(record.name);
         }
+        ack.taken = items.fill_places(&peer);
+        names.extend(ack.taken.iter().cloned());
         let are_gateways_changed = !delta.removed_gateways.is_empty() || !delta.gateways.is_empty();
         for key in &delta.removed_gateways {
             items.gateways.remove(key);
         }
         for record in delta.gateways {
-            match reading::gateway(&peer, &record) {
+            match reading::gateway(&peer, &scope, &record) {
                 Ok(gateway) => drop(items.gateways.insert(record.key, gateway)),
                 Err(problem) => {
                     items.gateways.remove(&record.key);
-                    refused.push(proto::Refusal { item: record.key, problem });
+                    ack.refused.push(proto::Refusal { item: record.key, problem });
                 }
             }
         }
         if is_listing || !self.has_listed() {
-            return (Vec::new(), refused);
+            return (Vec::new(), ack);
         }
         let mut changes = self.renew_services(names);
         if are_gateways_changed {
             changes.extend(self.renew_gateways());
         }
-        (changes, refused)
+        (changes, ack)
     }
 
     /// Returns the replicas whose listing has ended, the newest link first.
@@ -332,13 +364,43 @@ impl Follower {
     /// Returns the changes of gateways. Gateways that do not answer are left out.
     fn renew_gateways(&mut self) -> Vec<Change> {
         let mut next = self.gateways();
-        next.retain(|key, _| !self.probes.is_dead(key));
+        next.retain(|key, _| self.probes.fault(key).is_none());
         let given = std::mem::replace(&mut self.given.gateways, next);
         let next = &self.given.gateways;
         let puts = next.iter().filter(|(key, gateway)| given.get(*key) != Some(*gateway));
         let puts = puts.map(|(_, gateway)| Change::Put(Item::Gateway(gateway.clone())));
         let gone = given.keys().filter(|key| !next.contains_key(*key));
         puts.chain(gone.map(|key| Change::Remove(Key::Gateway(key.clone())))).collect()
+    }
+
+    /// Returns a report on the peer's gateways that cannot be used, and on services to which no gateway leads; `None` if
+    /// nothing has changed since the last report.
+    fn report(&mut self) -> Option<Change> {
+        if !std::mem::take(&mut self.is_report_due) {
+            return None;
+        }
+        let mut report = Report::default();
+        if self.has_listed() {
+            // A gateway is listed once for its network and once for its cluster, so lines may repeat.
+            let all = self.gateways().into_iter();
+            let unusable = all.filter_map(|(key, one)| Some((self.probes.fault(&key)?, one.gateway)));
+            let lines: BTreeSet<String> = unusable.map(|(fault, gateway)| line(&gateway, fault)).collect();
+            report.problems = lines.into_iter().collect();
+            let networks: BTreeSet<&Network> = self.given.gateways.keys().map(|key| &key.network).collect();
+            let leads = |endpoint: &Endpoint| {
+                endpoint.template.network.as_ref().is_some_and(|network| networks.contains(network))
+            };
+            let services = self.given.services.values().filter(|service| !service.endpoints.is_empty());
+            let unreachable = services.filter(|service| !service.endpoints.iter().any(leads)).count();
+            if unreachable > 0 {
+                report.left_out.push((NO_GATEWAY, unreachable));
+            }
+        }
+        if report == *self.report {
+            return None;
+        }
+        self.report = Arc::new(report);
+        Some(Change::Report(self.report.clone()))
     }
 
     fn lost(&mut self, link: &LinkKey, why: String, forget: bool) -> Vec<Change> {
@@ -370,19 +432,20 @@ impl Follower {
     }
 
     /// Applies the results of probes; returns the changes that result from them.
-    fn probed(&mut self, round: Vec<(GatewayKey, bool)>) -> Vec<Change> {
-        let answers = round.iter().any(|(_, answers)| *answers);
+    fn probed(&mut self, round: Vec<(GatewayKey, Result<(), Fault>)>) -> Vec<Change> {
+        let answers = round.iter().any(|(_, result)| result.is_ok());
         let changed = self.probes.note(round);
+        self.is_report_due |= !changed.is_empty();
         for key in &changed {
-            let state = match (self.probes.is_dead(key), self.has_listed()) {
-                (true, true) => "does not answer and is not used",
-                (true, false) => "does not answer",
-                (false, _) => "answers again",
+            let fault = self.probes.fault(key).map_or("answers again", Fault::text);
+            let effect = match self.probes.fault(key).is_some() && self.has_listed() {
+                true => ", and is not used",
+                false => "",
             };
             tracing::warn!(
                 peer = &*self.peer.peer.name,
                 gateway = &*key.name,
-                "a gateway of the peer {state}"
+                "a gateway of the peer {fault}{effect}"
             );
         }
         if !self.has_listed() {
@@ -393,34 +456,9 @@ impl Follower {
     }
 }
 
-impl Items {
-    fn remove(&mut self, name: &str) {
-        if let Some(read) = self.services.remove(name) {
-            self.names.remove(&read.service.key.hostname);
-            if let Some(taken) = self.taken.get_mut(&read.rule) {
-                *taken -= 1;
-            }
-        }
-    }
-
-    /// Adds or replaces a service, unless the limit of its import rule is reached, or another service already has the name that
-    /// this service would have in this mesh.
-    fn put(&mut self, peer: &Peer, name: &str, read: reading::Read) -> Result<(), String> {
-        self.remove(name);
-        let hostname = &read.service.key.hostname;
-        if let Some(other) = self.names.get(hostname) {
-            return Err(format!("another service of the peer, {other}, has the same name here, {hostname}"));
-        }
-        let taken = self.taken.entry(read.rule.clone()).or_default();
-        let rule = peer.imports.iter().find(|rule| rule.rule == read.rule);
-        if let Some(limit) = rule.and_then(|rule| rule.limit).filter(|limit| *taken >= *limit) {
-            return Err(format!("{} has reached its limit of {limit} services", read.rule));
-        }
-        *taken += 1;
-        self.names.insert(hostname.clone(), name.to_owned());
-        self.services.insert(name.to_owned(), read);
-        Ok(())
-    }
+fn line(gateway: &Gateway, fault: Fault) -> String {
+    let port = gateway.sni_port.or(gateway.hbone_port).unwrap_or_default();
+    format!("the gateway {} of the peer (port {port}) {}, and is not used", gateway.host, fault.text())
 }
 
 fn exported_at(service: &Service) -> u64 {

@@ -19,16 +19,17 @@ pub enum Received {
 
 /// A future that completes when the importer has accepted the call.
 pub type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-/// A future of the items that the importer refuses.
-pub type Refusals<'a> = Pin<Box<dyn Future<Output = Vec<proto::Refusal>> + Send + 'a>>;
+/// A future of the items that the importer refuses, and of those that it takes although it refused them before. The message
+/// has no sequence number.
+pub type Answer<'a> = Pin<Box<dyn Future<Output = proto::Ack> + Send + 'a>>;
 
 /// Imports the services of peers. The calls for one link come in order.
 pub trait Importer: Send + Sync {
     /// Notifies the importer that a link was opened, which replaces an older link with the same instance. A full listing
     /// follows.
     fn up<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey) -> Done<'a>;
-    /// Delivers items to the importer; returns the items that it refuses.
-    fn deliver<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey, what: Received) -> Refusals<'a>;
+    /// Delivers items to the importer; returns its answer.
+    fn deliver<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey, what: Received) -> Answer<'a>;
     /// Notifies the importer that the link has ended. If `forget` is true, the peer's operator has removed this gateway, and
     /// the peer's services are to be removed.
     fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool);

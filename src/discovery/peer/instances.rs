@@ -1,14 +1,16 @@
-//! The newest link of each instance of a peer. A process that opens another link has lost its older link, which therefore ends.
+//! The newest link of each instance of a peer. A process that dials again has lost the link that it dialled before, which
+//! therefore ends.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// For each instance, the number of its newest link, and the channel that orders that link to end.
-pub(super) type Instances = Arc<Mutex<HashMap<Arc<str>, (u64, watch::Sender<bool>)>>>;
+use crate::model::link::LinkKey;
 
-/// The entry of a link in [`Instances`]. Registering it ends the older link of the same instance.
+/// The newest link of each instance in each direction, with the channel that orders the link to end.
+pub(super) type Instances = Arc<Mutex<Vec<(LinkKey, watch::Sender<bool>)>>>;
+
+/// The entry of a link in [`Instances`]. Registering it ends the link that it replaces.
 pub(super) struct Newest {
     instances: Instances,
     number: u64,
@@ -20,18 +22,19 @@ impl Newest {
         Self { instances, number, replace }
     }
 
-    /// Registers the link for this instance, and ends the instance's older link.
-    pub(super) fn is_of(&self, instance: &Arc<str>) {
+    /// Registers the link, and ends the link that it replaces.
+    pub(super) fn register(&self, link: &LinkKey) {
         let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, older)) = instances.insert(instance.clone(), (self.number, self.replace.clone())) {
+        for (_, older) in instances.extract_if(.., |(known, _)| link.replaces(known)) {
             older.send_replace(true);
         }
+        instances.push((link.clone(), self.replace.clone()));
     }
 }
 
 impl Drop for Newest {
     fn drop(&mut self) {
         let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        instances.retain(|_, (number, _)| *number != self.number);
+        instances.retain(|(link, _)| link.number != self.number);
     }
 }

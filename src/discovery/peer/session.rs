@@ -40,7 +40,7 @@ const FLUSH: Duration = Duration::from_millis(100);
 const SEND_WITHIN: Duration = Duration::from_secs(20);
 /// The longest time for the last messages of a link that ends.
 pub(super) const LAST_MESSAGES_WITHIN: Duration = Duration::from_secs(1);
-/// The shortest time between two full listings that we request because the peer's items do not match its checksum.
+/// The shortest time between two full listings that we request.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
 /// The largest number of patterns that a peer may subscribe to.
 const PATTERNS_MAX: usize = 1_024;
@@ -48,6 +48,8 @@ const PATTERNS_MAX: usize = 1_024;
 const WORDS_MAX: usize = 200;
 
 const CLOSED: &str = "the peer closed the link";
+const DIFFERS: &str = "the services received from the peer do not match its checksum";
+const HAS_PLACE: &str = "the peer has fewer services than limits.services again";
 
 /// An order to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +71,10 @@ pub(super) enum Outgoing {
 }
 
 impl Outgoing {
+    fn is_dialled(&self) -> bool {
+        matches!(self, Self::Dialled(_))
+    }
+
     async fn send(&self, kind: Kind) -> Result<(), Ended> {
         let message = proto::Message { kind: Some(kind) };
         let sent = timeout(SEND_WITHIN, async {
@@ -125,7 +131,7 @@ pub(super) struct Session {
     pub(super) incoming: Streaming<proto::Message>,
     /// Orders the link to end with Goodbye.
     pub(super) stop: watch::Receiver<Order>,
-    /// Becomes true when the same process of the peer opens a newer link.
+    /// Becomes true when a newer link replaces this one.
     pub(super) replaced: watch::Receiver<bool>,
     pub(super) newest: Newest,
 }
@@ -144,7 +150,7 @@ struct Exchange {
     in_flight: bool,
     /// The earliest time of the next message with items.
     next_flush: Instant,
-    /// The time at which a full listing was last requested because of a checksum that did not match.
+    /// The time at which a full listing was last requested because of [`DIFFERS`] or [`HAS_PLACE`].
     listed_at: Option<Instant>,
 }
 
@@ -152,10 +158,10 @@ impl Session {
     /// Runs the link to its end.
     pub(super) async fn run(mut self) -> Ended {
         let link = match self.greet().await {
-            Ok(instance) => LinkKey { instance, number: self.number },
+            Ok(instance) => LinkKey { instance, is_dialled: self.outgoing.is_dialled(), number: self.number },
             Err(ended) => return ended,
         };
-        self.newest.is_of(&link.instance);
+        self.newest.register(&link);
         self.importer.up(&self.peer.name, &link).await;
         let Err(mut ended) = self.exchange(&link).await;
         if let Ended::Closed = ended {
@@ -239,7 +245,7 @@ impl Session {
                     return Err(Ended::Lost(why));
                 }
                 () = ordered(&mut self.replaced) => {
-                    return Err(Ended::Lost("the same process has opened a newer link".to_owned()));
+                    return Err(Ended::Lost("the same process has dialled a newer link".to_owned()));
                 }
                 _ = beats.tick() => self.beat(&mut exchange).await?,
                 message = receive(&mut self.incoming) => self.heard(message?, link, &mut exchange).await?,
@@ -263,7 +269,8 @@ impl Session {
         }
     }
 
-    /// Sends a heartbeat, or ends the link if too many were not answered.
+    /// Sends a heartbeat, or ends the link if too many were not answered. Requests a full listing if services that were refused
+    /// because of `limits.services` may get places that have become free.
     async fn beat(&self, exchange: &mut Exchange) -> Result<(), Ended> {
         let missed = u32::try_from(exchange.beat - exchange.answered).unwrap_or(u32::MAX);
         if missed >= MISSED.1 {
@@ -273,7 +280,11 @@ impl Session {
         self.note(|link| link.state = state);
         (exchange.beat, exchange.beat_at) = (exchange.beat + 1, Instant::now());
         let heartbeat = proto::Heartbeat { number: exchange.beat, answer: false };
-        self.outgoing.send(Kind::Heartbeat(heartbeat)).await
+        self.outgoing.send(Kind::Heartbeat(heartbeat)).await?;
+        match exchange.taken.has_place(self.peer.limits.services) {
+            true => self.list_again(HAS_PLACE, exchange).await,
+            false => Ok(()),
+        }
     }
 
     /// Handles a message of the peer.
@@ -303,6 +314,7 @@ impl Session {
                     link.services.0 = given;
                     let refused = ack.refused.iter();
                     link.refused.extend(refused.map(|item| (words(&item.item), words(&item.problem))));
+                    ack.taken.iter().for_each(|item| drop(link.refused.remove(&words(item))));
                 });
                 Ok(())
             }
@@ -310,18 +322,17 @@ impl Session {
             Kind::Ack(_) => Ok(()),
             Kind::Delta(delta) => {
                 let sequence = delta.sequence;
-                let (refused, differs) = self.take(link, delta, &mut exchange.taken).await?;
-                self.outgoing.send(Kind::Ack(proto::Ack { sequence, refused })).await?;
-                self.list_again(differs, exchange).await
+                let (ack, differs) = self.take(link, delta, &mut exchange.taken).await?;
+                self.outgoing.send(Kind::Ack(proto::Ack { sequence, ..ack })).await?;
+                if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
             }
             Kind::SnapshotEnd(end) => {
                 let differs = exchange.taken.end(end.contents.as_ref());
                 let given = exchange.taken.services();
-                self.note(|link| (link.services.1, link.changed) = (given, Some(SystemTime::now())));
-                self.importer.deliver(&self.peer.name, link, Received::Listed).await;
-                let ack = proto::Ack { sequence: end.sequence, refused: Vec::new() };
-                self.outgoing.send(Kind::Ack(ack)).await?;
-                self.list_again(differs, exchange).await
+                let ack = self.importer.deliver(&self.peer.name, link, Received::Listed).await;
+                self.note_answer(given, &ack);
+                self.outgoing.send(Kind::Ack(proto::Ack { sequence: end.sequence, ..ack })).await?;
+                if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
             }
             Kind::Goodbye(goodbye) => Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
             Kind::Hello(_) => Err(Ended::Lost("the peer sent two Hello messages".to_owned())),
@@ -353,27 +364,24 @@ impl Session {
         Kind::Subscribe(proto::Subscribe { services: wanted.map(ToString::to_string).collect() })
     }
 
-    /// Requests a full listing if the peer's items do not match the checksum that the peer sent.
-    async fn list_again(&self, differs: bool, exchange: &mut Exchange) -> Result<(), Ended> {
-        if !differs || exchange.listed_at.is_some_and(|at| at.elapsed() < LIST_AGAIN) {
+    /// Requests a full listing, unless one was requested a short time ago.
+    async fn list_again(&self, why: &str, exchange: &mut Exchange) -> Result<(), Ended> {
+        if exchange.listed_at.is_some_and(|at| at.elapsed() < LIST_AGAIN) {
             return Ok(());
         }
         exchange.listed_at = Some(Instant::now());
-        tracing::warn!(
-            peer = &*self.peer.name,
-            "the services received from the peer do not match its checksum; the gateway requests a full listing"
-        );
+        tracing::warn!(peer = &*self.peer.name, "{why}; the gateway requests a full listing");
         self.outgoing.send(self.subscription()).await
     }
 
-    /// Delivers the items of a message to the importer. Returns the refused items, and true if the peer's items do not match
-    /// the checksum that the peer sent.
+    /// Delivers the items of a message to the importer. Returns what is refused, and true if the peer's items do not match the
+    /// checksum that the peer sent.
     async fn take(
         &self,
         link: &LinkKey,
         mut delta: proto::Delta,
         taken: &mut Taken,
-    ) -> Result<(Vec<proto::Refusal>, bool), Ended> {
+    ) -> Result<(proto::Ack, bool), Ended> {
         let mut refused = Vec::new();
         if let Some(roots) = delta.roots.take()
             && let Err(problem) = self.take_roots(&roots)
@@ -386,14 +394,20 @@ impl Session {
         let after = delta.after.take();
         let is_change = !taken.is_listing;
         let received = Received::Delta(Box::new(delta));
-        refused.extend(self.importer.deliver(&self.peer.name, link, received).await);
+        let mut ack = self.importer.deliver(&self.peer.name, link, received).await;
+        ack.refused.extend(refused);
         let differs = is_change && after.is_some_and(|after| taken.differs(&after));
-        let given = taken.services();
+        self.note_answer(taken.services(), &ack);
+        Ok((ack, differs))
+    }
+
+    /// Records the number of services that the peer has sent, and the answer to the last message.
+    fn note_answer(&self, given: usize, ack: &proto::Ack) {
         self.note(|link| {
             (link.services.1, link.changed) = (given, Some(SystemTime::now()));
-            link.left_out.extend(refused.iter().map(|item| (words(&item.item), item.problem.clone())));
+            link.left_out.extend(ack.refused.iter().map(|item| (words(&item.item), item.problem.clone())));
+            ack.taken.iter().for_each(|item| drop(link.left_out.remove(&words(item))));
         });
-        Ok((refused, differs))
     }
 
     /// Stores the roots that the peer announces for its own trust domain.

@@ -112,7 +112,7 @@ fn a_gateway_needs_a_port_a_weight_and_an_address() {
         weight: 1,
         ..proto::Gateway::default()
     };
-    let read = gateway(&peer(None), &good).expect("taken");
+    let read = gateway(&peer(None), &AddressScope::Any, &good).expect("taken");
     assert_eq!((read.gateway.sni_port, read.gateway.hbone_port), (Some(15_443), None));
     for wrong in [
         proto::Gateway { sni_port: 0, ..good.clone() },
@@ -121,7 +121,7 @@ fn a_gateway_needs_a_port_a_weight_and_an_address() {
         proto::Gateway { sni_port: 1 << 20, ..good.clone() },
         proto::Gateway { identity: "spiffe://other/a".into(), ..good },
     ] {
-        assert!(gateway(&peer(None), &wrong).is_err(), "{wrong:?}");
+        assert!(gateway(&peer(None), &AddressScope::Any, &wrong).is_err(), "{wrong:?}");
     }
 }
 

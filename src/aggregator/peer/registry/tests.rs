@@ -4,6 +4,7 @@ use super::super::reading::tests::{peer, record};
 use super::*;
 use crate::model::place::ClusterId;
 use crate::snapshot::change::Dirty;
+use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::RegistryScope;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ fn follower(limit: Option<usize>) -> Follower {
         stale_after: Duration::from_secs(30),
         expire_after: Duration::from_secs(900),
     };
-    Follower::new(spec)
+    Follower::new(spec, AddressScope::Public)
 }
 
 fn gateway(key: &str) -> proto::Gateway {
@@ -32,7 +33,7 @@ fn in_use(gateways: &[&str]) -> Shard {
     let network = peer(None).network("net-west");
     let mut shard = Shard::new(ClusterId::default(), network, &RegistryScope::default());
     for key in gateways {
-        let gateway = reading::gateway(&peer(None), &gateway(key)).expect("taken");
+        let gateway = reading::gateway(&peer(None), &AddressScope::Public, &gateway(key)).expect("taken");
         shard.put(Item::Gateway(gateway), &mut Dirty::default());
     }
     assert_eq!(shard.counts().gateways, gateways.len(), "the scope allows them");
@@ -44,16 +45,24 @@ fn probed(follower: &Follower, gateways: &[&str]) -> Vec<GatewayKey> {
     follower.known_gateways(&in_use(gateways)).into_iter().map(|(key, _)| key).collect()
 }
 
-/// Returns the link with a replica, whose name ends with the number of the link if the replica opens several.
+/// Returns the link with a replica, whose name ends with the number of the link if the replica opens several. Links with odd
+/// numbers were dialled by the replica.
 fn link(replica: &str) -> LinkKey {
     let (instance, number) = replica.split_once(' ').unwrap_or((replica, "1"));
-    LinkKey { instance: instance.into(), number: number.parse().expect("a number") }
+    let number = number.parse().expect("a number");
+    LinkKey { instance: instance.into(), is_dialled: number % 2 == 0, number }
 }
 
 /// Delivers a message of a replica; returns the changes and the refusals.
 fn give(follower: &mut Follower, replica: &str, delta: proto::Delta) -> (Vec<String>, Vec<String>) {
-    let (changes, refused) = follower.take(&link(replica), delta);
-    (texts(&changes), refused.into_iter().map(|one| format!("{}: {}", one.item, one.problem)).collect())
+    let (changes, ack) = follower.take(&link(replica), delta);
+    (texts(&changes), answers(ack))
+}
+
+/// Returns the refusals of an answer, and `+` with the name of each service that is no longer refused.
+fn answers(ack: proto::Ack) -> Vec<String> {
+    let refused = ack.refused.into_iter().map(|one| format!("{}: {}", one.item, one.problem));
+    refused.chain(ack.taken.into_iter().map(|name| format!("+{name}"))).collect()
 }
 
 fn texts(changes: &[Change]) -> Vec<String> {
@@ -76,21 +85,28 @@ fn texts(changes: &[Change]) -> Vec<String> {
 }
 
 fn up(follower: &mut Follower, replica: &str) {
-    assert!(follower.handle(Event::Up { link: link(replica) }).is_empty());
+    assert!(follower.handle(Event::Up { link: link(replica) }, &in_use(&[])).is_empty());
 }
 
 fn listed(follower: &mut Follower, replica: &str) -> Vec<String> {
-    texts(&follower.handle(Event::Listed { link: link(replica) }))
+    let (changes, ack) = follower.listed_by(&link(replica), &in_use(&[]));
+    assert_eq!(answers(ack), Vec::<String>::new());
+    texts(&changes)
 }
 
 fn down(follower: &mut Follower, replica: &str, forget: bool) -> Vec<String> {
-    texts(&follower.handle(Event::Down { link: link(replica), why: "it broke".to_owned(), forget }))
+    let event = Event::Down { link: link(replica), why: "it broke".to_owned(), forget };
+    texts(&follower.handle(event, &in_use(&[])))
 }
 
 fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
     let services =
         all.iter().map(|(name, weight)| record(&format!("{name}.pay.west.global"), *weight)).collect();
     proto::Delta { begins, services, ..proto::Delta::default() }
+}
+
+fn result(answers: bool) -> Result<(), Fault> {
+    if answers { Ok(()) } else { Err(Fault::Silent) }
 }
 
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
@@ -123,11 +139,26 @@ fn a_newer_link_of_a_process_outlives_the_end_of_its_older_one() {
     up(&mut follower, "a 1");
     give(&mut follower, "a 1", services(true, &[("one", 1)]));
     listed(&mut follower, "a 1");
-    up(&mut follower, "a 2");
+    up(&mut follower, "a 3");
     assert!(down(&mut follower, "a 1", false).is_empty(), "the process has a newer link");
     assert_eq!(give(&mut follower, "a 1", services(false, &[("late", 1)])), NOTHING);
-    give(&mut follower, "a 2", services(true, &[("one", 2)]));
-    assert_eq!(listed(&mut follower, "a 2"), ["one.pay.here 2 since 7"]);
+    give(&mut follower, "a 3", services(true, &[("one", 2)]));
+    assert_eq!(listed(&mut follower, "a 3"), ["one.pay.here 2 since 7"]);
+}
+
+#[test]
+fn links_of_both_directions_with_one_process_live_side_by_side() {
+    let mut follower = follower(None);
+    for link in ["a 1", "a 2"] {
+        up(&mut follower, link);
+        give(&mut follower, link, services(true, &[("one", 1)]));
+        listed(&mut follower, link);
+    }
+    assert_eq!(give(&mut follower, "a 2", services(false, &[("one", 2)])).0, ["one.pay.here 2 since 7"]);
+    assert_eq!(give(&mut follower, "a 1", services(false, &[("one", 2)])), NOTHING);
+    assert!(down(&mut follower, "a 2", false).is_empty(), "the other link has everything");
+    assert_eq!(give(&mut follower, "a 1", services(false, &[("one", 3)])).0, ["one.pay.here 3 since 7"]);
+    assert_eq!(down(&mut follower, "a 1", false), ["failed"]);
 }
 
 #[test]
@@ -162,8 +193,32 @@ fn a_rule_takes_as_many_as_its_limit_and_a_name_belongs_to_one() {
     up(&mut follower, "a");
     let (_, refused) = give(&mut follower, "a", services(true, &[("a", 1), ("b", 1), ("c", 1)]));
     assert_eq!(refused, ["c.pay.west.global: peers[0].import[0] has reached its limit of 2 services"]);
+    // A place that becomes free goes to a service that was refused.
+    let gone = |name: &str| proto::Delta {
+        removed_services: vec![format!("{name}.pay.west.global")],
+        ..proto::Delta::default()
+    };
+    listed(&mut follower, "a");
+    let (changes, answer) = give(&mut follower, "a", gone("b"));
+    assert_eq!(changes, ["without b.pay.here", "c.pay.here 1 since 7"]);
+    assert_eq!(answer, ["+c.pay.west.global"]);
+    // A service that is in use keeps its place in the next listing, although that one has earlier names.
+    up(&mut follower, "a 3");
+    let (_, refused) = give(&mut follower, "a 3", services(true, &[("a", 1), ("b", 1), ("c", 1)]));
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    let (changes, ack) = follower.listed_by(&link("a 3"), &in_use(&[]));
+    assert_eq!(texts(&changes), Vec::<String>::new());
+    let limit = "peers[0].import[0] has reached its limit of 2 services";
+    assert_eq!(answers(ack), [format!("b.pay.west.global: {limit}"), "+c.pay.west.global".to_owned()]);
+    // A service that waits and is removed does not come back.
+    assert_eq!(give(&mut follower, "a 3", gone("b")), NOTHING);
+    assert_eq!(give(&mut follower, "a 3", gone("c")).0, ["without c.pay.here"]);
+    let mut follower = self::follower(Some(2));
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &[("a", 1), ("b", 1)]));
+    listed(&mut follower, "a");
     // A service that is sent again counts only once.
-    assert_eq!(give(&mut follower, "a", services(false, &[("a", 2)])), NOTHING);
+    assert_eq!(give(&mut follower, "a", services(false, &[("a", 2)])).0, ["a.pay.here 2 since 7"]);
     let mut other = follower_of_two_namesakes();
     let (_, refused) = give(&mut other, "a", services(true, &[("x.one", 1), ("x.two", 1)]));
     assert_eq!(
@@ -172,6 +227,19 @@ fn a_rule_takes_as_many_as_its_limit_and_a_name_belongs_to_one() {
             "x.two.pay.west.global: another service of the peer, x.one.pay.west.global, has the same name here, x.pay.here"
         ]
     );
+}
+
+#[test]
+fn services_of_the_last_run_keep_their_places() {
+    let mut follower = follower(Some(1));
+    let mut of_last_run = in_use(&[]);
+    let read = reading::service(&peer(None), &record("b.pay.west.global", 1), 7, &mut Interner::default());
+    of_last_run.put(Item::Service(read.expect("taken").service), &mut Dirty::default());
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &[("a", 1), ("b", 1)]));
+    let (changes, ack) = follower.listed_by(&link("a"), &of_last_run);
+    assert_eq!(texts(&changes), ["begin", "b.pay.here 1 since 7", "complete"]);
+    assert_eq!(ack.taken, ["b.pay.west.global"]);
 }
 
 fn follower_of_two_namesakes() -> Follower {
@@ -249,7 +317,7 @@ fn a_gateway_that_was_dead_while_the_peer_was_gone_is_used_when_the_peer_is_back
     assert_eq!(down(&mut follower, "a", false), ["failed"]);
     let keys = probed(&follower, &["g"]);
     for _ in 0..2 {
-        follower.probed(keys.iter().map(|key| (key.clone(), false)).collect());
+        follower.probed(keys.iter().map(|key| (key.clone(), Err(Fault::Silent))).collect());
     }
     up(&mut follower, "b");
     give(&mut follower, "b", all());
@@ -267,7 +335,7 @@ fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
     listed(&mut follower, "a");
     let keys = probed(&follower, &[]);
     let mut round = |answers: [bool; 2]| {
-        let round = keys.iter().cloned().zip(answers).collect();
+        let round = keys.iter().cloned().zip(answers.map(result)).collect();
         texts(&follower.probed(round))
     };
     assert_eq!(round([false, true]), Vec::<String>::new(), "once may be chance");
@@ -275,7 +343,7 @@ fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
     assert_eq!(round([true, true]), ["gateway g"]);
     assert_eq!(down(&mut follower, "a", false), ["failed"]);
     let mut round = |answers: [bool; 2]| {
-        let round = keys.iter().cloned().zip(answers).collect();
+        let round = keys.iter().cloned().zip(answers.map(result)).collect();
         texts(&follower.probed(round))
     };
     assert_eq!(round([false, true]), ["still works"]);
@@ -288,11 +356,42 @@ fn a_new_task_without_a_link_probes_the_gateways_that_are_in_use() {
     assert_eq!(probed(&follower, &[]), Vec::new(), "no copy was read yet");
     let keys = probed(&follower, &["g", "h"]);
     assert_eq!(keys.iter().map(|key| &*key.name).collect::<Vec<_>>(), ["g", "h"]);
-    let round = keys.into_iter().zip([false, true]).collect();
+    let round = keys.into_iter().zip([false, true].map(result)).collect();
     assert_eq!(texts(&follower.probed(round)), ["still works"]);
     // Once a link has listed no gateway, no gateway is probed, although the aggregator may still hold the listing back.
     up(&mut follower, "a");
     give(&mut follower, "a", services(true, &[("one", 1)]));
     listed(&mut follower, "a");
     assert_eq!(probed(&follower, &["g", "h"]), Vec::new());
+}
+
+#[test]
+fn gateways_that_cannot_be_used_are_reported_with_what_they_led_to() {
+    let mut follower = follower(None);
+    let report = |follower: &mut Follower| match follower.report() {
+        Some(Change::Report(report)) => Some((report.problems.clone(), report.left_out_because(NO_GATEWAY))),
+        _ => None,
+    };
+    up(&mut follower, "a");
+    let mut all = services(true, &[("one", 1), ("two", 1)]);
+    let other = proto::Gateway { host: "127.0.0.1".into(), ..gateway("h") };
+    all.gateways = vec![gateway("g"), other];
+    let (_, refused) = give(&mut follower, "a", all);
+    assert_eq!(
+        refused,
+        ["h: the receiver's `peers[].addresses` does not allow the gateway's address, 127.0.0.1"]
+    );
+    listed(&mut follower, "a");
+    assert_eq!(report(&mut follower), None, "g may be used");
+    let keys = probed(&follower, &[]);
+    let round = |follower: &mut Follower, result| {
+        follower.probed(keys.iter().map(|key| (key.clone(), result)).collect());
+        report(follower)
+    };
+    assert_eq!(round(&mut follower, Err(Fault::Silent)), None);
+    let silent = "the gateway 192.0.2.1 of the peer (port 15443) does not answer, and is not used".to_owned();
+    assert_eq!(round(&mut follower, Err(Fault::Silent)), Some((vec![silent], Some(2))));
+    let not_allowed = round(&mut follower, Err(Fault::NotAllowed)).expect("another fault");
+    assert!(not_allowed.0[0].contains("`peers[].addresses`"), "{not_allowed:?}");
+    assert_eq!(round(&mut follower, Ok(())), Some((Vec::new(), None)));
 }

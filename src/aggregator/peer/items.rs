@@ -1,0 +1,105 @@
+//! The services and gateways that one replica of a peer has sent. Services for which there is no place are kept too, so that they
+//! get the places that become free.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::reading::Read;
+use crate::model::name::HostName;
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::snapshot::change::RegistryGateway;
+use crate::snapshot::peer::Peer;
+
+/// Services by exported name, and gateways by key. A link delivers at most `limits.services` services, so there are never more
+/// in `services` and `waiting` together.
+#[derive(Debug, Default)]
+pub(super) struct Items {
+    pub(super) services: BTreeMap<String, Read>,
+    pub(super) gateways: BTreeMap<String, RegistryGateway>,
+    /// Services that were refused because the limit of their rule is reached, or because another service has their name here.
+    waiting: BTreeMap<String, Read>,
+    /// True if a place has become free since the services in `waiting` were last considered.
+    has_place: bool,
+    /// The exported name of each service, by the service's name in this mesh. No two services share a name.
+    names: HashMap<HostName, String>,
+    /// The number of services that are imported by each rule.
+    taken: HashMap<Arc<str>, usize>,
+}
+
+impl Items {
+    /// Removes a service.
+    pub(super) fn remove(&mut self, name: &str) {
+        self.waiting.remove(name);
+        if let Some(read) = self.services.remove(name) {
+            self.has_place = true;
+            self.names.remove(&read.service.key.hostname);
+            if let Some(taken) = self.taken.get_mut(&read.rule) {
+                *taken -= 1;
+            }
+        }
+    }
+
+    /// Adds or replaces a service. If the limit of its import rule is reached, or another service already has the name that this
+    /// service would have in this mesh, the service waits for a place, and the result is the reason.
+    pub(super) fn put(&mut self, peer: &Peer, name: &str, read: Read) -> Result<(), String> {
+        self.remove(name);
+        if let Some(problem) = self.obstacle(peer, &read) {
+            self.waiting.insert(name.to_owned(), read);
+            return Err(problem);
+        }
+        *self.taken.entry(read.rule.clone()).or_default() += 1;
+        self.names.insert(read.service.key.hostname.clone(), name.to_owned());
+        self.services.insert(name.to_owned(), read);
+        Ok(())
+    }
+
+    /// Returns the reason why there is no place for a service.
+    fn obstacle(&self, peer: &Peer, read: &Read) -> Option<String> {
+        let hostname = &read.service.key.hostname;
+        if let Some(other) = self.names.get(hostname) {
+            return Some(format!("another service of the peer, {other}, has the same name here, {hostname}"));
+        }
+        let rule = peer.imports.iter().find(|rule| rule.rule == read.rule)?;
+        let limit =
+            rule.limit.filter(|limit| self.taken.get(&read.rule).is_some_and(|taken| taken >= limit))?;
+        Some(format!("{} has reached its limit of {limit} services", read.rule))
+    }
+
+    /// Gives the places that have become free to services that wait, in order of name; returns the names of these services.
+    pub(super) fn fill_places(&mut self, peer: &Peer) -> Vec<String> {
+        if !std::mem::take(&mut self.has_place) || self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let mut filled = Vec::new();
+        for (name, read) in std::mem::take(&mut self.waiting) {
+            if self.put(peer, &name, read).is_ok() {
+                filled.push(name);
+            }
+        }
+        filled
+    }
+
+    /// Ends a listing, which came in order of name: services that are in use get their places before all others. Returns the
+    /// names of the services that were refused before and now have a place, and the refusals of those that have lost theirs.
+    pub(super) fn prefer(&mut self, peer: &Peer, is_in_use: impl Fn(&str) -> bool) -> proto::Ack {
+        let mut ack = proto::Ack::default();
+        if !self.waiting.keys().any(|name| is_in_use(name)) {
+            return ack;
+        }
+        let before: BTreeSet<String> = self.services.keys().cloned().collect();
+        let all = std::mem::take(&mut self.services).into_iter().chain(std::mem::take(&mut self.waiting));
+        let (first, then): (Vec<_>, Vec<_>) = all.partition(|(name, _)| is_in_use(name));
+        self.names.clear();
+        self.taken.clear();
+        for (name, read) in first.into_iter().chain(then) {
+            match self.put(peer, &name, read) {
+                Err(problem) if before.contains(&name) => {
+                    ack.refused.push(proto::Refusal { item: name, problem });
+                }
+                Ok(()) if !before.contains(&name) => ack.taken.push(name),
+                _ => {}
+            }
+        }
+        ack
+    }
+}
