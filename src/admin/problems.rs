@@ -318,6 +318,8 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
             conflicts.into_iter().map(|text| Problem::new(Code::PeerLeftOut, &*linked.peer.name, text)),
         );
     }
+    let of_times = sources.links.times_problem();
+    all.extend(of_times.map(|problem| Problem::new(Code::StateNotKept, "", problem)));
     all.extend(absent(snapshot));
     let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "the DNS lookup fails"));
     let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());

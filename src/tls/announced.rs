@@ -5,14 +5,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::pinned::Hash;
 use super::root_file::{FOLDER, RootFile};
 use super::roots::{Announced, PeerTrust, RootStore, kept_text};
+use super::status::trust_of;
+use crate::model::identity::TrustDomain;
 use crate::net::whole_file::{remove, set_aside};
 
 /// The kind of file that the first line names.
 const KIND: &str = "peer roots";
+
+/// How long a write waits after one that has failed.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// The suffix of file names, after the name of the peer.
 const SUFFIX: &str = ".roots.pem";
@@ -63,7 +69,9 @@ fn forget_others(state: &Path, peers: &BTreeSet<String>) {
         let name = file.file_name();
         let of = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
         if of.is_some_and(|of| !peers.contains(of)) {
-            write((file.path(), None));
+            if let Err(problem) = write(&file.path(), None) {
+                tracing::error!("{problem}");
+            }
         }
     }
 }
@@ -79,48 +87,78 @@ fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
     Ok(base.filter(|_| is_of_peer).map(|base| Announced { roots: file.roots, base }))
 }
 
-/// Writes the announced roots of each peer to the peer's file, whenever the roots change.
+/// Writes the announced roots of each peer to the peer's file, whenever the roots change. Roots that cannot be written are
+/// reported in the status, and written again after [`RETRY`].
 pub(super) async fn keep(store: RootStore, state: PathBuf) {
     let mut changes = store.roots.subscribe();
-    let mut kept: BTreeMap<PathBuf, Option<RootFile>> = BTreeMap::new();
+    let mut kept: BTreeMap<PathBuf, Stored> = BTreeMap::new();
     loop {
-        let next: BTreeMap<PathBuf, Option<RootFile>> = {
+        let next: BTreeMap<PathBuf, Stored> = {
             let roots = changes.borrow_and_update();
-            let kept = |(peer, announced): (&PeerTrust, Option<&Announced>)| {
-                (path(&state, &peer.peer), announced.map(|announced| file(peer, announced)))
+            let stored = |(peer, announced): (&PeerTrust, Option<&Announced>)| {
+                let file = announced.map(|announced| file(peer, announced));
+                (path(&state, &peer.peer), Stored { alias: peer.alias.clone(), file })
             };
             // Kept roots are valid only with the peer's configured file from which they began. While that file cannot be read,
             // the kept roots stay.
             let is_known = |(peer, announced): &(&PeerTrust, Option<&Announced>)| {
                 announced.is_some() || peer.roots.is_none() || roots.of_peers.contains_key(&peer.alias)
             };
-            roots.announced_by().filter(is_known).map(kept).collect()
+            roots.announced_by().filter(is_known).map(stored).collect()
         };
-        let changed: Vec<(PathBuf, Option<RootFile>)> = next
+        let changed: Vec<(PathBuf, Stored)> = next
             .iter()
-            .filter(|(path, file)| kept.get(*path) != Some(file))
-            .map(|(path, file)| (path.clone(), file.clone()))
+            .filter(|(path, stored)| kept.get(*path) != Some(stored))
+            .map(|(path, stored)| (path.clone(), stored.clone()))
             .collect();
         kept = next;
-        let writing = tokio::task::spawn_blocking(move || changed.into_iter().for_each(write));
-        if writing.await.is_err() {
-            tracing::error!("internal error: writing the announced roots of peers panicked");
+        let writing = tokio::task::spawn_blocking(move || {
+            let write = |(path, stored): (PathBuf, Stored)| {
+                let written = write(&path, stored.file.as_ref());
+                (path, stored.alias, written)
+            };
+            changed.into_iter().map(write).collect::<Vec<_>>()
+        });
+        let Ok(written) = writing.await else {
+            return tracing::error!("internal error: writing the announced roots of peers panicked");
+        };
+        let mut has_failed = false;
+        for (path, alias, written) in written {
+            let key = format!("{} (announced roots)", trust_of(&alias));
+            match written {
+                Ok(()) => store.solved(&key),
+                Err(problem) => {
+                    (has_failed, _) = (true, kept.remove(&path));
+                    store.problem(&key, problem);
+                }
+            }
         }
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() {
+                return;
+            },
+            () = tokio::time::sleep(RETRY), if has_failed => {}
         }
     }
 }
 
+/// The contents of a peer's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stored {
+    alias: TrustDomain,
+    /// `None`: the peer has announced no roots.
+    file: Option<RootFile>,
+}
+
 /// Writes a file, or removes it if there are no roots. Blocks.
-fn write((path, file): (PathBuf, Option<RootFile>)) {
+fn write(path: &Path, file: Option<&RootFile>) -> Result<(), String> {
     let written = match file {
-        Some(file) => file.store(&path, KIND),
-        None => remove(&path),
+        Some(file) => file.store(path, KIND),
+        None => remove(path),
     };
-    if let Err(error) = written {
-        tracing::error!("cannot store the roots that a peer announced in {}: {error}", path.display());
-    }
+    written.map_err(|error| {
+        format!("cannot store the roots that a peer announced in {}: {error}", path.display())
+    })
 }
 
 fn file(peer: &PeerTrust, announced: &Announced) -> RootFile {
@@ -236,6 +274,31 @@ mod tests {
         let again = store(&old);
         restore(&again, state).await;
         assert!(again.announced(&domain("alias")).is_empty());
+    }
+
+    #[tokio::test]
+    async fn roots_that_cannot_be_stored_are_a_problem_until_they_are() {
+        let (folder, old, new) = (tempfile::tempdir().expect("a folder"), root(), root());
+        let state = folder.path();
+        fs::write(state.join(FOLDER), "in the way").expect("written");
+        let store = store(&old);
+        store.announce(&domain("alias"), new).expect("good");
+        let keeping = keep(store.clone(), state.to_owned());
+        let watching = async {
+            let mut status = store.status.subscribe();
+            let key = "trust of alias (announced roots)";
+            let found = status.wait_for(|status| status.problems.contains_key(key)).await.expect("a problem");
+            assert!(found.problems[key].contains("west.roots.pem"), "{:?}", found.problems);
+            drop(found);
+            fs::remove_file(state.join(FOLDER)).expect("removed");
+            store.announce(&domain("alias"), root()).expect("good");
+            status.wait_for(|status| status.problems.is_empty()).await.expect("stored");
+            assert!(path(state, "west").exists());
+        };
+        tokio::select! {
+            () = keeping => panic!("it goes on"),
+            () = watching => {}
+        }
     }
 
     #[tokio::test]

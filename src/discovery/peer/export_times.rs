@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::status::LinkTable;
 use crate::model::name::HostName;
 use crate::net::line_file::LineFile;
 use crate::net::scope::Scope;
@@ -22,6 +23,8 @@ const TIMES_MAX: usize = 1 << 20;
 const LIST: LineFile = LineFile { name: "export times", lines_max: TIMES_MAX, line_bytes_max: 1_024 };
 /// The shortest time between two writes.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// How long a write waits after one that has failed.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// The time at which each service was first exported.
 pub(super) struct ExportTimes {
@@ -30,6 +33,8 @@ pub(super) struct ExportTimes {
     place: Mutex<Option<PathBuf>>,
     /// Held while the file is written, so that the last write is of the newest times.
     writing: Mutex<()>,
+    /// Shows operators why the times cannot be read or written.
+    table: Arc<LinkTable>,
     /// Notified when the times or the path of the file change.
     changes: watch::Sender<()>,
 }
@@ -48,6 +53,7 @@ impl Default for ExportTimes {
             known: Mutex::default(),
             place: Mutex::default(),
             writing: Mutex::default(),
+            table: Arc::default(),
             changes: watch::Sender::new(()),
         }
     }
@@ -69,6 +75,11 @@ fn time(line: &str) -> Option<((Arc<str>, HostName), Time)> {
 }
 
 impl ExportTimes {
+    /// Returns no times yet.
+    pub(super) fn new(table: Arc<LinkTable>) -> Self {
+        Self { table, ..Self::default() }
+    }
+
     /// Sets the state folder, and reads the file there. A file that cannot be used is named in the log and set aside. Blocks.
     pub(super) fn read(&self, state: Option<&Path>) {
         self.keep_in(state);
@@ -77,11 +88,13 @@ impl ExportTimes {
                 Ok(list) => lock(&self.known).extend(list),
                 Err(fault) => {
                     let aside = set_aside(&place);
-                    tracing::error!(
+                    let text = format!(
                         "{}: {fault}; the file is not used and {aside}; all services count as exported from this time on, so \
                          new peers may assign other virtual addresses to them",
                         place.display()
                     );
+                    tracing::error!("{text}");
+                    self.table.set_times_problem(Some(text));
                 }
             }
         }
@@ -126,26 +139,41 @@ impl ExportTimes {
     pub(super) fn keep(self: &Arc<Self>, scope: &Scope) {
         let (times, mut changes) = (Arc::downgrade(self), self.changes.subscribe());
         scope.spawn(async move {
-            while changes.changed().await.is_ok() {
+            let mut is_written = true;
+            loop {
+                tokio::select! {
+                    changed = changes.changed() => if changed.is_err() {
+                        break;
+                    },
+                    () = tokio::time::sleep(RETRY), if !is_written => {}
+                }
                 tokio::time::sleep(WRITE_EVERY).await;
                 changes.mark_unchanged();
                 let Some(times) = times.upgrade() else { break };
-                if tokio::task::spawn_blocking(move || times.write()).await.is_err() {
-                    tracing::error!("internal error: writing the times of exports panicked");
-                }
+                let Ok(written) = tokio::task::spawn_blocking(move || times.write()).await else {
+                    return tracing::error!("internal error: writing the times of exports panicked");
+                };
+                is_written = written;
             }
         });
     }
 
-    /// Writes the file. Blocks.
-    pub(super) fn write(&self) {
+    /// Writes the file; returns false if it cannot be written. Blocks.
+    pub(super) fn write(&self) -> bool {
         let _writing = lock(&self.writing);
-        let Some(place) = lock(&self.place).clone() else { return };
+        let Some(place) = lock(&self.place).clone() else { return true };
         let all: Vec<_> = lock(&self.known).iter().map(|(key, time)| (key.clone(), time.at)).collect();
         let lines = all.iter().map(|((peer, name), at)| Line(peer, name, *at));
-        if let Err(error) = LIST.store(&place, lines) {
-            tracing::error!("cannot write the times of exports to {}: {error}", place.display());
+        let problem = LIST
+            .store(&place, lines)
+            .err()
+            .map(|error| format!("cannot write the times of exports to {}: {error}", place.display()));
+        if let Some(problem) = &problem {
+            tracing::error!("{problem}");
         }
+        let is_written = problem.is_none();
+        self.table.set_times_problem(problem);
+        is_written
     }
 }
 
@@ -183,15 +211,36 @@ mod tests {
         std::fs::write(&file, whole.replace("a.global 7", "a.global 6")).expect("written");
         let third = start(state.path());
         assert_eq!(third.of(&west, &name("a.global"), 30), 30);
-        third.write();
+        assert!(third.table.times_problem().is_some_and(|text| text.contains("the file is not used")));
+        assert!(third.write());
         assert!(state.path().join("export-times.damaged").exists(), "it is kept for the operator");
+        let problem = third.table.times_problem();
+        assert_eq!(problem, None, "the file is good again");
         assert_eq!(start(state.path()).of(&west, &name("a.global"), 40), 30);
+    }
+
+    #[test]
+    fn times_that_cannot_be_written_are_a_problem_until_they_are() {
+        let state = tempfile::tempdir().expect("a folder");
+        let folder = state.path().join("folder");
+        std::fs::write(&folder, "in the way").expect("written");
+        let times = ExportTimes::default();
+        times.keep_in(Some(&folder));
+        assert!(!times.write());
+        let problem = times.table.times_problem().expect("a problem");
+        assert!(
+            problem.starts_with("cannot write the times of exports to ") && problem.contains("folder"),
+            "{problem}"
+        );
+        std::fs::remove_file(&folder).expect("removed");
+        assert!(times.write());
+        assert_eq!(times.table.times_problem(), None);
     }
 
     #[test]
     fn without_a_state_folder_nothing_is_written() {
         let times = ExportTimes::default();
         assert_eq!(times.of(&"west".into(), &name("a.global"), 7), 7);
-        times.write();
+        assert!(times.write());
     }
 }

@@ -96,7 +96,8 @@ impl Links {
         scope: &Scope,
     ) -> Result<Self, rustls::Error> {
         let (context, roots) = (identity.context(), identity.roots());
-        let times = Arc::<ExportTimes>::default();
+        let table = Arc::<LinkTable>::default();
+        let times = Arc::new(ExportTimes::new(table.clone()));
         times.keep(scope);
         let tls = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL])?;
         let enrolment = Enrolment::new(context.clone(), roots.clone(), control, scope)?;
@@ -107,7 +108,7 @@ impl Links {
             context,
             roots,
             importer,
-            table: Arc::default(),
+            table,
             times,
             instance,
             scope: scope.clone(),

@@ -81,12 +81,25 @@ impl LinkStatus {
 
 /// All links, by the name of the peer and a number that is unique in this process.
 #[derive(Debug, Default)]
-pub struct LinkTable(Mutex<BTreeMap<(Arc<str>, u64), LinkStatus>>);
+pub struct LinkTable {
+    links: Mutex<BTreeMap<(Arc<str>, u64), LinkStatus>>,
+    /// Why the times of exports cannot be read or written.
+    times_problem: Mutex<Option<String>>,
+}
 
 impl LinkTable {
     /// Returns all links, in order of peer.
     pub fn all(&self) -> Vec<LinkStatus> {
         self.lock().values().cloned().collect()
+    }
+
+    /// Returns the reason why the times of exports cannot be kept over a restart.
+    pub fn times_problem(&self) -> Option<String> {
+        self.times_problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_times_problem(&self, problem: Option<String>) {
+        *self.times_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
     }
 
     /// Adds or changes a link.
@@ -112,6 +125,6 @@ impl LinkTable {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Arc<str>, u64), LinkStatus>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
