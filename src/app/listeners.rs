@@ -2,6 +2,7 @@
 //! manager passes a socket with the name of a listener, the listener uses that socket.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use crate::dataplane::handle::Dataplane;
 use crate::model::address::Bind;
 use crate::net::inherited::Inherited;
-use crate::net::listen::{Listening, listen, share};
+use crate::net::listen::{Listening, listen, listen_beside, share};
 use crate::snapshot::policy::Policy;
 
 /// The open listeners.
@@ -54,7 +55,19 @@ impl Listeners {
                 continue;
             }
             let passed = self.inherited.named(&listener.name);
-            match passed.map_or_else(|| listen(listener.bind, workers), |passed| share(passed, workers)) {
+            let other = self.open.iter().find(|(bind, _)| bind.overlaps(&listener.bind));
+            let listening = match (passed, other) {
+                (Some(passed), _) => share(passed, workers),
+                (None, None) => listen(listener.bind, workers),
+                (None, Some((bind, _))) => match policy.listeners.iter().find(|stays| stays.bind == *bind) {
+                    Some(stays) => Err(io::Error::other(format!(
+                        "the listener {:?} of the config listens on {bind}",
+                        &*stays.name
+                    ))),
+                    None => listen_beside(listener.bind, workers),
+                },
+            };
+            match listening {
                 Ok(listening) => bound.0.push((listener.bind, listener.name.clone(), listening)),
                 Err(error) => problems.push(format!(
                     "listener {:?}: cannot listen on {}: {error}",

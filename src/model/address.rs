@@ -130,6 +130,22 @@ pub enum Bind {
     Address(SocketAddr),
 }
 
+impl Bind {
+    /// Returns true if some address and port belong to both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let parts = |bind: &Self| match bind {
+            Self::Any { port } => (*port, None),
+            Self::Address(address) => (address.port(), Some(address.ip())),
+        };
+        let ((port, ip), (other_port, other_ip)) = (parts(self), parts(other));
+        let do_overlap = |one: IpAddr, other: IpAddr| {
+            one.is_ipv4() == other.is_ipv4()
+                && (one == other || one.is_unspecified() || other.is_unspecified())
+        };
+        port == other_port && port != 0 && ip.zip(other_ip).is_none_or(|(one, other)| do_overlap(one, other))
+    }
+}
+
 impl fmt::Display for Bind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -160,6 +176,26 @@ impl fmt::Display for AdminBind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn binds_overlap_if_they_share_an_address_and_the_port() {
+        let bind = |text: &str| match text.strip_prefix(':') {
+            Some(port) => Bind::Any { port: port.parse().expect("a port") },
+            None => Bind::Address(text.parse().expect("an address")),
+        };
+        for (one, other, wanted) in [
+            ("10.0.0.1:443", "0.0.0.0:443", true),
+            ("10.0.0.1:443", ":443", true),
+            ("[::1]:443", ":443", true),
+            ("10.0.0.1:443", "10.0.0.2:443", false),
+            ("10.0.0.1:443", "0.0.0.0:444", false),
+            ("[::1]:443", "0.0.0.0:443", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+        ] {
+            assert_eq!(bind(one).overlaps(&bind(other)), wanted, "{one} {other}");
+            assert_eq!(bind(other).overlaps(&bind(one)), wanted, "{other} {one}");
+        }
+    }
 
     #[test]
     fn mapped_addresses_are_ipv4_and_hosts_are_written_as_in_urls() {

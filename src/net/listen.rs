@@ -25,11 +25,22 @@ pub struct Listening {
 /// Opens a bind address for a number of workers. Returns an error if any process already listens on the address, including
 /// another isthmus.
 pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
-    let first = bind_first(bind).map_err(|error| advised(&error, bind))?;
-    let address = first.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
     // The first socket is bound without SO_REUSEPORT, so that binding fails if the address is in use. It gets the option only
     // afterwards, so that the sockets of the other workers can be bound to the same address.
+    let first = bind_first(bind, false).map_err(|error| advised(&error, bind))?;
     first.set_reuse_port(true)?;
+    listen_with(first, bind, workers)
+}
+
+/// As [`listen`], but next to sockets of this process on the same port, for example on all addresses of the host, which are about
+/// to be closed. Until then, connections go to the sockets with the narrower address.
+pub fn listen_beside(bind: Bind, workers: usize) -> io::Result<Listening> {
+    let first = bind_first(bind, true).map_err(|error| advised(&error, bind))?;
+    listen_with(first, bind, workers)
+}
+
+fn listen_with(first: Socket, bind: Bind, workers: usize) -> io::Result<Listening> {
+    let address = first.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
     let mut sockets = vec![first];
     for _ in 1..workers {
         let socket = new_socket(address, bind)?;
@@ -93,9 +104,10 @@ fn advised(error: &io::Error, bind: Bind) -> io::Error {
     io::Error::new(error.kind(), format!("{error}{advice}"))
 }
 
-fn bind_first(bind: Bind) -> io::Result<Socket> {
+fn bind_first(bind: Bind, reuse_port: bool) -> io::Result<Socket> {
     let bound = |address: SocketAddr| {
         let socket = new_socket(address, bind)?;
+        socket.set_reuse_port(reuse_port)?;
         socket.bind(&address.into())?;
         Ok(socket)
     };
@@ -139,5 +151,19 @@ mod tests {
         assert_eq!(first.sockets.len(), 2);
         let error = listen(Bind::Address(first.address), 2).expect_err("in use");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_narrower_address_takes_connections_from_a_wider_one_of_ours() {
+        let any = Bind::Address(SocketAddr::from(([0, 0, 0, 0], 0)));
+        let wide = listen(any, 2).expect("a free port");
+        let bind = Bind::Address(SocketAddr::from(([127, 0, 0, 1], wide.address.port())));
+        assert_eq!(listen(bind, 1).expect_err("in use").kind(), io::ErrorKind::AddrInUse);
+        let narrow = listen_beside(bind, 2).expect("it is ours");
+        let _client = std::net::TcpStream::connect(narrow.address).expect("connected");
+        let accepts = |listening: &Listening| {
+            listening.sockets.iter().any(|socket| SockRef::from(socket).accept().is_ok())
+        };
+        assert!(accepts(&narrow) && !accepts(&wide));
     }
 }

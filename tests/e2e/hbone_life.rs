@@ -259,6 +259,29 @@ fn callers_of_a_listener_that_moves_are_asked_to_leave_and_may_finish() {
 }
 
 #[test]
+fn a_listener_may_get_a_narrower_or_wider_address_on_its_port() {
+    let echo = Backend::echo();
+    let services = format!("services:\n{}", service("echo.shop.mesh", 80, &echo, ""));
+    let port = crate::support::organisation::free_port();
+    let config = format!("{BASE}{services}").replace("127.0.0.1:0", &format!("0.0.0.0:{port}"));
+    assert!(config.contains("0.0.0.0"), "{config}");
+    let gateway = Gateway::start_in(folder(), &config, &[]);
+    let reaches = || {
+        let hbone = Hbone::connect((std::net::Ipv4Addr::LOCALHOST, port).into(), caller()).expect("let in");
+        assert_eq!(hbone.open("echo.shop.mesh:80").expect("admitted").echo("on"), Ok("on".to_owned()));
+    };
+    let refused = || std::net::TcpStream::connect((std::net::Ipv4Addr::new(127, 0, 0, 2), port)).is_err();
+    reaches();
+    assert!(!refused());
+    gateway.reload(&config.replace("0.0.0.0", "127.0.0.1"));
+    reaches();
+    assert!(refused(), "only the one address is open");
+    gateway.reload(&config.replace("0.0.0.0:", ":"));
+    reaches();
+    assert!(!refused());
+}
+
+#[test]
 fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
     const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
     let (echo, waypoint) =
