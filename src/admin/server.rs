@@ -150,11 +150,11 @@ fn health_routes() -> Router<Sources> {
 }
 
 fn metrics_only(sources: Sources) -> Router {
-    metrics_routes().fallback(not_found).with_state(sources)
+    metrics_routes().method_not_allowed_fallback(wrong_method).fallback(not_found).with_state(sources)
 }
 
 fn health_only(sources: Sources) -> Router {
-    health_routes().fallback(not_found).with_state(sources)
+    health_routes().method_not_allowed_fallback(wrong_method).fallback(not_found).with_state(sources)
 }
 
 fn admin(sources: Sources, hosts: Hosts) -> Router {
@@ -196,7 +196,8 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/connections/close", post(close_connection))
         .route("/reload", post(reload))
         .route("/drain", post(drain))
-        .route("/log-level", post(log_level));
+        .route("/log-level", post(log_level))
+        .method_not_allowed_fallback(wrong_method);
     Router::new()
         .merge(metrics_routes())
         .merge(health_routes())
@@ -206,6 +207,7 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/dashboard.js", get(async || asset("text/javascript; charset=utf-8", dashboard::SCRIPT)))
         .route("/reload", post(reload))
         .route("/drain", post(drain))
+        .method_not_allowed_fallback(wrong_method)
         .fallback(not_found)
         .layer(middleware::from_fn(move |request, next| guard(hosts, request, next)))
         .with_state(sources)
@@ -648,6 +650,13 @@ async fn log_level(
         Ok(Err(problem)) => error(StatusCode::BAD_REQUEST, &problem),
         Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
     }
+}
+
+async fn wrong_method() -> Response {
+    error(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path has no such method: GET reads, POST changes something; docs/api.md lists the methods of each path",
+    )
 }
 
 async fn not_found() -> Response {
