@@ -68,10 +68,10 @@ fn forget_others(state: &Path, peers: &BTreeSet<String>) {
     for file in folder.flatten() {
         let name = file.file_name();
         let of = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
-        if of.is_some_and(|of| !peers.contains(of)) {
-            if let Err(problem) = write(&file.path(), None) {
-                tracing::error!("{problem}");
-            }
+        if of.is_some_and(|of| !peers.contains(of))
+            && let Err(problem) = write(&file.path(), None)
+        {
+            tracing::error!("{problem}");
         }
     }
 }

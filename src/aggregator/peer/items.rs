@@ -10,13 +10,17 @@ use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::change::RegistryGateway;
 use crate::snapshot::peer::Peer;
 
-/// Services by exported name, and gateways by key. A link delivers at most `limits.services` services, so there are never more
-/// in `services` and `waiting` together.
+/// The largest number of services that wait for a place, besides those that are in use. Without this bound, a peer could fill the
+/// memory although the `limit` of its rules is small.
+const WAITING_MAX: usize = 1_000;
+
+/// Services by exported name, and gateways by key.
 #[derive(Debug, Default)]
 pub(super) struct Items {
     pub(super) services: BTreeMap<String, Read>,
     pub(super) gateways: BTreeMap<String, RegistryGateway>,
-    /// Services that were refused because the limit of their rule is reached, or because another service has their name here.
+    /// Services that were refused because the limit of their rule is reached, or because another service has their name here. At
+    /// most [`WAITING_MAX`] and those that were in use when they came; others come again only with a new listing.
     waiting: BTreeMap<String, Read>,
     /// True if a place has become free since the services in `waiting` were last considered.
     has_place: bool,
@@ -41,10 +45,12 @@ impl Items {
 
     /// Adds or replaces a service. If the limit of its import rule is reached, or another service already has the name that this
     /// service would have in this mesh, the service waits for a place, and the result is the reason.
-    pub(super) fn put(&mut self, peer: &Peer, name: &str, read: Read) -> Result<(), String> {
+    pub(super) fn put(&mut self, peer: &Peer, name: &str, read: Read, is_in_use: bool) -> Result<(), String> {
         self.remove(name);
         if let Some(problem) = self.obstacle(peer, &read) {
-            self.waiting.insert(name.to_owned(), read);
+            if is_in_use || self.waiting.len() < WAITING_MAX {
+                self.waiting.insert(name.to_owned(), read);
+            }
             return Err(problem);
         }
         *self.taken.entry(read.rule.clone()).or_default() += 1;
@@ -72,27 +78,34 @@ impl Items {
         }
         let mut filled = Vec::new();
         for (name, read) in std::mem::take(&mut self.waiting) {
-            if self.put(peer, &name, read).is_ok() {
+            // It has waited already, so it may wait on.
+            if self.put(peer, &name, read, true).is_ok() {
                 filled.push(name);
             }
         }
         filled
     }
 
+    /// Returns the number of services that wait for a place.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Ends a listing, which came in order of name: services that are in use get their places before all others. Returns the
     /// names of the services that were refused before and now have a place, and the refusals of those that have lost theirs.
-    pub(super) fn prefer(&mut self, peer: &Peer, is_in_use: impl Fn(&str) -> bool) -> proto::Ack {
+    pub(super) fn prefer(&mut self, peer: &Peer, is_in_use: impl Fn(&str, &Read) -> bool) -> proto::Ack {
         let mut ack = proto::Ack::default();
-        if !self.waiting.keys().any(|name| is_in_use(name)) {
+        if !self.waiting.iter().any(|(name, read)| is_in_use(name, read)) {
             return ack;
         }
         let before: BTreeSet<String> = self.services.keys().cloned().collect();
         let all = std::mem::take(&mut self.services).into_iter().chain(std::mem::take(&mut self.waiting));
-        let (first, then): (Vec<_>, Vec<_>) = all.partition(|(name, _)| is_in_use(name));
+        let (first, then): (Vec<_>, Vec<_>) = all.partition(|(name, read)| is_in_use(name, read));
         self.names.clear();
         self.taken.clear();
         for (name, read) in first.into_iter().chain(then) {
-            match self.put(peer, &name, read) {
+            match self.put(peer, &name, read, true) {
                 Err(problem) if before.contains(&name) => {
                     ack.refused.push(proto::Refusal { item: name, problem });
                 }

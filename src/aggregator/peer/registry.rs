@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::inbox::{Event, Inbox};
 use super::items::Items;
 use super::probes::{self, Fault, Probes};
-use super::reading;
+use super::reading::{self, Read};
 use super::spec::PeerSpec;
 use crate::aggregator::registry::{Changes, Closed, Registry};
 use crate::aggregator::spec::RegistrySpec;
@@ -183,7 +183,7 @@ impl Follower {
                 Vec::new()
             }
             Event::Delta { link, delta, answer } => {
-                let (changes, ack) = self.take(&link, *delta);
+                let (changes, ack) = self.take(&link, *delta, in_use);
                 // This fails only if the link has ended.
                 let _ = answer.send(ack);
                 changes
@@ -200,28 +200,15 @@ impl Follower {
 
     /// Applies the end of a replica's listing; returns the resulting changes, and what has changed about the refusals.
     fn listed_by(&mut self, link: &LinkKey, in_use: &Shard) -> (Vec<Change>, proto::Ack) {
-        let peer = self.peer.peer.clone();
-        let of_earlier_task: BTreeSet<&str> = match self.has_given {
-            true => BTreeSet::new(),
-            false => in_use
-                .services()
-                .filter_map(|service| service.import.as_ref())
-                .map(|import| import.exported_name.as_str())
-                .collect(),
-        };
         let Some(at) = self.replicas.iter().position(|replica| replica.link == *link) else {
-            return Default::default();
+            return (Vec::new(), proto::Ack::default());
         };
-        let replica = &mut self.replicas[at];
         let mut ack = proto::Ack::default();
-        if let Some(listed) = replica.listing.take() {
-            replica.items = *listed;
-            let given = &self.given.services;
-            ack = replica
-                .items
-                .prefer(&peer, |name| given.contains_key(name) || of_earlier_task.contains(name));
+        if let Some(mut listed) = self.replicas[at].listing.take() {
+            ack = listed.prefer(&self.peer.peer, |name, read| self.is_in_use(name, read, in_use));
+            self.replicas[at].items = *listed;
         }
-        replica.is_listed = true;
+        self.replicas[at].is_listed = true;
         self.has_returned = std::mem::take(&mut self.is_lost);
         if self.has_returned {
             // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
@@ -230,32 +217,42 @@ impl Follower {
         (self.renew_all(), ack)
     }
 
+    /// Returns true if the service was sent to the aggregator, or comes from an earlier task or process.
+    fn is_in_use(&self, name: &str, read: &Read, in_use: &Shard) -> bool {
+        let is_of_earlier = || !in_use.services_of(read.service.key.hostname.as_str()).is_empty();
+        self.given.services.contains_key(name) || !self.has_given && is_of_earlier()
+    }
+
     /// Applies the items of a message; returns the resulting changes, and what is refused.
-    fn take(&mut self, link: &LinkKey, delta: proto::Delta) -> (Vec<Change>, proto::Ack) {
+    fn take(&mut self, link: &LinkKey, delta: proto::Delta, in_use: &Shard) -> (Vec<Change>, proto::Ack) {
         let (mut ack, peer, scope) = (proto::Ack::default(), self.peer.peer.clone(), self.scope.clone());
+        // The interner lives for one message, so that a peer that sends new values all the time does not make it grow.
+        let (mut names, mut interner, now) = (BTreeSet::new(), Interner::default(), steady_seconds());
+        let read = delta.services.into_iter().map(|record| {
+            let read = reading::service(&peer, &record, now, &mut interner);
+            let is_in_use = read.as_ref().is_ok_and(|read| self.is_in_use(&record.name, read, in_use));
+            (record.name, read, is_in_use)
+        });
+        let services: Vec<_> = read.collect();
         let Some(replica) = self.replica(link) else { return (Vec::new(), ack) };
         if delta.begins {
             replica.listing = Some(Box::default());
         }
         let is_listing = replica.listing.is_some();
         let items = replica.listing.as_deref_mut().unwrap_or(&mut replica.items);
-        // The interner lives for one message, so that a peer that sends new values all the time does not make it grow.
-        let (mut names, mut interner) = (BTreeSet::new(), Interner::default());
         for name in delta.removed_services {
             items.remove(&name);
             names.insert(name);
         }
-        let now = steady_seconds();
-        for record in delta.services {
-            let read = reading::service(&peer, &record, now, &mut interner);
+        for (name, read, is_in_use) in services {
             // The peer has replaced the former record of the service.
             if read.is_err() {
-                items.remove(&record.name);
+                items.remove(&name);
             }
-            if let Err(problem) = read.and_then(|read| items.put(&peer, &record.name, read)) {
-                ack.refused.push(proto::Refusal { item: record.name.clone(), problem });
+            if let Err(problem) = read.and_then(|read| items.put(&peer, &name, read, is_in_use)) {
+                ack.refused.push(proto::Refusal { item: name.clone(), problem });
             }
-            names.insert(record.name);
+            names.insert(name);
         }
         ack.taken = items.fill_places(&peer);
         names.extend(ack.taken.iter().cloned());

@@ -55,7 +55,7 @@ fn link(replica: &str) -> LinkKey {
 
 /// Delivers a message of a replica; returns the changes and the refusals.
 fn give(follower: &mut Follower, replica: &str, delta: proto::Delta) -> (Vec<String>, Vec<String>) {
-    let (changes, ack) = follower.take(&link(replica), delta);
+    let (changes, ack) = follower.take(&link(replica), delta, &in_use(&[]));
     (texts(&changes), answers(ack))
 }
 
@@ -240,6 +240,22 @@ fn services_of_the_last_run_keep_their_places() {
     let (changes, ack) = follower.listed_by(&link("a"), &of_last_run);
     assert_eq!(texts(&changes), ["begin", "b.pay.here 1 since 7", "complete"]);
     assert_eq!(ack.taken, ["b.pay.west.global"]);
+}
+
+#[test]
+fn services_that_wait_for_a_place_are_bounded_but_those_in_use_always_wait() {
+    let mut follower = follower(Some(1));
+    let names: Vec<String> = (0..1_200).map(|number| format!("s{number:04}")).collect();
+    let all: Vec<(&str, u32)> = names.iter().map(|name| (&**name, 1)).collect();
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &all[1_199..]));
+    listed(&mut follower, "a");
+    assert_eq!(give(&mut follower, "a", services(true, &all)).1.len(), 1_199);
+    let (changes, ack) = follower.listed_by(&link("a"), &in_use(&[]));
+    assert_eq!(texts(&changes), Vec::<String>::new(), "the service in use stays");
+    assert_eq!(ack.taken, ["s1199.pay.west.global"]);
+    let waiting = follower.replicas[0].items.waiting();
+    assert_eq!(waiting, 1_001, "1,000, and the one whose place went to the service in use");
 }
 
 fn follower_of_two_namesakes() -> Follower {

@@ -273,7 +273,7 @@ fn servers_of_a_peer_without_known_identity_may_be_any_of_the_namespace_in_the_p
         names
     };
     let prefix = "Prefix(\"spiffe://cluster.local/ns/pay/\")".to_owned();
-    assert_eq!(names_of([nameless.clone()].into()), [prefix.clone()]);
+    assert_eq!(names_of([nameless.clone()].into()), std::slice::from_ref(&prefix));
     let exact = "Exact(\"spiffe://cluster.local/ns/pay/sa/pay\")".to_owned();
     assert_eq!(names_of([named, nameless].into()), [exact, prefix]);
 }
