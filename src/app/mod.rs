@@ -59,6 +59,7 @@ use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
 use crate::tls::certificate::pem;
 use crate::tls::context::CertificateRotation;
+use crate::tls::files;
 use crate::tls::trust::TrustBundles;
 use crate::world::LaterReader;
 use dns::Dns;
@@ -590,6 +591,7 @@ impl Program {
         }
         peers::part(&self.links, &config);
         self.identity.configure(config.identity.clone()).await;
+        let unusable = self.identity_problems(&config).await;
         self.listeners.open(bound, &mut self.dataplane).await;
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;
         let limits = EffectiveLimits::new(
@@ -619,12 +621,35 @@ impl Program {
             status.restart = restart.iter().map(ToString::to_string).collect();
         });
         self.tell_warnings();
-        Ok(if restart.is_empty() {
-            "applied".to_owned()
-        } else {
-            format!("applied, except {}, which takes effect after a restart", restart.join(", "))
-        })
+        Ok(answer(&restart, &unusable))
     }
+
+    /// Reads the files of the certificate and the roots, as `isthmus validate` does, and logs and returns what is wrong with them.
+    async fn identity_problems(&self, config: &Config) -> Vec<String> {
+        let config = config.without_services();
+        let read = self.openings.read(files::READ_WITHIN, move || config.identity_problems()).await;
+        let problems = read.unwrap_or_else(|unread| {
+            vec![format!("the files of the certificate and the roots cannot be read: {unread}")]
+        });
+        for problem in &problems {
+            tracing::warn!("{problem}");
+        }
+        problems
+    }
+}
+
+/// Returns the answer to a reload that was applied. `restart` lists the changes that need a restart, `unusable` the problems of
+/// the files of certificates and roots. These files are read apart from the config, so their problems do not prevent a reload:
+/// where a file cannot be used, its last good contents stay in use.
+fn answer(restart: &[&str], unusable: &[String]) -> String {
+    let mut text = "applied".to_owned();
+    if !restart.is_empty() {
+        text += &format!(", except {}, which takes effect after a restart", restart.join(", "));
+    }
+    if !unusable.is_empty() {
+        text += &format!("; warning: certificates or roots have problems: {}", unusable.join("; "));
+    }
+    text
 }
 
 /// Returns the root certificates of each trust domain in PEM.
@@ -802,4 +827,22 @@ async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duratio
 fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {
     let awaited = status.registries.iter().filter(|registry| !registry.is_peer);
     awaited.filter(|registry| registry.state == RegistryState::Missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_applied_reload_names_what_is_not_in_use() {
+        assert_eq!(answer(&[], &[]), "applied");
+        let certificate = "c.yaml:3:1: identity.files: the certificate expired";
+        assert_eq!(
+            answer(&["workers", "xds"], &[certificate.to_owned()]),
+            format!(
+                "applied, except workers, xds, which takes effect after a restart; warning: certificates or roots have problems: \
+                 {certificate}"
+            )
+        );
+    }
 }

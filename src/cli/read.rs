@@ -32,8 +32,6 @@ use crate::snapshot::inputs::Inputs;
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::service_view::network_of;
 use crate::telemetry::clock::rfc3339;
-use crate::tls::files;
-use crate::tls::status::{CERTIFICATE, trust_of};
 
 /// The interval between two requests of a command with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -54,14 +52,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     let config =
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
-    let of_files = files::problems(&config.identity).into_iter();
-    let places = &config.identity_places;
-    let place = |of: String| {
-        let trust = places.trust.iter().find(|(domain, _)| trust_of(domain) == of).map(|(_, place)| place);
-        let own = places.certificate.as_ref().filter(|_| of == CERTIFICATE);
-        own.or(trust).cloned().unwrap_or(of)
-    };
-    let errors = of_files.map(|(of, problem)| format!("{}: {problem}", place(of))).collect();
+    let errors = config.identity_problems();
     warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();
     let mut notes = Vec::new();

@@ -21,7 +21,9 @@ use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::Policy;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::spans::TracingOptions;
+use crate::tls::files;
 use crate::tls::source::Options as IdentityOptions;
+use crate::tls::status::{CERTIFICATE, trust_of};
 
 mod addresses;
 mod aggregation;
@@ -98,6 +100,20 @@ pub struct IdentityPlaces {
 }
 
 impl Config {
+    /// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the
+    /// config. Blocks.
+    pub fn identity_problems(&self) -> Vec<String> {
+        let places = &self.identity_places;
+        let place = |of: String| {
+            let trust =
+                places.trust.iter().find(|(domain, _)| trust_of(domain) == of).map(|(_, place)| place);
+            let own = places.certificate.as_ref().filter(|_| of == CERTIFICATE);
+            own.or(trust).cloned().unwrap_or(of)
+        };
+        let problems = files::problems(&self.identity).into_iter();
+        problems.map(|(of, problem)| format!("{}: {problem}", place(of))).collect()
+    }
+
     /// Returns a copy without the file's own services, which may be many.
     pub fn without_services(&self) -> Self {
         Self {

@@ -158,3 +158,22 @@ fn a_reload_that_withdraws_trust_admits_nobody_who_was_half_way() {
         });
     eprintln!("{reasons:?}");
 }
+
+/// The files of certificates and roots are read apart from the config. A reload is applied although they cannot be used, and its
+/// answer says so with the words of `isthmus validate`.
+#[test]
+fn a_reload_names_files_of_certificates_and_roots_that_validate_refuses() {
+    let folder = folder();
+    let files = folder.path().to_owned();
+    let gateway = Gateway::start_in(folder, BASE, &[]);
+    let (status, body) = gateway.post("/api/v1/reload");
+    assert!(status == 200 && body.contains("\"applied\""), "{body}");
+    let other = Pki::new("another CA").issue(&[], Some("spiffe://cluster.local/ns/istio-system/sa/eastwest"));
+    std::fs::write(files.join("key.pem"), &other.key_pem).expect("written");
+    std::fs::write(files.join("roots.pem"), "no PEM\n").expect("written");
+    let (status, body) = gateway.post("/api/v1/reload");
+    assert_eq!(status, 200, "{body}");
+    for part in ["applied; warning: ", "identity.files: ", "does not match", "trust[0].roots: "] {
+        assert!(body.contains(part), "{part}: {body}");
+    }
+}
