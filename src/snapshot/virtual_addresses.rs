@@ -181,11 +181,11 @@ pub type Leases = NameMap<Arc<Lease>>;
 /// The numbers of leases, and of services without an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// The number of leases whose services exist.
+    /// The number of services that have an address.
     pub in_use: usize,
     /// The number of leases that are reserved for services that do not exist.
     pub reserved: usize,
-    /// The number of services that lack an address of a configured family.
+    /// The number of addresses that services lack, at most one for each service and configured family.
     pub without: usize,
 }
 
@@ -201,8 +201,13 @@ pub struct VirtualAddresses {
     /// The freed leases of each peer. The key begins with the time at which the lease was freed.
     freed: BTreeMap<Arc<str>, BTreeSet<(u64, HostName)>>,
     /// Names of existing services without an address of a family, earliest export first.
-    without: BTreeSet<(u64, HostName, Family)>,
+    without: BTreeSet<Lack>,
+    /// The number of existing services without any address.
+    addressless: usize,
 }
+
+/// The time of export and the name of a service, and the family of which it has no address.
+type Lack = (u64, HostName, Family);
 
 /// Returns the import record of a service; `None` if the name is not that of an imported service.
 pub fn import_of<'a>(hostname: &str, shards: &'a [Arc<Shard>]) -> Option<&'a Arc<Import>> {
@@ -270,7 +275,8 @@ impl VirtualAddresses {
     /// Returns the numbers of leases.
     pub fn counts(&self) -> Counts {
         let reserved = self.ending.len();
-        Counts { in_use: self.leases.len() - reserved, reserved, without: self.without.len() }
+        let in_use = self.leases.len() - reserved - self.addressless;
+        Counts { in_use, reserved, without: self.without.len() }
     }
 
     /// Returns the names that lack an address of some family, each once, earliest export first.
@@ -332,7 +338,7 @@ impl VirtualAddresses {
     /// Removes a lease from the tables, except from `leases` and `holders`.
     fn forget(&mut self, name: &HostName, lease: &Lease) {
         for family in [Family::V4, Family::V6] {
-            self.without.remove(&(lease.exported_at, name.clone(), family));
+            self.remove_lack(&(lease.exported_at, name.clone(), family));
         }
         let since = match lease.state {
             LeaseState::InUse => return,
@@ -365,11 +371,11 @@ impl VirtualAddresses {
                 // Only names of existing services wait for an address. The lease of a service that no registry has delivered
                 // yet gets an address when the service arrives.
                 if self.leases.get(&name).is_some_and(|lease| lease.state == LeaseState::InUse) {
-                    self.without.insert((exported_at, name.clone(), family));
+                    self.add_lack((exported_at, name.clone(), family));
                 }
                 return;
             };
-            self.without.remove(&(exported_at, name.clone(), family));
+            self.remove_lack(&(exported_at, name.clone(), family));
             next = self.holders.insert(address, name.clone());
             if let Some(holder) = &next {
                 tracing::warn!(
@@ -382,6 +388,26 @@ impl VirtualAddresses {
             self.change(&name, |lease| lease.set(address));
             changed.insert(name);
         }
+    }
+
+    fn add_lack(&mut self, lack: Lack) {
+        if self.without.insert(lack.clone()) && self.lacks_all(&lack) {
+            self.addressless += 1;
+        }
+    }
+
+    fn remove_lack(&mut self, lack: &Lack) {
+        let lacked_all = self.lacks_all(lack);
+        if self.without.remove(lack) && lacked_all {
+            self.addressless -= 1;
+        }
+    }
+
+    /// Returns true if the service lacks an address of each configured family.
+    fn lacks_all(&self, (exported_at, name, _): &Lack) -> bool {
+        let families = [(Family::V4, self.ranges.ipv4.is_some()), (Family::V6, self.ranges.ipv6.is_some())];
+        let mut configured = families.into_iter().filter(|(_, is_configured)| *is_configured);
+        configured.all(|(family, _)| self.without.contains(&(*exported_at, name.clone(), family)))
     }
 
     /// Returns true if `name`, exported at `exported_at`, may take an address from its holder: the holder was exported later,
@@ -476,6 +502,10 @@ impl VirtualAddresses {
             }
         }
         assert_eq!(self.holders.len(), addresses);
+        let is_addressless =
+            |lease: &Arc<Lease>| lease.state == LeaseState::InUse && lease.addresses().next().is_none();
+        let addressless = self.leases.iter().filter(|(_, lease)| is_addressless(lease)).count();
+        assert_eq!(self.addressless, addressless);
         let freed: usize = self.freed.values().map(BTreeSet::len).sum();
         assert!(freed <= self.ending.len());
     }

@@ -80,7 +80,7 @@ fn a_full_range_gives_no_address_until_one_is_released() {
     // A service can have six of the eight addresses, because the first and the last one are reserved.
     let services: Vec<(u64, u64)> = (0..8).map(|at| (at, at)).collect();
     arrive(&mut all, &services);
-    assert_eq!(all.counts(), Counts { in_use: 8, reserved: 0, without: 2 });
+    assert_eq!(all.counts(), Counts { in_use: 6, reserved: 0, without: 2 });
     assert_eq!(all.without().cloned().collect::<Vec<_>>(), [name(6), name(7)]);
     assert_eq!(all.of(name(6).as_str()).count(), 0);
     all.renew(&name(3), None, 50);
@@ -88,6 +88,19 @@ fn a_full_range_gives_no_address_until_one_is_released() {
     let freed = all.leases().get(&name(3)).expect("kept").addresses().collect::<Vec<_>>();
     assert_eq!(all.expire(50 + DAY), [name(6)].into(), "the earliest export comes first");
     assert_eq!(all.of(name(6).as_str()).collect::<Vec<_>>(), freed);
+    all.check();
+}
+
+#[test]
+fn a_service_with_an_address_of_one_family_counts_as_a_service_with_an_address() {
+    let mut all = VirtualAddresses::new(ranges("240.250.0.0/29", "fd69::/120"));
+    arrive(&mut all, &(0..8).map(|at| (at, at)).collect::<Vec<_>>());
+    assert_eq!(all.counts(), Counts { in_use: 8, reserved: 0, without: 2 });
+    all.check();
+    for at in 0..8 {
+        all.renew(&name(at), None, 50);
+    }
+    assert_eq!(all.counts(), Counts { in_use: 0, reserved: 8, without: 0 });
     all.check();
 }
 
