@@ -74,6 +74,9 @@ struct Area {
     well: fn(&Status) -> String,
 }
 
+/// The state of a registry that was never read.
+const MISSING: &str = "missing";
+
 const AREAS: [Area; 8] = [
     Area {
         name: "config",
@@ -95,7 +98,14 @@ const AREAS: [Area; 8] = [
             Code::ServiceConflict,
         ],
         well: |status| {
-            format!("{} registries, all of them read; {} services", status.registries.len(), status.services)
+            // A registry of a peer without a link is no problem of this area, because the peer's own problem has the cause.
+            let unread = status.registries.iter().filter(|registry| registry.state == MISSING);
+            let unread: Vec<&str> = unread.map(|registry| &*registry.name).collect();
+            let read = match unread.is_empty() {
+                true => "all of them read".to_owned(),
+                false => format!("all of them read except {}", unread.join(", ")),
+            };
+            format!("{} registries, {read}; {} services", status.registries.len(), status.services)
         },
     },
     Area {
@@ -401,6 +411,8 @@ fn print(checks: &[Check], format: Format, out: &mut impl Write) -> Result<(), F
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aggregator::status::RegistryState;
+    use crate::api::registry::Registry;
 
     #[test]
     fn every_problem_belongs_to_one_area() {
@@ -420,6 +432,21 @@ mod tests {
         let last = checks.last().expect("checks");
         assert_eq!((last.check, last.state, &*last.text), ("other", State::Failed, "moon_lost: it is gone"));
         assert!(checks[..checks.len() - 1].iter().all(|check| check.state == State::Ok), "{checks:?}");
+    }
+
+    #[test]
+    fn a_registry_of_a_peer_without_a_link_is_not_said_to_be_read() {
+        let registry = |name: &str, state: RegistryState| Registry {
+            name: name.to_owned(),
+            state: state.text().to_owned(),
+            ..Registry::default()
+        };
+        let registries =
+            vec![registry("west.yaml", RegistryState::Live), registry("peer/west", RegistryState::Missing)];
+        let status = Status { ready: true, registries, ..Status::default() };
+        let checks = of_status(&status);
+        let found = checks.iter().find(|check| check.check == "registries").expect("an area");
+        assert_eq!(found.text, "2 registries, all of them read except peer/west; 0 services");
     }
 
     #[test]
