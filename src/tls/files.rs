@@ -9,7 +9,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::{Certificate, certificates};
-use super::roots::{RootList, shared, useless};
+use super::roots::{RootList, shared, unfit, useless};
 use super::server::provider;
 use super::source::{Options, Sink, Source};
 use super::status::{CERTIFICATE, trust_of};
@@ -155,7 +155,10 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
     for (domain, path) in files_of(options).chain(files_of_peers(options)) {
         match read_roots(path) {
             Ok(roots) => {
-                let fault = is_of_peer(domain).then(|| useless(&roots, SystemTime::now())).flatten();
+                let fault = match is_of_peer(domain) {
+                    true => useless(&roots, SystemTime::now()),
+                    false => unfit(&roots),
+                };
                 problems
                     .extend(fault.map(|fault| (trust_of(domain), format!("{}: {fault}", path.display()))));
                 read.push((domain, roots));
@@ -185,4 +188,41 @@ pub fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 /// Reads a file of at most [`BYTES_MAX`] bytes.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     file::read(path, BYTES_MAX).map_err(|fault| format!("{}: {fault}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+    use crate::tls::development::Authority;
+    use crate::tls::source::TrustFile;
+
+    #[test]
+    fn a_certificate_that_an_authority_issued_is_no_root() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let roots = folder.path().join("roots.pem");
+        let trust_domain = TrustDomain::parse("td").expect("legal");
+        let authority = Authority::new(trust_domain.clone()).expect("a CA");
+        let identity = authority.identity("shop", "cart").expect("legal");
+        let issued = authority.issue(&identity, &[], 1).expect("issued").certificate_pem;
+        let key = KeyPair::generate().expect("a key");
+        let alone =
+            CertificateParams::new(Vec::new()).and_then(|of| of.self_signed(&key)).expect("signed").pem();
+        let options =
+            Options { trust: vec![TrustFile { trust_domain, roots: roots.clone() }], ..Options::default() };
+        let found = |pem: &str| {
+            std::fs::write(&roots, pem).expect("written");
+            problems(&options)
+        };
+        assert_eq!(found(authority.certificate_pem()), []);
+        assert_eq!(found(&alone), [], "a self-signed certificate can be the root of itself");
+        let both = [authority.certificate_pem(), &issued].concat();
+        let [(subject, problem)] = &found(&both)[..] else { panic!("one problem") };
+        assert_eq!(subject, "trust of td");
+        assert!(
+            problem.contains("certificate 2 (") && problem.contains("is not a CA certificate"),
+            "{problem}"
+        );
+    }
 }

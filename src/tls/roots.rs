@@ -355,11 +355,7 @@ pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Opt
             return Some(format!("certificate {number} cannot be read"));
         };
         if !parsed.is_ca() {
-            return Some(format!(
-                "certificate {number} ({}) is not a CA certificate, so it cannot verify others; expected the root certificates \
-                 of the peer",
-                parsed.subject()
-            ));
+            return Some(no_authority(number, &parsed, "peer"));
         }
         let until =
             UNIX_EPOCH + Duration::from_secs(parsed.validity().not_after.timestamp().try_into().unwrap_or(0));
@@ -372,6 +368,27 @@ pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Opt
     expired.filter(|_| !has_valid).map(|until| {
         format!("all root certificates in the file have expired, the last one at {}", rfc3339(until))
     })
+}
+
+/// Returns the fault of a file that contains roots of this mesh: a certificate in the file was issued by an authority and is not
+/// that of an authority itself. Roots are not asked for the CA bit when a certificate is verified (webpki takes the name and key
+/// of any certificate as a trust anchor), so a self-signed certificate without it verifies at least itself.
+pub(super) fn unfit(roots: &[CertificateDer<'static>]) -> Option<String> {
+    roots.iter().enumerate().find_map(|(at, root)| {
+        let number = at + 1;
+        let Ok((_, parsed)) = X509Certificate::from_der(root) else {
+            return Some(format!("certificate {number} cannot be read"));
+        };
+        let is_root = parsed.is_ca() || parsed.subject() == parsed.issuer();
+        (!is_root).then(|| no_authority(number, &parsed, "trust domain"))
+    })
+}
+
+fn no_authority(number: usize, certificate: &X509Certificate<'_>, of: &str) -> String {
+    format!(
+        "certificate {number} ({}) is not a CA certificate, so it cannot verify others; expected the root certificates of the {of}",
+        certificate.subject()
+    )
 }
 
 /// Returns the public keys of roots, because two certificates with one key are one authority. For a root that cannot be parsed,
