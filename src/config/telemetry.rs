@@ -31,7 +31,14 @@ pub(super) fn admin(
     let path = path.key(keys::Admin::BIND.name()).to_string();
     let position = fields.at(&keys::Admin::BIND).map(|node| node.position);
     match (bind, position) {
-        (AdminBind::Address(address), _) => {
+        (AdminBind::Address(address), position) => {
+            if let Some(position) = position.filter(|_| !address.ip().is_loopback()) {
+                let fault = format!(
+                    "found {address}, which is not a loopback address: the admin API has no authentication, so everyone who can \
+                     reach this address can read the state of the gateway and drain it; use a loopback address or a unix socket"
+                );
+                problems.warn(position, &path, fault);
+            }
             opened.push(Opened { path, bind: Bind::Address(address), position });
             Some(AdminBind::Address(address))
         }

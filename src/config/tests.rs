@@ -96,6 +96,25 @@ fn off_and_false_mean_the_same() {
 }
 
 #[test]
+fn an_admin_api_that_other_hosts_can_reach_is_a_warning() {
+    let warned = |bind: &str| {
+        let config =
+            loaded(&format!("listen: ':15443'\nroutes: {{a.b: 'c.d:1'}}\nadmin: {{bind: '{bind}'}}"));
+        config.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for bind in ["127.0.0.1:15000", "127.1.0.1:15000", "[::1]:15000", "unix:/run/a.sock"] {
+        assert_eq!(warned(bind), [""; 0]);
+    }
+    for bind in ["0.0.0.0:15000", "[::]:15000", "10.0.0.1:15000"] {
+        let [warning] = &warned(bind)[..] else { panic!("one") };
+        let wanted = format!(
+            "c.yaml:3:15: admin.bind: found {bind}, which is not a loopback address: the admin API has no"
+        );
+        assert!(warning.contains(&wanted), "{warning}");
+    }
+}
+
+#[test]
 fn values_may_come_from_the_environment_and_are_not_yaml_again() {
     let config = loaded(
         "listen: \"127.0.0.1:${PORT}\"\nnode: {name: \"${KEY}\", cluster: \"$${PORT}\"}\nworkers: ${WEIGHT}\nroutes:\n  \
