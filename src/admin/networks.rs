@@ -43,8 +43,8 @@ fn why_unusable(access: Access, entry: &GatewayEntry) -> Option<&'static str> {
         Some("clients get the endpoints of its network by address (access: direct)")
     } else if entry.addresses.is_empty() {
         Some("the gateway's host name does not resolve")
-    } else if entry.gateway.sni_port.is_none() {
-        Some("the gateway has no sniPort")
+    } else if entry.gateway.sni_port.is_none() && entry.gateway.hbone_port.is_none() {
+        Some("the gateway has neither sniPort nor hbonePort")
     } else {
         None
     }
