@@ -74,6 +74,9 @@ pub(super) fn xds(
     let path = path.key(keys::Xds::BIND.name());
     opened.push(Opened { path: path.to_string(), bind: Bind::Address(bind), position: Some(node.position) });
     let tls = fields.at(&keys::Xds::TLS).is_some();
+    if !tls {
+        identities_need_tls(&fields, problems);
+    }
     let rules = fields.maps(&keys::Xds::CLIENTS).map(|(_, fields, _)| client(&fields));
     let clients = fields.at(&keys::Xds::CLIENTS).map(|_| rules.collect());
     let missing = match (tls, &clients) {
@@ -89,6 +92,21 @@ pub(super) fn xds(
         problems.error(node.position, &path, fault.hint(Some(meant.to_string())));
     }
     Some(DiscoveryOptions { bind, tls, clients })
+}
+
+/// Reports rules with identities where the server has no TLS: the identity of a client is that of its certificate.
+fn identities_need_tls(xds: &Fields<'_>, problems: &mut Problems) {
+    let list = Path::Root.key(Root::XDS.name());
+    let list = list.key(keys::Xds::CLIENTS.name());
+    for (index, fields, _) in xds.maps(&keys::Xds::CLIENTS) {
+        let Some((identities, node)) = fields.found(&keys::XdsClient::IDENTITIES) else { continue };
+        if !identities.is_empty() {
+            let fault = "found identities, which require xds.tls: without it no client has an identity, so this rule would match \
+                         no client";
+            let rule = list.index(index);
+            problems.error(node.position, &rule.key(keys::XdsClient::IDENTITIES.name()), fault);
+        }
+    }
 }
 
 fn client(fields: &Fields<'_>) -> ClientRule {

@@ -230,6 +230,10 @@ fn bad_xds() {
     let options = loaded_with(&format!("{open}\n{secure}")).xds.expect("opened");
     let rules = options.clients.expect("rules");
     assert!(options.tls && rules[0].identities[0].to_string() == "spiffe://td/ns/a/*");
+    refused_with(
+        "xds: {bind: '127.0.0.1:15010', clients: [{cidrs: []}, {identities: ['spiffe://td/a']}]}",
+        &[":2:68: xds.clients[1].identities: found identities, which require xds.tls"],
+    );
     refused_with("xds: {}", &[":2:6: xds: the key bind is missing"]);
     refused_with(
         "xds: {bind: '127.0.0.1:15000'}",
