@@ -175,12 +175,23 @@ impl Sink {
                     *waiting = Some(certificate);
                 }
                 None => {
-                    self.apply(certificate, now);
+                    if self.is_in_use(&certificate) {
+                        self.status.send_if_modified(|status| status.problems.remove(NEXT).is_some());
+                    } else {
+                        self.apply(certificate, now);
+                    }
                     *waiting = None;
                 }
             }
         });
         self.store.solved(CERTIFICATE);
+    }
+
+    /// Returns true if the certificate in use has the same chain, and so the same key. Files are read together, so a certificate
+    /// is offered again when only roots have changed.
+    fn is_in_use(&self, certificate: &Certificate) -> bool {
+        let chain = |certificate: &Certificate| (certificate.validity, certificate.key.cert.clone());
+        self.certificate.newest().is_some_and(|own| chain(&own) == chain(certificate))
     }
 
     fn apply(&self, certificate: Arc<Certificate>, now: SystemTime) {
@@ -377,6 +388,32 @@ mod tests {
         }
         assert_eq!(serial(&sink), of_soon);
         assert!(sink.status.borrow().problems.is_empty());
+    }
+
+    #[test]
+    fn a_certificate_that_is_offered_again_is_not_a_new_one() {
+        let authority = Authority::new(domain("td")).expect("a CA");
+        let issued =
+            authority.issue(&Identity::parse("spiffe://td/a").expect("legal"), &[], 1).expect("issued");
+        let read = || {
+            let (chain, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
+            Certificate::from_pem(chain, key, &provider()).expect("usable")
+        };
+        let sink = Sink::alone(None, &[]);
+        assert!(sink.offer(read()));
+        let first = sink.certificate.newest().expect("in use");
+        let renewed = sink.status.borrow().renewed;
+        assert!(sink.offer(read()));
+        assert!(Arc::ptr_eq(&first, &sink.certificate.newest().expect("in use")));
+        assert_eq!(sink.status.borrow().renewed, renewed);
+        // The file has the certificate in use again, so the one that waited for its time is not applied.
+        let mut early = certificate(&authority, "spiffe://td/a");
+        early.validity.not_before = ahead(3_600);
+        assert!(sink.offer(early) && sink.waiting.borrow().is_some());
+        assert!(sink.offer(read()) && sink.waiting.borrow().is_none());
+        assert!(sink.status.borrow().problems.is_empty());
+        assert!(sink.offer(certificate(&authority, "spiffe://td/a")));
+        assert!(!Arc::ptr_eq(&first, &sink.certificate.newest().expect("in use")));
     }
 
     #[test]
