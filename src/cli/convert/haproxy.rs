@@ -2,7 +2,7 @@
 //! endpoints. Every line is either in the draft or in a remark.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::draft::{Draft, Endpoint, Fate, Health, Listener, Route, Target};
 use super::rules::{Acls, Names};
@@ -54,6 +54,8 @@ struct Conversion<'a> {
     backends: BTreeMap<String, Backend<'a>>,
     /// The settings that were made from each backend, by its name; `None` if the backend has no endpoint.
     targets: BTreeMap<String, Option<Target>>,
+    /// The addresses of all frontends. An endpoint with such an address would connect the gateway to itself.
+    own: Vec<Bind>,
     global_maxconn: bool,
     frontends: usize,
 }
@@ -65,6 +67,7 @@ pub(super) fn convert(text: &str) -> Draft {
         draft: Draft::default(),
         backends: BTreeMap::new(),
         targets: BTreeMap::new(),
+        own: Vec::new(),
         global_maxconn: false,
         frontends: 0,
     };
@@ -96,6 +99,14 @@ pub(super) fn convert(text: &str) -> Draft {
                 continue;
             }
             conversion.not_converted(line, fault);
+        }
+        if ["frontend", "listen", "backend"].contains(&kind) && section.name().is_empty() {
+            let text = format!(
+                "this {kind} has no name, which HAProxy refuses; it ({}) is left out; write a name after `{kind}`",
+                section.span()
+            );
+            conversion.not_converted(line, text);
+            continue;
         }
         match kind {
             "global" => conversion.global(section),
@@ -131,6 +142,7 @@ pub(super) fn convert(text: &str) -> Draft {
         }
     }
     conversion.frontends = frontends.len();
+    conversion.own = frontends.iter().flat_map(|(section, _)| addresses_of(section)).collect();
     for (section, defaults) in frontends {
         conversion.frontend(section, &defaults);
     }
@@ -150,6 +162,13 @@ pub(super) fn convert(text: &str) -> Draft {
     draft.remarks.sort();
     draft.remarks.dedup();
     draft
+}
+
+/// Returns the addresses on which a section accepts connections that are passed through.
+fn addresses_of(section: &Section) -> Vec<Bind> {
+    let lines = section.lines.iter().map(|line| &line.words);
+    let plain = lines.filter(|words| words[0] == "bind" && !words.iter().any(|word| word == "ssl"));
+    plain.filter_map(|words| words.get(1)).flat_map(|all| all.split(',')).filter_map(bind_address).collect()
 }
 
 impl Section {
@@ -551,6 +570,7 @@ impl<'a> Conversion<'a> {
         self.backends.get(backend).is_some_and(|backend| {
             backend.section.lines.iter().any(|line| {
                 line.words[0] == "server"
+                    && !line.texts().get(2).is_some_and(|address| self.is_own(address))
                     && !["ssl", "disabled", "backup"]
                         .iter()
                         .any(|word| line.texts().get(3..).is_some_and(|words| words.contains(word)))
@@ -728,6 +748,25 @@ impl<'a> Conversion<'a> {
         Some(policy)
     }
 
+    /// Returns true if an address with its port is surely one of the frontends'. Where a frontend accepts connections to every
+    /// address, only the loopback addresses are known to be of this host.
+    fn is_own(&self, address: &str) -> bool {
+        let Some((host, port)) = address.rsplit_once(':') else { return false };
+        let Ok(port) = port.parse::<u16>() else { return false };
+        let ip = match host {
+            "localhost" => Some(Ipv4Addr::LOCALHOST.into()),
+            host => host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().ok(),
+        };
+        ip.is_some_and(|ip| {
+            self.own.iter().any(|bind| match bind {
+                Bind::Any { port: own } => *own == port && ip.is_loopback(),
+                Bind::Address(own) => {
+                    own.port() == port && (own.ip() == ip || own.ip().is_unspecified() && ip.is_loopback())
+                }
+            })
+        })
+    }
+
     fn server(&mut self, line: &Line, settings: &ServerSettings, port: Option<&str>) -> Option<Endpoint> {
         let (name, address) = (line.words[1].clone(), line.words[2].as_str());
         if let Some(why) = settings.left_out() {
@@ -742,6 +781,14 @@ impl<'a> Conversion<'a> {
             );
             return None;
         };
+        if self.is_own(&address) {
+            let text = format!(
+                "the server {name} is left out: {address} is an address of a frontend of this file, so the gateway would connect \
+                 to itself; write the servers of that frontend's backend here"
+            );
+            self.not_converted(line.number, text);
+            return None;
+        }
         if !has_port(line.words[2].as_str()) {
             let text = format!(
                 "the server {name} has no port; the config has the port of the first frontend that uses this server: {address}"

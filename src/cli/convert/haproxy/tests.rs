@@ -205,3 +205,39 @@ fn servers_below_a_faulty_first_line_belong_to_no_other_backend() {
     assert_eq!(draft.routes[0].target.endpoints.len(), 1);
     has(&draft, 6, Fate::NotConverted, "(lines 6 to 7) is left out");
 }
+
+#[test]
+fn a_server_that_is_a_frontend_of_the_file_is_left_out() {
+    let draft = convert(
+        "frontend f\n bind :443\n bind 10.0.0.9:8443\n default_backend all\n use_backend inner if { req_ssl_sni a.test }\n\
+         frontend g\n bind 127.0.0.1:444 accept-proxy\n default_backend all\n\
+         backend inner\n server s 127.0.0.1:444 send-proxy-v2\n\
+         backend all\n server s 10.0.0.1:443\n server loop 10.0.0.9:8443\n server local localhost:443\n server near 127.0.0.1:445\n",
+    );
+    for line in [10, 13, 14] {
+        has(&draft, line, Fate::NotConverted, "is an address of a frontend of this file");
+    }
+    let addresses: BTreeSet<&str> =
+        draft.routes.iter().flat_map(|route| &route.target.endpoints).map(|one| &*one.address).collect();
+    assert_eq!(addresses, BTreeSet::from(["10.0.0.1:443", "127.0.0.1:445"]));
+    // A name that HAProxy sends to the second frontend must not reach another backend, so the first one has no wide route.
+    let wide = draft.routes.iter().find(|route| route.key == "*").expect("a route of the second frontend");
+    assert_eq!(wide.listeners, ["g"]);
+}
+
+#[test]
+fn a_section_without_a_name_is_left_out() {
+    let draft = convert(
+        "frontend\n bind :1\n default_backend b\nbackend\n server s 10.0.0.1:1\nfrontend f\n bind :2\n default_backend b\n\
+         backend b\n server s 10.0.0.1:1\n",
+    );
+    has(
+        &draft,
+        1,
+        Fate::NotConverted,
+        "this frontend has no name, which HAProxy refuses; it (lines 1 to 3) is left out",
+    );
+    has(&draft, 4, Fate::NotConverted, "this backend has no name");
+    assert_eq!(binds(&draft), ["0.0.0.0:2"]);
+    assert!(draft.remarks.iter().all(|remark| [1, 4, 8].contains(&remark.line)), "{:#?}", draft.remarks);
+}
