@@ -37,6 +37,11 @@ fn unknown_and_wrong_values_are_refused_by_name() {
         (r#"config={"node":{"name":"x"}}"#, &["config.node", "networkGateway, cluster, locality"]),
         (r#"config={"drain":{}}"#, &["config.drain", "drain.delaySeconds"]),
         (r#"config={"telemetry":{"health":"off"}}"#, &["config.telemetry.health"]),
+        (r#"config={"telemetry":"off"}"#, &["config.telemetry: found \"off\", expected a map"]),
+        (
+            r#"config={"telemetry":{"log":"json"}}"#,
+            &["config.telemetry.log: found \"json\", expected a map", "format: json"],
+        ),
         (r#"roles.aggregator=true"#, &["aggregator.xds.clients is empty"]),
         (r#"gatewayObject.enabled=true"#, &["gatewayObject.enabled", "networkGateway is empty"]),
         (r#"serviceAccount.create=false"#, &["serviceAccount.name is empty"]),
@@ -49,6 +54,19 @@ fn unknown_and_wrong_values_are_refused_by_name() {
             ["--set-json", r#"image.repository="r/isthmus""#].into_iter().chain(values).collect();
         let error = helm.template(None, &arguments).err().unwrap_or_else(|| panic!("{value} is taken"));
         assert!(wanted.iter().all(|part| error.contains(part)), "{value}: {error}");
+    }
+}
+
+/// A key that has only comments below it has no value.
+#[test]
+fn a_part_of_the_config_without_a_value_is_empty() {
+    let Some(helm) = Helm::installed() else { return };
+    let rendered = |value: &str| {
+        let arguments = ["--set-json", r#"image.repository="r/isthmus""#, "--set-json", value];
+        helm.template(None, &arguments).unwrap_or_else(|error| panic!("{value}: {error}"))
+    };
+    for value in [r#"config={"telemetry":null}"#, r#"config={"telemetry":{"log":null}}"#, "config=null"] {
+        rendered(value);
     }
 }
 

@@ -6,10 +6,26 @@ The config of a role: `isthmus.yaml` is what the chart writes, and includes `con
 {{- printf "${ISTIO_META_CLUSTER_ID:-%s}" .Values.cluster -}}
 {{- end }}
 
+{{/* The parts of `config` that the templates read, as maps. A part without a value is empty, as in the file. */}}
+{{- define "isthmus.role.readConfig" -}}
+{{- $prefix := ternary "aggregator." "" (eq .role "aggregator") -}}
+{{- $config := (include "isthmus.role.values" . | fromJson).config | default dict -}}
+{{- $telemetry := $config.telemetry | default dict -}}
+{{- if not (kindIs "map" $telemetry) -}}
+{{- fail (printf "%sconfig.telemetry: found %s, expected a map such as {log: {format: json}}" $prefix (toJson $telemetry)) -}}
+{{- end -}}
+{{- $log := $telemetry.log | default dict -}}
+{{- if not (kindIs "map" $log) -}}
+{{- fail (printf "%sconfig.telemetry.log: found %s, expected a map such as {level: info, format: json}" $prefix (toJson $log)) -}}
+{{- end -}}
+{{- dict "config" $config "telemetry" $telemetry "log" $log | toJson -}}
+{{- end }}
+
 {{/* Refuses keys of `config` that the chart writes, with the value to set instead. */}}
 {{- define "isthmus.role.checkConfig" -}}
 {{- $prefix := ternary "aggregator." "" (eq .role "aggregator") -}}
-{{- $config := (include "isthmus.role.values" . | fromJson).config -}}
+{{- $read := include "isthmus.role.readConfig" . | fromJson -}}
+{{- $config := $read.config -}}
 {{- $instead := dict
       "include" "networks, exports, config"
       "node" "networkGateway, cluster, locality"
@@ -23,7 +39,7 @@ The config of a role: `isthmus.yaml` is what the chart writes, and includes `con
 {{- end -}}
 {{- end -}}
 {{- range $key := list "metrics" "health" -}}
-{{- if hasKey ($config.telemetry | default dict) $key -}}
+{{- if hasKey $read.telemetry $key -}}
 {{- fail (printf "%sconfig.telemetry.%s: the chart writes this key, and its probes and annotations rest on it" $prefix $key) -}}
 {{- end -}}
 {{- end -}}
@@ -235,6 +251,6 @@ exports:
 
 {{/* What a running gateway cannot take over from a changed file; a change restarts the pods. */}}
 {{- define "isthmus.role.restart" -}}
-{{- $config := (include "isthmus.role.values" . | fromJson).config -}}
-{{- list (include "isthmus.role.workers" .) $config.admin (dig "telemetry" "log" "format" "" $config) | toJson | sha256sum -}}
+{{- $read := include "isthmus.role.readConfig" . | fromJson -}}
+{{- list (include "isthmus.role.workers" .) $read.config.admin ($read.log.format | default "") | toJson | sha256sum -}}
 {{- end }}
