@@ -27,6 +27,9 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 const CLOCK_SKEW_MAX_MS: u64 = 5 * 60 * 1000;
 /// The time for which a loss remains a problem after its last occurrence.
 const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
+/// The time that the report of a registry must have problems before they are a problem of the gateway. A connection to an API
+/// server that is opened again takes about a second.
+const IMPAIRED_AFTER: Duration = Duration::from_secs(5);
 /// The number of consecutive failures from which on an endpoint is a problem. Fewer failures may come from a restart.
 pub(super) const FAILURES_MIN: u32 = 3;
 /// The largest number of a registry's own problems in one text; for further ones, the text has only their number.
@@ -97,9 +100,10 @@ codes! {
         "Objects of a registry have mistakes. The last good state of these objects is in use.",
         "`isthmus get registries -o yaml`; the objects named there";
     RegistryImpaired = "registry_impaired",
-        "A registry is read, but not all of it is right: the API server forbids a kind of object, new credentials cannot be \
-         used, a gateway has no address, a gateway of a peer does not answer, the network of the cluster is unknown, a \
-         ServiceExport has no Service, or the clock of the API server differs from that of this host by more than 30 s.",
+        "A registry is read, but for at least five seconds not all of it has been right: the API server forbids a kind of \
+         object, new credentials cannot be used, a gateway has no address, a gateway of a peer does not answer, the network \
+         of the cluster is unknown, a ServiceExport has no Service, or the clock of the API server differs from that of this \
+         host by more than 30 s.",
         "`report` of `isthmus get registries -o yaml`";
     EndpointClaimed = "endpoint_claimed",
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
@@ -246,6 +250,8 @@ pub struct History {
 
 #[derive(Default)]
 struct HistoryState {
+    /// The registries whose reports have problems, each with the time at which they were first seen.
+    impaired: BTreeMap<String, Instant>,
     losses: BTreeMap<Code, Loss>,
     /// The generation of a snapshot, and the conflicts between registries in that snapshot.
     conflicts: Option<(u64, Arc<[Conflict]>)>,
@@ -280,6 +286,20 @@ impl History {
         problems
     }
 
+    /// Removes the problems of registries' reports that have lasted for less than [`IMPAIRED_AFTER`].
+    fn settled(&self, problems: &mut Vec<Problem>, now: Instant) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut state.impaired);
+        problems.retain(|problem| {
+            if problem.code != Code::RegistryImpaired {
+                return true;
+            }
+            let since = before.get(&problem.about).copied().unwrap_or(now);
+            state.impaired.insert(problem.about.clone(), since);
+            now.saturating_duration_since(since) >= IMPAIRED_AFTER
+        });
+    }
+
     /// Returns the conflicts between registries, which are computed once per snapshot.
     fn conflicts(&self, snapshot: &Snapshot) -> Arc<[Conflict]> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -311,6 +331,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
+    sources.history.settled(&mut all, Instant::now());
     for linked in Linked::all(snapshot, &sources.links, &aggregator) {
         all.extend(of_peer(&linked, snapshot));
         let conflicts = snapshot.export_conflicts(&linked.peer.name);
@@ -653,6 +674,24 @@ mod tests {
         let [missing, kept] = &of_registry(&registry)[..] else { panic!("two") };
         assert!(missing.text.ends_with(": the registry was not read yet"), "{}", missing.text);
         assert_eq!(*kept, problem);
+    }
+
+    #[test]
+    fn a_short_loss_of_a_registry_is_no_problem() {
+        let (history, start) = (History::default(), Instant::now());
+        let stale = || Problem::new(Code::RegistryStale, "south", "stale");
+        let shown = |impaired: &[&str], seconds: u64| {
+            let of = |name: &&str| Problem::new(Code::RegistryImpaired, *name, "the watch ended");
+            let mut all: Vec<Problem> = impaired.iter().map(of).chain([stale()]).collect();
+            history.settled(&mut all, start + Duration::from_secs(seconds));
+            assert_eq!(all.pop(), Some(stale()));
+            all.into_iter().map(|problem| problem.about).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&["west"], 0), [""; 0]);
+        assert_eq!(shown(&["east", "west"], 4), [""; 0]);
+        assert_eq!(shown(&["east", "west"], 5), ["west"]);
+        assert_eq!(shown(&["east"], 8), [""; 0], "the time of east began later");
+        assert_eq!(shown(&["east", "west"], 9), ["east"], "the time of west begins anew");
     }
 
     #[test]
