@@ -14,6 +14,10 @@ use crate::snapshot::peer::Peer;
 /// memory although the `limit` of its rules is small.
 const WAITING_MAX: usize = 1_000;
 
+/// The largest number of services in one answer to a listing. Both sides show the first 100 refusals by name, and an answer must
+/// fit into one message.
+const ANSWERS_MAX: usize = 1_000;
+
 /// Services by exported name, and gateways by key.
 #[derive(Debug, Default)]
 pub(super) struct Items {
@@ -93,7 +97,8 @@ impl Items {
     }
 
     /// Ends a listing, which came in order of name: services that are in use get their places before all others. Returns the
-    /// names of the services that were refused before and now have a place, and the refusals of those that have lost theirs.
+    /// names of the services that were refused before and now have a place, and the refusals of those that have lost theirs: the
+    /// first [`ANSWERS_MAX`] of each by name.
     pub(super) fn prefer(&mut self, peer: &Peer, is_in_use: impl Fn(&str, &Read) -> bool) -> proto::Ack {
         let mut ack = proto::Ack::default();
         if !self.waiting.iter().any(|(name, read)| is_in_use(name, read)) {
@@ -113,6 +118,10 @@ impl Items {
                 _ => {}
             }
         }
+        ack.refused.sort_by(|one, other| one.item.cmp(&other.item));
+        ack.taken.sort();
+        ack.refused.truncate(ANSWERS_MAX);
+        ack.taken.truncate(ANSWERS_MAX);
         ack
     }
 }
