@@ -17,12 +17,12 @@ use super::watch::Contact;
 use super::{Explain, Failure, Filter, Reading, What, client, tables};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, OfflineError, names_in};
-use crate::aggregator::spec::RegistrySpec;
 use crate::api::connection::Connection;
 use crate::api::explanation::Explanation as ExplanationView;
 use crate::api::service::Service;
 use crate::api::status::Status;
 use crate::api::text::clean;
+use crate::config::Config;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
@@ -63,15 +63,18 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
                 let counts = shard.counts();
                 if counts.denied_items + counts.denied_endpoints > 0 {
                     warnings.push(format!(
-                        "registry {}: {} services are left out by `allow.services`, {} endpoints by `allow.networks`",
-                        registry.name, counts.denied_items, counts.denied_endpoints
+                        "{}: {} services are left out by `allow.services`, {} endpoints by `allow.networks`",
+                        config.placed_name(registry),
+                        counts.denied_items,
+                        counts.denied_endpoints
                     ));
                 }
                 if counts.denied_addresses > 0 {
                     warnings.push(format!(
-                        "registry {}: {} endpoints are left out by `allow.addresses` (without that key, loopback \
+                        "{}: {} endpoints are left out by `allow.addresses` (without that key, loopback \
                          and link-local addresses are left out)",
-                        registry.name, counts.denied_addresses
+                        config.placed_name(registry),
+                        counts.denied_addresses
                     ));
                 }
                 shards.push(Arc::new(shard));
@@ -107,13 +110,13 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     warnings.extend(
         snapshot.services().into_iter().flat_map(|service| &service.conflicts).map(ToString::to_string),
     );
-    warnings.extend(off_network(&snapshot, &config.registries));
+    warnings.extend(off_network(&snapshot, &config));
     Ok(Offline { snapshot, notes, warnings, errors })
 }
 
 /// Returns a warning for each registry whose endpoints this gateway can never choose because the registry's network, or the
 /// gateway's own, is not set. This is the most likely mistake in a first config with several networks.
-fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> {
+fn off_network(snapshot: &Snapshot, config: &Config) -> Vec<String> {
     let node = &snapshot.policy.node;
     let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
     if !is_gateway {
@@ -131,8 +134,8 @@ fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> 
         }
     }
     let called = |cluster: &ClusterId| {
-        let registry = registries.iter().find(|registry| registry.cluster == *cluster);
-        registry.map_or_else(|| "services".to_owned(), |registry| format!("registry {}", registry.name))
+        let registry = config.registries.iter().find(|registry| registry.cluster == *cluster);
+        registry.map_or_else(|| "services".to_owned(), |registry| config.placed_name(registry))
     };
     let warning = |(cluster, (none, some, all)): (&ClusterId, (usize, usize, usize))| {
         let called = called(cluster);
@@ -438,4 +441,33 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
         columns(out, &tables::REGISTRIES, &status.registries)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_a_registry_have_its_position() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("isthmus.yaml");
+        let west = "services:\n- {hostname: a.mesh, namespace: n, ports: [{name: p, port: 1}], endpoints: [{address: 169.254.0.1}, {address: 10.0.0.1}]}\n\
+                    - {hostname: b.test, namespace: n, ports: [{name: p, port: 1}]}\n";
+        std::fs::write(folder.path().join("west.yaml"), west).expect("written");
+        let config = "listen: ':1'\nnode: {network: east}\nexports: [{services: ['*']}]\nregistries:\n\
+                      - file: {path: west.yaml, cluster: west}\n  allow: {services: ['*.mesh']}\n";
+        std::fs::write(&path, config).expect("written");
+        let world = offline(&path).unwrap_or_else(|problems| panic!("{problems:?}"));
+        let place = format!("{}:5:3: registries[0]: registry west.yaml: ", path.display());
+        let texts =
+            ["1 services are left out", "1 endpoints are left out", "1 of 1 endpoints have no network"];
+        for text in texts {
+            let wanted = format!("{place}{text}");
+            assert!(
+                world.warnings.iter().any(|warning| warning.starts_with(&wanted)),
+                "{wanted}: {:#?}",
+                world.warnings
+            );
+        }
+    }
 }

@@ -54,7 +54,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         Surroundings { listeners: &listeners, own: &own, tuning: Arc::new(Tuning::for_routes(&timeouts)) };
     let routes = routes::read(&root, &around, &mut problems);
     let mesh = mesh(&root.map(&keys::Root::MESH));
-    let registries = registries::read(&root, &mesh, &mut problems);
+    let (registries, registry_places) = registries::read(&root, &mesh, &mut problems);
     let clusters: Vec<ClusterId> = registries
         .iter()
         .map(|registry| registry.cluster.clone())
@@ -104,6 +104,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
             virtual_addresses: dns_server.as_ref().map(|server| server.ranges),
             ..aggregation::options(&root, &mut problems)
         },
+        registry_places,
         identity_places: identity::places(&root, &identity.peers, &problems),
         identity,
         xds,

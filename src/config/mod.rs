@@ -84,6 +84,8 @@ pub struct Config {
     pub drain: Drain,
     /// The number of data-plane threads.
     pub workers: Workers,
+    /// The positions of `registries` in the file, by the registry's name, for messages.
+    pub registry_places: BTreeMap<Arc<str>, String>,
     /// The positions of certificates and roots in the file, for messages.
     pub identity_places: IdentityPlaces,
     /// Problems that do not prevent the use of the config.
@@ -114,6 +116,12 @@ impl Config {
         problems.map(|(of, problem)| format!("{}: {problem}", place(of))).collect()
     }
 
+    /// Returns the name of a registry for a message, with its position if it is in the config.
+    pub fn placed_name(&self, registry: &RegistrySpec) -> String {
+        let place = self.registry_places.get(&registry.name).map(|place| format!("{place}: "));
+        format!("{}registry {}", place.unwrap_or_default(), registry.name)
+    }
+
     /// Returns a copy without the file's own services, which may be many.
     pub fn without_services(&self) -> Self {
         Self {
@@ -133,6 +141,7 @@ impl Config {
             tracing: self.tracing.clone(),
             drain: self.drain,
             workers: self.workers,
+            registry_places: self.registry_places.clone(),
             identity_places: self.identity_places.clone(),
             warnings: self.warnings.clone(),
         }

@@ -1,7 +1,7 @@
 //! `registries`: further sources of services. Only their location and scope are read here, not their
 //! contents.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -22,9 +22,14 @@ use super::file::{path_of, relative_to};
 use super::table::Root;
 use super::table::registries as keys;
 
-/// Reads the registries in the order of the file.
-pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> Vec<RegistrySpec> {
+/// Reads the registries in the order of the file. Also returns the position of each, by its name.
+pub(super) fn read(
+    root: &Fields<'_>,
+    mesh: &Mesh,
+    problems: &mut Problems,
+) -> (Vec<RegistrySpec>, BTreeMap<Arc<str>, String>) {
     let list = Path::Root.key(Root::REGISTRIES.name());
+    let mut places = BTreeMap::new();
     let mut reader = Reader {
         problems,
         files: HashMap::new(),
@@ -34,6 +39,7 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
     };
     for (index, fields, node) in root.maps(&Root::REGISTRIES) {
         let path = list.index(index);
+        let count = reader.registries.len();
         let at = |key: &dyn AnyKey| fields.at(key).map(|_| path.key(key.name()));
         let scope = scope(&fields);
         if let Some(path) = at(&keys::Registry::FILE) {
@@ -49,8 +55,11 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
         } else if fields.at(&keys::Registry::KUBERNETES_CLUSTERS).is_some() {
             reader.clusters(&fields.map(&keys::Registry::KUBERNETES_CLUSTERS), scope, mesh);
         }
+        let place = format!("{}: {path}", reader.problems.place(node.position));
+        places
+            .extend(reader.registries[count..].iter().map(|registry| (registry.name.clone(), place.clone())));
     }
-    reader.registries
+    (reader.registries, places)
 }
 
 /// Reads `allow`: the services, networks and addresses that a registry may provide.
