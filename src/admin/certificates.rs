@@ -8,9 +8,24 @@ use super::problems::{Code, Problem};
 use super::readiness::Gate;
 use crate::api::certificate::Certificate;
 use crate::api::status::IdentitySource;
+use crate::config::Config;
 use crate::telemetry::clock::rfc3339;
 use crate::tls::context::NodeContext;
-use crate::tls::status::SourceStatus;
+use crate::tls::files;
+use crate::tls::status::{CERTIFICATE, SourceStatus, trust_of};
+
+/// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the config.
+/// Blocks.
+pub fn file_problems(config: &Config) -> Vec<String> {
+    let places = &config.identity_places;
+    let place = |of: String| {
+        let trust = places.trust.iter().find(|(domain, _)| trust_of(domain) == of).map(|(_, place)| place);
+        let own = places.certificate.as_ref().filter(|_| of == CERTIFICATE);
+        own.or(trust).cloned().unwrap_or(of)
+    };
+    let problems = files::problems(&config.identity).into_iter();
+    problems.map(|(of, problem)| format!("{}: {problem}", place(of))).collect()
+}
 
 /// Handles to the gateway's certificate, the trusted roots, and the state of their source.
 #[derive(Clone)]

@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use self::clusters::Clusters;
-use crate::admin::certificates::Identities;
+use crate::admin::certificates::{Identities, file_problems};
 use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
 use crate::aggregator::etcd::registry::EtcdRegistry;
@@ -627,7 +627,7 @@ impl Program {
     /// Reads the files of the certificate and the roots, as `isthmus validate` does, and logs and returns what is wrong with them.
     async fn identity_problems(&self, config: &Config) -> Vec<String> {
         let config = config.without_services();
-        let read = self.openings.read(files::READ_WITHIN, move || config.identity_problems()).await;
+        let read = self.openings.read(files::READ_WITHIN, move || file_problems(&config)).await;
         let problems = read.unwrap_or_else(|unread| {
             vec![format!("the files of the certificate and the roots cannot be read: {unread}")]
         });

@@ -15,6 +15,7 @@ use super::output::{
 };
 use super::watch::Contact;
 use super::{Explain, Failure, Filter, Reading, What, client, tables};
+use crate::admin::certificates::file_problems;
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, OfflineError, names_in};
 use crate::api::connection::Connection;
@@ -52,7 +53,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     let config =
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
-    let errors = config.identity_problems();
+    let errors = file_problems(&config);
     warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();
     let mut notes = Vec::new();

@@ -21,9 +21,7 @@ use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::Policy;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::spans::TracingOptions;
-use crate::tls::files;
 use crate::tls::source::Options as IdentityOptions;
-use crate::tls::status::{CERTIFICATE, trust_of};
 
 mod addresses;
 mod aggregation;
@@ -102,20 +100,6 @@ pub struct IdentityPlaces {
 }
 
 impl Config {
-    /// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the
-    /// config. Blocks.
-    pub fn identity_problems(&self) -> Vec<String> {
-        let places = &self.identity_places;
-        let place = |of: String| {
-            let trust =
-                places.trust.iter().find(|(domain, _)| trust_of(domain) == of).map(|(_, place)| place);
-            let own = places.certificate.as_ref().filter(|_| of == CERTIFICATE);
-            own.or(trust).cloned().unwrap_or(of)
-        };
-        let problems = files::problems(&self.identity).into_iter();
-        problems.map(|(of, problem)| format!("{}: {problem}", place(of))).collect()
-    }
-
     /// Returns the name of a registry for a message, with its position if it is in the config.
     pub fn placed_name(&self, registry: &RegistrySpec) -> String {
         let place = self.registry_places.get(&registry.name).map(|place| format!("{place}: "));
