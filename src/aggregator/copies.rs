@@ -65,6 +65,14 @@ struct Orders {
     leases_written: Option<Instant>,
 }
 
+/// What happens to copies of registries that the config does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OtherCopies {
+    Remove,
+    /// They stay, because the registries may be clusters of a source that was not read yet.
+    Keep,
+}
+
 /// The result of an order to read or write a copy.
 #[derive(Debug)]
 pub(super) enum CopyEvent {
@@ -75,14 +83,17 @@ pub(super) enum CopyEvent {
 }
 
 impl CopyStore {
-    /// Sets the registries whose copies are kept below `dir`; copies of other registries are removed.
-    pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>) {
+    /// Sets the registries whose copies are kept below `dir`, and what happens to the copies of other registries.
+    pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>, others: OtherCopies) {
         let mut orders = self.orders();
         orders.state = dir.map(Path::to_owned);
         orders.folder = dir.map(|dir| Folder(dir.join("registries")));
         orders.store.retain(|name, _| registries.contains(name));
         orders.written.retain(|name, _| registries.contains(name));
-        orders.only = Some(registries);
+        orders.only = match others {
+            OtherCopies::Remove => Some(registries),
+            OtherCopies::Keep => None,
+        };
         self.shared.ordered.notify_one();
     }
 
@@ -288,9 +299,23 @@ impl Folder {
     }
 }
 
+/// Returns the registries that have a copy in the state folder and whose names begin with `prefix`, without the prefix and in
+/// order. Only the hash of a name with special characters, or of a long one, is known, so such a registry is not named. Blocks.
+pub fn registries_with_copies(state: &Path, prefix: &str) -> BTreeSet<Arc<str>> {
+    let Ok(entries) = fs::read_dir(state.join("registries")) else { return BTreeSet::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names
+        .filter_map(|file| {
+            let (base, _) = file.strip_suffix(SUFFIX)?.rsplit_once('-')?;
+            let rest = base.strip_prefix(&*readable(prefix))?;
+            (file_name(&format!("{prefix}{rest}")) == file).then(|| rest.into())
+        })
+        .collect()
+}
+
 /// Returns the file name of a registry: a readable part of its name, and a hash that distinguishes names with
 /// equal readable parts. A name can be any text of the operator, so only plain characters are used.
-fn file_name(registry: &str) -> String {
+pub(crate) fn file_name(registry: &str) -> String {
     format!("{}-{:016x}{SUFFIX}", readable(registry), fnv(registry.as_bytes()))
 }
 
@@ -389,6 +414,25 @@ mod tests {
     }
 
     #[test]
+    fn copies_of_clusters_stay_and_are_named_while_their_source_is_unread() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let folder = Folder(temporary.path().join("registries"));
+        for name in ["kubernetes/east-1", "kubernetes/ü", "etcd/east"] {
+            folder.store(name, shard("one").items()).expect("stored");
+        }
+        let copies = CopyStore::default();
+        let keep = |others| {
+            copies.keep(Some(temporary.path()), BTreeSet::new(), others);
+            copies.carry_out(Instant::now());
+            registries_with_copies(temporary.path(), "kubernetes/")
+        };
+        assert_eq!(keep(OtherCopies::Keep), ["east-1".into()].into());
+        assert!(loaded(&folder, "kubernetes/ü").is_some());
+        assert_eq!(keep(OtherCopies::Remove), BTreeSet::new());
+        assert!(loaded(&folder, "kubernetes/ü").is_none());
+    }
+
+    #[test]
     fn a_folder_that_cannot_be_written_is_an_error() {
         let temporary = tempfile::tempdir().expect("a folder");
         let file = temporary.path().join("file");
@@ -401,7 +445,7 @@ mod tests {
         let temporary = tempfile::tempdir().expect("a folder");
         let copies = CopyStore::default();
         let name: Arc<str> = "a".into();
-        copies.keep(Some(temporary.path()), [name.clone()].into());
+        copies.keep(Some(temporary.path()), [name.clone()].into(), OtherCopies::Remove);
         let folder = Folder(temporary.path().join("registries"));
         let now = Instant::now();
         let write = |service: &str, after: Duration| {
@@ -424,7 +468,7 @@ mod tests {
         let temporary = tempfile::tempdir().expect("a folder");
         let copies = CopyStore::default();
         let name: Arc<str> = "a".into();
-        copies.keep(Some(temporary.path()), [name.clone()].into());
+        copies.keep(Some(temporary.path()), [name.clone()].into(), OtherCopies::Remove);
         copies.store(&name, shard("one"));
         let (news, mut carried_out) = mpsc::channel(8);
         let mut run = Box::pin(copies.clone().run(news));

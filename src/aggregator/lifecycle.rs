@@ -393,6 +393,11 @@ impl Lifecycle {
         !self.is_known() && self.from_start.is_some_and(|start| now.duration_since(start) < limit)
     }
 
+    /// Returns the time of the start, if this is a source of clusters that was not read since then.
+    pub(super) fn source_unread_since(&self) -> Option<Instant> {
+        self.from_start.filter(|_| matches!(self.spec.kind, RegistryKind::KubernetesClusters(_)))
+    }
+
     /// Returns true if the registry or its last good copy was read.
     pub(super) fn is_known(&self) -> bool {
         !matches!(self.phase, Phase::Missing)

@@ -8,7 +8,7 @@
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
 //! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 
-mod copies;
+pub mod copies;
 pub mod etcd;
 pub mod file;
 pub mod kubernetes;

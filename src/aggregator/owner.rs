@@ -22,12 +22,12 @@ use tokio::time::{Instant, Interval};
 use self::addresses::Addresses;
 use self::names::Names;
 use self::rounds::Round;
-use super::copies::{CopyEvent, CopyStore};
+use super::copies::{CopyEvent, CopyStore, OtherCopies};
 use super::lifecycle::Lifecycle;
 use super::options::Options;
 use super::registry::{Changes, Epoch, Factory};
 use super::resolver::{self, Resolution};
-use super::spec::RegistrySpec;
+use super::spec::{RegistryKind, RegistrySpec};
 use super::status::Status;
 use crate::model::name::HostName;
 use crate::net::background;
@@ -388,7 +388,9 @@ impl Owner {
 
     fn keep_copies(&self, registries: &[RegistrySpec]) {
         let names = registries.iter().map(|spec| spec.name.clone()).collect();
-        self.copies.keep(self.options.state.as_deref(), names);
+        let is_source = |spec: &RegistrySpec| matches!(spec.kind, RegistryKind::KubernetesClusters(_));
+        let others = if registries.iter().any(is_source) { OtherCopies::Keep } else { OtherCopies::Remove };
+        self.copies.keep(self.options.state.as_deref(), names, others);
     }
 
     fn followed(&mut self, epoch: Epoch) -> Option<&mut Followed> {

@@ -38,7 +38,8 @@ pub enum RegistryKind {
     Etcd(EtcdSpec),
     /// The API server of a Kubernetes cluster.
     Kubernetes(KubernetesSpec),
-    /// Kubernetes clusters that are found while the gateway runs, each a registry of its own.
+    /// Kubernetes clusters that are found while the gateway runs, each a registry of its own. The source itself is a registry
+    /// without items only while it was not read yet.
     KubernetesClusters(ClustersSpec),
     /// The services of a peer.
     Peer(PeerSpec),

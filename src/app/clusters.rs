@@ -1,23 +1,30 @@
 //! Finds Kubernetes clusters while the gateway runs. A registry of the config whose source is a folder or Secrets with
-//! kubeconfigs is replaced by one registry for each cluster that is found there.
+//! kubeconfigs is replaced by one registry for each cluster that is found there. A source that was not read yet has no known
+//! clusters, which is not the same as none: the clusters in use stay, and the source itself is an unread registry.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{pending, select_all};
 use tokio::sync::watch;
 
-use crate::aggregator::kubernetes::clusters::ClusterFinder;
-use crate::aggregator::kubernetes::spec::ClustersSpec;
+use crate::aggregator::copies::registries_with_copies;
+use crate::aggregator::kubernetes::clusters::{ClusterFinder, FoundClusters, NAME_PREFIX};
+use crate::aggregator::kubernetes::spec::{AccessSpec, ClustersSpec};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::model::place::ClusterId;
+use crate::net::background;
 use crate::net::scope::Scope;
 
 /// The cluster sources of the config in use.
 pub(super) struct Clusters {
     scope: Scope,
     finders: BTreeMap<Arc<str>, (ClustersSpec, ClusterFinder)>,
+    /// The clusters of the last config, by name. Each has the name of the source that has found it, which is empty if only the
+    /// cluster's last good copy is known, and the access to its API server.
+    in_use: BTreeMap<Arc<str>, (Arc<str>, AccessSpec)>,
     /// The clusters that were left out because another registry has the same name, one per line.
     ignored: Vec<String>,
 }
@@ -25,7 +32,7 @@ pub(super) struct Clusters {
 impl Clusters {
     /// Returns a value without sources that starts its tasks in `scope`.
     pub(super) fn new(scope: Scope) -> Self {
-        Self { scope, finders: BTreeMap::new(), ignored: Vec::new() }
+        Self { scope, finders: BTreeMap::new(), in_use: BTreeMap::new(), ignored: Vec::new() }
     }
 
     /// Follows the cluster sources of a config, and stops following all others. Returns when each source was read or has
@@ -54,23 +61,49 @@ impl Clusters {
         let _ = tokio::time::timeout(within, read).await;
     }
 
+    /// If a source was not read yet, adds the clusters that have a last good copy in the state folder: an earlier process may have
+    /// found them in that source.
+    pub(super) async fn remember(&mut self, state: Option<&Path>) {
+        let is_read = |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().is_read;
+        let Some(state) = state.filter(|_| !self.finders.values().all(is_read)) else { return };
+        let state = state.to_owned();
+        // If the search panics, the copies stay on disk without being used.
+        let copies = background::run(move || registries_with_copies(&state, NAME_PREFIX)).await;
+        for cluster in copies.unwrap_or_default() {
+            self.in_use.entry(cluster).or_insert_with(|| ("".into(), AccessSpec::Unknown));
+        }
+    }
+
     /// Returns the registries of a config. Each registry that is a source of clusters is replaced by the clusters that it has
-    /// found. A cluster is left out if the config names the cluster itself, or if an earlier source has found it.
+    /// found. A cluster is left out if the config names the cluster itself, or if an earlier source has found it. A source that
+    /// was not read yet stays, followed by the clusters in use that it may have.
     pub(super) fn expanded(&mut self, registries: &[RegistrySpec], own: &ClusterId) -> Vec<RegistrySpec> {
         let named = registries.iter().filter(|spec| matches!(spec.kind, RegistryKind::Kubernetes(_)));
         let mut taken: BTreeSet<Arc<str>> = named.map(|spec| spec.name.clone()).collect();
         let mut all = Vec::with_capacity(registries.len());
         let mut ignored = Vec::new();
+        let unclaimed = self.unclaimed();
+        let mut in_use = BTreeMap::new();
         for spec in registries {
             if !matches!(spec.kind, RegistryKind::KubernetesClusters(_)) {
                 all.push(spec.clone());
                 continue;
             }
             let Some((_, finder)) = self.finders.get_mut(&spec.name) else { continue };
-            let found = finder.found.borrow_and_update().clone();
+            let mut found = FoundClusters::clone(&finder.found.borrow_and_update());
+            if !found.is_read {
+                all.push(spec.clone());
+                unclaimed.iter().for_each(|(cluster, (_, access))| found.keep(cluster, access));
+            }
             for registry in found.registries(spec, own) {
                 if taken.insert(registry.name.clone()) {
+                    let cluster = registry.cluster.shared();
+                    let origin = unclaimed.get(&cluster).map_or(&spec.name, |(origin, _)| origin).clone();
+                    let access = found.clusters().get(&cluster).cloned().unwrap_or(AccessSpec::Unknown);
+                    in_use.insert(cluster, (origin, access));
                     all.push(registry);
+                } else if unclaimed.contains_key(&*registry.cluster.shared()) {
+                    // Another source that was not read yet has kept the cluster.
                 } else {
                     ignored.push(format!(
                         "{}: the cluster {} is ignored, because another registry reads it already",
@@ -83,6 +116,22 @@ impl Clusters {
             tracing::warn!("{line}");
         }
         self.ignored = ignored;
+        self.in_use = in_use;
+        all
+    }
+
+    /// Returns the clusters in use that a source may have that was not read yet: no source that was read has found them, now or
+    /// before.
+    fn unclaimed(&self) -> BTreeMap<Arc<str>, (Arc<str>, AccessSpec)> {
+        let mut all = self.in_use.clone();
+        for (source, (_, finder)) in &self.finders {
+            let found = finder.found.borrow();
+            if found.is_read {
+                all.retain(|cluster, (origin, _)| {
+                    origin != source && !found.clusters().contains_key(cluster)
+                });
+            }
+        }
         all
     }
 
@@ -128,5 +177,61 @@ mod tests {
         sender.send_replace(1);
         assert!(is_changed());
         assert!(!is_changed(), "the change was seen");
+    }
+
+    /// Returns the registry of a config that finds clusters in a folder.
+    fn source(folder: &Path) -> RegistrySpec {
+        let place = folder.with_extension("config.yaml");
+        let text = format!(
+            "listen: ':15443'\nregistries: [{{kubernetesClusters: {{folder: {}}}}}]\n",
+            folder.display()
+        );
+        std::fs::write(&place, text).expect("written");
+        let config = crate::config::load(&place, &|_| None, &mut |_| {});
+        let config = config.unwrap_or_else(|problems| panic!("{problems:?}"));
+        config.registries.into_iter().next().expect("one registry")
+    }
+
+    fn names(clusters: &mut Clusters, registries: &[RegistrySpec]) -> Vec<String> {
+        let all = clusters.expanded(registries, &ClusterId::new("own"));
+        all.iter().map(|spec| spec.name.rsplit('/').next().unwrap_or_default().to_owned()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_source_that_cannot_be_read_removes_no_cluster_until_it_is_read() {
+        let within = Duration::from_secs(10);
+        let temporary = tempfile::tempdir().expect("a folder");
+        let (old, new) = (temporary.path().join("old"), temporary.path().join("new"));
+        std::fs::create_dir(&old).expect("made");
+        std::fs::write(old.join("west.yaml"), "").expect("written");
+        let mut clusters = Clusters::new(Scope::default());
+        let first = [source(&old)];
+        clusters.configure(&first, within).await;
+        assert_eq!(names(&mut clusters, &first), ["west"]);
+        let second = [source(&new)];
+        clusters.configure(&second, within).await;
+        assert_eq!(names(&mut clusters, &second), ["new", "west"], "the source itself is unread");
+        assert_eq!(names(&mut clusters, &second), ["new", "west"], "whatever happens meanwhile");
+        assert_eq!(clusters.problems().len(), 1, "{:?}", clusters.problems());
+        std::fs::create_dir(&new).expect("made");
+        std::fs::write(new.join("north.yaml"), "").expect("written");
+        while !clusters.finders.values().all(|(_, finder)| finder.found.borrow().is_read) {
+            tokio::time::timeout(within, clusters.changed()).await.expect("read");
+        }
+        assert_eq!(names(&mut clusters, &second), ["north"]);
+    }
+
+    #[tokio::test]
+    async fn clusters_with_a_copy_are_known_at_a_start_whose_source_cannot_be_read() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let state = temporary.path().join("state");
+        std::fs::create_dir_all(state.join("registries")).expect("made");
+        let copy = state.join("registries").join(crate::aggregator::copies::file_name("kubernetes/west"));
+        std::fs::write(copy, "").expect("written");
+        let registries = [source(&temporary.path().join("none"))];
+        let mut clusters = Clusters::new(Scope::default());
+        clusters.configure(&registries, Duration::from_secs(10)).await;
+        clusters.remember(Some(&state)).await;
+        assert_eq!(names(&mut clusters, &registries), ["none", "west"]);
     }
 }

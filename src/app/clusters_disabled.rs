@@ -1,6 +1,7 @@
 //! Replaces `clusters` in builds without Kubernetes: there are no cluster sources.
 
 use std::future::pending;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::aggregator::spec::RegistrySpec;
@@ -16,6 +17,8 @@ impl Clusters {
     }
 
     pub(super) async fn configure(&mut self, _: &[RegistrySpec], _: Duration) {}
+
+    pub(super) async fn remember(&mut self, _: Option<&Path>) {}
 
     pub(super) fn expanded(&mut self, registries: &[RegistrySpec], _: &ClusterId) -> Vec<RegistrySpec> {
         registries.to_vec()

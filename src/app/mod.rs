@@ -18,7 +18,7 @@ mod xds;
 
 use std::convert::Infallible;
 use std::path::Path;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -53,6 +53,7 @@ use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
+use crate::snapshot::change::Change;
 use crate::snapshot::trust_roots::TrustRoots;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
@@ -278,6 +279,7 @@ impl Program {
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let mut clusters = Clusters::new(scope.clone());
         clusters.configure(&config.registries, config.aggregator.start_timeout).await;
+        clusters.remember(config.aggregator.state.as_deref()).await;
         let sources = world_sources(&config, &mut clusters);
         let (control, tasks) = (telemetry.control.clone(), scope.clone());
         let registry_tasks = scope.clone();
@@ -360,7 +362,15 @@ impl Program {
         scope.spawn(sources.dataplane.check(sources.reader.clone()));
         scope.spawn(problems::watch(sources.clone()));
         let names = if xds.is_some() { Names::Awaited } else { Names::Later };
-        wait_for_registries(&aggregator, names, config.aggregator.start_timeout).await;
+        {
+            let mut read = pin!(wait_for_registries(&aggregator, names, config.aggregator.start_timeout));
+            loop {
+                tokio::select! {
+                    () = &mut read => break,
+                    () = clusters.changed() => apply_clusters(&aggregator, &config, &mut clusters).await,
+                }
+            }
+        }
         listeners.open(bound, &mut dataplane).await;
         if let Some(xds) = xds {
             // The xDS server starts after the registries have been read: otherwise a client that reconnects would lose the
@@ -390,6 +400,7 @@ impl Program {
             admin_file,
         };
         program.give_trust_roots();
+        program.tell_warnings();
         program.manager.watch_workers(program.dataplane.control(), &scope);
         program.manager.ready(&program.serving());
         program.tell(|status| {
@@ -531,10 +542,7 @@ impl Program {
 
     /// Configures the aggregator with the Kubernetes clusters that are found at present.
     async fn renew_clusters(&mut self) {
-        let sources = world_sources(&self.config, &mut self.clusters);
-        if let Err(not_applied) = self.aggregator.configure(sources).await {
-            tracing::error!("cannot apply the Kubernetes clusters that were found: {not_applied}");
-        }
+        apply_clusters(&self.aggregator, &self.config, &mut self.clusters).await;
         self.tell_warnings();
     }
 
@@ -731,16 +739,29 @@ fn world_sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
     }
 }
 
-/// A registry without services. It represents a cluster source, whose clusters are registries of their own.
-struct Empty(RegistrySpec);
+/// Configures the aggregator with the Kubernetes clusters that are found at present.
+async fn apply_clusters(aggregator: &Handle, config: &Config, clusters: &mut Clusters) {
+    let sources = world_sources(config, clusters);
+    if let Err(not_applied) = aggregator.configure(sources).await {
+        tracing::error!("cannot apply the Kubernetes clusters that were found: {not_applied}");
+    }
+}
 
-impl Registry for Empty {
+/// A source of clusters that was not read yet, as a registry that cannot be read.
+struct UnreadSource(RegistrySpec);
+
+impl Registry for UnreadSource {
     fn spec(&self) -> &RegistrySpec {
         &self.0
     }
 
-    fn run(self: Box<Self>, _: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(std::future::pending())
+    fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let problem = "the source was not read yet, so its clusters are not known; the warnings of `isthmus status` name the cause";
+        Box::pin(async move {
+            // Fails only if nobody receives changes any more.
+            let _ = changes.send(vec![Change::Failed(vec![problem.to_owned()])]).await;
+            std::future::pending().await
+        })
     }
 }
 
@@ -756,11 +777,11 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader, inbox: &
         RegistryKind::Kubernetes(kubernetes) => {
             Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
         }
-        RegistryKind::KubernetesClusters(_) => Box::new(Empty(spec.clone())),
+        RegistryKind::KubernetesClusters(_) => Box::new(UnreadSource(spec.clone())),
         RegistryKind::Peer(peer) => Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone())),
         // In a build without Kubernetes, the check of the config has refused such a registry already.
         #[cfg(not(feature = "kubernetes"))]
-        RegistryKind::Kubernetes(_) => Box::new(Empty(spec.clone())),
+        RegistryKind::Kubernetes(_) => Box::new(UnreadSource(spec.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }

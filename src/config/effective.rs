@@ -363,7 +363,7 @@ fn clusters(spec: &ClustersSpec) -> Value {
 
 fn kubernetes(spec: &KubernetesSpec) -> Value {
     let (kubeconfig, context, token_file) = match &spec.access {
-        AccessSpec::ServiceAccount | AccessSpec::Found(_) => (None, None, None),
+        AccessSpec::ServiceAccount | AccessSpec::Found(_) | AccessSpec::Unknown => (None, None, None),
         AccessSpec::Kubeconfig { path, context, token_file } => {
             (Some(path.display().to_string()), context.clone(), token_file.as_ref())
         }

@@ -632,6 +632,36 @@ fn a_server_without_streaming_lists_is_read_in_pages_and_a_mass_withdrawal_is_he
 }
 
 #[test]
+fn a_folder_of_clusters_that_cannot_be_read_at_a_start_removes_nothing() {
+    let Some(cluster) = start(&Options::default()) else { return };
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
+    cluster.scale("shop/web", 2, "10.244.7");
+    let kept = tempfile::tempdir().expect("a folder");
+    let (clusters, elsewhere) = (kept.path().join("clusters"), kept.path().join("elsewhere"));
+    std::fs::create_dir(&clusters).expect("made");
+    let kubeconfig = cluster.kubeconfig(cluster.admin_token());
+    std::fs::write(clusters.join("west.kubeconfig"), kubeconfig).expect("written");
+    let config = format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: own, network: net-east}}\nexports: [{{services: [\"*\"]}}]\n\
+         state: {{dir: {}}}\naggregator: {{startTimeout: 2s}}\nregistries: [{{kubernetesClusters: {{folder: {}}}}}]\n",
+        kept.path().join("state").display(),
+        clusters.display()
+    );
+    let mut gateway = Gateway::start(&config);
+    waits("the cluster", || leads_to(&gateway, WEB).len() == 2);
+    gateway.signal("TERM");
+    assert!(gateway.ended().success());
+    std::fs::rename(&clusters, &elsewhere).expect("renamed");
+    let gateway = Gateway::start(&config);
+    waits("the copy", || leads_to(&gateway, WEB).len() == 2);
+    let status = gateway.json("/api/v1/status").to_string();
+    assert!(status.contains("registry_missing"), "{status}");
+    std::fs::rename(&elsewhere, &clusters).expect("renamed");
+    waits("the folder", || registry(&gateway)["state"] == "live");
+    assert_eq!(leads_to(&gateway, WEB).len(), 2);
+}
+
+#[test]
 fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
     let Some(cluster) = start(&Options::default()) else { return };
     cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));

@@ -48,6 +48,11 @@ fn read(spec: &AccessSpec) -> Result<Found, Vec<String>> {
             let access = kubeconfig::read(Path::new(&*found.name), &text, None, false)?;
             Ok(Found { access, digest: hasher.finish() })
         }
+        AccessSpec::Unknown => {
+            let fault = "the cluster is known only from its last good copy, because the source of its kubeconfig was not read \
+                         since the start; the warnings of `isthmus status` name the cause";
+            Err(vec![fault.to_owned()])
+        }
     }
 }
 

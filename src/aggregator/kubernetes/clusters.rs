@@ -24,6 +24,8 @@ use crate::net::reading::{ReadError, Readings};
 use crate::net::scope::Scope;
 use crate::tls::files::READ_WITHIN;
 
+/// The beginning of the name of a cluster's registry; the cluster follows.
+pub const NAME_PREFIX: &str = "kubernetes/";
 /// The interval at which a folder is listed, and the credentials for Secrets are read again.
 const LIST_EVERY: Duration = Duration::from_secs(2);
 /// The largest number of clusters of one source; further ones are left out, and reported.
@@ -50,7 +52,7 @@ impl FoundClusters {
         let RegistryKind::KubernetesClusters(clusters) = &source.kind else { return Vec::new() };
         let others = self.clusters.iter().filter(|(cluster, _)| ***cluster != *own.as_str());
         let registry = |(cluster, access): (&Arc<str>, &AccessSpec)| RegistrySpec {
-            name: format!("kubernetes/{cluster}").into(),
+            name: format!("{NAME_PREFIX}{cluster}").into(),
             cluster: ClusterId::new(cluster),
             kind: RegistryKind::Kubernetes(KubernetesSpec {
                 access: access.clone(),
@@ -59,6 +61,18 @@ impl FoundClusters {
             ..source.clone()
         };
         others.map(registry).collect()
+    }
+
+    /// Returns the kubeconfig of each cluster.
+    pub fn clusters(&self) -> &BTreeMap<Arc<str>, AccessSpec> {
+        &self.clusters
+    }
+
+    /// Adds a cluster that an unread source may have. A cluster over the largest number is left out.
+    pub fn keep(&mut self, cluster: &Arc<str>, access: &AccessSpec) {
+        if self.clusters.len() < CLUSTERS_MAX {
+            self.clusters.entry(cluster.clone()).or_insert_with(|| access.clone());
+        }
     }
 }
 

@@ -89,6 +89,8 @@ pub enum AccessSpec {
     },
     /// A kubeconfig that was found in a Secret.
     Found(FoundKubeconfig),
+    /// The kubeconfig of a cluster that is known only from its last good copy, because its source was not read yet.
+    Unknown,
 }
 
 /// Clusters that are found while the gateway runs.

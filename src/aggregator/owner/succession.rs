@@ -11,7 +11,7 @@ use super::contained::{self, PanicSite, contained};
 use super::{Followed, NotApplied, Owner, Sources, own_shard};
 use crate::aggregator::lifecycle::Lifecycle;
 use crate::aggregator::resolver;
-use crate::aggregator::spec::RegistrySpec;
+use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::inputs::Inputs;
@@ -105,6 +105,8 @@ impl Owner {
 
     /// Returns a successor for each spec, in the same order. Adds to `dirty` the items that disappear or change.
     fn succession(&mut self, specs: &[RegistrySpec], dirty: &mut Dirty) -> Vec<Successor> {
+        let lives = self.registries.iter().map(|followed| &followed.life);
+        let found_since = lives.filter_map(Lifecycle::source_unread_since).min();
         let mut next = Vec::new();
         for spec in specs {
             let same_name = |followed: &Followed| followed.life.spec.name == spec.name;
@@ -118,7 +120,16 @@ impl Owner {
                     dirty.merge(life.shard.everything());
                     Successor::New(Box::new(life))
                 }
-                None => Successor::New(Box::new(Lifecycle::new(spec.clone(), self.next_epoch()))),
+                None => {
+                    let epoch = self.next_epoch();
+                    Successor::New(Box::new(match found_since {
+                        // A cluster of a source that was unread since the start: clients may have its items from an earlier process.
+                        Some(start) if matches!(spec.kind, RegistryKind::Kubernetes(_)) => {
+                            Lifecycle::from_start(spec.clone(), epoch, start)
+                        }
+                        _ => Lifecycle::new(spec.clone(), epoch),
+                    }))
+                }
             });
         }
         let kept = next.iter().filter_map(Successor::place);
@@ -149,5 +160,62 @@ impl Owner {
         for gone in before.into_iter().flatten() {
             gone.task.abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aggregator::kubernetes::spec::{
+        AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec, NamespaceChoice,
+    };
+    use crate::aggregator::options::Options;
+    use crate::aggregator::owner::simulation::process;
+    use crate::model::identity::TrustDomain;
+    use crate::model::name::HostName;
+    use crate::net::scope::Scope;
+    use crate::snapshot::listing::Listing;
+
+    #[tokio::test]
+    async fn a_cluster_of_a_source_that_was_unread_since_the_start_is_unread_since_then() {
+        let (mut owner, _) = process(&Scope::default());
+        let (policy, now) = (owner.policy.clone(), Instant::now());
+        let file = owner.registries[0].life.spec.clone();
+        let template = KubernetesSpec {
+            access: AccessSpec::Unknown,
+            network: None,
+            networks: Vec::new(),
+            trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
+            mesh_config: false,
+            cluster_domain: HostName::parse("cluster.local").expect("legal"),
+            system_namespace: "istio-system".into(),
+            namespaces: NamespaceChoice::default(),
+            manual_endpoints: false,
+            destination_rules: false,
+            gateways: None,
+            export_writer: None,
+        };
+        let source =
+            ClustersSpec { source: ClusterSource::Folder("/none".into()), template: template.clone() };
+        let source = RegistrySpec {
+            name: "source".into(),
+            kind: RegistryKind::KubernetesClusters(source),
+            ..file.clone()
+        };
+        let cluster =
+            RegistrySpec { name: "cluster".into(), kind: RegistryKind::Kubernetes(template), ..file.clone() };
+        let epoch = owner.next_epoch();
+        let followed = owner.follow(Lifecycle::from_start(source, epoch, now));
+        owner.registries.push(followed);
+        let sources = |registries: Vec<RegistrySpec>| Sources {
+            policy: policy.clone(),
+            services: Listing::default(),
+            registries,
+            options: Options::default(),
+        };
+        let added = RegistrySpec { name: "added".into(), ..file };
+        owner.configure(sources(vec![cluster, added]), now).expect("applied");
+        let unread: Vec<&str> = owner.unread.registries().iter().map(|one| &*one.name).collect();
+        assert_eq!(unread, ["cluster"], "a client may have its items from an earlier process");
     }
 }
