@@ -694,6 +694,18 @@ fn kinds_that_are_absent_or_forbidden_hold_readiness_only_if_they_are_needed() {
 }
 
 #[test]
+fn a_kind_whose_server_is_overloaded_at_the_start_is_awaited() {
+    let fake = Rig::fake();
+    let busy = || Reply::json(503, &status(503, "ServiceUnavailable", "busy", None));
+    break_with(&fake.0, "nodes", |_| true, busy);
+    let rig = Rig::start(fake);
+    rig.names(&["nodes: ", "busy"]);
+    assert_eq!((rig.gateway.get("/livez").0, rig.gateway.get("/readyz").0), (200, 503));
+    assert_eq!(rig.registry()["state"], "missing");
+    rig.recovers();
+}
+
+#[test]
 fn what_is_amiss_with_a_cluster_is_in_the_status() {
     let fake = Rig::fake();
     install(&fake.0);

@@ -93,6 +93,32 @@ pub(super) struct WatchState {
     pub(super) too_many: usize,
 }
 
+impl WatchState {
+    /// Returns true if a listing was read to its end, or if the cluster does not have the kind.
+    fn is_read(&self) -> bool {
+        self.is_synced || self.is_absent
+    }
+
+    /// Returns true if the server does not let these credentials read the kind.
+    fn is_forbidden(&self) -> bool {
+        matches!(self.failing, Some((_, Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED))))
+    }
+
+    /// Returns a line that says why the kind cannot be followed, if so.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failing.as_ref().map(|(why, _)| watch_text(self, why))
+    }
+}
+
+/// The treatment of failures that may pass, such as an overloaded server, of kinds that are not needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failures {
+    /// The kind is awaited.
+    Await,
+    /// The index is used without the kind.
+    Accept,
+}
+
 /// The objects of a cluster, and the items of the registry that were made from them.
 pub(super) struct Index {
     pub(super) spec: Arc<KubernetesSpec>,
@@ -191,17 +217,38 @@ impl Index {
         self.watches.iter().filter(|watch| watch.too_many > 0).map(|watch| watch.kind)
     }
 
-    /// Returns true if every watch was listed once; a kind that is not needed may fail instead.
-    pub(super) fn is_ready(&self) -> bool {
+    /// Returns true if every watch was listed once. A kind that is not needed may fail instead: at once if the server forbids to
+    /// read it, else only if such failures are accepted.
+    pub(super) fn is_ready(&self, failures: Failures) -> bool {
         self.watches.iter().all(|watch| {
-            watch.is_synced || watch.is_absent || (!watch.kind.is_needed() && watch.failing.is_some())
+            let is_optional = !watch.kind.is_needed() && watch.failing.is_some();
+            watch.is_read() || (is_optional && (failures == Failures::Accept || watch.is_forbidden()))
         })
+    }
+
+    /// Returns the watches that have not read a kind that the index in use has. The index in use does not have a kind that its
+    /// credentials may not read any more. It has nothing if a needed kind cannot be followed, since its objects become older and
+    /// older.
+    pub(super) fn lacking<'i>(&'i self, in_use: &'i Self) -> impl Iterator<Item = &'i WatchState> {
+        let is_followed = in_use.failures().is_empty();
+        let has =
+            move |used: &WatchState| is_followed && used.is_synced && !used.is_absent && !used.is_forbidden();
+        // Both have the same watches, because the spec decides what is watched.
+        let pairs = self.watches.iter().zip(&in_use.watches);
+        pairs.filter(move |(own, used)| !own.is_read() && has(used)).map(|(own, _)| own)
+    }
+
+    /// Returns a line for each kind whose failure holds back the first listing for a while, or without end.
+    pub(super) fn holding(&self) -> Vec<String> {
+        let is_holding =
+            |watch: &&WatchState| watch.kind.is_needed() || !(watch.is_read() || watch.is_forbidden());
+        self.watches.iter().filter(is_holding).filter_map(WatchState::failure).collect()
     }
 
     /// Returns a line for each needed kind that cannot be followed.
     pub(super) fn failures(&self) -> Vec<String> {
         let failing = self.watches.iter().filter(|watch| watch.kind.is_needed());
-        failing.filter_map(|watch| Some(watch_text(watch, &watch.failing.as_ref()?.0))).collect()
+        failing.filter_map(WatchState::failure).collect()
     }
 
     /// Applies an event of a watch.
@@ -754,6 +801,73 @@ pub(super) fn trust_domain_of(mesh: Option<&str>) -> Option<TrustDomain> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aggregator::kubernetes::spec::{AccessSpec, NamespaceChoice};
+    use crate::model::name::HostName;
+
+    /// Returns an index whose watches of services and namespaces are in these states.
+    fn index(services: What, namespaces: What) -> Index {
+        let spec = KubernetesSpec {
+            access: AccessSpec::Unknown,
+            network: None,
+            networks: Vec::new(),
+            trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
+            mesh_config: false,
+            cluster_domain: HostName::parse("cluster.local").expect("legal"),
+            system_namespace: "istio-system".into(),
+            namespaces: NamespaceChoice::default(),
+            manual_endpoints: false,
+            destination_rules: false,
+            gateways: None,
+            export_writer: None,
+        };
+        let domain = spec.trust_domain.clone();
+        let kinds = [Kind::Service, Kind::Namespace];
+        let watches = kinds.map(|kind| (kind, None));
+        let mut index = Index::new(Arc::new(spec), ClusterId::new("east"), domain, &watches);
+        for (watch, what) in [services, namespaces].into_iter().enumerate() {
+            index.apply(Event { watch, kind: kinds[watch], what });
+        }
+        index
+    }
+
+    fn failing(status: StatusCode) -> What {
+        What::Failing("no".into(), Some(status))
+    }
+
+    #[test]
+    fn a_kind_that_is_not_needed_is_awaited_unless_it_is_forbidden_or_absent() {
+        let is_ready = |namespaces, failures| index(What::Complete, namespaces).is_ready(failures);
+        for passing in [failing(StatusCode::TOO_MANY_REQUESTS), What::Failing("no route".into(), None)] {
+            assert!(!is_ready(passing, Failures::Await));
+        }
+        assert!(is_ready(failing(StatusCode::TOO_MANY_REQUESTS), Failures::Accept));
+        assert!(is_ready(failing(StatusCode::FORBIDDEN), Failures::Await));
+        assert!(is_ready(What::Absent, Failures::Await));
+        let needed = index(failing(StatusCode::FORBIDDEN), What::Complete);
+        assert!(!needed.is_ready(Failures::Accept), "services are needed");
+        let holding = |status| index(What::Complete, failing(status)).holding();
+        assert_eq!(holding(StatusCode::TOO_MANY_REQUESTS), ["namespaces: no"]);
+        assert_eq!(holding(StatusCode::FORBIDDEN), Vec::<String>::new());
+    }
+
+    #[test]
+    fn new_credentials_must_have_read_what_the_present_ones_have() {
+        let lacking = |new: Index, present: &Index| {
+            new.lacking(present).map(|watch| watch.kind.plural()).collect::<Vec<_>>()
+        };
+        let without = || index(What::Complete, failing(StatusCode::FORBIDDEN));
+        let whole = index(What::Complete, What::Complete);
+        assert_eq!(lacking(without(), &whole), ["namespaces"]);
+        assert_eq!(lacking(index(What::Complete, What::Absent), &whole), Vec::<&str>::new());
+        let mut later = index(What::Complete, What::Complete);
+        later.apply(Event { watch: 1, kind: Kind::Namespace, what: failing(StatusCode::TOO_MANY_REQUESTS) });
+        assert_eq!(lacking(without(), &later), ["namespaces"], "the present ones still have them");
+        later.apply(Event { watch: 1, kind: Kind::Namespace, what: failing(StatusCode::FORBIDDEN) });
+        assert_eq!(lacking(without(), &later), Vec::<&str>::new(), "a right that the present ones lost");
+        let mut lost = index(What::Complete, What::Complete);
+        lost.apply(Event { watch: 0, kind: Kind::Service, what: failing(StatusCode::BAD_GATEWAY) });
+        assert_eq!(lacking(without(), &lost), Vec::<&str>::new(), "the present ones are of no use");
+    }
 
     #[test]
     fn a_mesh_configuration_names_its_trust_domain() {

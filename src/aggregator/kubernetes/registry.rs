@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::access::{Found, find};
 use super::client::{Client, Fault};
 use super::exports::{ExportWriter, Exports};
-use super::index::{Index, trust_domain_of};
+use super::index::{Failures, Index, WatchState, trust_domain_of};
 use super::kinds::Kind;
 use super::objects::ConfigMap;
 use super::spec::{KubernetesSpec, WATCHED_APART_MAX};
@@ -33,6 +33,11 @@ const TICK: Duration = Duration::from_secs(1);
 /// How long the watch of a kind may fail before the registry is reported as unreadable. The restart of a server, or the move of
 /// a connection to another server, takes less.
 const GRACE: Duration = Duration::from_secs(3);
+/// How long a first session waits for kinds that are not needed while they fail in a way that may pass, such as 429 or 503. That
+/// is half of the default of `aggregator.startTimeout`, and enough for five attempts: so a gateway that starts while an API
+/// server is overloaded has the cluster's network and gateways, and a kind that fails forever does not make it start without
+/// the cluster.
+const AWAITED: Duration = Duration::from_secs(15);
 /// The largest number of batches of events that may wait; then the watches wait.
 const EVENTS_MAX: usize = 64;
 /// The largest number of batches that are applied before the registry's changes are sent.
@@ -81,6 +86,8 @@ struct Session {
     version: String,
     /// The digest of the credentials.
     digest: u64,
+    /// The time at which the watches began.
+    started: Instant,
     index: Index,
     events: mpsc::Receiver<Vec<Event>>,
     tasks: Vec<AbortHandle>,
@@ -211,12 +218,19 @@ impl Follower {
         }
     }
 
-    /// Replaces the session in use by the one with new credentials, once the new session has read everything.
+    /// Replaces the session in use by the one with new credentials, once the new session has read everything that the session in
+    /// use has. The first session is used when it has read everything, or after [`AWAITED`] without kinds that are not needed.
     fn promote(&mut self) {
-        if self.candidate.as_ref().is_none_or(|candidate| !candidate.index.is_ready()) {
-            return;
-        }
-        let Some(mut session) = self.candidate.take() else { return };
+        let in_use = self.current.as_ref().map(|session| &session.index);
+        let is_whole = |candidate: &mut Session| {
+            let index = &candidate.index;
+            let failures =
+                if candidate.started.elapsed() < AWAITED { Failures::Await } else { Failures::Accept };
+            index.is_ready(failures) && in_use.is_none_or(|in_use| index.lacking(in_use).next().is_none())
+        };
+        let Some(mut session) = self.candidate.take_if(is_whole) else { return };
+        // The failures were those of the session before, or they only held this session back.
+        self.failing = None;
         if self.current.is_some() {
             session.relisted = Some((SystemTime::now(), "new credentials"));
             let server = session.client.server();
@@ -284,14 +298,13 @@ impl Follower {
 
     /// Returns the problems that keep the cluster from being read, a line each.
     fn problems(&self) -> Vec<String> {
-        let of_session = |session: &Session| {
+        let of_session = |session: &Session, failures: Vec<String>| {
             let server = session.client.server();
-            let failures = session.index.failures();
             failures.iter().map(|why| format!("{server}: {why}")).collect::<Vec<_>>()
         };
         match (&self.current, &self.candidate) {
-            (Some(current), _) => of_session(current),
-            (None, Some(candidate)) => of_session(candidate),
+            (Some(current), _) => of_session(current, current.index.failures()),
+            (None, Some(candidate)) => of_session(candidate, candidate.index.holding()),
             (None, None) => self.refused.clone(),
         }
     }
@@ -314,8 +327,10 @@ impl Follower {
                 .iter_mut()
                 .for_each(|line| line.push_str("; the credentials read before stay in use"));
         }
-        if let (Some(_), Some(candidate)) = (&self.current, &self.candidate) {
-            let failures = candidate.index.failures();
+        if let (Some(current), Some(candidate)) = (&self.current, &self.candidate) {
+            let mut failures = candidate.index.failures();
+            let lacking = candidate.index.lacking(&current.index).filter(|watch| !watch.kind.is_needed());
+            failures.extend(lacking.filter_map(WatchState::failure));
             report.problems.extend(failures.iter().map(|why| {
                 format!(
                     "the new credentials do not work: {why}; the credentials read before stay in \
@@ -403,6 +418,7 @@ impl Session {
             way,
             version,
             digest,
+            started: Instant::now(),
             events,
             last_event: None,
             relisted: None,
