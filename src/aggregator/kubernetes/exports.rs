@@ -19,6 +19,7 @@ use super::records::{ExportCondition, ObjectKey};
 use super::spec::{ExportWriterSpec, Knows};
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
+use crate::snapshot::change::Report;
 use crate::telemetry::clock::rfc3339;
 use crate::world::{LaterReader, Reader};
 
@@ -73,6 +74,38 @@ impl WantedConditions {
     }
 }
 
+/// Whether conditions can be written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Writing {
+    #[default]
+    Works,
+    /// The API server forbids it. Conditions are a service to the owners of ServiceExports, and nothing else depends on them, so an
+    /// operator may choose not to grant this right.
+    Forbidden(String),
+    Fails(String),
+}
+
+impl Writing {
+    fn of(done: Result<(), Fault>) -> Self {
+        match done {
+            Ok(()) => Self::Works,
+            Err(fault) if fault.status() == Some(StatusCode::FORBIDDEN) => Self::Forbidden(format!(
+                "not written: {fault}; the chart grants the right with kubernetes.serviceExports.conditions"
+            )),
+            Err(fault) => Self::Fails(format!("cannot write the conditions of ServiceExports: {fault}")),
+        }
+    }
+
+    /// Adds this to the report on how a registry is read. Only a failure is a problem.
+    pub(super) fn describe(&self, report: &mut Report) {
+        match self {
+            Self::Works => {}
+            Self::Forbidden(why) => report.facts.push(("conditions of ServiceExports", why.clone())),
+            Self::Fails(why) => report.problems.push(why.clone()),
+        }
+    }
+}
+
 /// The exports of a cluster, by namespace and name.
 pub(super) type Exports = BTreeMap<ObjectKey, WantedConditions>;
 
@@ -83,8 +116,7 @@ pub(super) struct ExportWriter {
     cluster: ClusterId,
     world: LaterReader,
     exports: watch::Receiver<Arc<Exports>>,
-    /// The error because of which conditions cannot be written; empty: none.
-    problem: watch::Sender<String>,
+    writing: watch::Sender<Writing>,
     /// The content of the Lease at the last read, and the time of the first read that had this content.
     seen: Option<(Value, Instant)>,
     /// When this replica last renewed the Lease; `None`: this replica does not hold it.
@@ -100,7 +132,7 @@ impl ExportWriter {
         spec: ExportWriterSpec,
         (cluster, world): (ClusterId, LaterReader),
         exports: watch::Receiver<Arc<Exports>>,
-        problem: watch::Sender<String>,
+        writing: watch::Sender<Writing>,
     ) -> Self {
         // Replicas may share a name, but only one of them may write, so each adds a random number to its name.
         let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
@@ -111,7 +143,7 @@ impl ExportWriter {
             cluster,
             world,
             exports,
-            problem,
+            writing,
             seen: None,
             renewed: None,
             written: BTreeMap::new(),
@@ -123,14 +155,18 @@ impl ExportWriter {
         let mut turn = interval(RENEW_EVERY);
         while self.exports.has_changed().is_ok() {
             turn.tick().await;
-            let done = self.turn().await;
-            let problem = done
-                .err()
-                .map(|fault| format!("cannot write the conditions of ServiceExports: {fault}"))
-                .unwrap_or_default();
-            self.problem.send_if_modified(|known| {
-                let is_new = *known != problem;
-                *known = problem;
+            let writing = Writing::of(self.turn().await);
+            self.writing.send_if_modified(|known| {
+                let is_new = *known != writing;
+                if let Writing::Forbidden(why) = &writing
+                    && is_new
+                {
+                    tracing::info!(
+                        cluster = self.cluster.as_str(),
+                        "the conditions of ServiceExports are {why}"
+                    );
+                }
+                *known = writing;
                 is_new
             });
         }
@@ -338,6 +374,18 @@ mod tests {
         assert!(other.differs());
         assert!(other.written("now").iter().all(|one| one["lastTransitionTime"] == "now"));
         assert_eq!(micro_time(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00.000000Z");
+    }
+
+    #[test]
+    fn a_right_to_write_that_was_not_granted_is_a_fact_and_every_other_failure_a_problem() {
+        let reported = |status| {
+            let mut report = Report::default();
+            Writing::of(Err(Fault::Refused { status, message: "no".into(), retry_after: None }))
+                .describe(&mut report);
+            (report.facts.len(), report.problems.len())
+        };
+        assert_eq!(reported(StatusCode::FORBIDDEN), (1, 0));
+        assert_eq!(reported(StatusCode::INTERNAL_SERVER_ERROR), (0, 1));
     }
 
     #[test]

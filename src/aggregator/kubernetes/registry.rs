@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::access::{Found, find};
 use super::client::{Client, Fault};
-use super::exports::{ExportWriter, Exports};
+use super::exports::{ExportWriter, Exports, Writing};
 use super::index::{Failures, Index, WatchState, trust_domain_of};
 use super::kinds::Kind;
 use super::objects::ConfigMap;
@@ -94,8 +94,8 @@ struct Session {
     last_event: Option<SystemTime>,
     /// The ServiceExports for the task that writes their conditions; `None`: this registry does not write conditions.
     exports: Option<watch::Sender<Arc<Exports>>>,
-    /// The error because of which conditions cannot be written; empty: none.
-    export_problem: watch::Receiver<String>,
+    /// Whether the conditions of ServiceExports can be written.
+    export_writing: watch::Receiver<Writing>,
     /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
     /// was listed again.
     relisted: Option<(SystemTime, &'static str)>,
@@ -396,11 +396,11 @@ impl Session {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let watches = watches(&spec);
         let way = Arc::new(Way::default());
-        let (export_problems, export_problem) = watch::channel(String::new());
+        let (writing, export_writing) = watch::channel(Writing::default());
         let (exports, wanted) = watch::channel(Arc::default());
         let writer = spec.export_writer.clone().map(|writer| {
             let known = (cluster.clone(), world);
-            let writer = ExportWriter::new(client.clone(), writer, known, wanted, export_problems);
+            let writer = ExportWriter::new(client.clone(), writer, known, wanted, writing);
             scope.spawn(writer.run()).abort_handle()
         });
         let exports = writer.as_ref().map(|_| exports);
@@ -412,7 +412,7 @@ impl Session {
         Ok(Self {
             tasks: tasks.chain(writer).collect(),
             exports,
-            export_problem,
+            export_writing,
             index: Index::new(spec, cluster, trust_domain, &watches),
             client,
             way,
@@ -493,9 +493,7 @@ impl Session {
             }
         }
         report.problems.extend(self.client.clock.problem());
-        report
-            .problems
-            .extend(Some(self.export_problem.borrow().clone()).filter(|problem| !problem.is_empty()));
+        self.export_writing.borrow().describe(report);
         report.problems.extend(self.index.unusable_exports());
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for watch in self.index.watches.iter().filter(|watch| watch.too_many > 0) {
