@@ -801,25 +801,10 @@ pub(super) fn trust_domain_of(mesh: Option<&str>) -> Option<TrustDomain> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregator::kubernetes::spec::{AccessSpec, NamespaceChoice};
-    use crate::model::name::HostName;
 
     /// Returns an index whose watches of services and namespaces are in these states.
     fn index(services: What, namespaces: What) -> Index {
-        let spec = KubernetesSpec {
-            access: AccessSpec::Unknown,
-            network: None,
-            networks: Vec::new(),
-            trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
-            mesh_config: false,
-            cluster_domain: HostName::parse("cluster.local").expect("legal"),
-            system_namespace: "istio-system".into(),
-            namespaces: NamespaceChoice::default(),
-            manual_endpoints: false,
-            destination_rules: false,
-            gateways: None,
-            export_writer: None,
-        };
+        let spec = KubernetesSpec::plain();
         let domain = spec.trust_domain.clone();
         let kinds = [Kind::Service, Kind::Namespace];
         let watches = kinds.map(|kind| (kind, None));

@@ -43,6 +43,27 @@ pub struct KubernetesSpec {
     pub export_writer: Option<ExportWriterSpec>,
 }
 
+#[cfg(test)]
+impl KubernetesSpec {
+    /// Returns a spec without credentials and options.
+    pub fn plain() -> Self {
+        Self {
+            access: AccessSpec::Unknown,
+            network: None,
+            networks: Vec::new(),
+            trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
+            mesh_config: false,
+            cluster_domain: HostName::parse("cluster.local").expect("legal"),
+            system_namespace: SYSTEM_NAMESPACE.into(),
+            namespaces: NamespaceChoice::default(),
+            manual_endpoints: false,
+            destination_rules: false,
+            gateways: None,
+            export_writer: None,
+        }
+    }
+}
+
 /// The replica that may write the conditions of ServiceExports, while it holds a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportWriterSpec {

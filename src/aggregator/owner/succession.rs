@@ -166,13 +166,9 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregator::kubernetes::spec::{
-        AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec, NamespaceChoice,
-    };
+    use crate::aggregator::kubernetes::spec::{ClusterSource, ClustersSpec, KubernetesSpec};
     use crate::aggregator::options::Options;
     use crate::aggregator::owner::simulation::process;
-    use crate::model::identity::TrustDomain;
-    use crate::model::name::HostName;
     use crate::net::scope::Scope;
     use crate::snapshot::listing::Listing;
 
@@ -181,20 +177,7 @@ mod tests {
         let (mut owner, _) = process(&Scope::default());
         let (policy, now) = (owner.policy.clone(), Instant::now());
         let file = owner.registries[0].life.spec.clone();
-        let template = KubernetesSpec {
-            access: AccessSpec::Unknown,
-            network: None,
-            networks: Vec::new(),
-            trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
-            mesh_config: false,
-            cluster_domain: HostName::parse("cluster.local").expect("legal"),
-            system_namespace: "istio-system".into(),
-            namespaces: NamespaceChoice::default(),
-            manual_endpoints: false,
-            destination_rules: false,
-            gateways: None,
-            export_writer: None,
-        };
+        let template = KubernetesSpec::plain();
         let source =
             ClustersSpec { source: ClusterSource::Folder("/none".into()), template: template.clone() };
         let source = RegistrySpec {
