@@ -92,7 +92,8 @@ impl Clusters {
             let Some((_, finder)) = self.finders.get_mut(&spec.name) else { continue };
             let mut found = FoundClusters::clone(&finder.found.borrow_and_update());
             if !found.is_read {
-                all.push(spec.clone());
+                // Its clusters are never the gateway's own, so it must not hold readiness as a registry of the own cluster does.
+                all.push(RegistrySpec { cluster: ClusterId::new(&spec.name), ..spec.clone() });
                 unclaimed.iter().for_each(|(cluster, (_, access))| found.keep(cluster, access));
             }
             for registry in found.registries(spec, own) {
@@ -212,6 +213,8 @@ mod tests {
         clusters.configure(&second, within).await;
         assert_eq!(names(&mut clusters, &second), ["new", "west"], "the source itself is unread");
         assert_eq!(names(&mut clusters, &second), ["new", "west"], "whatever happens meanwhile");
+        let unread = clusters.expanded(&second, &ClusterId::default()).remove(0);
+        assert_ne!(unread.cluster, ClusterId::default(), "it is not of the gateway's own cluster");
         assert_eq!(clusters.problems().len(), 1, "{:?}", clusters.problems());
         std::fs::create_dir(&new).expect("made");
         std::fs::write(new.join("north.yaml"), "").expect("written");
