@@ -193,7 +193,9 @@ codes! {
          no other registry has a ready endpoint (demoted), then have no endpoints (expired).",
         "`isthmus peers` on both sides; `peers[].dial` or `peers[].accept`; the network between the gateways";
     PeerUnreachable = "peer_unreachable",
-        "Services that are exchanged with a peer cannot be called, because no gateway leads to them: the peer has sent none, none          of them answers, or `peers[].addresses` does not allow their addresses; or this gateway knows no gateway of its own mesh          that it could send to the peer.",
+        "Services that are exchanged with a peer cannot be called, because no gateway leads to them: the peer has sent none, none \
+         of them answers, or `peers[].addresses` does not allow their addresses; or this gateway knows no gateway of its own mesh \
+         that it could send to the peer.",
         "`isthmus peers -o yaml`, `isthmus get registries -o yaml` on both sides; `networks[].gateways`, `peers[].addresses`";
     PeerClock = "peer_clock",
         "The clock of a peer differs from this gateway's by more than five minutes, so certificates may seem expired or not valid yet.",
