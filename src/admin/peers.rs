@@ -136,6 +136,9 @@ impl Linked {
 
     /// Returns the services that one of the two meshes offers and that the other cannot call, one sentence for each direction.
     pub(super) fn unreachable(&self, snapshot: &Snapshot) -> Vec<String> {
+        if self.state == PeerState::NotEnrolled {
+            return Vec::new();
+        }
         let name = &self.peer.name;
         let report = self.registry.as_ref().and_then(|registry| registry.report.as_deref());
         let theirs = report.and_then(|report| {
@@ -145,9 +148,6 @@ impl Linked {
                 "{count} services of the peer {name} cannot be called, because no gateway leads to them{why}"
             ))
         });
-        if self.state == PeerState::NotEnrolled {
-            return Vec::new();
-        }
         let is_way = |(network, entry): (&Network, &NetworkEntry)| {
             !is_place_of_peer(network.as_str()) && !entry.gateways.is_empty()
         };

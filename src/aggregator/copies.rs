@@ -65,9 +65,10 @@ struct Orders {
     leases_written: Option<Instant>,
 }
 
-/// What happens to copies of registries that the config does not have.
+/// The treatment of copies of registries that the config does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OtherCopies {
+    /// They are removed.
     Remove,
     /// They stay, because the registries may be clusters of a source that was not read yet.
     Keep,

@@ -74,14 +74,16 @@ impl WantedConditions {
     }
 }
 
-/// Whether conditions can be written.
+/// The result of the last attempt to write the conditions of ServiceExports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Writing {
+    /// The conditions were written, or none had to be.
     #[default]
     Works,
     /// The API server forbids it. Conditions are a service to the owners of ServiceExports, and nothing else depends on them, so an
     /// operator may choose not to grant this right.
     Forbidden(String),
+    /// The attempt failed for another reason, which is a problem of the registry.
     Fails(String),
 }
 

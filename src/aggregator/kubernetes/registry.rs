@@ -94,7 +94,7 @@ struct Session {
     last_event: Option<SystemTime>,
     /// The ServiceExports for the task that writes their conditions; `None`: this registry does not write conditions.
     exports: Option<watch::Sender<Arc<Exports>>>,
-    /// Whether the conditions of ServiceExports can be written.
+    /// The result of the last attempt to write the conditions of ServiceExports.
     export_writing: watch::Receiver<Writing>,
     /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
     /// was listed again.

@@ -69,6 +69,17 @@ impl Inbox {
         }
     }
 
+    /// Sends an event that is answered; returns the answer, which is empty if the registry's task has just ended.
+    async fn ask(
+        &self,
+        peer: &Arc<str>,
+        event: impl FnOnce(oneshot::Sender<proto::Ack>) -> Event,
+    ) -> proto::Ack {
+        let (answer, answered) = oneshot::channel();
+        self.send(peer, event(answer)).await;
+        answered.await.unwrap_or_default()
+    }
+
     /// Reports that a link was established.
     pub async fn up(&self, peer: &Arc<str>, link: &LinkKey) {
         self.send(peer, Event::Up { link: link.clone() }).await;
@@ -77,16 +88,12 @@ impl Inbox {
     /// Delivers items; returns which of them are refused, and which earlier refusals no longer hold. The result has no sequence
     /// number.
     pub async fn delta(&self, peer: &Arc<str>, link: &LinkKey, delta: Box<proto::Delta>) -> proto::Ack {
-        let (answer, answered) = oneshot::channel();
-        self.send(peer, Event::Delta { link: link.clone(), delta, answer }).await;
-        answered.await.unwrap_or_default()
+        self.ask(peer, |answer| Event::Delta { link: link.clone(), delta, answer }).await
     }
 
     /// Reports that a full listing has ended; returns the same as [`Self::delta`].
     pub async fn listed(&self, peer: &Arc<str>, link: &LinkKey) -> proto::Ack {
-        let (answer, answered) = oneshot::channel();
-        self.send(peer, Event::Listed { link: link.clone(), answer }).await;
-        answered.await.unwrap_or_default()
+        self.ask(peer, |answer| Event::Listed { link: link.clone(), answer }).await
     }
 
     /// Reports that a link has ended. If `forget` is true, the peer has ordered that its services be removed.

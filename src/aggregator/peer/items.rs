@@ -48,11 +48,18 @@ impl Items {
     }
 
     /// Adds or replaces a service. If the limit of its import rule is reached, or another service already has the name that this
-    /// service would have in this mesh, the service waits for a place, and the result is the reason.
-    pub(super) fn put(&mut self, peer: &Peer, name: &str, read: Read, is_in_use: bool) -> Result<(), String> {
+    /// service would have in this mesh, the service waits for a place, and the result is the reason. With `waits_always`, it waits
+    /// also if [`WAITING_MAX`] services wait already.
+    pub(super) fn put(
+        &mut self,
+        peer: &Peer,
+        name: &str,
+        read: Read,
+        waits_always: bool,
+    ) -> Result<(), String> {
         self.remove(name);
         if let Some(problem) = self.obstacle(peer, &read) {
-            if is_in_use || self.waiting.len() < WAITING_MAX {
+            if waits_always || self.waiting.len() < WAITING_MAX {
                 self.waiting.insert(name.to_owned(), read);
             }
             return Err(problem);
