@@ -45,6 +45,13 @@ pub enum RegistryKind {
     Peer(PeerSpec),
 }
 
+impl RegistryKind {
+    /// Returns true if a registry of this kind can have gateways of our own networks.
+    pub fn finds_gateways(&self) -> bool {
+        matches!(self, Self::Kubernetes(_) | Self::KubernetesClusters(_))
+    }
+}
+
 impl RegistrySpec {
     /// Returns two times. After the first, a registry that cannot be read is demoted. After the second, its endpoints are
     /// withdrawn; `None`: they are never withdrawn.

@@ -87,6 +87,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     something_to_do(&root, &tree, complete && xds.is_none() && dns_server.is_none(), &mut problems);
     if complete {
         warn_of_idle_listeners(&root, &policy, &mut problems);
+        peers::warn_of_offers_without_gateways(&root, &policy.networks, &registries, &mut problems);
     }
     addresses::collisions(&opened, &mut problems);
     addresses::own_endpoints(&services, &positions, &own, &mut problems);

@@ -14,7 +14,7 @@ use crate::document::table::AnyKey;
 use crate::model::identity::TrustDomain;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::peer::{Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of};
-use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, RegistryScope};
+use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, NetworkPolicy, RegistryScope};
 use crate::tls::roots::PeerTrust;
 use crate::tls::source::TrustFile;
 
@@ -83,6 +83,28 @@ fn needed(
     if peers.links.iter().any(|link| link.accept && link.stored != Stored::InUse) && !takes_links {
         let fault = "found accept: true, but peers can connect only to a listener of protocol auto or hbone, and there is none";
         problems.error(position, list, fault);
+    }
+}
+
+/// Warns of services that are offered to peers although there is no gateway through which a peer could call them.
+pub(super) fn warn_of_offers_without_gateways(
+    root: &Fields<'_>,
+    networks: &[NetworkPolicy],
+    registries: &[RegistrySpec],
+    problems: &mut Problems,
+) {
+    let has_gateways = networks.iter().any(|network| !network.gateways.is_empty());
+    if has_gateways || registries.iter().any(|registry| registry.kind.finds_gateways()) {
+        return;
+    }
+    let list = Path::Root.key(Root::PEERS.name());
+    for (index, fields, _) in root.maps(&Root::PEERS) {
+        let Some(node) = fields.at(&keys::Peer::EXPORT).filter(|node| !node.items().is_empty()) else {
+            continue;
+        };
+        let fault = "the peer cannot call the services that it is offered, because this gateway knows no gateway of its own \
+                     networks: networks has no gateways, and no registry reads a Kubernetes cluster";
+        problems.warn(node.position, &list.index(index).key(keys::Peer::EXPORT.name()), fault);
     }
 }
 

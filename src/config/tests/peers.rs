@@ -46,6 +46,23 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
 }
 
 #[test]
+fn offers_that_no_peer_can_call_are_warned_of() {
+    let warned = |rest: &str| {
+        let peers = "peers: [{name: west, accept: true, export: [{services: ['a.test']}]}, {name: north, accept: true}]";
+        let config = loaded(&format!("{GATEWAY}{peers}\n{rest}"));
+        let told = config.warnings.iter().map(ToString::to_string);
+        told.filter(|line| line.contains("the peer cannot call the services that it is offered"))
+            .collect::<Vec<_>>()
+    };
+    let [told] = &warned("")[..] else { panic!("one warning") };
+    assert!(told.contains(": peers[0].export: "), "{told}");
+    assert_eq!(warned("networks: {here: {cidrs: [10.0.0.0/8]}}").len(), 1);
+    assert_eq!(warned("networks: {here: {gateways: [{address: 192.0.2.1, sniPort: 15443}]}}").len(), 0);
+    assert_eq!(warned("registries: [{file: {path: r.yaml, cluster: c}}]").len(), 1);
+    assert_eq!(warned("registries: [{kubernetes: {cluster: c, kubeconfig: k}}]").len(), 0);
+}
+
+#[test]
 fn bad_peers() {
     let bad = |peers: &str, wanted: &str| {
         let told = load_text(&format!("{GATEWAY}peers: [{peers}]")).err().unwrap_or_default().join("\n");
