@@ -693,6 +693,79 @@ fn kinds_that_are_absent_or_forbidden_hold_readiness_only_if_they_are_needed() {
     rig.recovers();
 }
 
+/// Starts a gateway that writes the conditions of these ServiceExports, all of Services that exist.
+fn with_exports(fake: (FakeKube, Backend), names: &[&str]) -> Rig {
+    install(&fake.0);
+    for name in names {
+        fake.0.put(&service(name, 80));
+        fake.0.put(&json!({"kind": "ServiceExport", "metadata": {"namespace": "shop", "name": name}}));
+    }
+    let rig = Rig::start(fake);
+    rig.gateway.reload(&format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\n\
+         exports: [{{services: [\"*\"], marked: {{serviceExport: true}}}}]\n\
+         registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, network: net}}, {ALLOW}}}]\n"
+    ));
+    rig
+}
+
+fn forbids(asked: &Asked) -> Reply {
+    Reply::json(
+        403,
+        &status(403, "Forbidden", &format!("{} {} is forbidden", asked.plural, asked.name), None),
+    )
+}
+
+/// A path of the Lease.
+fn is_lease(asked: &Asked) -> bool {
+    asked.path.contains("/leases")
+}
+
+#[test]
+fn a_right_to_write_conditions_is_tried_once_a_minute_until_it_is_granted() {
+    let fake = Rig::fake();
+    fake.0.rule(|asked| is_lease(asked).then(|| forbids(asked)));
+    let rig = with_exports(fake, &["web"]);
+    let tries = || rig.fake.seen(is_lease).len();
+    eventually("a try", || (tries() == 1).then_some(()));
+    eventually("a fact of the report", || {
+        let facts = rig.registry()["report"]["facts"].to_string();
+        facts.contains("not written: forbidden").then_some(())
+    });
+    assert_eq!(rig.problems(), Vec::<String>::new());
+    // Without the pause, there would be a try every two seconds.
+    thread::sleep(Duration::from_secs(10));
+    assert_eq!(tries(), 1);
+    rig.fake.behave();
+    let granted = Instant::now();
+    while tries() == 1 {
+        assert!(granted.elapsed() < Duration::from_secs(60), "the right that was granted is not used");
+        thread::sleep(Duration::from_millis(200));
+    }
+    rig.was_sound();
+}
+
+#[test]
+fn an_export_whose_conditions_are_refused_does_not_hold_up_the_others() {
+    let fake = Rig::fake();
+    fake.0.rule(|asked| is_lease(asked).then(|| Reply::json(201, &json!({}))));
+    // A policy of the cluster denies the status of one export, which is the first in the order of names.
+    fake.0.rule(|asked| {
+        let is_status = asked.path.ends_with("/status") && asked.plural == "serviceexports";
+        is_status.then(|| if asked.name == "a" { forbids(asked) } else { Reply::json(200, &json!({})) })
+    });
+    let rig = with_exports(fake, &["a", "b", "c"]);
+    let written =
+        |name: &str| rig.fake.seen(|asked| asked.name == name && asked.path.ends_with("/status")).len();
+    eventually("the other exports", || (written("b") > 0 && written("c") > 0).then_some(()));
+    let tries = written("a");
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!((written("a"), tries > 0), (tries, true));
+    let facts = rig.registry()["report"]["facts"].to_string();
+    assert!(facts.contains("serviceexports a is forbidden"), "{facts}");
+    rig.was_sound();
+}
+
 #[test]
 fn a_kind_whose_server_is_overloaded_at_the_start_is_awaited() {
     let fake = Rig::fake();

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, interval};
+use tokio::time::{Instant, sleep};
 
 use super::client::{Client, Fault};
 use super::index::items::alias;
@@ -29,6 +29,9 @@ const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// The time after the last renewal at which the holder stops writing.
 const RENEW_WITHIN: Duration = Duration::from_secs(10);
+/// The pause after the API server has refused the Lease or the conditions of an export, so that a right that is not granted costs
+/// little. A right that is granted later is used after at most this time.
+const PAUSE: Duration = Duration::from_secs(60);
 /// The name of the Lease.
 const LEASE_NAME: &str = "isthmus-service-exports";
 /// The annotation of the Lease that says whether its holder reads the exports of other clusters ([`Knows`]).
@@ -88,13 +91,12 @@ pub(super) enum Writing {
 }
 
 impl Writing {
-    fn of(done: Result<(), Fault>) -> Self {
-        match done {
-            Ok(()) => Self::Works,
-            Err(fault) if fault.status() == Some(StatusCode::FORBIDDEN) => Self::Forbidden(format!(
+    fn of(fault: &Fault) -> Self {
+        match fault.status() {
+            Some(StatusCode::FORBIDDEN) => Self::Forbidden(format!(
                 "not written: {fault}; the chart grants the right with kubernetes.serviceExports.conditions"
             )),
-            Err(fault) => Self::Fails(format!("cannot write the conditions of ServiceExports: {fault}")),
+            _ => Self::Fails(format!("cannot write the conditions of ServiceExports: {fault}")),
         }
     }
 
@@ -126,6 +128,9 @@ pub(super) struct ExportWriter {
     /// The conditions that were written last, by export. The watch reports a write late. Until then, the conditions here show
     /// that they need not be written again.
     written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
+    /// The exports whose conditions the API server refused, each with the time and the reason. They are tried again after
+    /// [`PAUSE`], so that they do not hold up the other exports.
+    refused: BTreeMap<ObjectKey, (Instant, Writing)>,
 }
 
 impl ExportWriter {
@@ -149,33 +154,54 @@ impl ExportWriter {
             seen: None,
             renewed: None,
             written: BTreeMap::new(),
+            refused: BTreeMap::new(),
         }
     }
 
     /// Writes conditions until the sender of the exports is gone.
     pub(super) async fn run(mut self) {
-        let mut turn = interval(RENEW_EVERY);
-        while self.exports.has_changed().is_ok() {
-            turn.tick().await;
-            let writing = Writing::of(self.turn().await);
-            self.writing.send_if_modified(|known| {
-                let is_new = *known != writing;
-                if let Writing::Forbidden(why) = &writing
-                    && is_new
-                {
-                    tracing::info!(
-                        cluster = self.cluster.as_str(),
-                        "the conditions of ServiceExports are {why}"
-                    );
-                }
-                *known = writing;
-                is_new
-            });
+        let mut ended = self.exports.clone();
+        loop {
+            let (writing, pause) = match self.turn().await {
+                Ok(()) => (self.first_refusal().unwrap_or_default(), RENEW_EVERY),
+                Err(fault) => match Writing::of(&fault) {
+                    forbidden @ Writing::Forbidden(_) => (forbidden, PAUSE),
+                    writing => (writing, RENEW_EVERY),
+                },
+            };
+            self.publish(writing);
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = async { while ended.changed().await.is_ok() {} } => return,
+            }
         }
     }
 
+    fn publish(&self, writing: Writing) {
+        self.writing.send_if_modified(|known| {
+            let is_new = *known != writing;
+            if let Writing::Forbidden(why) = &writing
+                && is_new
+            {
+                tracing::info!(cluster = self.cluster.as_str(), "the conditions of ServiceExports are {why}");
+            }
+            *known = writing;
+            is_new
+        });
+    }
+
+    /// Returns the reason of a refused export, if there is one: a failure rather than a right that is not granted.
+    fn first_refusal(&self) -> Option<Writing> {
+        let mut all = self.refused.values().map(|(_, writing)| writing);
+        all.clone().find(|writing| matches!(writing, Writing::Fails(_))).or_else(|| all.next()).cloned()
+    }
+
+    /// Renews the Lease, and writes conditions if this replica holds it. Fails if the Lease cannot be renewed or the server does
+    /// not answer.
     async fn turn(&mut self) -> Result<(), Fault> {
         let exports = self.exports.borrow().clone();
+        self.written.retain(|key, _| exports.contains_key(key));
+        self.refused.retain(|key, (since, _)| exports.contains_key(key) && since.elapsed() < PAUSE);
         if exports.is_empty() {
             self.renewed = None;
             return Ok(());
@@ -184,11 +210,12 @@ impl ExportWriter {
         let leads = self.renewed.is_some_and(|at| at.elapsed() < RENEW_WITHIN);
         if !leads {
             self.written.clear();
+            self.refused.clear();
             return Ok(());
         }
-        self.written.retain(|key, _| exports.contains_key(key));
         let snapshot = self.world.get().map(Reader::latest);
-        let due = exports.iter().filter_map(|(key, export)| {
+        let due = exports.iter().filter(|(key, _)| !self.refused.contains_key(*key));
+        let due = due.filter_map(|(key, export)| {
             let mut export = export.clone();
             export.wanted.extend(self.conflict(key, &export, snapshot.as_deref()));
             let is_due = export.differs() && self.written.get(key) != Some(&export.wanted);
@@ -196,8 +223,17 @@ impl ExportWriter {
         });
         let due: Vec<_> = due.take(WRITES_MAX).collect();
         for (key, export) in due {
-            self.write(&key, &export).await?;
-            self.written.insert(key, export.wanted);
+            match self.write(&key, &export).await {
+                Ok(()) => {
+                    self.written.insert(key, export.wanted);
+                }
+                // The turn ends, so that a right that no export has is tried only once per turn.
+                Err(fault) if fault.status().is_some() => {
+                    self.refused.insert(key, (Instant::now(), Writing::of(&fault)));
+                    break;
+                }
+                Err(fault) => return Err(fault),
+            }
         }
         Ok(())
     }
@@ -382,7 +418,7 @@ mod tests {
     fn a_right_to_write_that_was_not_granted_is_a_fact_and_every_other_failure_a_problem() {
         let reported = |status| {
             let mut report = Report::default();
-            Writing::of(Err(Fault::Refused { status, message: "no".into(), retry_after: None }))
+            Writing::of(&Fault::Refused { status, message: "no".into(), retry_after: None })
                 .describe(&mut report);
             (report.facts.len(), report.problems.len())
         };
