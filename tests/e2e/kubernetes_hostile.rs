@@ -90,19 +90,21 @@ impl Rig {
         (fake, backend)
     }
 
-    fn start_with((fake, backend): (FakeKube, Backend), allow: &str) -> Self {
+    fn start_with((fake, backend): (FakeKube, Backend), allow: &str, marked: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("east.kubeconfig"), fake.kubeconfig()).expect("written");
+        let more = |setting: &str| if setting.is_empty() { String::new() } else { format!(", {setting}") };
         let config = format!(
-            "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
-             registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, network: net}}{}{allow}}}]\n",
-            if allow.is_empty() { "" } else { ", " }
+            "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]{}}}]\n\
+             registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, network: net}}{}}}]\n",
+            more(marked),
+            more(allow)
         );
         Self { gateway: Gateway::start_unready(folder, &config), fake, backend }
     }
 
     fn start(fake: (FakeKube, Backend)) -> Self {
-        Self::start_with(fake, ALLOW)
+        Self::start_with(fake, ALLOW, "")
     }
 
     /// Starts a gateway, and waits until it has read everything and is well.
@@ -646,7 +648,7 @@ fn foreign_pods_and_addresses_are_not_believed() {
     fake.0.put(&service("good", 80));
     fake.0.put(&slice("good", 80, &[("10.0.0.30", 30)]));
     fake.0.put(&pod(30, "10.0.0.30"));
-    let rig = Rig::start_with(fake, "");
+    let rig = Rig::start_with(fake, "", "");
     rig.leads("good", &["10.0.0.30:80"]);
     let names = cases.iter().map(|case| case.0).chain(["foreign", "odd", "web"]);
     for name in names {
@@ -700,13 +702,7 @@ fn with_exports(fake: (FakeKube, Backend), names: &[&str]) -> Rig {
         fake.0.put(&service(name, 80));
         fake.0.put(&json!({"kind": "ServiceExport", "metadata": {"namespace": "shop", "name": name}}));
     }
-    let rig = Rig::start(fake);
-    rig.gateway.reload(&format!(
-        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\n\
-         exports: [{{services: [\"*\"], marked: {{serviceExport: true}}}}]\n\
-         registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, network: net}}, {ALLOW}}}]\n"
-    ));
-    rig
+    Rig::start_with(fake, ALLOW, "marked: {serviceExport: true}")
 }
 
 fn forbids(asked: &Asked) -> Reply {

@@ -158,9 +158,8 @@ impl ExportWriter {
         }
     }
 
-    /// Writes conditions until the sender of the exports is gone.
+    /// Writes conditions until the task is aborted.
     pub(super) async fn run(mut self) {
-        let mut ended = self.exports.clone();
         loop {
             let (writing, pause) = match self.turn().await {
                 Ok(()) => (self.first_refusal().unwrap_or_default(), RENEW_EVERY),
@@ -170,10 +169,7 @@ impl ExportWriter {
                 },
             };
             self.publish(writing);
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = async { while ended.changed().await.is_ok() {} } => return,
-            }
+            sleep(pause).await;
         }
     }
 
