@@ -20,7 +20,7 @@ use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
-use crate::net::socket::{dial, dial_reason};
+use crate::net::socket::{acknowledge_with_data, begin_to_connect, dial_reason, relay_socket};
 use crate::snapshot::admit::Admission;
 use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::telemetry::local::RelayPath;
@@ -51,6 +51,23 @@ pub(crate) struct Connected {
     pub(crate) in_flight: InFlight,
     /// The protocol that a CONNECT stream carries to the endpoint.
     pub(crate) encapsulation: Encapsulation,
+}
+
+impl Connected {
+    /// Ends a connection that both peers have ended, and keeps its socket for another connection. The socket of a connection that
+    /// is older than a tick of the clock has further options, and is closed.
+    pub(crate) fn leave(self, core: &Core, entry: &Entry) {
+        let Some(endpoint) = entry.facts.borrow().endpoint else { return };
+        let admission = &core.shared.admission;
+        // While many connections are open, descriptors are for connections.
+        let most = if admission.used() < admission.limit() / 2 { admission.limit() / 16 } else { 0 };
+        if most > 0
+            && core.clock.now() == entry.opened.get()
+            && let Ok(socket) = self.socket.into_std()
+        {
+            core.spares.borrow_mut().keep(socket.into(), endpoint, most);
+        }
+    }
 }
 
 impl Attempts {
@@ -217,7 +234,12 @@ fn dial_endpoint(
     if own.is_own(address) || core.is_own_gateway(address) {
         return Err(Reason::EndpointUnreachable);
     }
-    let socket = dial(address).map_err(dial_reason)?;
+    let spare = core.spares.borrow_mut().take(address);
+    let socket = spare.map_or_else(|| relay_socket(address), Ok).map_err(dial_reason)?;
+    if announces || replay.is_some() {
+        acknowledge_with_data(&socket);
+    }
+    let socket = begin_to_connect(socket, address).map_err(dial_reason)?;
     // The dial is registered before a byte is sent. So if the dial reaches a listener of this process, the listener finds the
     // registration.
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();

@@ -27,6 +27,7 @@ use crate::net::diag::{self, Diag};
 use crate::net::pipe::Pipes;
 use crate::net::ranking::Ranking;
 use crate::net::scope::LocalScope;
+use crate::net::spare::SpareSockets;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, Refusal, admit_proxy, admit_source};
 use crate::snapshot::policy::Listener;
@@ -70,6 +71,8 @@ pub(crate) struct Core {
     pub(crate) scratch: RefCell<Scratch>,
     /// The pipes for bulk data.
     pub(crate) pipes: RefCell<Pipes>,
+    /// The sockets for the next connections to endpoints.
+    pub(crate) spares: RefCell<SpareSockets>,
     /// The socket through which the kernel reports the state of TCP sockets; `None` if the kernel does not report it.
     pub(crate) diag: Option<Diag>,
     /// The live connections and CONNECT streams.
@@ -169,6 +172,7 @@ impl Core {
                 hello: client_hello::Scratch::new(),
             }),
             pipes: RefCell::new(Pipes::new(PIPES)),
+            spares: RefCell::default(),
             diag: diag::is_answered().then(Diag::open).flatten(),
             table: RefCell::default(),
             pending: RefCell::default(),

@@ -50,6 +50,7 @@ pub(crate) async fn tick(core: &Core) {
     examine::relieve(core, hbone.stalled);
     core.balancers.sweep(now).await;
     core.forget_unused();
+    core.spares.borrow_mut().thin();
     core.local.stalled_memory(core.kernel_memory.get());
 }
 

@@ -1,4 +1,4 @@
-//! Sockets and what they need: listening, dialling, resetting, pipes, descriptor budgets, admission by source
+//! Sockets and what they need: listening, dialling, resetting, spare sockets, pipes, descriptor budgets, admission by source
 //! and identity, gRPC, backoff, task scopes, files and the threads that read them, and threads for long
 //! computations.
 
@@ -21,6 +21,7 @@ pub mod ranking;
 pub mod reading;
 pub mod scope;
 pub mod socket;
+pub mod spare;
 pub mod throttle;
 pub mod unix;
 pub mod watch;

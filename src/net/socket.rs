@@ -140,14 +140,21 @@ fn at_once(
     }
 }
 
-/// Begins to connect a socket for a relayed connection, without waiting.
-pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
+/// Returns an unconnected socket with the options of a relayed connection.
+pub fn relay_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = unconnected(address)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     // Urgent data is delivered inline; otherwise the reader would lose it, and `splice` would stop before it as at the end
     // of the stream.
     sockopt::set_socket_oobinline(&socket, true)?;
-    begin_to_connect(socket, address)
+    Ok(socket)
+}
+
+/// Has the first bytes that are sent acknowledge the peer's part of the handshake, which saves a packet. Called before the
+/// socket is connected, if there are bytes to send as soon as it is.
+pub fn acknowledge_with_data(socket: &impl AsFd) {
+    // If the kernel refuses this, it sends one more packet.
+    let _ = sockopt::set_tcp_quickack(socket, false);
 }
 
 /// Begins to connect a socket with default options, without waiting.

@@ -34,6 +34,11 @@ impl Calls {
         self.worker.values().sum::<usize>() as f64 / count as f64
     }
 
+    /// Returns the number of calls of this name that the data-plane thread has made.
+    fn of(&self, name: &str) -> usize {
+        self.worker.get(name).copied().unwrap_or_default()
+    }
+
     fn table(&self, what: &str, count: usize) -> String {
         let list = |calls: &BTreeMap<String, usize>| {
             let each = |(name, calls): (&String, &usize)| {
@@ -135,7 +140,7 @@ fn round_trip(client: &mut TcpStream, bytes: &[u8]) {
     assert!(echoed == bytes);
 }
 
-/// Measured here: 20 to 21 system calls per connection and 6.0 per round trip. Other proxies: nginx 23 and 6, HAProxy 29 and
+/// Measured here: 20.2 system calls per connection, none of which makes a socket, and 6.0 per round trip. Other proxies: nginx 23 and 6, HAProxy 29 and
 /// 10, Envoy 43 and 10.
 #[test]
 fn connections_and_round_trips_cost_few_system_calls() {
@@ -180,11 +185,13 @@ fn connections_and_round_trips_cost_few_system_calls() {
     }
 
     assert_eq!(backend.accepted(), CONNECTIONS + 2);
-    assert!(connections.per(CONNECTIONS) <= 24.0, "{connections:?}");
+    assert!(connections.per(CONNECTIONS) <= 23.0, "{connections:?}");
+    // The sockets of connections that have ended serve the later ones.
+    assert!(connections.of("socket") <= CONNECTIONS / 10, "{connections:?}");
     assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
 }
 
-/// Measured here: 41 system calls per connection and 6.0 per round trip, in which each socket is waited for, read and written
+/// Measured here: 37.6 system calls per connection and 6.0 per round trip, in which each socket is waited for, read and written
 /// once.
 #[test]
 fn hbone_connections_and_round_trips_cost_few_system_calls() {
@@ -226,6 +233,7 @@ fn hbone_connections_and_round_trips_cost_few_system_calls() {
     eprintln!("{}", round_trips.table("HBONE round trip", ROUND_TRIPS));
 
     drop(hbone);
-    assert!(connections.per(HBONE_CONNECTIONS) <= 47.0, "{connections:?}");
+    assert!(connections.per(HBONE_CONNECTIONS) <= 44.0, "{connections:?}");
+    assert!(connections.of("socket") <= HBONE_CONNECTIONS / 10, "{connections:?}");
     assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
 }
