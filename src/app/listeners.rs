@@ -1,5 +1,5 @@
 //! The open listeners. Each socket is keyed by its bind address, so only a change of that address rebinds it. If the service
-//! manager passes a socket with the name of a listener, the listener uses that socket.
+//! manager passes a socket with the name of a listener, the listener uses that socket, whatever its bind address is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dataplane::handle::Dataplane;
-use crate::model::address::Bind;
+use crate::dataplane::socket_key::SocketKey;
 use crate::net::inherited::Inherited;
 use crate::net::listen::{Listening, listen, listen_beside, share};
-use crate::snapshot::policy::Policy;
+use crate::snapshot::policy::{Listener, Policy};
 
 /// The open listeners.
 pub(super) struct Listeners {
     /// The sockets that the service manager has passed. They stay open until the process ends, because a listener may be
     /// removed and added again.
     inherited: Inherited,
-    open: BTreeMap<Bind, Open>,
+    open: BTreeMap<SocketKey, Open>,
 }
 
 struct Open {
@@ -27,7 +27,7 @@ struct Open {
 }
 
 /// Sockets that are bound but do not accept yet.
-pub(super) struct Bound(Vec<(Bind, Arc<str>, Listening)>);
+pub(super) struct Bound(Vec<(SocketKey, Arc<str>, Listening)>);
 
 impl Listeners {
     /// Returns listeners that will use the passed sockets; none of them is open yet.
@@ -51,24 +51,30 @@ impl Listeners {
         let mut bound = Bound(Vec::new());
         let mut problems = Vec::new();
         for listener in &policy.listeners {
-            if self.open.contains_key(&listener.bind) {
+            let key = self.key(listener);
+            if self.open.contains_key(&key) {
                 continue;
             }
-            let passed = self.inherited.named(&listener.name);
-            let other = self.open.iter().find(|(bind, _)| bind.overlaps(&listener.bind));
-            let listening = match (passed, other) {
-                (Some(passed), _) => share(passed, workers),
-                (None, None) => listen(listener.bind, workers),
-                (None, Some((bind, _))) => match policy.listeners.iter().find(|stays| stays.bind == *bind) {
-                    Some(stays) => Err(io::Error::other(format!(
-                        "the listener {:?} of the config listens on {bind}",
-                        &*stays.name
-                    ))),
-                    None => listen_beside(listener.bind, workers),
-                },
+            let listening = match &key {
+                SocketKey::Passed(name) => share(self.inherited.named(name).unwrap_or_default(), workers),
+                SocketKey::Bound(bind) => {
+                    let other = self
+                        .open
+                        .keys()
+                        .find(|other| matches!(other, SocketKey::Bound(other) if other.overlaps(bind)));
+                    let stays = policy.listeners.iter().find(|stays| Some(&self.key(stays)) == other);
+                    match (other, stays) {
+                        (None, _) => listen(*bind, workers),
+                        (Some(_), None) => listen_beside(*bind, workers),
+                        (Some(other), Some(stays)) => Err(io::Error::other(format!(
+                            "the listener {:?} of the config listens on {other}",
+                            &*stays.name
+                        ))),
+                    }
+                }
             };
             match listening {
-                Ok(listening) => bound.0.push((listener.bind, listener.name.clone(), listening)),
+                Ok(listening) => bound.0.push((key, listener.name.clone(), listening)),
                 Err(error) => problems.push(format!(
                     "listener {:?}: cannot listen on {}: {error}",
                     &*listener.name, listener.bind
@@ -80,33 +86,41 @@ impl Listeners {
 
     /// Accepts connections on bound sockets.
     pub(super) async fn open(&mut self, bound: Bound, dataplane: &mut Dataplane) {
-        for (bind, name, listening) in bound.0 {
+        for (key, name, listening) in bound.0 {
             let address = listening.address;
             tracing::info!(listener = &*name, %address, "listening");
-            dataplane.open(bind, listening).await;
-            self.open.insert(bind, Open { name, address });
+            dataplane.open(key.clone(), listening).await;
+            self.open.insert(key, Open { name, address });
         }
     }
 
-    /// Closes the addresses that are not in the policy, and gives the others the names of the policy. The connections of an
-    /// address that is closed or gets another name may finish within the time `within`, unless their listener has moved.
+    /// Closes the sockets that no listener of the policy has, and gives the others the names of the policy. The connections of
+    /// sockets that are closed or get another name may finish within the time `within`, unless their listener has moved.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,
         dataplane: &mut Dataplane,
         within: Duration,
     ) {
-        for (bind, Open { name, address }) in std::mem::take(&mut self.open) {
-            let wanted = policy.listeners.iter().find(|listener| listener.bind == bind);
+        for (key, Open { name, address }) in std::mem::take(&mut self.open) {
+            let wanted = policy.listeners.iter().find(|listener| self.key(listener) == key);
             if let Some(wanted) = wanted {
-                self.open.insert(bind, Open { name: wanted.name.clone(), address });
+                self.open.insert(key, Open { name: wanted.name.clone(), address });
             } else {
                 tracing::info!(listener = &*name, %address, "listener closed");
-                dataplane.close(bind).await;
+                dataplane.close(&key).await;
             }
             if wanted.is_none_or(|wanted| wanted.name != name) {
                 dataplane.retire(&name, within).await;
             }
+        }
+    }
+
+    /// Returns which sockets a listener uses.
+    fn key(&self, listener: &Listener) -> SocketKey {
+        match self.inherited.named(&listener.name) {
+            Some(_) => SocketKey::Passed(listener.name.clone()),
+            None => SocketKey::Bound(listener.bind),
         }
     }
 

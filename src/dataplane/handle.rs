@@ -13,10 +13,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks;
 use super::shared::{Condemned, Hbone, Message, Shared, WorkerHandle};
+use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
 use super::worker;
-use crate::model::address::Bind;
 use crate::model::limits::SourceLimits;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::Admission;
@@ -41,7 +41,7 @@ const MAILBOX: usize = 64;
 pub struct Dataplane {
     shared: Arc<Shared>,
     threads: Vec<thread::JoinHandle<()>>,
-    open: BTreeMap<Bind, SocketAddr>,
+    open: BTreeMap<SocketKey, SocketAddr>,
 }
 
 /// A handle that reads and controls a running data plane; cheap to clone.
@@ -168,29 +168,24 @@ impl Dataplane {
         self.shared.check_places.store(limits.health_checks, Ordering::Relaxed);
     }
 
-    /// Returns the bound addresses, with the ports that the kernel chose.
-    pub fn open_addresses(&self) -> &BTreeMap<Bind, SocketAddr> {
-        &self.open
-    }
-
-    /// Starts to listen on one more address.
-    pub async fn open(&mut self, bind: Bind, listening: Listening) {
-        self.open.insert(bind, listening.address);
+    /// Starts to accept connections on one more listener's sockets.
+    pub(crate) async fn open(&mut self, key: SocketKey, listening: Listening) {
         self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
         for (worker, socket) in self.shared.workers.iter().zip(sockets) {
             // This fails only if the worker's thread has ended.
-            let _ = worker.mailbox.send(Message::Open { bind, socket }).await;
+            let _ = worker.mailbox.send(Message::Open { key: key.clone(), socket }).await;
         }
+        self.open.insert(key, listening.address);
     }
 
-    /// Stops listening on an address. Its connections stay open until their listener is retired.
-    pub async fn close(&mut self, bind: Bind) {
-        if let Some(address) = self.open.remove(&bind) {
+    /// Stops accepting connections on a listener's sockets. The open connections stay open until their listener is retired.
+    pub(crate) async fn close(&mut self, key: &SocketKey) {
+        if let Some(address) = self.open.remove(key) {
             self.shared.own.closed(address);
         }
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let _ = mailbox.send(Message::Close { bind }).await;
+            let _ = mailbox.send(Message::Close { key: key.clone() }).await;
         }
     }
 

@@ -18,7 +18,8 @@ use super::core::Core;
 use super::entry::Entry;
 use super::peek::announced_at_once;
 use super::refuse;
-use crate::model::address::{Bind, canonical_socket};
+use super::socket_key::SocketKey;
+use crate::model::address::canonical_socket;
 use crate::net::admission::Holder;
 use crate::net::throttle::LogThrottle;
 use crate::snapshot::policy::{Listener, ProxyProtocol, admits};
@@ -39,14 +40,14 @@ pub(crate) struct OpenListener {
 
 impl OpenListener {
     /// Starts to accept from a listening socket. Fails if the runtime cannot watch it.
-    pub(crate) fn start(core: &Rc<Core>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn start(core: &Rc<Core>, key: SocketKey, socket: OwnedFd) -> io::Result<Self> {
         let socket = Rc::new(TcpListener::from_std(socket.into())?);
         let stop = Rc::new(Notify::new());
         // The local address is known only if the socket is bound to one address, because then it accepts connections to no
         // other.
         let local =
             socket.local_addr().ok().map(canonical_socket).filter(|local| !local.ip().is_unspecified());
-        let incoming = Rc::new(Incoming { core: core.clone(), bind, local, listener: RefCell::new(None) });
+        let incoming = Rc::new(Incoming { core: core.clone(), key, local, listener: RefCell::new(None) });
         core.scope.spawn(accept(incoming.clone(), socket.clone(), stop.clone()));
         Ok(Self { stop, socket, incoming })
     }
@@ -67,10 +68,10 @@ impl OpenListener {
 /// The data for serving accepted connections.
 struct Incoming {
     core: Rc<Core>,
-    bind: Bind,
+    key: SocketKey,
     /// The local address of the accepted connections; `None` if it may differ between them.
     local: Option<SocketAddr>,
-    /// The policy's listener for this address, with the generation of the policy.
+    /// The policy's listener for these sockets, with the generation of the policy.
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
 }
 
@@ -103,7 +104,7 @@ impl Incoming {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 if let Some(times) = CANNOT_ACCEPT.occurred() {
-                    tracing::warn!(bind = %self.bind, %error, times, "cannot accept a connection");
+                    tracing::warn!(on = %self.key, %error, times, "cannot accept a connection");
                 }
                 tokio::time::sleep(REST).await;
                 return false;
@@ -157,7 +158,7 @@ impl Incoming {
         {
             return Some(listener.clone());
         }
-        let found = snapshot.policy.listeners.iter().find(|listener| listener.bind == self.bind).cloned();
+        let found = snapshot.policy.listeners.iter().find(|listener| self.key.is_of(listener)).cloned();
         *cached = found.clone().map(|listener| (snapshot.policy_generation, listener));
         found
     }

@@ -19,7 +19,7 @@
 //! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `connect` chooses an endpoint
 //!   (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
 //!   for CONNECT.
-//! - `worker` is a thread and the orders it receives, such as draining. `core` is the state that its connections borrow,
+//! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the state that its connections borrow,
 //!   `entry` one connection in its table, `seen_hello` the stored part of the hello. `shared` is the state that all workers
 //!   share, `handle` the interface to the rest of the program.
 //! - `upstreams` is the run-time state of endpoints, with ejection.
@@ -46,6 +46,7 @@ pub(crate) mod refuse;
 pub(crate) mod relay;
 pub(crate) mod seen_hello;
 pub(crate) mod shared;
+pub(crate) mod socket_key;
 pub(crate) mod standstill;
 pub(crate) mod tick;
 pub mod upstreams;

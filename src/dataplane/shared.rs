@@ -10,9 +10,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks::Summary;
 use super::entry::{Entry, Proxied};
+use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::Which;
-use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::peers::Peers;
 use crate::net::admission::services::Services;
@@ -81,9 +81,9 @@ pub(crate) struct Hbone {
 /// An order to a worker. No order can fail, and most orders get no answer.
 pub(crate) enum Message {
     /// Listens on one more socket.
-    Open { bind: Bind, socket: OwnedFd },
+    Open { key: SocketKey, socket: OwnedFd },
     /// Stops listening.
-    Close { bind: Bind },
+    Close { key: SocketKey },
     /// Asks the callers of a listener to open no more streams; if the listener was removed, its connections may finish within the
     /// time `within`.
     Retire { listener: Arc<str>, within: Duration },

@@ -17,8 +17,8 @@ use super::killing::kill;
 use super::listener::OpenListener;
 use super::readmission::readmit_all;
 use super::shared::{Message, Shared};
+use super::socket_key::SocketKey;
 use super::tick::tick;
-use crate::model::address::Bind;
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 use crate::world::Reader;
@@ -31,7 +31,7 @@ const LISTED_MAX: usize = 10_000;
 /// A worker: its state and its open listeners.
 struct Worker {
     core: Rc<Core>,
-    listeners: BTreeMap<Bind, OpenListener>,
+    listeners: BTreeMap<SocketKey, OpenListener>,
 }
 
 impl Worker {
@@ -50,15 +50,15 @@ impl Worker {
     fn obey(&mut self, message: Message) {
         let core = &self.core;
         match message {
-            Message::Open { bind, socket } => match OpenListener::start(core, bind, socket) {
-                Ok(open) => drop(self.listeners.insert(bind, open)),
+            Message::Open { key, socket } => match OpenListener::start(core, key.clone(), socket) {
+                Ok(open) => drop(self.listeners.insert(key, open)),
                 Err(error) => {
-                    tracing::error!(%bind, %error, "a data-plane thread cannot accept connections on its listening \
-                                                              socket")
+                    tracing::error!(on = %key, %error, "a data-plane thread cannot accept connections on its listening \
+                                                           socket")
                 }
             },
-            Message::Close { bind } => {
-                if let Some(open) = self.listeners.remove(&bind) {
+            Message::Close { key } => {
+                if let Some(open) = self.listeners.remove(&key) {
                     open.stop();
                 }
             }

@@ -56,8 +56,8 @@ fn listen_with(first: Socket, bind: Bind, workers: usize) -> io::Result<Listenin
 }
 
 /// Distributes the sockets that the service manager has opened to this number of workers. `passed` must not be empty. Returns
-/// an error if there are more sockets than workers, because connections to a socket without a worker would hang. The caller's
-/// descriptors stay open.
+/// an error if there are more sockets than workers, because connections to a socket without a worker would hang, or if the
+/// sockets have different ports, because a listener has one. The caller's descriptors stay open.
 pub fn share(passed: &[OwnedFd], workers: usize) -> io::Result<Listening> {
     if passed.len() > workers {
         let problem = format!(
@@ -71,8 +71,17 @@ pub fn share(passed: &[OwnedFd], workers: usize) -> io::Result<Listening> {
         SockRef::from(socket).set_nonblocking(true)?;
         prepare(socket)?;
     }
-    let first = passed.first().ok_or(io::ErrorKind::NotFound)?;
-    let address = inherited::address(&SockRef::from(first)).map_err(io::Error::other)?;
+    let addresses: Result<Vec<_>, _> =
+        passed.iter().map(|socket| inherited::address(&SockRef::from(socket))).collect();
+    let addresses = addresses.map_err(io::Error::other)?;
+    let address = *addresses.first().ok_or(io::ErrorKind::NotFound)?;
+    if let Some(other) = addresses.iter().find(|other| other.port() != address.port()) {
+        let problem = format!(
+            "the service manager passed sockets for {address} and {other}, but a listener has one port; give each port a \
+             FileDescriptorName= and a listener of its own"
+        );
+        return Err(io::Error::other(problem));
+    }
     let sockets: io::Result<Vec<OwnedFd>> =
         passed.iter().cycle().take(workers).map(OwnedFd::try_clone).collect();
     Ok(Listening { address, sockets: sockets? })
@@ -151,6 +160,16 @@ mod tests {
         assert_eq!(first.sockets.len(), 2);
         let error = listen(Bind::Address(first.address), 2).expect_err("in use");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn passed_sockets_of_one_listener_have_one_port() {
+        let bind = Bind::Address(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let (one, other) = (listen(bind, 1).expect("a port"), listen(bind, 1).expect("a port"));
+        let passed: Vec<OwnedFd> = one.sockets.into_iter().chain(other.sockets).collect();
+        let error = share(&passed, 2).expect_err("two ports").to_string();
+        assert!(error.contains(&other.address.to_string()), "{error}");
+        assert_eq!(share(&passed[..1], 3).expect("one port").sockets.len(), 3);
     }
 
     #[test]

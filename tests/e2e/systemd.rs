@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::support::backend::Backend;
 use crate::support::client::{connect, hello};
 use crate::support::gateway::BINARY;
+use crate::support::organisation::free_port;
 use crate::support::python::Peer;
 use crate::support::{eventually, skip};
 
@@ -197,6 +198,44 @@ fn a_hundred_restarts_with_passed_sockets_refuse_nobody() {
     eprintln!("{served} connections served over 100 restarts");
     assert!(served >= 100, "{served}");
     serves(address);
+}
+
+#[test]
+fn a_passed_socket_stays_with_its_listener_whatever_addresses_a_reload_gives_to_the_listeners() {
+    if !has_python() {
+        return;
+    }
+    let mut managed = Managed::new("", "1", &[]);
+    let ports = [free_port(), free_port()];
+    let configure = |managed: &Managed, [edge, inner]: [u16; 2]| {
+        let endpoint = managed.backend.address;
+        let text = format!(
+            "listeners: [{{name: edge, bind: \"127.0.0.1:{edge}\"}}, {{name: inner, bind: \"127.0.0.1:{inner}\"}}]\nworkers: 2\n\
+             admin: off\nroutes:\n  {NAME}: {{endpoints: [\"{endpoint}\"], listeners: [edge]}}\n  \
+             inner.test: {{endpoints: [\"{endpoint}\"], listeners: [inner]}}\n"
+        );
+        std::fs::write(managed.folder.path().join("isthmus.yaml"), text).expect("written");
+    };
+    configure(&managed, ports);
+    managed.start();
+    let edge = managed.address();
+    serves(edge);
+    configure(&managed, [ports[1], ports[0]]);
+    managed.peer.tell(&json!({"signal": 1}));
+    managed.until("READY=1", 2);
+    serves(edge);
+    // The other listener is bound to its new address.
+    let inner = SocketAddr::from(([127, 0, 0, 1], ports[0]));
+    let answer = |address, name: &str| {
+        let mut stream = connect(address);
+        stream.write_all(&hello(name)).expect("sent");
+        let mut first = [0];
+        stream.read_exact(&mut first).expect("an answer");
+        first[0]
+    };
+    // The backend echoes the hello; a refusal begins with the type of an alert.
+    assert_eq!((answer(inner, "inner.test"), answer(edge, "inner.test"), answer(inner, NAME)), (22, 21, 21));
+    managed.stop();
 }
 
 #[test]
