@@ -77,6 +77,8 @@ const COMMANDS: usize = 16;
 const CONTROL_THREADS: usize = 2;
 /// The largest number of threads beside those of the data plane: control, logs, file reads, builds and parsing, notices.
 const THREADS: usize = CONTROL_THREADS + 15;
+/// The time that resetting all connections may take after a second signal.
+const RESET_WITHIN: Duration = Duration::from_millis(200);
 /// The time that tasks get to finish when the program ends.
 const END_WITHIN: Duration = Duration::from_millis(200);
 /// The exit code after an internal fault (EX_SOFTWARE of sysexits.h).
@@ -447,6 +449,7 @@ impl Program {
         let Self { dataplane, config, exporter, links, status, telemetry, aggregator, admin_file, .. } = self;
         // The links with peers are closed first. Each peer continues with the services that it has received.
         links.stop();
+        let control = dataplane.control();
         let deaf = move || {
             let mut closed = (**status.load()).clone();
             closed.listening.clear();
@@ -466,6 +469,8 @@ impl Program {
         };
         if supervisor.during(stopped).await.is_err() {
             tracing::warn!("second signal received, exiting at once");
+            // A client must not take a transfer that ends here for a complete one, as it would if the kernel closed the sockets.
+            let _ = tokio::time::timeout(RESET_WITHIN, control.reset()).await;
             telemetry.writer.flush();
             if let Some(file) = admin_file.get() {
                 file.remove();

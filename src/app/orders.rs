@@ -45,6 +45,8 @@ pub(super) struct Supervisor {
     /// True if SIGUSR1 requested to reopen the logs before they were started.
     reopen: bool,
     draining: bool,
+    /// True once a signal has ordered to stop.
+    signalled: bool,
 }
 
 /// The logs of a running program.
@@ -70,7 +72,15 @@ impl Supervisor {
     /// Installs the signal handlers of the process.
     pub(super) fn new(commands: mpsc::Receiver<Command>) -> std::io::Result<Self> {
         let signals = Signals::new()?;
-        Ok(Self { signals, commands, logs: None, reload: None, reopen: false, draining: false })
+        Ok(Self {
+            signals,
+            commands,
+            logs: None,
+            reload: None,
+            reopen: false,
+            draining: false,
+            signalled: false,
+        })
     }
 
     /// Stores the handles of the logs, and reopens the logs if a signal has requested that before.
@@ -103,7 +113,8 @@ impl Supervisor {
         }
     }
 
-    /// Records that the program drains. A further order to stop then ends the program at once.
+    /// Records that the program drains. A second signal then ends the program at once, but not the first one after another order
+    /// to stop: `isthmus drain` before the SIGTERM of a service manager must not cut connections short.
     pub(super) fn set_draining(&mut self) {
         self.draining = true;
     }
@@ -138,7 +149,12 @@ impl Supervisor {
     /// Executes an order; returns the reason to stop if it is an order to stop.
     fn carry_out(&mut self, order: Order) -> Option<&'static str> {
         match order {
-            Order::Stop(why) => return Some(why),
+            Order::Stop(why) => {
+                if std::mem::replace(&mut self.signalled, true) || !self.draining {
+                    return Some(why);
+                }
+                tracing::info!(why, "the gateway drains already; a second signal ends it at once");
+            }
             Order::Command(Command::Drain) if !self.draining => return Some("POST /drain"),
             Order::Command(Command::Drain) => {}
             // While the gateway drains, a reload is ignored. The channel for the answer is dropped, which notifies the request

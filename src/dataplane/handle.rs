@@ -37,6 +37,9 @@ use crate::world::Reader;
 /// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
 const MAILBOX: usize = 64;
 
+/// The time between two looks whether all connections have been reset.
+const RESET_EVERY: Duration = Duration::from_millis(2);
+
 /// The running data plane.
 pub struct Dataplane {
     shared: Arc<Shared>,
@@ -267,6 +270,18 @@ impl Control {
             Withdrawal::Drained => 0,
             Withdrawal::Disabled => self.kill(Condemned::Endpoint(which)).await,
         })
+    }
+
+    /// Resets the connections of a data plane that drains, and returns when all have ended.
+    pub async fn reset(&self) {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
+            // This fails only if the worker has drained.
+            let _ = mailbox.send(Message::Drain { within: Duration::ZERO }).await;
+        }
+        let has_drained = |worker: &WorkerHandle| worker.is_drained.load(Ordering::Acquire);
+        while self.connections_active() > 0 && !self.shared.workers.iter().all(has_drained) {
+            tokio::time::sleep(RESET_EVERY).await;
+        }
     }
 
     /// Closes the connection or CONNECT stream with this id. Returns false if there is none.

@@ -91,12 +91,15 @@ impl Worker {
         self.core.shared.workers[self.core.index].is_drained.store(true, Ordering::Release);
     }
 
-    /// Obeys messages until all connections have finished, at most for the time `within`.
+    /// Obeys messages until all connections have finished, at most for the time `within`, or for that of a later order to drain.
     async fn finish(&mut self, within: Duration, mailbox: &mut mpsc::Receiver<Message>) {
-        let deadline = Instant::now() + within;
+        let mut deadline = Instant::now() + within;
         while self.is_busy() && Instant::now() < deadline {
             tokio::select! {
-                Some(message) = mailbox.recv() => self.obey(message),
+                Some(message) = mailbox.recv() => match message {
+                    Message::Drain { within } => deadline = deadline.min(Instant::now() + within),
+                    message => self.obey(message),
+                },
                 () = tokio::time::sleep_until(deadline.min(Instant::now() + FINISHED_EVERY)) => {}
             }
         }

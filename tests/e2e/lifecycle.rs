@@ -327,12 +327,30 @@ fn an_idle_gateway_drains_at_once_and_a_second_signal_does_not_wait() {
     assert!(idle.ended().success());
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let mut busy = Gateway::start(&config(&backend, "drain: {timeout: 1h}\n"));
-    let _standing = open(&busy, "live.test");
+    let mut standing = open(&busy, "live.test");
     busy.signal("INT");
     eventually("it drains", || busy.log().iter().any(|line| line.contains("\"draining\"")).then_some(()));
     assert!(busy.is_running());
     busy.signal("INT");
     assert_eq!(busy.ended().code(), Some(1));
+    assert_eq!(end_of(&mut standing), Err(ErrorKind::ConnectionReset));
+    let line = busy.access_log().pop().expect("a line for the connection");
+    assert_eq!(line["reason"], "draining");
+}
+
+/// A container's hook or a unit may order the drain before the service manager sends its signal.
+#[test]
+fn one_signal_after_another_order_to_drain_cuts_nothing_short() {
+    let backend = backend("live.test");
+    let mut gateway = Gateway::start(&config(&backend, "drain: {timeout: 1h}\n"));
+    let mut standing = open(&gateway, "live.test");
+    assert_eq!(gateway.post("/drain").0, 202);
+    eventually("it drains", || gateway.log().iter().any(|line| line.contains("\"draining\"")).then_some(()));
+    gateway.signal("TERM");
+    gateway.told("a second signal ends it at once");
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+    gateway.signal("TERM");
+    assert_eq!(gateway.ended().code(), Some(1));
 }
 
 #[test]
