@@ -239,7 +239,7 @@ fn dial_endpoint(
     if announces || replay.is_some() {
         acknowledge_with_data(&socket);
     }
-    let socket = begin_to_connect(socket, address).map_err(dial_reason)?;
+    begin_to_connect(&socket, address).map_err(dial_reason)?;
     // The dial is registered before a byte is sent. So if the dial reaches a listener of this process, the listener finds the
     // registration.
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();

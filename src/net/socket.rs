@@ -157,21 +157,17 @@ pub fn acknowledge_with_data(socket: &impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, false);
 }
 
-/// Begins to connect a socket with default options, without waiting.
-pub fn connect(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    begin_to_connect(unconnected(address)?, address)
-}
-
-fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
+/// Returns an unconnected socket with default options.
+pub fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
 }
 
-/// Begins to connect an unconnected socket, without waiting. Closes the socket on an error.
-pub fn begin_to_connect(socket: OwnedFd, address: SocketAddr) -> Result<OwnedFd, Errno> {
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+/// Begins to connect an unconnected socket, without waiting.
+pub fn begin_to_connect(socket: &impl AsFd, address: SocketAddr) -> Result<(), Errno> {
+    match rustix::net::connect(socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
         Err(error) => Err(error),
     }
 }

@@ -79,7 +79,8 @@ mod tests {
         let listener = TcpListener::bind((address, 0)).expect("a port");
         let address = listener.local_addr().expect("bound");
         let socket = spare.map_or_else(|| relay_socket(address), Ok).expect("a socket");
-        let socket = TcpStream::from(begin_to_connect(socket, address).expect("connecting"));
+        begin_to_connect(&socket, address).expect("connecting");
+        let socket = TcpStream::from(socket);
         let (accepted, _) = listener.accept().expect("a connection");
         socket.set_nonblocking(false).expect("a socket");
         (socket, accepted)
