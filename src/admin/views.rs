@@ -320,7 +320,7 @@ fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, row
         let by_hostname = service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
         let mut names = Vec::new();
         if listener.protocol != ListenerProtocol::Hbone {
-            names.push(MeshName { port: port.port, subset: "", hostname: &service.name }.text());
+            names.extend(mesh_names(port, &service.name));
             names.extend(by_hostname.then(|| service.name.to_string()));
         }
         // The authority that HBONE callers send.
@@ -331,6 +331,11 @@ fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, row
             rows.push(exposed_row(listener, service, port, rule, &name));
         }
     }
+}
+
+/// Returns the mesh names of a port of the service `hostname`: one for all of its endpoints, and one for each subset.
+fn mesh_names(port: &PortView, hostname: &str) -> impl Iterator<Item = String> {
+    port.subsets().map(move |subset| MeshName { port: port.port, subset, hostname }.text())
 }
 
 /// Adds the names under which a peer reaches services on a listener.
@@ -352,8 +357,8 @@ fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: 
             };
             let sources = || sources_text(&[&listener.from, &peer.from]);
             if by_sni {
-                let mesh = MeshName { port: port.port, subset: "", hostname: name.as_str() }.text();
-                rows.push(row(mesh, sources(), Identities::not_checked()));
+                let names = mesh_names(port, name.as_str());
+                rows.extend(names.map(|name| row(name, sources(), Identities::not_checked())));
             }
             if by_sni && only == Some(port.port) {
                 rows.push(row(name.to_string(), sources(), Identities::not_checked()));
