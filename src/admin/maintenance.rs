@@ -62,7 +62,14 @@ pub async fn endpoint(
         Order::Withdraw(_) if found.meant.is_empty() => return Err(Refused::Unknown(found.unknown(&which))),
         Order::Withdraw(withdrawal) => sources.dataplane.withdraw(which.clone(), withdrawal).await? as u64,
         Order::Enable => {
-            upstreams.withdrawals().enable(&which)?;
+            let ended = upstreams.withdrawals().enable(&which);
+            // An operator's order ends an ejection too. If a wider order keeps the endpoints out, nothing changes.
+            let is_free = !matches!(ended, Err(WithdrawalError::PartOf(..)));
+            let ejected = found.meant.iter().filter(|key| is_free && upstreams.end_ejection(key)).count();
+            match ended {
+                Err(WithdrawalError::NotWithdrawn(_)) if ejected > 0 => {}
+                other => other?,
+            }
             0
         }
     };

@@ -54,6 +54,7 @@ use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
 use crate::snapshot::change::Change;
+use crate::snapshot::dialled::Dialled;
 use crate::snapshot::trust_roots::TrustRoots;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
@@ -800,16 +801,30 @@ fn uses(config: &Config) -> DescriptorUses {
     }
 }
 
-/// Runs the periodic upkeep: readmits ejected endpoints, drops the state of unused endpoints, and updates the list of this
-/// host's addresses.
+/// Runs the periodic upkeep: readmits ejected endpoints, applies new ejection settings to them, drops the state of unused
+/// endpoints, and updates the list of this host's addresses.
 fn upkeep(sources: &Sources, scope: &Scope) {
-    let upstreams = sources.dataplane.upstreams().clone();
+    let (upstreams, reader) = (sources.dataplane.upstreams().clone(), sources.reader.clone());
     let own = sources.own.clone();
     scope.spawn(async move {
         let mut every = tokio::time::interval(Duration::from_secs(1));
+        let mut policy = reader.latest().policy_generation;
         loop {
             every.tick().await;
             upstreams.upkeep();
+            let snapshot = reader.latest();
+            let is_new =
+                std::mem::replace(&mut policy, snapshot.policy_generation) != snapshot.policy_generation;
+            if is_new && !upstreams.is_whole() {
+                let upstreams = upstreams.clone();
+                // This takes long in a large config. If it panics, the ejections end at the time that was set before.
+                let limited = background::run(move || {
+                    for candidates in Dialled::new(&snapshot.policy).all(&snapshot) {
+                        upstreams.limit_ejections(candidates);
+                    }
+                });
+                let _ = limited.await;
+            }
         }
     });
     scope.spawn(async move {

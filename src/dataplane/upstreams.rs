@@ -196,6 +196,10 @@ pub enum Verdict {
     Ejected,
 }
 
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Upstreams {
     /// Creates the state without any endpoint.
     pub fn new(recorder: &Arc<Recorder>) -> Self {
@@ -301,7 +305,7 @@ impl Upstreams {
         if failures < ejection.failures || !self.may_eject(candidates, &ejection) {
             return Verdict::Stays;
         }
-        let until = self.now().saturating_add(u64::try_from(ejection.time.as_millis()).unwrap_or(u64::MAX));
+        let until = self.now().saturating_add(milliseconds(ejection.time));
         if upstream.ejected_until.compare_exchange(0, until, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Verdict::Stays;
         }
@@ -329,6 +333,42 @@ impl Upstreams {
         }
         let allowed = (all * usize::from(ejection.share_max_percent) / 100).max(1);
         ejected < allowed && left_out + 1 < all
+    }
+
+    /// Ends the ejection of an endpoint; returns true if it was ejected.
+    pub fn end_ejection(&self, key: &EndpointKey) -> bool {
+        let ejected = self.endpoints.get(key).map(|upstream| upstream.clone());
+        let ejected = ejected.filter(|upstream| upstream.ejected_until() != 0);
+        ejected.inspect(|upstream| self.let_back(upstream, upstream.ejected_until())).is_some()
+    }
+
+    /// Applies the ejection settings of candidates to their endpoints that are ejected: an ejection lasts no longer than a new one
+    /// would, and none is left if ejection is off. Called after a reload.
+    pub fn limit_ejections(&self, candidates: &Candidates) {
+        let time = candidates.tuning.ejection.map_or(Duration::ZERO, |ejection| ejection.time);
+        let most = self.now().saturating_add(milliseconds(time));
+        for endpoint in candidates.endpoints() {
+            let Some(upstream) = self.endpoints.get(&endpoint.key).map(|upstream| upstream.clone()) else {
+                continue;
+            };
+            let until = upstream.ejected_until();
+            if until != 0 && time.is_zero() {
+                self.let_back(&upstream, until);
+            } else if until > most {
+                // If another thread has ended the ejection meanwhile, it stays ended.
+                let _ = upstream.ejected_until.compare_exchange(
+                    until,
+                    most,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+            }
+        }
+    }
+
+    /// Returns true if no endpoint is ejected or unhealthy.
+    pub fn is_whole(&self) -> bool {
+        self.left_out.load(Ordering::Relaxed) == 0
     }
 
     /// Records the result of an endpoint's health checks. The default result makes the endpoint available again when its
@@ -383,7 +423,6 @@ impl Upstreams {
     /// about once a second.
     pub fn upkeep(&self) {
         let now = self.now();
-        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (forget, forget_failed) = (milliseconds(FORGET_AFTER), milliseconds(FORGET_FAILED_AFTER));
         self.endpoints.retain(|_, upstream| {
             let until = upstream.ejected_until.load(Ordering::Relaxed);

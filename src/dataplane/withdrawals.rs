@@ -126,7 +126,7 @@ pub enum WithdrawalError {
     )]
     TooMany,
     /// No order in force applies to any of the named endpoints.
-    #[error("{0} is neither drained nor disabled")]
+    #[error("{0} is neither drained, disabled nor ejected")]
     NotWithdrawn(Which),
     /// A wider order is in force, which covers the named endpoints and more.
     #[error("{0} was {1} together with all of {2}; enable {2} instead")]

@@ -188,7 +188,7 @@ fn an_order_about_nothing_is_refused_with_what_there_is() {
             &format!("there is {address} of two.test"),
         ),
         (&["endpoint", "drain", "two.test"], "is not an IP address with or without a port"),
-        (&["endpoint", "enable", &address], "is neither drained nor disabled"),
+        (&["endpoint", "enable", &address], "is neither drained, disabled nor ejected"),
         (&["close", "4711"], "there is no live connection with the id 4711"),
         (&["endpoint", "drain", "127.0.0.1:0"], "has the port 0"),
     ];

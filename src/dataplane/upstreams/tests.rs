@@ -96,6 +96,28 @@ fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
     assert_eq!(upstreams.len(), 1, "remembered for a minute");
 }
 
+#[test]
+fn an_ejection_ends_by_an_order_and_by_a_reload_and_lasts_no_longer_than_the_new_time() {
+    let upstreams = upstreams();
+    let ejection = |time| Ejection { failures: 1, time, ..Ejection::default() };
+    let set = set(4, ejection(Duration::from_secs(3_600)));
+    let key = &set.endpoints()[0].key;
+    let eject = || upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused);
+    let ejected_for = || upstreams.state(key).expect("a state").ejected_for;
+    assert!(!upstreams.end_ejection(key));
+    assert_eq!(eject(), Verdict::Ejected);
+    assert!(upstreams.end_ejection(key) && !upstreams.has_left_out(&set) && upstreams.is_whole());
+    assert_eq!(eject(), Verdict::Ejected);
+    upstreams.limit_ejections(&set);
+    assert!(ejected_for() > Some(Duration::from_secs(3_000)));
+    upstreams.limit_ejections(&self::set(4, ejection(Duration::from_secs(60))));
+    assert!(ejected_for().is_some_and(|left| left <= Duration::from_secs(60)));
+    let off = Tuning { ejection: None, ..Tuning::for_services(&Timeouts::default()) };
+    let off = Candidates::new("g".into(), off.into(), set.endpoints().to_vec());
+    upstreams.limit_ejections(&off);
+    assert_eq!((ejected_for(), upstreams.is_whole()), (None, true));
+}
+
 fn failed(failed: u32, unhealthy: bool) -> CheckResult {
     CheckResult { failed, unhealthy, failure: Some(Reason::EndpointRefused) }
 }
