@@ -233,7 +233,8 @@ keys! {
         /// Simultaneous connections whose hello or HBONE handshake is not complete. When a source exceeds this limit,
         /// the gateway closes the connection of the source that has waited longest.
         PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000> => "no limit";
-        /// Addresses that count as one source, here and for the shares of `limits.connections`.
+        /// Addresses that count as one source, here and for the shares of `limits.connections`. After a change,
+        /// open connections stay counted for their former block.
         PREFIX "prefix": SourcePrefix => "defaults";
     }
 

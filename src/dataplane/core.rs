@@ -247,9 +247,12 @@ impl Core {
     /// longest for its PROXY header, and gives its admission slot to the new connection. So connections that announce
     /// nothing do not keep out clients behind a proxy. If this worker has no such connection, returns an error and asks the
     /// other workers to end one, so that a later connection finds a free slot.
-    pub(crate) fn succeed_unannounced(&self) -> Result<(), Reason> {
+    pub(crate) fn succeed_unannounced(&self, entry: &Entry) -> Result<(), Reason> {
         let Some(oldest) = self.oldest_unannounced() else {
             self.take_back(Holder::Unannounced, 0);
+            let text = "the connections whose PROXY header has not arrived have a fifth of limits.connections, which is all \
+                        that they may have";
+            entry.facts.borrow_mut().detail = Some(text.into());
             return Err(Reason::LimitGlobal);
         };
         oldest.place_given.set(true);

@@ -132,7 +132,7 @@ impl Incoming {
         let mut admitted = core.admit(&entry);
         if admitted.is_err() && *entry.holder() == Holder::Unannounced {
             let at_once = announced_at_once(core, &entry, &client);
-            admitted = if at_once { core.admit(&entry) } else { core.succeed_unannounced() };
+            admitted = if at_once { core.admit(&entry) } else { core.succeed_unannounced(&entry) };
         }
         if let Err(limit) = admitted {
             let detail = entry.facts.borrow_mut().detail.take();
