@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use processor::{ENDS, measured, pin};
 use support::backend::Backend;
-use support::far::{ROUND_TRIP, far_as};
+use support::far::far_as;
 use support::gateway::Gateway;
 use support::organisation::{Organisation, free_port, start};
 use support::raw::{self, connect_from};
@@ -45,6 +45,9 @@ const EXCESS: usize = 10;
 const CHANGING: usize = 50;
 /// The time between two changes of west's services.
 const CHANGE_EVERY: Duration = Duration::from_millis(50);
+/// The round-trip times of south's calls over a distance: within a city, and across a continent.
+const NEAR: Duration = Duration::from_millis(2);
+const FAR: Duration = Duration::from_millis(40);
 /// The pause before each call of south.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -52,12 +55,13 @@ const PAUSE: Duration = Duration::from_millis(2);
 struct Plan {
     pairs: usize,
     calls: usize,
+    near_calls: usize,
     far_calls: usize,
     changes: usize,
 }
 
-const WHOLE: Plan = Plan { pairs: 7, calls: 3_000, far_calls: 150, changes: 150 };
-const SMALL: Plan = Plan { pairs: 3, calls: 1_000, far_calls: 50, changes: 50 };
+const WHOLE: Plan = Plan { pairs: 7, calls: 3_000, near_calls: 1_500, far_calls: 150, changes: 150 };
+const SMALL: Plan = Plan { pairs: 3, calls: 1_000, near_calls: 600, far_calls: 50, changes: 50 };
 
 fn main() {
     if let Ok(address) = std::env::var(ROLE) {
@@ -66,12 +70,13 @@ fn main() {
     let plan = if std::env::var_os("ISTHMUS_BENCH_SMALL").is_some() { SMALL } else { WHOLE };
     pin(ENDS);
     let scene = Scene::start();
-    let mut table: [Vec<[Duration; 2]>; 3] = Default::default();
+    let mut table: [Vec<[Duration; 2]>; 4] = Default::default();
     for _ in 0..plan.pairs {
         let phases = [false, true].map(|excess| {
             let _west = excess.then(|| scene.exceed());
             [
                 p99((0..plan.calls).map(|_| scene.call(SOUTH, scene.address)).collect()),
+                p99((0..plan.near_calls).map(|_| scene.call(SOUTH, scene.near)).collect()),
                 p99((0..plan.far_calls).map(|_| scene.call(SOUTH, scene.far)).collect()),
                 p99((0..plan.changes).map(|number| scene.change(number)).collect()),
             ]
@@ -91,7 +96,8 @@ fn main() {
     println!("|---|---|---|---|");
     let rows = [
         "a call, on loopback".to_owned(),
-        format!("a call, over {} ms", ROUND_TRIP.as_millis()),
+        format!("a call, over {} ms", NEAR.as_millis()),
+        format!("a call, over {} ms", FAR.as_millis()),
         "a change, until it is published in east".to_owned(),
     ];
     for (what, pairs) in rows.iter().zip(table) {
@@ -121,7 +127,8 @@ struct Scene {
     west: Gateway,
     south: Gateway,
     address: SocketAddr,
-    /// The same address over a distance, with south's source address.
+    /// The same address over two distances, with south's source address.
+    near: SocketAddr,
     far: SocketAddr,
 }
 
@@ -194,7 +201,8 @@ impl Scene {
         let west = with_lowest_priority(|| peer(&west, ports[1], &fixed, &changing("a", CHANGING, 1)));
         let south = peer(&south, ports[2], "services: []\n", &changing("a", 1, 1));
         let address = gateway.listener("mesh");
-        let scene = Self { far: far_as(SOUTH, address), east: gateway, west, south, address };
+        let over = |round_trip| far_as(SOUTH, address, round_trip);
+        let scene = Self { near: over(NEAR), far: over(FAR), east: gateway, west, south, address };
         within(Duration::from_secs(60), "south's service", || (scene.weight() == Some(1.0)).then_some(()));
         within(Duration::from_secs(60), "west's services", || {
             let peers = scene.east.json("/api/v1/peers").to_string();

@@ -8,17 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::raw::connect_from;
 
-/// The delay in each direction.
-const ONE_WAY: Duration = Duration::from_millis(20);
 pub const ROUND_TRIP: Duration = Duration::from_millis(40);
 
 /// Starts a relay that passes bytes on with a delay, in both directions.
 pub fn far(to: SocketAddr) -> SocketAddr {
-    far_as(Ipv4Addr::LOCALHOST, to)
+    far_as(Ipv4Addr::LOCALHOST, to, ROUND_TRIP)
 }
 
 /// Starts such a relay whose own connections have this source address.
-pub fn far_as(source: Ipv4Addr, to: SocketAddr) -> SocketAddr {
+pub fn far_as(source: Ipv4Addr, to: SocketAddr, round_trip: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     thread::spawn(move || {
@@ -27,20 +25,20 @@ pub fn far_as(source: Ipv4Addr, to: SocketAddr) -> SocketAddr {
             far.set_read_timeout(None).expect("set");
             for (from, to) in [(&near, &far), (&far, &near)] {
                 from.set_nodelay(true).expect("set");
-                delay(from.try_clone().expect("cloned"), to.try_clone().expect("cloned"));
+                delay(from.try_clone().expect("cloned"), to.try_clone().expect("cloned"), round_trip / 2);
             }
         }
     });
     address
 }
 
-fn delay(mut from: TcpStream, mut to: TcpStream) {
+fn delay(mut from: TcpStream, mut to: TcpStream, by: Duration) {
     // The capacity is the number of pieces that are in flight at a gigabyte per second.
     let (sender, receiver) = sync_channel::<(Instant, Vec<u8>)>(4_096);
     thread::spawn(move || {
         let mut bytes = vec![0; 64 * 1024];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
-            if sender.send((Instant::now() + ONE_WAY, bytes[..count].to_vec())).is_err() {
+            if sender.send((Instant::now() + by, bytes[..count].to_vec())).is_err() {
                 return;
             }
         }
