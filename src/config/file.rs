@@ -147,22 +147,21 @@ impl Reading<'_> {
         }
         (self.before)(directory);
         match listing(directory, &pattern) {
-            Ok(found) if found.is_empty() => self.matches_nothing(node, path),
+            Ok(found) if found.is_empty() => {
+                self.files.problems.warn(node.position, path, format!("{node} matches no file"));
+            }
             Ok(found) => {
                 for file in found.iter().filter(|file| !self.is_seen(file)).cloned().collect::<Vec<_>>() {
                     self.add(&file, Some((node, path)));
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.matches_nothing(node, path),
+            // A missing folder is an error: it may be a volume that is not mounted, and its routes would be removed.
             Err(error) => {
-                let fault = format!("cannot list {}: {error}", directory.display());
+                let fault = format!("cannot list the folder {}: {error}", directory.display());
                 self.files.problems.error(node.position, path, fault);
+                self.files.complete = false;
             }
         }
-    }
-
-    fn matches_nothing(&mut self, node: &Node, path: &problem::Path<'_>) {
-        self.files.problems.warn(node.position, path, format!("{node} matches no file"));
     }
 
     fn is_seen(&self, path: &Path) -> bool {
@@ -266,7 +265,9 @@ fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     })
 }
 
-/// Returns the files of a directory whose names match, sorted. Hidden files match only a pattern that begins with a dot.
+/// Returns the files of a directory whose names match, sorted. Hidden files match only a pattern that begins with a dot. Folders
+/// and special files are left out. A file whose kind cannot be determined, such as a link without a target, is in the list, so
+/// that the caller reports why it cannot be read.
 fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let mut found = Vec::new();
@@ -275,7 +276,7 @@ fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let shown = !name.starts_with('.') || pattern.starts_with('.');
-        if shown && matches(pattern, &name) && entry.path().is_file() {
+        if shown && matches(pattern, &name) && fs::metadata(entry.path()).map_or(true, |data| data.is_file()) {
             found.push(entry.path());
         }
     }

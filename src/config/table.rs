@@ -37,8 +37,8 @@ keys! {
     /// variable; `$${` is a literal `${`. `off` and `false` mean the same.
     pub(super) Root "config" {
         /// Files to merge into this one: maps are merged, lists are appended, and a key that two files set is an
-        /// error. Paths are relative to this file; `*` matches any characters in the last part of a path. An
-        /// included file cannot include others.
+        /// error. Paths are relative to this file; `*` matches any characters in the last part of a path, whose folder
+        /// must exist. An included file cannot include others.
         INCLUDE "include": Include => "none";
         /// The workload that this gateway is: its name, cluster, network and locality.
         NODE "node": Node => "empty";

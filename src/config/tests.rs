@@ -23,6 +23,8 @@ mod tracing;
 /// Loads a text as the file `c.yaml`.
 fn load_text(text: &str) -> Result<Config, Vec<String>> {
     let directory = tempfile::tempdir().expect("a directory");
+    // The folder of the pattern that the example includes.
+    fs::create_dir(directory.path().join("conf.d")).expect("a directory");
     fs::write(directory.path().join("c.yaml"), text).expect("a file");
     load_file(directory.path(), "c.yaml")
 }

@@ -698,7 +698,7 @@ fn suggestions_are_what_was_meant() {
 
 #[test]
 fn what_is_doubtful_is_warned_of() {
-    let text = "listen: ':15443'\ninclude: nothere/*.yaml\nlisteners: [{name: idle, bind: ':1'}]\nroutes:\n  default: \
+    let text = "listen: ':15443'\ninclude: nothere*.yaml\nlisteners: [{name: idle, bind: ':1'}]\nroutes:\n  default: \
                 {endpoints: ['h:443'], listeners: [default]}\n  a.b: {endpoints: ['h:1', 'H:1'], listeners: [default]}\n\
                 aggregator: {expireAfter: 1m}\n";
     let folder = tempfile::tempdir().expect("a directory");
@@ -708,7 +708,7 @@ fn what_is_doubtful_is_warned_of() {
     let told: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
     let told = told.join("\n");
     for wanted in [
-        "c.yaml:2:10: include: \"nothere/*.yaml\" matches no file",
+        "c.yaml:2:10: include: \"nothere*.yaml\" matches no file",
         "c.yaml:3:13: listeners[0]: nothing can be reached through the listener \"idle\": no route and no export",
         "c.yaml:5:3: routes.default: found \"default\", which is not a wildcard: it matches only clients that send exactly \
          this name (did you mean \

@@ -1,5 +1,7 @@
 //! Tests of includes, directories, and the files to watch.
 
+use std::os::unix::fs::symlink;
+
 use super::*;
 use crate::aggregator::spec::RegistryKind;
 
@@ -37,6 +39,7 @@ fn included_maps_are_united_and_lists_appended() {
         ("conf.d/1.yaml", "limits: {connections: 5}\nlisteners: [{name: x, bind: ':2'}]\n"),
         ("conf.d/.hidden.yaml", "nonsense"),
         ("conf.d/note.txt", "nonsense"),
+        ("none.d/note.txt", "nonsense"),
         ("more.yaml", "# nothing\n"),
         (
             "conf.d/3.yaml",
@@ -114,10 +117,14 @@ fn an_include_that_cannot_be_is_refused_where_it_is_named() {
         ("{a: b}", "c.yaml:1:10: include: found a map, expected a path"),
         ("[]", "c.yaml:1:10: include: found an empty list"),
         ("latin.yaml", "latin.yaml:2:1: found a byte that is not UTF-8"),
+        ("none.d/*.yaml", "c.yaml:1:10: include: cannot list the folder none.d: No such file"),
+        ("dangling.d/*", "c.yaml:1:10: include: dangling.d/b.yaml: cannot be read: No such file"),
     ] {
         let main = format!("include: {include}\nlisten: ':1'\n");
         let files = directory(&[("c.yaml", &main), ("nested.yaml", "mesh: {}\ninclude: x.yaml\n")]);
         fs::write(files.path().join("latin.yaml"), b"a: b\nb: \xe9\n").expect("a file");
+        fs::create_dir_all(files.path().join("dangling.d/folder.yaml")).expect("a directory");
+        symlink("absent.yaml", files.path().join("dangling.d/b.yaml")).expect("a link");
         let problems = load_file(files.path(), "c.yaml").expect_err(include);
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].starts_with(wanted), "{problems:?}");
