@@ -15,7 +15,8 @@ use super::reading::{ReadError, Readings};
 
 mod notices;
 
-/// The pause between the last notice that a file may have changed and the check of the files, while files are being written.
+/// The pause between the last notice that a file may have changed and the check of the files, if related changes are likely to
+/// follow.
 const QUIET: Duration = Duration::from_millis(100);
 /// The pause between the last notice and the check, if that notice says that a file was closed, or that a complete file was
 /// moved to its path. That file is complete, but related files may follow.
@@ -23,8 +24,11 @@ const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
 /// The time from the first notice to the check, if notices never pause. It is longer if a read of the files takes long or a
 /// file is open for writing.
 const BUSY_WITHIN: Duration = Duration::from_millis(100);
-/// The upper bound of the time from the first notice to the check, if notices never pause.
+/// The upper bound of the time from the first notice to the check, if notices never pause or a file stays open for writing.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
+/// The time for which a file must be missing before that is a change. Some editors save a file by renaming it to the name of a
+/// backup and writing a new one.
+const MISSING_FOR: Duration = Duration::from_millis(500);
 /// The interval of checks without a notice.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// The timeout of a check.
@@ -78,6 +82,12 @@ impl FileStates {
     #[must_use]
     pub fn now(&self) -> Self {
         Self(self.0.keys().map(|path| (path.clone(), Some(stamp(path)))).collect())
+    }
+
+    /// Returns true if a path that was a file in `before` is not a file here.
+    fn lacks_file_of(&self, before: &Self) -> bool {
+        let is_file = |state: &Option<PathState>| state.as_ref().is_some_and(|state| state.file.is_some());
+        self.0.iter().any(|(path, state)| !is_file(state) && before.0.get(path).is_some_and(is_file))
     }
 }
 
@@ -150,6 +160,7 @@ impl FileWatch {
 
     /// Waits until a file differs from its state at the last check. Cancel safe.
     pub async fn changed(&mut self) {
+        let mut missing_since = None;
         loop {
             self.listen().await;
             if self.hint.is_none() {
@@ -161,7 +172,14 @@ impl FileWatch {
             }
             self.quiet().await;
             let now = self.now().await;
-            self.hint = None;
+            if now.as_ref().is_ok_and(|now| now.lacks_file_of(&self.seen)) {
+                let since = *missing_since.get_or_insert_with(Instant::now);
+                if since.elapsed() < MISSING_FOR {
+                    let _ = tokio::time::timeout_at(since + MISSING_FOR, self.next_hint()).await;
+                    continue;
+                }
+            }
+            (self.hint, missing_since) = (None, None);
             match now {
                 Ok(now) if now != self.seen => {
                     self.seen = now;
@@ -234,15 +252,17 @@ impl FileWatch {
         let alone = self.seen.0.len() == 1
             && self.seen.0.values().all(|stamp| stamp.as_ref().is_some_and(|stamp| stamp.file.is_some()));
         while let (Some(last), SubscriptionState::Current(_)) = (self.hint, &self.notices) {
-            let latest = if self.unfinished.is_empty() { busy } else { first + QUIET_WITHIN };
+            // The content of a file that its writer has not closed may be half of a change.
+            let is_whole = self.unfinished.is_empty();
+            let latest = if is_whole { busy } else { first + QUIET_WITHIN };
             if Instant::now() >= latest {
                 break;
             }
             let rest = match last {
                 // The only watched file was replaced by a complete one, so no further change is expected.
                 Hint::Placed if alone => break,
+                _ if !is_whole => QUIET_WITHIN,
                 Hint::Begun | Hint::Written => QUIET,
-                Hint::Placed | Hint::Closed if !self.unfinished.is_empty() => QUIET,
                 Hint::Placed | Hint::Closed => QUIET_WHEN_WHOLE,
             };
             let rest = (Instant::now() + rest).min(latest);
@@ -278,6 +298,8 @@ fn file_stamp(path: &Path) -> Option<FileStamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[tokio::test]
@@ -356,6 +378,41 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
         let again = tokio::time::timeout(QUIET * 3, watch.changed());
         assert!(again.await.is_err(), "seen twice");
+    }
+
+    #[tokio::test]
+    async fn a_file_is_checked_when_its_writer_has_closed_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a.yaml");
+        std::fs::write(&file, "1").expect("written");
+        let mut watch = FileWatch::new(vec![file.clone()]);
+        watch.refresh().await;
+        // The first subscription leads to a check of its own.
+        assert!(tokio::time::timeout(QUIET * 3, watch.changed()).await.is_err());
+        let mut writer = std::fs::File::create(&file).expect("opened");
+        writer.write_all(b"half of ").expect("written");
+        let early = tokio::time::timeout(QUIET * 5, watch.changed()).await;
+        assert!(early.is_err(), "the file was checked while it was being written");
+        writer.write_all(b"a change").expect("written");
+        drop(writer);
+        tokio::time::timeout(CHECK_EVERY / 2, watch.changed()).await.expect("seen");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_an_editor_moves_away_and_writes_again_is_not_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, backup) = (folder.path().join("a.yaml"), folder.path().join("a.yaml~"));
+        std::fs::write(&file, "1").expect("written");
+        let mut watch = FileWatch::new(vec![file.clone(), folder.path().to_owned()]);
+        watch.refresh().await;
+        std::fs::rename(&file, &backup).expect("renamed");
+        let early = tokio::time::timeout(MISSING_FOR / 2, watch.changed()).await;
+        assert!(early.is_err(), "the file was missing only for a moment");
+        std::fs::write(&file, "22").expect("written");
+        tokio::time::timeout(CHECK_EVERY / 2, watch.changed()).await.expect("seen");
+        assert!(watch.seen().0[&file].as_ref().is_some_and(|state| state.file.is_some()));
+        std::fs::remove_file(&file).expect("removed");
+        tokio::time::timeout(CHECK_EVERY / 2, watch.changed()).await.expect("a removal is seen");
     }
 
     #[tokio::test]
