@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use metrics::Counter;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FileType, OFlags, Timespec, fstat};
+use rustix::fs::{FileType, OFlags, Stat, Timespec, fstat};
 use rustix::io::ioctl_fionread;
 use rustix::pipe::fcntl_getpipe_size;
 
@@ -156,7 +156,7 @@ pub(super) struct Outlet {
     target: Target,
     manner: Manner,
     pending: Vec<u8>,
-    /// True if only a part of the last line was written.
+    /// True if the target ends in a part of a line, the rest of which is lost.
     torn: bool,
     /// The time since which the reader has read nothing; `None` while it reads.
     waiting: Option<Instant>,
@@ -196,9 +196,11 @@ impl Outlet {
     /// Replaces the log. Pending lines go to the new log.
     pub(super) fn go_over_to(&mut self, log: OpenLog) {
         self.write();
+        let before = self.target.file_id();
         self.target = Target::of(log);
         self.manner = self.target.manner();
-        (self.torn, self.waiting) = (false, None);
+        self.torn &= before.is_some() && before == self.target.file_id();
+        self.waiting = None;
         self.lost.set(None);
         if matches!(self.target, Target::Nowhere) {
             self.pending.clear();
@@ -210,10 +212,10 @@ impl Outlet {
         if self.pending.is_empty() {
             return;
         }
-        if self.torn {
+        let was_torn = std::mem::take(&mut self.torn);
+        if was_torn {
             // The line feed separates the next line from the incomplete one.
             self.pending.insert(0, b'\n');
-            self.torn = false;
         }
         let mut written = 0;
         let end = loop {
@@ -229,6 +231,11 @@ impl Outlet {
             }
         };
         let mid_line = written > 0 && self.pending[written - 1] != b'\n';
+        if was_torn && written == 0 {
+            // The line feed is not part of a line, so it is neither kept nor counted as lost.
+            self.pending.remove(0);
+            self.torn = true;
+        }
         match end {
             Ok(()) => {
                 self.pending.clear();
@@ -248,7 +255,7 @@ impl Outlet {
                 }
             }
             Err(error) => {
-                self.torn = mid_line;
+                self.torn |= mid_line;
                 self.lost.add(count(&self.pending[written..]));
                 self.pending.clear();
                 self.waiting = None;
@@ -269,17 +276,27 @@ impl Target {
     }
 
     fn manner(&self) -> Manner {
-        let kind = |fd: BorrowedFd<'_>| fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        let kind = match self {
-            Self::Nowhere => return Manner::Whole,
-            Self::Stdout => kind(io::stdout().as_fd()),
-            Self::Stderr => kind(io::stderr().as_fd()),
-            Self::File(file) => kind(file.as_fd()),
-        };
-        match kind {
-            Ok(FileType::RegularFile) => Manner::Whole,
-            Ok(FileType::Fifo) => Manner::Pipe { bytes: self.pipe_bytes() },
+        if matches!(self, Self::Nowhere) {
+            return Manner::Whole;
+        }
+        match self.stat().map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            Some(FileType::RegularFile) => Manner::Whole,
+            Some(FileType::Fifo) => Manner::Pipe { bytes: self.pipe_bytes() },
             _ => Manner::WhenReady,
+        }
+    }
+
+    /// Returns the device and inode; `None` if there is no file or they cannot be determined.
+    fn file_id(&self) -> Option<(u64, u64)> {
+        self.stat().map(|stat| (stat.st_dev, stat.st_ino))
+    }
+
+    fn stat(&self) -> Option<Stat> {
+        match self {
+            Self::Nowhere => None,
+            Self::Stdout => fstat(io::stdout()).ok(),
+            Self::Stderr => fstat(io::stderr()).ok(),
+            Self::File(file) => fstat(file).ok(),
         }
     }
 
@@ -405,6 +422,27 @@ mod tests {
         outlet.push(b"whole\n");
         outlet.write();
         assert_eq!(std::fs::read_to_string(&path).expect("read"), "\nwhole\n");
+    }
+
+    #[test]
+    fn a_torn_line_is_remembered_until_a_line_feed_follows_it() {
+        let (mut full, lost) = outlet(Path::new("/dev/full"));
+        full.torn = true;
+        for lines in 1..3 {
+            full.push(b"lost\n");
+            full.write();
+            assert!(full.torn && lost.lines() == lines);
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let [path, other] = ["a.log", "b.log"].map(|name| folder.path().join(name));
+        let (mut outlet, _) = outlet(&path);
+        for (path, expected) in [(&path, "\nwhole\n"), (&other, "whole\n")] {
+            outlet.torn = true;
+            outlet.go_over_to(to(path).open().expect("opened"));
+            outlet.push(b"whole\n");
+            outlet.write();
+            assert_eq!(std::fs::read_to_string(path).expect("read"), expected);
+        }
     }
 
     #[test]
