@@ -106,9 +106,7 @@ impl FileRegistry {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(cannot)? {
             let path = entry.map_err(cannot)?.path();
-            let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            let kind = path.extension().and_then(|extension| extension.to_str());
-            if !hidden && matches!(kind, Some("yaml" | "yml" | "json")) {
+            if is_registry_file(&path) {
                 files.push(path);
             }
         }
@@ -148,6 +146,13 @@ impl Registry for FileRegistry {
             let Err(Closed) = follower.follow(changes).await;
         })
     }
+}
+
+/// Returns true if a file in the folder of a registry is one of its files.
+pub fn is_registry_file(path: &Path) -> bool {
+    let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let kind = path.extension().and_then(|extension| extension.to_str());
+    !hidden && matches!(kind, Some("yaml" | "yml" | "json"))
 }
 
 /// Adds the services of another file; a service in two files is an error.

@@ -33,7 +33,7 @@ use super::{
 
 /// Makes the config of these files; the error has all problems.
 pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
-    let Files { root, services, mut problems, complete } = files;
+    let Files { root, services, mut problems, complete, names } = files;
     let Some(tree) = root else { return Err(problems.finish().0) };
     check(&tree, &keys::Root::KIND, &Path::Root, &mut problems);
     let root = Fields::of::<keys::Root>(Some(&tree));
@@ -90,6 +90,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         peers::warn_of_offers_without_gateways(&root, &policy.networks, &registries, &mut problems);
     }
     addresses::collisions(&opened, &mut problems);
+    let access_log = telemetry::access_log(&telemetry, &problems);
+    telemetry::access_log_is_not_read(&tree, &access_log, &names, &registries, &mut problems);
     addresses::own_endpoints(&services, &positions, &own, &mut problems);
     warn_of_long_names(&services, &positions, &mut problems);
     warn_of_tunnels(&services, &positions, &policy.tuning, &mut problems);
@@ -113,7 +115,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         admin,
         metrics,
         health,
-        access_log: telemetry::access_log(&telemetry, &problems),
+        access_log,
         log: telemetry::log(&telemetry),
         tracing: telemetry::tracing(&telemetry),
         drain: drain(&root.map(&keys::Root::DRAIN)),

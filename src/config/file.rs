@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::document::environment::Environment;
 use crate::document::form::{self, Form};
@@ -41,6 +41,28 @@ pub(super) struct Files {
     pub(super) problems: Problems,
     /// True if every file was read to its end, so that an absent key is in none of them.
     pub(super) complete: bool,
+    /// The names by which the files were found.
+    pub(super) names: Names,
+}
+
+/// The files that a config consists of, and the names of files that would become a part of it.
+#[derive(Default)]
+pub(super) struct Names {
+    /// The canonical paths of the files that were read.
+    read: BTreeSet<PathBuf>,
+    /// The folders that were listed, each with its pattern.
+    listed: Vec<(PathBuf, String)>,
+}
+
+impl Names {
+    /// Returns true if a file is a part of the config, or will be one as soon as it exists.
+    pub(super) fn contain(&self, path: &Path) -> bool {
+        let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let is_listed = |(folder, pattern): &(PathBuf, String)| {
+            path.parent() == Some(&absolute(folder)) && is_match(pattern, &name)
+        };
+        self.read.contains(path) || self.listed.iter().any(is_listed)
+    }
 }
 
 /// Reads the file with its includes, or all files of the directory.
@@ -59,9 +81,9 @@ pub(super) fn read(
             services: ServiceReader::new(KeptPositions::Endpoints),
             problems: Problems::new(),
             complete: true,
+            names: Names::default(),
         },
         services: 0,
-        seen: BTreeSet::new(),
     };
     if path.is_dir() {
         reading.directory(path);
@@ -80,8 +102,6 @@ struct Reading<'e> {
     files: Files,
     /// The number of items of `services` that were read, which is the index of the next item.
     services: usize,
-    /// The canonical paths of the files that were read.
-    seen: BTreeSet<PathBuf>,
 }
 
 impl Reading<'_> {
@@ -108,6 +128,7 @@ impl Reading<'_> {
     fn directory(&mut self, path: &Path) {
         (self.before)(path);
         let id = self.files.problems.add_file(path);
+        self.files.names.listed.push((path.to_owned(), "*.yaml".to_owned()));
         let (Some(id), found) = (id, listing(path, "*.yaml")) else { return };
         let whole = Position::whole(id);
         match found {
@@ -146,6 +167,7 @@ impl Reading<'_> {
             return self.add(&wanted, Some((node, path)));
         }
         (self.before)(directory);
+        self.files.names.listed.push((directory.to_owned(), pattern.clone()));
         match listing(directory, &pattern) {
             Ok(found) if found.is_empty() => {
                 self.files.problems.warn(node.position, path, format!("{node} matches no file"));
@@ -165,7 +187,7 @@ impl Reading<'_> {
     }
 
     fn is_seen(&self, path: &Path) -> bool {
-        path.canonicalize().is_ok_and(|path| self.seen.contains(&path))
+        path.canonicalize().is_ok_and(|path| self.files.names.read.contains(&path))
     }
 
     /// Reads a file and merges it into the tree.
@@ -194,7 +216,7 @@ impl Reading<'_> {
     fn text(&mut self, path: &Path, named: Option<(&Node, &problem::Path<'_>)>) -> Option<(FileId, String)> {
         let file = self.files.problems.add_file(path)?;
         (self.before)(path);
-        let text = match self.seen.len() {
+        let text = match self.files.names.read.len() {
             0 => read_text(path, self.main),
             1..FILES_MAX => read_text(path, What::Regular),
             _ => Err((
@@ -206,7 +228,7 @@ impl Reading<'_> {
         };
         match text {
             Ok(text) => {
-                self.seen.insert(path.canonicalize().unwrap_or_else(|_| path.to_owned()));
+                self.files.names.read.insert(path.canonicalize().unwrap_or_else(|_| path.to_owned()));
                 Some((file, text))
             }
             Err((line, message)) => {
@@ -245,6 +267,18 @@ pub(super) fn relative_to(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or_else(|| Path::new("")).join(path)
 }
 
+/// Returns the absolute path without `.` and `..`. Links are not followed, so this never waits for a file system.
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components() {
+        match part {
+            Component::ParentDir => drop(out.pop()),
+            part => out.push(part),
+        }
+    }
+    out
+}
+
 /// Returns the path that a key gives. A relative path starts at the folder of the file with the key.
 pub(super) fn path_of(fields: &Fields<'_>, key: &Key<form::Path>, problems: &Problems) -> Option<PathBuf> {
     let (path, node) = fields.found(key)?;
@@ -265,8 +299,7 @@ fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     })
 }
 
-/// Returns the files of a directory whose names match, sorted. Hidden files match only a pattern that begins with a dot. Folders
-/// and special files are left out. A file whose kind cannot be determined, such as a link without a target, is in the list, so
+/// Returns the files of a directory whose names match, sorted. Folders and special files are left out. A file whose kind cannot be determined, such as a link without a target, is in the list, so
 /// that the caller reports why it cannot be read.
 fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
@@ -275,13 +308,17 @@ fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let shown = !name.starts_with('.') || pattern.starts_with('.');
-        if shown && matches(pattern, &name) && fs::metadata(entry.path()).map_or(true, |data| data.is_file()) {
+        if is_match(pattern, &name) && fs::metadata(entry.path()).map_or(true, |data| data.is_file()) {
             found.push(entry.path());
         }
     }
     found.sort();
     Ok(found)
+}
+
+/// Returns true if a pattern selects a file by its name. A hidden file is selected only by a pattern that begins with a dot.
+fn is_match(pattern: &str, name: &str) -> bool {
+    (!name.starts_with('.') || pattern.starts_with('.')) && matches(pattern, name)
 }
 
 /// Returns true if a name matches a pattern in which `*` stands for any characters.

@@ -1,10 +1,16 @@
 //! `admin` and `telemetry`: the admin API, metrics, health checks, logs and traces.
 
-use crate::document::form;
+use std::path::{Path, PathBuf};
+
+use crate::aggregator::file::is_registry_file;
+use crate::aggregator::spec::{RegistryKind, RegistrySpec};
+use crate::document::form::{self, Form, TextForm};
 use crate::document::key::Key;
-use crate::document::problem::{Path, Problems};
+use crate::document::problem::{Path as KeyPath, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar::UNIX_PATH_MAX;
+use crate::document::table::Kind;
+use crate::document::tree::{Node, Value};
 use crate::model::address::{AdminBind, Bind};
 use crate::model::trace::Sampling;
 use crate::telemetry::access_log::{AccessLog, Sink};
@@ -12,7 +18,7 @@ use crate::telemetry::spans::TracingOptions;
 
 use super::Log;
 use super::addresses::Opened;
-use super::file::relative_to;
+use super::file::{Names, absolute, relative_to};
 use super::table::Root;
 use super::table::telemetry as keys;
 
@@ -27,7 +33,7 @@ pub(super) fn admin(
     }
     let fields = root.map(&Root::ADMIN);
     let bind = fields.get(&keys::Admin::BIND)?;
-    let path = Path::Root.key(Root::ADMIN.name());
+    let path = KeyPath::Root.key(Root::ADMIN.name());
     let path = path.key(keys::Admin::BIND.name()).to_string();
     let position = fields.at(&keys::Admin::BIND).map(|node| node.position);
     match (bind, position) {
@@ -72,7 +78,7 @@ pub(super) fn health(telemetry: &Fields<'_>, opened: &mut Vec<Opened>) -> Option
 /// Reads the address of a telemetry listener; `name` is the key of the listener under `telemetry`.
 fn opening(fields: &Fields<'_>, name: &str, key: &Key<form::Bind>, opened: &mut Vec<Opened>) -> Option<Bind> {
     let (bind, node) = fields.found(key)?;
-    let path = Path::Root.key(Root::TELEMETRY.name());
+    let path = KeyPath::Root.key(Root::TELEMETRY.name());
     let path = path.key(name).key(key.name()).to_string();
     opened.push(Opened { path, bind, position: Some(node.position) });
     Some(bind)
@@ -91,6 +97,69 @@ pub(super) fn access_log(telemetry: &Fields<'_>, problems: &Problems) -> AccessL
         (_, None) => Sink::File(path),
     };
     AccessLog::To { sink, format: fields.get(&keys::AccessLog::FORMAT) }
+}
+
+/// Refuses an access log in a file that the gateway reads: the lines would be appended to a config, a registry or a private key.
+pub(super) fn access_log_is_not_read(
+    root: &Node,
+    log: &AccessLog,
+    names: &Names,
+    registries: &[RegistrySpec],
+    problems: &mut Problems,
+) {
+    let AccessLog::To { sink: Sink::File(path), .. } = log else { return };
+    let section =
+        root.get(Root::TELEMETRY.name()).and_then(|node| node.get(keys::Telemetry::ACCESS_LOG.name()));
+    let Some(node) = section.and_then(|node| node.get(keys::AccessLog::PATH.name())) else { return };
+    // The canonical path is that of the link's target. Only links of the log are followed: another file may be on a file system
+    // that does not answer, which must not hold up the config.
+    let logs = [Some(absolute(path)), path.canonicalize().ok()];
+    let mut read = Vec::new();
+    read_paths(root, &Root::KIND, &mut read);
+    let is_read = |log: &PathBuf| {
+        let of_key = read.iter().filter(|other| other.position != node.position).any(|other| {
+            let text = other.text().unwrap_or_default();
+            absolute(&relative_to(problems.file(other.position.file), Path::new(text))) == *log
+        });
+        let of_registry = registries.iter().any(|registry| match &registry.kind {
+            RegistryKind::File { path } => log.parent() == Some(&absolute(path)) && is_registry_file(log),
+            RegistryKind::Etcd(_)
+            | RegistryKind::Kubernetes(_)
+            | RegistryKind::KubernetesClusters(_)
+            | RegistryKind::Peer(_) => false,
+        });
+        of_key || of_registry || names.contain(log)
+    };
+    if logs.iter().flatten().any(is_read) {
+        let path = KeyPath::Root.key(Root::TELEMETRY.name());
+        let path = path.key(keys::Telemetry::ACCESS_LOG.name());
+        let fault =
+            format!("found {node}, which is a file that the gateway reads; expected a file of its own");
+        problems.error(node.position, &path.key(keys::AccessLog::PATH.name()), fault);
+    }
+}
+
+/// Adds the values that are paths to `paths`.
+fn read_paths<'n>(node: &'n Node, kind: &Kind, paths: &mut Vec<&'n Node>) {
+    match (&node.value, kind) {
+        (Value::Scalar(_), Kind::Text(text)) if text.name == form::Path::TEXT.name => paths.push(node),
+        (_, Kind::OrOff(kind)) => read_paths(node, kind, paths),
+        (_, Kind::Union(union)) => union.kinds.iter().for_each(|kind| read_paths(node, kind, paths)),
+        (Value::Sequence(items), Kind::List { of, .. }) => {
+            items.iter().for_each(|item| read_paths(item, of, paths));
+        }
+        (Value::Mapping(entries), Kind::Map { of, .. }) => {
+            entries.iter().for_each(|(_, value)| read_paths(value, of, paths));
+        }
+        (Value::Mapping(entries), Kind::Object(object)) => {
+            for (key, value) in entries {
+                if let Some(key) = object.key(&key.text) {
+                    read_paths(value, key.kind(), paths);
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 pub(super) fn log(telemetry: &Fields<'_>) -> Log {

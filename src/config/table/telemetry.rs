@@ -49,7 +49,7 @@ keys! {
     /// One line per connection.
     pub(in crate::config) AccessLog "accessLog" {
         /// `stdout`, `stderr`, or a file. The gateway creates the file with mode 0640 and reopens it on SIGUSR1 and
-        /// at a reload. A file that cannot be opened is an error.
+        /// at a reload. A file that cannot be opened, or that the gateway reads, such as this one, is an error.
         PATH "path": form::OrOff<form::Path> = Some("stdout".into());
         /// Format of a line.
         FORMAT "format": form::Choice<Format> = Format::Json;

@@ -162,3 +162,37 @@ fn relative_paths_start_at_the_file_that_names_them() {
     assert_eq!(config.access_log, AccessLog::To { sink, format: Format::Text });
     assert_eq!(config.registries[0].kind, RegistryKind::File { path: "/abs".into() });
 }
+
+#[test]
+fn an_access_log_in_a_file_that_the_gateway_reads_is_refused() {
+    let files =
+        directory(&[("k/key.pem", ""), ("r/a.yaml", "services: []\n"), ("conf.d/b.yaml", "mesh: {}\n")]);
+    symlink("c.yaml", files.path().join("link.log")).expect("a link");
+    let rest = "include: conf.d/*.yaml\nlisten: ':1'\nidentity: {files: {certificate: k/cert.pem, key: k/key.pem}}\n\
+                registries: [{file: {path: r, cluster: x}}, {file: {path: s.yaml, cluster: y}}]\n";
+    let load = |log: &str| {
+        let text = format!("telemetry: {{accessLog: {{path: {log}}}}}\n{rest}");
+        fs::write(files.path().join("c.yaml"), text).expect("a file");
+        load_file(files.path(), "c.yaml").err().unwrap_or_default()
+    };
+    let read = [
+        "c.yaml",
+        "./c.yaml",
+        "link.log",
+        "k/../k/key.pem",
+        "k/cert.pem",
+        "r/a.yaml",
+        "r/new.json",
+        "s.yaml",
+        "conf.d/new.yaml",
+    ];
+    for log in read {
+        let wanted = format!(
+            "c.yaml:1:31: telemetry.accessLog.path: found {log:?}, which is a file that the gateway reads; expected a file of its own"
+        );
+        assert_eq!(load(log), [wanted]);
+    }
+    for log in ["a.log", "r/a.log", "conf.d/access.log", "k/access.log", "stdout"] {
+        assert!(load(log).is_empty(), "{log}: {:?}", load(log));
+    }
+}
