@@ -140,14 +140,14 @@ impl Scalar {
         }
     }
 
-    /// Returns the boolean that the text means, unless it is in quotes.
+    /// Returns the boolean that the text means. `on` and `off` may be in quotes, because JSON has no other form of them.
     pub fn switch(&self) -> Option<bool> {
-        if self.style == Style::Quoted {
-            return None;
-        }
         match &*self.text {
-            "true" | "True" | "TRUE" | "on" => Some(true),
-            "false" | "False" | "FALSE" | "off" => Some(false),
+            "on" => Some(true),
+            "off" => Some(false),
+            _ if self.style == Style::Quoted => None,
+            "true" | "True" | "TRUE" => Some(true),
+            "false" | "False" | "FALSE" => Some(false),
             _ => None,
         }
     }

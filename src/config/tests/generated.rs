@@ -130,6 +130,12 @@ fn schema_and_reader_agree_on_what_is_wrong() {
         ("listen: ':1'\nadmin: off", true),
         ("listen: ':1'\nadmin: false", true),
         ("listen: ':1'\nadmin: on", false),
+        ("listen: ':1'\nadmin: 'off'", true),
+        ("listen: ':1'\nadmin: 'false'", false),
+        ("listen: ':1'\nadmin: '${OFF}'", true),
+        ("listen: ':1'\nadmin: {bind: 'off'}", true),
+        ("listen: ':1'\nadmin: {bind: false}", true),
+        ("listen: ':1'\ntelemetry: {metrics: 'off', health: 'off', accessLog: {path: 'off'}}", true),
         ("listen: ':1'\nroutes: {a.b: {service: c.d, port: 1}}", true),
         ("listen: ':1'\nroutes: {a.b: {port: 1}}", false),
         ("listen: ':1'\nroutes: {a.b: [{adress: 'c.d:1'}]}", false),
@@ -147,7 +153,11 @@ fn schema_and_reader_agree_on_what_is_wrong() {
     ] {
         let misfits = misfits(&validator, &as_json(text));
         assert_eq!(misfits.is_empty(), fits, "{text}: {misfits:?}");
-        let environment = |name: &str| Some(if name == "X" { ":1" } else { "2" }.to_owned());
+        let environment = |name: &str| match name {
+            "X" => Some(":1".to_owned()),
+            "OFF" => Some("off".to_owned()),
+            _ => Some("2".to_owned()),
+        };
         let directory = tempfile::tempdir().expect("a directory");
         fs::write(directory.path().join("c.yaml"), text).expect("a file");
         let read = load(&directory.path().join("c.yaml"), &environment, &mut |_| {});
