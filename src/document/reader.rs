@@ -141,7 +141,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
             let number = text.parse::<u64>().ok().filter(|_| digits);
             match number {
                 Some(_) if scalar.style == Style::Quoted => {
-                    Err(InvalidValue::new("the quotes make the value a string").hint(Some(text)))
+                    Err("the quotes make the value a text; remove them".into())
                 }
                 Some(number) if (*min..=*max).contains(&number) => Ok(()),
                 _ => Err("".into()),
@@ -149,7 +149,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
         }
         Kind::Share => match scalar::share(text) {
             Ok(_) if scalar.style == Style::Quoted => {
-                Err(InvalidValue::new("the quotes make the value a string").hint(Some(text)))
+                Err("the quotes make the value a text; remove them".into())
             }
             result => result.map(drop),
         },

@@ -267,7 +267,7 @@ pub fn percent(text: &str) -> Result<u8, InvalidValue> {
             _ => Err("it is more than 100%".into()),
         },
         (number, "") => Err(InvalidValue::new("it has no '%'").hint(Some(format!("{number}%")))),
-        _ => Err("it does not end in '%'".into()),
+        _ => Err("it is not a whole number followed by '%'".into()),
     }
 }
 

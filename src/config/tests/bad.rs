@@ -104,7 +104,7 @@ fn types() {
     refused_with("node: {name: true}", &[":2:14: node.name: found true: it is not a text"]);
     refused_with(
         "limits: {connections: '5'}",
-        &[":2:23: limits.connections: found \"5\": the quotes make the value a string…(did you mean \"5\"?)"],
+        &[":2:23: limits.connections: found \"5\": the quotes make the value a text; remove them; expected a whole number…"],
     );
     refused_with(
         "limits: {connections: 0}",
@@ -167,6 +167,10 @@ fn durations_and_sizes() {
     refused_with(
         "defaults: {ejection: {maxShare: 50}}",
         &[":2:33: defaults.ejection.maxShare: found the number 50: it has no '%'…(did you mean \"50%\"?)"],
+    );
+    refused_with(
+        "defaults: {ejection: {maxShare: 0%%}}",
+        &[":2:33: defaults.ejection.maxShare: found \"0%%\": it is not a whole number followed by '%'"],
     );
     refused_with(
         "defaults: {ejection: {maxShare: 101%}}",
