@@ -113,7 +113,7 @@ impl Loader {
         self.read(known, move || {
             let known = before.now();
             let mut files = FileStates::default();
-            let environment = |name: &str| std::env::var(name).ok();
+            let environment = |name: &str| std::env::var_os(name);
             let read = config::load(&file, &environment, &mut |path| files.note(path));
             let problems = |problems: Vec<_>| problems.iter().map(ToString::to_string).collect();
             Contents { config: read.map_err(problems), files, known }

@@ -471,7 +471,7 @@ fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
 /// Loads a config as `run` does.
 fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Problem>> {
     let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
-    config::load_named(path, &|name| std::env::var(name).ok())
+    config::load_named(path, &|name| std::env::var_os(name))
 }
 
 /// The effect of warnings on the exit code of `validate`.

@@ -32,9 +32,9 @@ fn load_text(text: &str) -> Result<Config, Vec<String>> {
 /// Loads a file or directory; messages name files relative to the directory.
 fn load_file(directory: &Path, file: &str) -> Result<Config, Vec<String>> {
     let environment = |name: &str| match name {
-        "PORT" => Some("18443".to_owned()),
-        "WEIGHT" => Some("7".to_owned()),
-        "KEY" => Some("{a: b}".to_owned()),
+        "PORT" => Some("18443".into()),
+        "WEIGHT" => Some("7".into()),
+        "KEY" => Some("{a: b}".into()),
         _ => None,
     };
     let prefix = format!("{}/", directory.display());

@@ -2,11 +2,12 @@
 //! never parsed as YAML again, so a variable cannot add keys.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 
 use super::problem::InvalidValue;
 
 /// The source of variables: the process's environment, or a test's table.
-pub type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
+pub type Environment<'e> = &'e dyn Fn(&str) -> Option<OsString>;
 
 /// Replaces the variables of a text; borrows the text if it has none. `$${` is a literal `${`.
 pub fn expand<'t>(text: &'t str, environment: Environment<'_>) -> Result<Cow<'t, str>, InvalidValue> {
@@ -52,7 +53,11 @@ fn variable(inside: &str, environment: Environment<'_>) -> Result<String, Invali
             found.escape_debug()
         )));
     }
-    match (environment(name), default) {
+    let value = environment(name).map(OsString::into_string).transpose();
+    let value = value.map_err(|_| {
+        InvalidValue::new(format!("the value of the environment variable {name} is not UTF-8"))
+    })?;
+    match (value, default) {
         (Some(value), None) => Ok(value),
         (Some(value), Some(_)) if !value.is_empty() => Ok(value),
         (_, Some(default)) => Ok(default.to_owned()),
@@ -64,13 +69,17 @@ fn variable(inside: &str, environment: Environment<'_>) -> Result<String, Invali
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+
     use super::expand;
 
     fn expanded(text: &str) -> Result<String, String> {
         let environment = |name: &str| match name {
-            "PORT" => Some("8443".to_owned()),
-            "EMPTY" => Some(String::new()),
-            "NESTED" => Some("${PORT}".to_owned()),
+            "PORT" => Some("8443".into()),
+            "EMPTY" => Some("".into()),
+            "NESTED" => Some("${PORT}".into()),
+            "LATIN" => Some(OsString::from_vec(b"\xe9".to_vec())),
             _ => None,
         };
         expand(text, &environment).map(std::borrow::Cow::into_owned).map_err(|fault| fault.message)
@@ -94,6 +103,7 @@ mod tests {
     #[test]
     fn what_cannot_be_replaced_is_refused() {
         assert!(expanded("${NO}").is_err_and(|text| text.contains("NO is not set")));
+        assert!(expanded("${LATIN:-x}").is_err_and(|text| text.contains("LATIN is not UTF-8")));
         assert!(expanded("${PORT").is_err_and(|text| text.contains("without '}'")));
         for bad in ["${}", "${1A}", "${A B}", "${:-x}", "${A-x}"] {
             assert!(expanded(bad).is_err_and(|text| text.contains("name is letters")), "{bad}");

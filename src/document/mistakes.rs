@@ -1,4 +1,4 @@
-//! Finds mistakes in YAML of which a parser reports only the consequences: an unquoted `*`, a line with another indentation
+//! Finds mistakes in YAML of which a parser reports only the consequences: an unquoted `*` or `${…}`, a line with another indentation
 //! than its neighbours, an unclosed list, map or quote.
 
 /// A mistake: its line (from 1), its column (from 0), and the advice.
@@ -25,7 +25,8 @@ pub(super) fn cause(text: &str, line: usize, complaint: &str) -> Option<Mistake>
             return star;
         }
     }
-    unclosed(text, line, complaint)
+    unquoted_variable(text, line, complaint)
+        .or_else(|| unclosed(text, line, complaint))
         .or_else(|| uneven(text, line))
         .or_else(|| second_colon(text, line, complaint))
 }
@@ -51,6 +52,25 @@ fn unquoted_star(text: &str, line: usize) -> Option<Mistake> {
     let name: String = name.take(NAME_CHARACTERS_MAX).collect();
     let message = format!("a name that begins with * needs quotes: \"{name}\"");
     Some(Mistake { line, column, message })
+}
+
+/// Finds a variable without quotes in a list or map in one line, where `{` begins another map.
+fn unquoted_variable(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
+    let content = line_of(text, line).filter(|_| complaint.contains("flow"))?;
+    let mut quote = None;
+    let begins = |(at, sign): &(usize, char)| {
+        match (quote, sign) {
+            (None, '"' | '\'') => quote = Some(*sign),
+            (Some(open), sign) if open == *sign => quote = None,
+            _ => {}
+        }
+        quote.is_none() && content[*at..].starts_with("${")
+    };
+    let (at, _) = content.char_indices().find(begins)?;
+    content[..at].contains(['[', '{']).then_some(())?;
+    // The text is not quoted, because it may be a secret.
+    let message = "a value with ${…} needs quotes inside of [] and {}: \"${NAME}\"".to_owned();
+    Some(Mistake { line, column: content[..at].chars().count(), message })
 }
 
 /// Finds a list, map or quoted text that is still open where the parser stops.

@@ -643,6 +643,10 @@ fn lines_lists_and_quotes_that_do_not_fit() {
         "routes:\n  a.test: 'h:1'\n b.test: 'h:2'",
         &[":4:2: found no valid YAML: this line is indented by 1, its neighbours by 2"],
     );
+    refused(
+        "listen: ':1'\nlimits: {connections: ${N}}\n",
+        &[":2:23: found no valid YAML: a value with ${…} needs quotes inside of [] and {}: \"${NAME}\""],
+    );
     refused_with(
         "routes:\n  a.test: ['h:1', 'h:2'\nworkers: 1",
         &[":3:11: found no valid YAML: the list opened at 3:11 is not closed"],

@@ -154,9 +154,9 @@ fn schema_and_reader_agree_on_what_is_wrong() {
         let misfits = misfits(&validator, &as_json(text));
         assert_eq!(misfits.is_empty(), fits, "{text}: {misfits:?}");
         let environment = |name: &str| match name {
-            "X" => Some(":1".to_owned()),
-            "OFF" => Some("off".to_owned()),
-            _ => Some("2".to_owned()),
+            "X" => Some(":1".into()),
+            "OFF" => Some("off".into()),
+            _ => Some("2".into()),
         };
         let directory = tempfile::tempdir().expect("a directory");
         fs::write(directory.path().join("c.yaml"), text).expect("a file");

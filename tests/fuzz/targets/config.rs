@@ -44,7 +44,7 @@ pub(super) fn run(data: &[u8]) {
 fn read(folder: &Path, text: &[u8]) -> Result<Config, Vec<Problem>> {
     let file = folder.join("isthmus.yaml");
     fs::write(&file, text).expect("written");
-    let environment = |name: &str| (name == "NAME").then(|| "value".to_owned());
+    let environment = |name: &str| (name == "NAME").then(|| "value".into());
     load(&file, &environment, &mut |_| {})
 }
 
