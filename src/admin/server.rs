@@ -150,11 +150,11 @@ fn health_routes() -> Router<Sources> {
 }
 
 fn metrics_only(sources: Sources) -> Router {
-    metrics_routes().method_not_allowed_fallback(wrong_method).fallback(not_found).with_state(sources)
+    metrics_routes().method_not_allowed_fallback(wrong_method).fallback(not_admin).with_state(sources)
 }
 
 fn health_only(sources: Sources) -> Router {
-    health_routes().method_not_allowed_fallback(wrong_method).fallback(not_found).with_state(sources)
+    health_routes().method_not_allowed_fallback(wrong_method).fallback(not_admin).with_state(sources)
 }
 
 fn admin(sources: Sources, hosts: Hosts) -> Router {
@@ -663,6 +663,15 @@ async fn not_found() -> Response {
     error(
         StatusCode::NOT_FOUND,
         "there is no such path in this API; docs/api.md lists the paths, for example /api/v1/status",
+    )
+}
+
+/// Answers a path that a listener for metrics or health checks does not have.
+async fn not_admin() -> Response {
+    error(
+        StatusCode::NOT_FOUND,
+        "this listener is only for metrics or health checks, and has no such path; the admin API is at the address admin.bind of \
+         the config",
     )
 }
 

@@ -247,7 +247,10 @@ fn of_gateway(admin: &Admin, wait: Duration) -> (Vec<Check>, Result<(), Failure>
 
 /// Returns the only check of a gateway whose state cannot be read.
 fn away(failure: &Failure) -> (Vec<Check>, Result<(), Failure>) {
-    let next = "start the gateway, or give its `admin.bind` with `--admin`";
+    let next = match failure.is_unreachable() {
+        true => "start the gateway, or give its `admin.bind` with `--admin`",
+        false => "give the `admin.bind` of the gateway with `--admin`",
+    };
     let check = Check::new("gateway", State::Failed, failure.to_string(), next);
     (
         vec![check],

@@ -53,6 +53,9 @@ pub enum ClientError {
         /// The cause.
         cause: String,
     },
+    /// The given address is not one of an admin API. The text does not quote it, because it may contain a password.
+    #[error("cannot use the address in `--admin` or ISTHMUS_ADMIN: {0}")]
+    Address(&'static str),
     /// The API answered with an error status; the text is the body.
     #[error("{0}")]
     Refused(String),
@@ -130,8 +133,9 @@ pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResp
 }
 
 async fn send(admin: &str, method: &str, path: &str, sent: Sent<'_>) -> Result<ApiResponse, ClientError> {
+    let server = Server::parse(admin)?;
     let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
-    match tokio::time::timeout(sent.patience, exchange(admin, method, path, sent.text)).await {
+    match tokio::time::timeout(sent.patience, exchange(server, method, path, sent.text)).await {
         Ok(answer) => answer.map_err(|error| match is_forbidden(admin, &error) {
             true => ClientError::Forbidden { url: admin.to_owned(), cause: error.to_string() },
             false => unreachable(error.to_string()),
@@ -149,13 +153,41 @@ fn is_forbidden(admin: &str, error: &Failed) -> bool {
         && error.is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-async fn exchange(admin: &str, method: &str, path: &str, text: &str) -> Result<ApiResponse, Failed> {
-    if let Some(socket) = admin.strip_prefix("unix:") {
-        let socket = socket.strip_prefix("//").unwrap_or(socket);
-        return exchange_over(UnixStream::connect(socket).await?, "localhost", method, path, text).await;
+/// The place where an admin API listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Server<'a> {
+    /// The path of a unix socket.
+    Socket(&'a str),
+    /// A host with its port.
+    Host(&'a str),
+}
+
+impl<'a> Server<'a> {
+    /// Parses `unix:/path`, `unix:///path`, `http://host:port` or `host:port`.
+    fn parse(admin: &'a str) -> Result<Self, ClientError> {
+        if let Some(socket) = admin.strip_prefix("unix:") {
+            return Ok(Self::Socket(socket.strip_prefix("//").unwrap_or(socket)));
+        }
+        let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
+        if admin.starts_with("https://") {
+            Err(ClientError::Address("the admin API has no TLS; write http://HOST:PORT or unix:/PATH"))
+        } else if host.contains('@') {
+            Err(ClientError::Address("the admin API has no users; write http://HOST:PORT without user and password"))
+        } else if host.contains(['/', '?', '#']) {
+            Err(ClientError::Address("the address has a path; write http://HOST:PORT or unix:/PATH"))
+        } else {
+            Ok(Self::Host(host))
+        }
     }
-    let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
-    exchange_over(TcpStream::connect(host).await?, host, method, path, text).await
+}
+
+async fn exchange(server: Server<'_>, method: &str, path: &str, text: &str) -> Result<ApiResponse, Failed> {
+    match server {
+        Server::Socket(socket) => {
+            exchange_over(UnixStream::connect(socket).await?, "localhost", method, path, text).await
+        }
+        Server::Host(host) => exchange_over(TcpStream::connect(host).await?, host, method, path, text).await,
+    }
 }
 
 async fn exchange_over(
@@ -216,6 +248,21 @@ mod tests {
         assert!(is_forbidden("unix:/run/isthmus/admin.sock", &of(std::io::ErrorKind::PermissionDenied)));
         assert!(!is_forbidden("unix:/run/isthmus/admin.sock", &of(std::io::ErrorKind::ConnectionRefused)));
         assert!(!is_forbidden("http://127.0.0.1:1", &of(std::io::ErrorKind::PermissionDenied)));
+    }
+
+    #[test]
+    fn an_address_that_no_admin_api_has_is_refused_without_its_password() {
+        assert!(matches!(Server::parse("http://[::1]:15000/"), Ok(Server::Host("[::1]:15000"))));
+        assert!(matches!(Server::parse("localhost:1"), Ok(Server::Host("localhost:1"))));
+        assert!(matches!(Server::parse("unix:///run/a.sock"), Ok(Server::Socket("/run/a.sock"))));
+        for (admin, wanted) in [
+            ("https://127.0.0.1:15000", "has no TLS"),
+            ("http://localhost:15000/foo", "has a path"),
+            ("http://user:secret@localhost:15000", "has no users"),
+        ] {
+            let text = get(admin, "/").err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(text.contains(wanted) && !text.contains("secret"), "{text}");
+        }
     }
 
     #[test]
