@@ -53,6 +53,11 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     LogControl { filter: handle }
 }
 
+/// Checks a level or filter as [`LogControl::set`] takes it.
+pub(crate) fn checked(text: &str) -> Result<String, String> {
+    filter(text, LogLevel::Info).map(|_| text.to_owned())
+}
+
 /// Parses a filter in which every part is a level or `target=level`. `EnvFilter` alone would take a misspelt
 /// level for a target, and turn all other targets off.
 fn filter(text: &str, level: LogLevel) -> Result<EnvFilter, String> {

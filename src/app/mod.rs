@@ -6,7 +6,7 @@ mod clusters;
 mod dns;
 mod listeners;
 mod loading;
-mod log;
+pub(crate) mod log;
 mod orders;
 mod otlp;
 mod peers;

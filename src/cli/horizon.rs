@@ -14,7 +14,7 @@ use crate::api::horizon::{Entry, Horizon as View, Missing, Viewer};
 #[derive(Debug, Args)]
 pub(super) struct Horizon {
     /// Host name of the service, with a port if it has several [default: all services]
-    #[arg(value_name = "SERVICE[:PORT]")]
+    #[arg(value_name = "SERVICE[:PORT]", value_parser = service)]
     service: Option<String>,
     /// Network of the client; "" for an unknown network
     #[arg(long, value_name = "N")]
@@ -26,13 +26,13 @@ pub(super) struct Horizon {
     #[arg(long, value_name = "NAME")]
     subset: Option<String>,
     /// How the client connects to gateways: sni or hbone [default: sni]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = parameter("tunnel"))]
     tunnel: Option<String>,
     /// Address families that the client can connect to [default: 4,6]
-    #[arg(long, value_name = "4,6")]
+    #[arg(long, value_name = "4,6", value_parser = parameter("families"))]
     families: Option<String>,
     /// Kind of the client: envoy or grpc [default: envoy]
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", value_parser = parameter("client"))]
     client: Option<String>,
     /// Networks that the client asks for (`REQUESTED_NETWORK_VIEW`) [default: all]
     #[arg(long, value_name = "N,N")]
@@ -47,12 +47,8 @@ pub(super) struct Horizon {
 impl Horizon {
     /// Returns the parameters in the form of the API, so that one function parses both.
     fn parameters(&self) -> Vec<(&'static str, &str)> {
-        let (service, port) = match self.service.as_deref() {
-            Some(text) => {
-                text.rsplit_once(':').map_or((Some(text), None), |(name, port)| (Some(name), Some(port)))
-            }
-            None => (None, None),
-        };
+        let (service, port) = self.service.as_deref().map(split).unzip();
+        let port = port.flatten();
         let all = [
             ("network", Some(self.network.as_str())),
             ("cluster", self.cluster.as_deref()),
@@ -65,6 +61,27 @@ impl Horizon {
             ("sees", self.sees.as_deref()),
         ];
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+}
+
+/// Splits `service:port`.
+fn split(text: &str) -> (&str, Option<&str>) {
+    text.rsplit_once(':').map_or((text, None), |(name, port)| (name, Some(port)))
+}
+
+/// Checks a service with or without a port as the API does.
+fn service(text: &str) -> Result<String, String> {
+    let (name, port) = split(text);
+    let port = port.map(|port| ("port".to_owned(), port.to_owned()));
+    let parameters = [("service".to_owned(), name.to_owned())].into_iter().chain(port);
+    HorizonRequest::from_parameters(parameters).map(|_| text.to_owned())
+}
+
+/// Returns a function that checks the value of a parameter as the API does.
+fn parameter(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |text| {
+        let parameters = [(key.to_owned(), text.to_owned())];
+        HorizonRequest::from_parameters(parameters).map(|_| text.to_owned())
     }
 }
 
@@ -203,6 +220,10 @@ mod tests {
         let asked = line("x --network n1 --cluster c a.test").expect("legal");
         assert_eq!(asked.parameters(), [("network", "n1"), ("cluster", "c"), ("service", "a.test")]);
         line("x a.test").expect_err("the network is what it is about");
+        for wrong in ["--tunnel foo", "--families 5", "--client foo", "s.x:x", "s.x:0"] {
+            let error = line(&format!("x --network n1 {wrong}")).expect_err(wrong);
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
     }
 
     #[test]

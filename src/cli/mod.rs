@@ -33,6 +33,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::document::scalar;
 use crate::model::identity::Identity;
+use crate::dataplane::withdrawals::Which;
 use crate::model::reason::Reason;
 use crate::model::trace::TraceId;
 use crate::{app, config};
@@ -40,6 +41,8 @@ use output::Format;
 
 /// The exit code if a check has a negative result: an invalid config, a refused name, a failed demo.
 const WRONG: u8 = 1;
+/// The exit code if the command line is wrong, as clap has it.
+const USAGE: u8 = 2;
 /// The exit code if the admin API or etcd cannot be reached.
 const UNREACHABLE: u8 = 3;
 /// The default paths of the config, in the order in which they are tried.
@@ -156,6 +159,7 @@ enum Command {
     /// Change the log level until the next restart: error, warn, info, debug, trace, or a filter
     #[command(after_help = examples::LOG_LEVEL)]
     LogLevel {
+        #[arg(value_parser = app::log::checked)]
         level: String,
         #[command(flatten)]
         admin: Admin,
@@ -221,6 +225,7 @@ struct EndpointArguments {
     // No doc comment: rustdoc would take the brackets for a link.
     #[arg(
         value_name = "ADDRESS[:PORT]",
+        value_parser = endpoint_address,
         help = "IP address of the endpoint, for all its ports, or address and port: 10.0.0.1:8443, [fd00::1]:8443"
     )]
     address: String,
@@ -290,6 +295,11 @@ struct Filter {
 /// Takes the words of the reasons, and suggests the nearest for any other word.
 fn reasons() -> PossibleValuesParser {
     PossibleValuesParser::new(Reason::ALL.iter().map(|reason| reason.text()))
+}
+
+/// Checks the address of an endpoint.
+fn endpoint_address(text: &str) -> Result<String, String> {
+    Which::parse(text, None).map(|_| text.to_owned())
 }
 
 /// Parses a duration in the form of the config.
@@ -393,6 +403,7 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
         // If the reader of the output closes it (`| head`), no more output is needed.
         Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         unreachable if unreachable.is_unreachable() => UNREACHABLE,
+        Failure::Client(client::ClientError::Address(_)) => USAGE,
         _ => WRONG,
     };
     let text = failure.to_string();

@@ -119,7 +119,7 @@ fn commands(script: &str) -> Vec<Vec<String>> {
 fn refusal(command: &[String], may_be_short: bool) -> Option<String> {
     let filled = command.iter().map(|word| match word.as_str() {
         "ID" => "spiffe://cluster.local/ns/shop/sa/web",
-        "IP" => "10.0.0.1",
+        "IP" | "ADDRESS" => "10.0.0.1",
         "TRACE" => "4bf92f3577b34da6a3ce929d0e0e4736",
         "WHAT" => "services",
         word => word,
