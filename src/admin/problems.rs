@@ -75,11 +75,12 @@ macro_rules! codes {
 
 codes! {
     ConfigRejected = "config_rejected",
-        "The config file on disk has mistakes. The gateway keeps running with the config that it read before.",
-        "`isthmus validate FILE`; then `isthmus reload`";
+        "The config file on disk has mistakes, or an address in it is in use. The gateway keeps running with the config that it read \
+         before.",
+        "mistakes: `isthmus validate FILE`; an address in use: the process that listens on it; then `isthmus reload`";
     NeedsRestart = "needs_restart",
         "The config file on disk has a change that takes effect only after a restart.",
-        "restart the gateway, or undo the change";
+        "the change in the file; restart the gateway, or undo the change";
     Draining = "draining",
         "The gateway is stopping. It is not ready, and exits when its connections have ended.",
         "`isthmus get connections`, `drain.timeout`";
