@@ -172,7 +172,9 @@ impl<'a> Server<'a> {
         if admin.starts_with("https://") {
             Err(ClientError::Address("the admin API has no TLS; write http://HOST:PORT or unix:/PATH"))
         } else if host.contains('@') {
-            Err(ClientError::Address("the admin API has no users; write http://HOST:PORT without user and password"))
+            Err(ClientError::Address(
+                "the admin API has no users; write http://HOST:PORT without user and password",
+            ))
         } else if host.contains(['/', '?', '#']) {
             Err(ClientError::Address("the address has a path; write http://HOST:PORT or unix:/PATH"))
         } else {

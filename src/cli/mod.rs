@@ -26,14 +26,15 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::dataplane::withdrawals::Which;
 use crate::document::scalar;
 use crate::model::identity::Identity;
-use crate::dataplane::withdrawals::Which;
 use crate::model::reason::Reason;
 use crate::model::trace::TraceId;
 use crate::{app, config};
@@ -45,6 +46,8 @@ const WRONG: u8 = 1;
 const USAGE: u8 = 2;
 /// The exit code if the admin API or etcd cannot be reached.
 const UNREACHABLE: u8 = 3;
+/// The time after which a command says that it waits for a pipe.
+const SLOW: Duration = Duration::from_secs(2);
 /// The default paths of the config, in the order in which they are tried.
 const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
 
@@ -77,7 +80,7 @@ enum Command {
     /// Check config files as `run` does, without running the gateway
     #[command(after_help = examples::VALIDATE)]
     Validate {
-        /// Config files, or directories of them; `-` for the standard input
+        /// Config files, or directories of them; `-` for the standard input; also pipes, which `run` refuses
         #[arg(required_unless_present = "config", value_name = "FILE")]
         files: Vec<PathBuf>,
         /// A config file, as with the other commands
@@ -479,10 +482,34 @@ fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Loads a config as `run` does.
+/// Loads a config as `run` does, but also from a pipe or a terminal, which this waits for.
 fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Problem>> {
     let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
-    config::load_named(path, &|name| std::env::var_os(name))
+    let say = move |name: String| {
+        // If stderr is closed, the message cannot be shown.
+        let _ = writeln!(io::stderr(), "waiting for the end of {name}, which is not a regular file");
+    };
+    let read = || config::load_named(path, &|name| std::env::var_os(name));
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => {
+            let name = path.display().to_string();
+            or_say_when_slow(read, SLOW, move || say(name))
+        }
+        _ => read(),
+    }
+}
+
+/// Does the work, and calls `say` if that takes longer than `slow`.
+fn or_say_when_slow<T>(work: impl FnOnce() -> T, slow: Duration, say: impl FnOnce() + Send + 'static) -> T {
+    let (working, ended) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(slow) == Err(mpsc::RecvTimeoutError::Timeout) {
+            say();
+        }
+    });
+    let done = work();
+    drop(working);
+    done
 }
 
 /// The effect of warnings on the exit code of `validate`.
@@ -580,6 +607,14 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_command_says_what_it_waits_for() {
+        let (said, heard) = mpsc::channel();
+        let work = move || heard.recv_timeout(Duration::from_secs(10)).is_ok();
+        assert!(or_say_when_slow(work, Duration::ZERO, move || said.send(()).expect("heard")));
+        or_say_when_slow(|| (), Duration::from_secs(10), || panic!("it was fast"));
     }
 
     #[test]

@@ -77,7 +77,9 @@ impl Definitions {
             }
             Kind::Share => json!({ "anyOf": [{ "type": "number", "minimum": 0, "maximum": 1 }, variable] }),
             Kind::Choice(words) => json!({ "anyOf": [{ "enum": words }, variable] }),
-            Kind::OrOff(inner) => json!({ "anyOf": [{ "enum": ["off", false] }, variable, self.kind(inner)] }),
+            Kind::OrOff(inner) => {
+                json!({ "anyOf": [{ "enum": ["off", false] }, variable, self.kind(inner)] })
+            }
             Kind::List { of, min } => json!({ "type": "array", "items": self.kind(of), "minItems": min }),
             Kind::Map { key, of } => {
                 let key = self.define(key.name, |_| text_schema(key));

@@ -104,7 +104,9 @@ fn types() {
     refused_with("node: {name: true}", &[":2:14: node.name: found true: it is not a text"]);
     refused_with(
         "limits: {connections: '5'}",
-        &[":2:23: limits.connections: found \"5\": the quotes make the value a text; remove them; expected a whole number…"],
+        &[
+            ":2:23: limits.connections: found \"5\": the quotes make the value a text; remove them; expected a whole number…",
+        ],
     );
     refused_with(
         "limits: {connections: 0}",

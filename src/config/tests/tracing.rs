@@ -61,7 +61,10 @@ fn what_is_wrong_with_it_is_told() {
         ("-1", "found the number -1; expected a number from 0 to 1"),
         ("1%", "found \"1%\": it is in percent; expected a number from 0 to 1 (did you mean \"0.01\"?)"),
         ("all", "found \"all\"; expected a number from 0 to 1"),
-        ("'0.5'", "found \"0.5\": the quotes make the value a text; remove them; expected a number from 0 to 1"),
+        (
+            "'0.5'",
+            "found \"0.5\": the quotes make the value a text; remove them; expected a number from 0 to 1",
+        ),
         ("1e-3", "expected a number from 0 to 1"),
         (".inf", "expected a number from 0 to 1"),
     ] {
