@@ -172,6 +172,9 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
 pub fn odds(ask: &Ask<'_>, load: &impl Load) -> Vec<f64> {
     let selection = Selection::new(ask, load);
     let mut odds = vec![0.0; ask.candidates.endpoints().len()];
+    if selection.tier == Tier::Any && !ask.candidates.tuning.panic {
+        return odds;
+    }
     for picks in selection.levels.iter().filter(|picks| picks.share > 0.0) {
         match ask.candidates.tuning.policy {
             LoadBalancing::SourceHash if ask.source.is_some() => {

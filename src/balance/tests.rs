@@ -189,6 +189,7 @@ fn panic_tries_all_but_draining_ones_unless_it_is_off() {
     let tuning = Tuning { panic: false, ..Tuning::for_services(&Timeouts::default()) };
     let strict = Candidates::new("g".into(), tuning.into(), set.endpoints().to_vec());
     assert_eq!(choose(&ask(&strict), &load, &mut generator(1), &mut ()), Err(Reason::AllUnhealthy));
+    assert_eq!(odds(&ask(&strict), &load), [0.0; 3]);
 }
 
 #[test]
