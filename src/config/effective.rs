@@ -102,7 +102,18 @@ pub fn effective(config: &Config) -> Value {
         // An empty map means that TLS is on.
         shown["xds"]["tls"] = json!({});
     }
+    literal(&mut shown);
     shown
+}
+
+/// Escapes `${` in all texts, so that a reader takes none of them for a variable.
+fn literal(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains("${") => *text = text.replace("${", "$${"),
+        Value::Array(items) => items.iter_mut().for_each(literal),
+        Value::Object(members) => members.values_mut().for_each(literal),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 fn dns_server(config: &Config) -> Value {

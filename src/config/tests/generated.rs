@@ -102,6 +102,14 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
 }
 
 #[test]
+fn a_text_that_looks_like_a_variable_is_shown_so_that_it_is_read_as_itself() {
+    let config = loaded("listen: ':1'\nnode: {name: 'a$$${PORT}', locality: '$${PORT}'}\n");
+    assert_eq!(&*config.policy.node.name, "a$${PORT}");
+    let again = loaded(&effective(&config).to_string());
+    assert_eq!(again.policy.node, config.policy.node);
+}
+
+#[test]
 fn what_the_schema_refers_to_it_defines() {
     let schema = schema();
     let (objects, mut names) = (objects(), BTreeSet::new());
