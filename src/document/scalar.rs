@@ -253,6 +253,11 @@ pub fn admin_bind(text: &str) -> Result<AdminBind, InvalidValue> {
     if path.is_empty() || path.ends_with('/') {
         return Err("the path of the socket is missing".into());
     }
+    if path.starts_with('@') {
+        let fault =
+            "an abstract socket has no mode that keeps other users out, so the admin API cannot use one";
+        return Err(InvalidValue::new(fault).hint(Some(format!("unix:./{path}"))));
+    }
     if path.contains('\0') {
         return Err("the path of the socket has a zero byte".into());
     }

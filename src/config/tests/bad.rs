@@ -238,6 +238,10 @@ fn binds() {
         );
     };
     socket("", "\"unix:\": the path of the socket is missing");
+    socket(
+        "@isthmus",
+        "\"unix:@isthmus\": an abstract socket has no mode…(did you mean \"unix:./@isthmus\"?)",
+    );
     socket("//", "\"unix://\": the path of the socket is missing");
     socket("/run/", "\"unix:/run/\": the path of the socket is missing");
     socket(&"/a".repeat(60), "a path of 120 bytes…the path of a unix socket has at most 107 bytes");
