@@ -403,9 +403,9 @@ fn print(checks: &[Check], format: Format, out: &mut impl Write) -> Result<(), F
             State::Warning => ("warning", Colour::Yellow),
             State::Failed => ("failed ", Colour::Red),
         };
-        writeln!(out, "{}  {:width$}  {}", paint(word, colour), check.check, check.text)?;
+        writeln!(out, "{}  {:width$}  {}", paint(word, colour), check.check, clean(&check.text))?;
         if check.state != State::Ok && !check.next.is_empty() {
-            writeln!(out, "{:9}{:width$}  next: {}", "", "", check.next)?;
+            writeln!(out, "{:9}{:width$}  next: {}", "", "", clean(&check.next))?;
         }
     }
     Ok(())
@@ -457,13 +457,15 @@ mod tests {
         let checks = [
             Check::new("gateway", State::Ok, "isthmus 1 is ready", ""),
             Check::new("endpoints", State::Failed, "endpoint_failing: 10.0.0.1:1", "look at it"),
+            Check::new("names", State::Ok, "a\u{202e}b", ""),
         ];
         let mut out = Vec::new();
         print(&checks, Format::Table, &mut out).expect("memory takes it");
         assert_eq!(
             String::from_utf8(out).expect("text"),
             "ok       gateway    isthmus 1 is ready\n\
-             failed   endpoints  endpoint_failing: 10.0.0.1:1\n                    next: look at it\n"
+             failed   endpoints  endpoint_failing: 10.0.0.1:1\n                    next: look at it\n\
+             ok       names      a\\u{202e}b\n"
         );
     }
 }
