@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
 
 use serde_json::Value;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::api::text::clean;
 
@@ -94,15 +95,14 @@ pub fn one_of_many(out: &mut impl Write, value: &Value, format: Format) -> io::R
 
 /// Prints rows below a heading, in columns as wide as their longest cell.
 pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
-    let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
+    let mut widths: Vec<usize> = heading.iter().map(|cell| cell.width()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+            *width = (*width).max(cell.width());
         }
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let text: Vec<String> =
-            cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}", width = *width)).collect();
+        let text: Vec<String> = cells.zip(&widths).map(|(cell, width)| padded(cell, *width)).collect();
         text.join("  ").trim_end().to_owned()
     };
     writeln!(out, "{}", paint(&line(&mut heading.iter().copied()), Colour::Bold))?;
@@ -110,6 +110,29 @@ pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io
         writeln!(out, "{}", line(&mut row.iter().map(String::as_str)))?;
     }
     Ok(())
+}
+
+/// Returns the number of terminal cells that a text takes (Unicode UAX #11).
+pub fn cells(text: &str) -> usize {
+    text.width()
+}
+
+/// Returns a text with spaces up to a width in terminal cells.
+pub fn padded(text: &str, width: usize) -> String {
+    format!("{text}{:missing$}", "", missing = width.saturating_sub(text.width()))
+}
+
+/// Returns the beginning of a text that fits into a width in terminal cells.
+pub fn fitting(text: &str, width: usize) -> &str {
+    let mut left = width;
+    let too_wide = text.char_indices().find(|(_, character)| {
+        match left.checked_sub(character.width().unwrap_or_default()) {
+            Some(rest) => left = rest,
+            None => return true,
+        }
+        false
+    });
+    &text[..too_wide.map_or(text.len(), |(at, _)| at)]
 }
 
 /// Returns a value as a cell of a table: a list is comma-separated, and a missing value is `-`.
@@ -229,6 +252,9 @@ mod tests {
         let rows = [vec!["a".to_owned(), "long cell".to_owned()], vec!["bcd".to_owned(), String::new()]];
         let text = printed(|out| table(out, &["X", "Y"], &rows));
         assert_eq!(text, "X    Y\na    long cell\nbcd\n");
+        let rows = [vec!["東京".to_owned(), "y".to_owned()], vec!["a".to_owned(), "z".to_owned()]];
+        assert_eq!(printed(|out| table(out, &["X", "Y"], &rows)), "X     Y\n東京  y\na     z\n");
+        assert_eq!((fitting("東京", 3), fitting("abc", 3), fitting("", 0)), ("東", "abc", ""));
     }
 
     #[test]

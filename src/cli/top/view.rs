@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::api::overview::{Overview, Service, states};
 use crate::api::text::{bytes, clean, lasting};
 use crate::cli::client;
+use crate::cli::output::{cells, fitting, padded};
 
 /// The style of a part of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -482,17 +483,17 @@ fn clients(overview: &Overview) -> Vec<Line> {
 
 /// Aligns the cells of a table under its headings; a table without rows says `none`.
 fn table(headings: &[&str], rows: Vec<Line>) -> Vec<Line> {
-    let mut widths: Vec<usize> = headings.iter().map(|heading| heading.chars().count()).collect();
+    let mut widths: Vec<usize> = headings.iter().map(|heading| cells(heading)).collect();
     let rows: Vec<Line> = rows
         .into_iter()
         .map(|row| row.into_iter().map(|(style, text)| (style, clean(&text))).collect())
         .collect();
     for row in &rows {
-        for (width, (_, text)) in widths.iter_mut().zip(row) {
-            *width = (*width).max(text.chars().count());
+        for (widest, (_, text)) in widths.iter_mut().zip(row) {
+            *widest = (*widest).max(cells(text));
         }
     }
-    let aligned = |(text, width): (&str, &usize)| format!("{text:width$}  ", width = *width);
+    let aligned = |(text, width): (&str, &usize)| format!("{}  ", padded(text, *width));
     let heading: String = headings.iter().copied().zip(&widths).map(aligned).collect();
     let mut lines = vec![vec![(Style::Bold, heading)]];
     if rows.is_empty() {
@@ -510,8 +511,8 @@ fn cut(line: Line, width: usize) -> Line {
     let mut left = width;
     let mut shown = Vec::new();
     for (style, text) in line {
-        let text: String = clean(&text).chars().take(left).collect();
-        left -= text.chars().count();
+        let text = fitting(&clean(&text), left).to_owned();
+        left -= cells(&text);
         if !text.is_empty() {
             shown.push((style, text));
         }
