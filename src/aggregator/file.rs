@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::registry::{Changes, Closed, Registry};
-use super::spec::RegistrySpec;
+use super::spec::{RegistryKind, RegistrySpec};
 use crate::document::services::read_registry;
 use crate::model::service::{Service, ServiceKey};
 use crate::net::background;
@@ -106,7 +106,7 @@ impl FileRegistry {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(cannot)? {
             let path = entry.map_err(cannot)?.path();
-            if is_registry_file(&path) {
+            if RegistryKind::is_file_in_folder(&path) {
                 files.push(path);
             }
         }
@@ -146,13 +146,6 @@ impl Registry for FileRegistry {
             let Err(Closed) = follower.follow(changes).await;
         })
     }
-}
-
-/// Returns true if a file in the folder of a registry is one of its files.
-pub fn is_registry_file(path: &Path) -> bool {
-    let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-    let kind = path.extension().and_then(|extension| extension.to_str());
-    !hidden && matches!(kind, Some("yaml" | "yml" | "json"))
 }
 
 /// Adds the services of another file; a service in two files is an error.

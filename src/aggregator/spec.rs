@@ -1,6 +1,6 @@
 //! The config of a registry as data, from which `app` makes the task that reads it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +49,13 @@ impl RegistryKind {
     /// Returns true if a registry of this kind can have gateways of our own networks.
     pub fn finds_gateways(&self) -> bool {
         matches!(self, Self::Kubernetes(_) | Self::KubernetesClusters(_))
+    }
+
+    /// Returns true if a registry in a folder reads a file there with this name.
+    pub fn is_file_in_folder(path: &Path) -> bool {
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let kind = path.extension().and_then(|extension| extension.to_str());
+        !hidden && matches!(kind, Some("yaml" | "yml" | "json"))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::aggregator::file::is_registry_file;
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::form::{self, Form, TextForm};
 use crate::document::key::Key;
@@ -122,7 +121,9 @@ pub(super) fn access_log_is_not_read(
             absolute(&relative_to(problems.file(other.position.file), Path::new(text))) == *log
         });
         let of_registry = registries.iter().any(|registry| match &registry.kind {
-            RegistryKind::File { path } => log.parent() == Some(&absolute(path)) && is_registry_file(log),
+            RegistryKind::File { path } => {
+                log.parent() == Some(&absolute(path)) && RegistryKind::is_file_in_folder(log)
+            }
             RegistryKind::Etcd(_)
             | RegistryKind::Kubernetes(_)
             | RegistryKind::KubernetesClusters(_)
