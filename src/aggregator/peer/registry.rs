@@ -320,29 +320,36 @@ impl Follower {
         changes
     }
 
-    /// Updates these services in `given`; returns their changes.
+    /// Updates these services in `given`; returns their changes. The removals come first, because a name in this mesh may pass from
+    /// one exported service to another.
     fn renew_services(&mut self, names: BTreeSet<String>) -> Vec<Change> {
-        let mut changes = Vec::new();
+        let (mut gone, mut puts) = (BTreeSet::new(), BTreeMap::new());
         for name in names {
             let before = self.given.services.get(&name);
             let next = self.service(&name, before);
             if before == next.as_ref() {
                 continue;
             }
-            if let Some(before) =
-                before.filter(|before| next.as_ref().is_none_or(|next| next.key != before.key))
-            {
-                changes.push(Change::Remove(Key::Service(before.key.clone())));
-            }
+            gone.extend(before.map(|before| before.key.clone()));
             match next {
                 Some(next) => {
-                    changes.push(Change::Put(Item::Service(next.clone())));
+                    puts.insert(next.key.clone(), next.clone());
                     self.given.services.insert(name, next);
                 }
                 None => drop(self.given.services.remove(&name)),
             }
         }
-        changes
+        gone.retain(|key| !puts.contains_key(key));
+        if !gone.is_empty() {
+            // Another replica may export another service that has the same name in this mesh.
+            for service in self.given.services.values() {
+                if gone.remove(&service.key) {
+                    puts.insert(service.key.clone(), service.clone());
+                }
+            }
+        }
+        let gone = gone.into_iter().map(|key| Change::Remove(Key::Service(key)));
+        gone.chain(puts.into_values().map(|service| Change::Put(Item::Service(service)))).collect()
     }
 
     /// Returns the service from the replica with the newest link. The service's time of export is the earliest of the times in

@@ -129,7 +129,7 @@ fn a_listing_takes_effect_at_its_end_and_changes_at_once() {
     assert_eq!(give(&mut follower, "a", services(true, &[("three", 3)])), NOTHING);
     assert_eq!(
         listed(&mut follower, "a"),
-        ["three.pay.here 3 since 7", "without two.pay.here", "without gateway g"]
+        ["without two.pay.here", "three.pay.here 3 since 7", "without gateway g"]
     );
 }
 
@@ -227,6 +227,32 @@ fn a_rule_takes_as_many_as_its_limit_and_a_name_belongs_to_one() {
             "x.two.pay.west.global: another service of the peer, x.one.pay.west.global, has the same name here, x.pay.here"
         ]
     );
+}
+
+#[test]
+fn a_name_that_passes_to_another_exported_service_stays() {
+    for (first, second) in [("x.one", "x.two"), ("x.two", "x.one")] {
+        let removal = || proto::Delta {
+            removed_services: vec![format!("{first}.pay.west.global")],
+            ..proto::Delta::default()
+        };
+        let mut follower = follower(None);
+        up(&mut follower, "a");
+        give(&mut follower, "a", services(true, &[(first, 1)]));
+        listed(&mut follower, "a");
+        assert_eq!(give(&mut follower, "a", services(false, &[(second, 2)])).1.len(), 1, "the name is taken");
+        let (changes, answers) = give(&mut follower, "a", removal());
+        assert_eq!(changes, ["x.pay.here 2 since 7"], "{first} is gone, {second} has its name");
+        assert_eq!(answers, [format!("+{second}.pay.west.global")]);
+        // Another replica exports the first one: its end uncovers the second one again.
+        up(&mut follower, "b");
+        give(&mut follower, "b", services(true, &[(first, 1)]));
+        listed(&mut follower, "b");
+        assert_eq!(down(&mut follower, "b", false), ["x.pay.here 2 since 7"]);
+        // A listing replaces the one by the other, too.
+        give(&mut follower, "a", services(true, &[(first, 1)]));
+        assert_eq!(listed(&mut follower, "a"), ["x.pay.here 1 since 7"]);
+    }
 }
 
 #[test]
