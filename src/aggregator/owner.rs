@@ -235,7 +235,11 @@ pub fn start(
 }
 
 fn unread_registry(spec: &RegistrySpec) -> UnreadRegistry {
-    UnreadRegistry { name: spec.name.clone(), services: spec.scope.services.clone() }
+    UnreadRegistry {
+        name: spec.name.clone(),
+        services: spec.scope.services.clone(),
+        is_peer: matches!(spec.kind, RegistryKind::Peer(_)),
+    }
 }
 
 /// Makes the shard of the config file itself, whose scope allows everything.

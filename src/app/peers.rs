@@ -31,7 +31,7 @@ impl Importer for Registries {
         Box::pin(async move {
             match what {
                 Received::Delta(delta) => self.inbox.delta(peer, link, delta).await,
-                Received::Listed => self.inbox.listed(peer, link).await,
+                Received::Listed(extent) => self.inbox.listed(peer, link, extent).await,
             }
         })
     }

@@ -1,4 +1,4 @@
-//! The key of a link with a gateway of a peer.
+//! The key of a link with a gateway of a peer, and the two kinds of listings on it.
 
 use std::sync::Arc;
 
@@ -12,6 +12,16 @@ pub struct LinkKey {
     /// The number of the link, unique in this process. A process of the peer may open a newer link before this gateway knows
     /// that the older one is lost.
     pub number: u64,
+}
+
+/// The extent of a full listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// Items that the listing does not name do not exist.
+    #[default]
+    Complete,
+    /// The exporter has not read all its registries yet, so that items may exist that the listing does not name.
+    Partial,
 }
 
 impl LinkKey {

@@ -22,6 +22,8 @@ pub struct UnreadRegistry {
     pub name: Arc<str>,
     /// The services that the registry may have; empty: all.
     pub services: Vec<NamePattern>,
+    /// True if this is the registry of a peer, whose services are not services of this mesh.
+    pub is_peer: bool,
 }
 
 impl Unread {
@@ -66,6 +68,16 @@ impl Unread {
         })
     }
 
+    /// Returns true if an unread registry may have services of this mesh, which peers may know.
+    pub fn has_own(&self) -> bool {
+        self.registries.iter().any(|registry| !registry.is_peer)
+    }
+
+    /// Returns true if an unread registry may have this service, and the service would be one of this mesh.
+    pub fn may_have_own(&self, hostname: &str) -> bool {
+        self.that_may_have(hostname).any(|registry| !registry.is_peer)
+    }
+
     /// Returns true if the service was changed by a registry that had been read, while another registry was unread.
     pub fn is_changed(&self, hostname: &str) -> bool {
         self.changed.get(hostname).is_some()
@@ -79,14 +91,18 @@ mod tests {
     #[test]
     fn a_registry_may_have_what_its_scope_takes() {
         let pattern = NamePattern::parse("*.west.mesh").expect("legal");
-        let west = UnreadRegistry { name: "west".into(), services: vec![pattern] };
-        let any = UnreadRegistry { name: "any".into(), services: Vec::new() };
+        let west = UnreadRegistry { name: "west".into(), services: vec![pattern], is_peer: false };
+        let any = UnreadRegistry { name: "any".into(), services: Vec::new(), is_peer: true };
         let (name, other) = (HostName::parse("a.west.mesh"), HostName::parse("a.east.mesh"));
         let (name, other) = (name.expect("legal"), other.expect("legal"));
         let mut unread = Unread::default().with_registries(vec![west.clone()]);
         assert!(unread.may_have(name.as_str()) && !unread.may_have(other.as_str()));
         unread.note_change(&name);
+        assert!(unread.has_own() && unread.may_have_own(name.as_str()));
+        let of_peer = unread.with_registries(vec![any.clone()]);
+        assert!(!of_peer.has_own() && !of_peer.may_have_own(name.as_str()));
         let both = unread.with_registries(vec![west, any]);
+        assert!(both.may_have_own(name.as_str()) && !both.may_have_own(other.as_str()));
         assert!(both.may_have(other.as_str()) && both.is_changed(name.as_str()));
         assert!(!both.is_changed(other.as_str()) && !both.has_registries_of(&unread));
         let mut none = both.with_registries(Vec::new());

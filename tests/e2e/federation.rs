@@ -506,6 +506,42 @@ fn state(gateway: &Gateway) -> String {
 }
 
 #[test]
+fn a_peer_that_restarts_before_a_registry_of_it_can_be_read_withdraws_nothing() {
+    let pair = Pair::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("fees.yaml");
+    let listed = |all: &[String]| std::fs::write(&file, services(all)).expect("written");
+    let config = |weights| {
+        let more = services(&[service("ratings", weights), service("ratingz", [1, 1])]);
+        format!(
+            "aggregator: {{startTimeout: 1s}}\nregistries: [{{file: {{path: {}, cluster: other, network: net-west}}}}]\n{}",
+            file.display(),
+            pair.west_config(&more)
+        )
+    };
+    let (fees, cart) = ("fees.pay.west.global", "cart.pay.west.global");
+    listed(&[service("fees", [2, 3]), service("cart", [1, 1])]);
+    let mut west = start(pair.west.folder(&[&pair.east]), &config([3, 4]));
+    let east = pair.start_east();
+    weighs(&east, fees, 5.0);
+    weighs(&east, cart, 2.0);
+    west.signal("TERM");
+    west.ended();
+    std::fs::remove_file(&file).expect("removed");
+    let west = start(pair.west.folder(&[&pair.east]), &config([1, 1]));
+    // The listing of the new process has arrived.
+    weighs(&east, RATINGS, 2.0);
+    weighs(&east, fees, 5.0);
+    east.told("the peer has not read all its registries yet");
+    listed(&[service("fees", [2, 2])]);
+    weighs(&east, fees, 4.0);
+    eventually("the service to be gone that the registry does not have", || {
+        entries(&east, cart).is_none().then_some(())
+    });
+    drop(west);
+}
+
+#[test]
 fn f_3_a_peer_that_restarts_empty_withdraws_nothing_within_the_guard() {
     let pair = Pair::new();
     let mut west = pair.start_west(&twenty());

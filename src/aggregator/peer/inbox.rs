@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::model::link::LinkKey;
+use crate::model::link::{Extent, LinkKey};
 use crate::proto::isthmus::peer::v1 as proto;
 
 /// The largest number of events that may wait for a registry; further senders wait.
@@ -19,7 +19,7 @@ pub(super) enum Event {
     /// Items; `answer` receives what is refused, and what is taken although it was refused before.
     Delta { link: LinkKey, delta: Box<proto::Delta>, answer: oneshot::Sender<proto::Ack> },
     /// The end of a listing; `answer` as above.
-    Listed { link: LinkKey, answer: oneshot::Sender<proto::Ack> },
+    Listed { link: LinkKey, extent: Extent, answer: oneshot::Sender<proto::Ack> },
     /// The link has ended. If `forget` is true, the peer has ordered that its services be removed.
     Down { link: LinkKey, why: String, forget: bool },
 }
@@ -92,8 +92,8 @@ impl Inbox {
     }
 
     /// Reports that a full listing has ended; returns the same as [`Self::delta`].
-    pub async fn listed(&self, peer: &Arc<str>, link: &LinkKey) -> proto::Ack {
-        self.ask(peer, |answer| Event::Listed { link: link.clone(), answer }).await
+    pub async fn listed(&self, peer: &Arc<str>, link: &LinkKey, extent: Extent) -> proto::Ack {
+        self.ask(peer, |answer| Event::Listed { link: link.clone(), extent, answer }).await
     }
 
     /// Reports that a link has ended. If `forget` is true, the peer has ordered that its services be removed.

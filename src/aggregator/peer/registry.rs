@@ -19,7 +19,7 @@ use crate::aggregator::spec::RegistrySpec;
 use crate::document::intern::Interner;
 use crate::model::endpoint::Endpoint;
 use crate::model::import::Import;
-use crate::model::link::LinkKey;
+use crate::model::link::{Extent, LinkKey};
 use crate::model::place::Network;
 use crate::model::service::Service;
 use crate::proto::isthmus::peer::v1 as proto;
@@ -67,8 +67,8 @@ impl Registry for PeerRegistry {
 struct Replica {
     link: LinkKey,
     items: Items,
-    /// True once a full listing has ended.
-    is_listed: bool,
+    /// The extent of the last full listing that has ended; `None` before the end of the first one.
+    listed: Option<Extent>,
     /// The listing in progress; `items` stay in use until it ends.
     listing: Option<Box<Items>>,
 }
@@ -81,6 +81,18 @@ struct Given {
     gateways: BTreeMap<GatewayKey, RegistryGateway>,
 }
 
+impl Given {
+    /// Returns the items of a shard that the registry has sent in an earlier task or process.
+    fn of(shard: &Shard) -> Self {
+        let name = |service: &Service| Some(service.import.as_ref()?.exported_name.to_string());
+        let services = shard.services().filter_map(|service| Some((name(service)?, service.clone())));
+        let gateway = |(key, gateway): (&GatewayKey, &Gateway)| {
+            (key.clone(), RegistryGateway { key: key.clone(), gateway: gateway.clone() })
+        };
+        Self { services: services.collect(), gateways: shard.gateways().map(gateway).collect() }
+    }
+}
+
 struct Follower {
     peer: PeerSpec,
     /// The addresses that the peer's gateways may have.
@@ -88,6 +100,8 @@ struct Follower {
     /// The replicas of the peer; the one with the newest link comes first, and has precedence.
     replicas: Vec<Replica>,
     given: Given,
+    /// The gateways of the last complete listing, or of an earlier task or process. They stay while all listings are partial.
+    kept: BTreeMap<GatewayKey, RegistryGateway>,
     /// True once a full listing was sent to the aggregator.
     has_given: bool,
     /// True if the aggregator was last notified that there is no link; also true at the start.
@@ -145,6 +159,7 @@ impl Follower {
             scope,
             replicas: Vec::new(),
             given: Given::default(),
+            kept: BTreeMap::new(),
             has_given: false,
             is_lost: true,
             has_returned: false,
@@ -188,8 +203,8 @@ impl Follower {
                 let _ = answer.send(ack);
                 changes
             }
-            Event::Listed { link, answer } => {
-                let (changes, ack) = self.listed_by(&link, in_use);
+            Event::Listed { link, extent, answer } => {
+                let (changes, ack) = self.listed_by(&link, extent, in_use);
                 // This fails only if the link has ended.
                 let _ = answer.send(ack);
                 changes
@@ -199,7 +214,7 @@ impl Follower {
     }
 
     /// Applies the end of a replica's listing; returns the resulting changes, and what has changed about the refusals.
-    fn listed_by(&mut self, link: &LinkKey, in_use: &Shard) -> (Vec<Change>, proto::Ack) {
+    fn listed_by(&mut self, link: &LinkKey, extent: Extent, in_use: &Shard) -> (Vec<Change>, proto::Ack) {
         let Some(at) = self.replicas.iter().position(|replica| replica.link == *link) else {
             return (Vec::new(), proto::Ack::default());
         };
@@ -208,13 +223,13 @@ impl Follower {
             ack = listed.prefer(&self.peer.peer, |name, read| self.is_in_use(name, read, in_use));
             self.replicas[at].items = *listed;
         }
-        self.replicas[at].is_listed = true;
+        self.replicas[at].listed = Some(extent);
         self.has_returned = std::mem::take(&mut self.is_lost);
         if self.has_returned {
             // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
             self.probes = Probes::default();
         }
-        (self.renew_all(), ack)
+        (self.first_or_renewed(in_use), ack)
     }
 
     /// Returns true if the service was sent to the aggregator, or comes from an earlier task or process.
@@ -281,18 +296,28 @@ impl Follower {
 
     /// Returns the replicas whose listing has ended, the newest link first.
     fn listed(&self) -> impl Iterator<Item = &Replica> {
-        self.replicas.iter().filter(|replica| replica.is_listed)
+        self.replicas.iter().filter(|replica| replica.listed.is_some())
+    }
+
+    /// Returns true if items that no replica has may be removed: at least one replica has listed everything.
+    fn may_remove(&self) -> bool {
+        self.listed().any(|replica| replica.listed == Some(Extent::Complete))
     }
 
     fn has_listed(&self) -> bool {
         self.listed().next().is_some()
     }
 
-    /// Returns the gateways of the replicas.
+    /// Returns the gateways of the replicas, and those that stay because all listings are partial.
     fn gateways(&self) -> BTreeMap<GatewayKey, RegistryGateway> {
         let mut all = BTreeMap::new();
         for gateway in self.listed().flat_map(|replica| replica.items.gateways.values()) {
             all.entry(gateway.key.clone()).or_insert_with(|| gateway.clone());
+        }
+        if !self.may_remove() {
+            for (key, gateway) in &self.kept {
+                all.entry(key.clone()).or_insert_with(|| gateway.clone());
+            }
         }
         all
     }
@@ -306,17 +331,29 @@ impl Follower {
         in_use.gateways().map(|(key, gateway)| (key.clone(), gateway.clone())).collect()
     }
 
-    /// Returns the changes that turn the items in `given` into the items of all replicas. The first call returns them as a full
-    /// listing, which replaces the items that were read from an earlier process's copy.
+    /// Returns the same as [`Self::renew_all`]. The first call returns the changes as a full listing, which replaces the items in
+    /// use, those of an earlier task or process, unless the peer's listing is partial.
+    fn first_or_renewed(&mut self, in_use: &Shard) -> Vec<Change> {
+        if std::mem::replace(&mut self.has_given, true) {
+            return self.renew_all();
+        }
+        let mut changes = vec![Change::Begin];
+        if !self.may_remove() {
+            self.given = Given::of(in_use);
+            self.kept = self.given.gateways.clone();
+            changes.extend(in_use.keys().map(Change::Keep));
+        }
+        changes.extend(self.renew_all());
+        changes.push(Change::Complete);
+        changes
+    }
+
+    /// Returns the changes that turn the items in `given` into the items of all replicas.
     fn renew_all(&mut self) -> Vec<Change> {
         let of_replicas = self.listed().flat_map(|replica| replica.items.services.keys().cloned());
         let names: BTreeSet<String> = of_replicas.chain(self.given.services.keys().cloned()).collect();
         let mut changes = self.renew_services(names);
         changes.extend(self.renew_gateways());
-        if !std::mem::replace(&mut self.has_given, true) {
-            changes.insert(0, Change::Begin);
-            changes.push(Change::Complete);
-        }
         changes
     }
 
@@ -324,10 +361,12 @@ impl Follower {
     /// one exported service to another.
     fn renew_services(&mut self, names: BTreeSet<String>) -> Vec<Change> {
         let (mut gone, mut puts) = (BTreeSet::new(), BTreeMap::new());
+        // The limit also bounds the services that partial listings leave behind.
+        let may_remove = self.may_remove() || self.given.services.len() > self.peer.peer.limits.services;
         for name in names {
             let before = self.given.services.get(&name);
             let next = self.service(&name, before);
-            if before == next.as_ref() {
+            if before == next.as_ref() || next.is_none() && !may_remove {
                 continue;
             }
             gone.extend(before.map(|before| before.key.clone()));
@@ -368,6 +407,9 @@ impl Follower {
     /// Returns the changes of gateways. Gateways that do not answer are left out.
     fn renew_gateways(&mut self) -> Vec<Change> {
         let mut next = self.gateways();
+        if self.may_remove() {
+            self.kept = next.clone();
+        }
         next.retain(|key, _| self.probes.fault(key).is_none());
         let given = std::mem::replace(&mut self.given.gateways, next);
         let next = &self.given.gateways;
@@ -431,6 +473,7 @@ impl Follower {
         }
         self.forgotten = Some(Instant::now());
         self.given = Given::default();
+        self.kept = BTreeMap::new();
         let text = format!("the peer ended the link for good, so its services are removed: {why}");
         vec![Change::Forget, Change::Failed(vec![text])]
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::model::link::LinkKey;
+use crate::model::link::{Extent, LinkKey};
 use crate::proto::isthmus::peer::v1 as proto;
 
 /// An event of a peer's link, for the [`Importer`].
@@ -14,7 +14,7 @@ pub enum Received {
     /// Items of a full listing, or changes after it.
     Delta(Box<proto::Delta>),
     /// All items of a full listing were delivered.
-    Listed,
+    Listed(Extent),
 }
 
 /// A future that completes when the importer has accepted the call.

@@ -1,5 +1,8 @@
 //! The services and gateways that this gateway offers to one peer. The peer first gets a full listing, and then the changes. A
 //! record of what was sent shows what has changed.
+//!
+//! While a registry of this mesh was not read since the start, nothing is removed: the peer may have services of the registry from
+//! an earlier process (SPEC §8). A listing that ends meanwhile is partial, and a complete one follows when all registries are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,6 +40,8 @@ pub(super) struct Offer {
     given: SetHash,
     /// The full listing that is being sent to the peer; `None` while no full listing is being sent.
     listing: Option<Listing>,
+    /// True if the peer must get another listing when all registries are read: the last one was partial, or a removal was not sent.
+    is_partial: bool,
 }
 
 /// The stage of a full listing: one that sends every exported service again. The listing ends when no name is left in `dirty`.
@@ -68,6 +73,7 @@ impl Offer {
             gateways: BTreeMap::new(),
             given: SetHash::default(),
             listing: None,
+            is_partial: false,
         }
     }
 
@@ -81,7 +87,7 @@ impl Offer {
         self.given = SetHash::default();
         self.held = self.reader.current().clone();
         self.dirty.clear();
-        (self.are_gateways_dirty, self.listing) = (false, None);
+        (self.are_gateways_dirty, self.listing, self.is_partial) = (false, None, false);
         if self.is_wanted() {
             self.all_may_differ();
             self.listing = Some(Listing::Begins);
@@ -114,6 +120,10 @@ impl Offer {
         let held = std::mem::replace(&mut self.held, next);
         if !self.is_wanted() {
             return;
+        }
+        if self.is_partial && !self.held.unread.has_own() {
+            let wanted = std::mem::take(&mut self.wanted);
+            return self.subscribe(wanted);
         }
         let names = match self.reader.since(held.generation, self.held.generation) {
             Since::Everything => None,
@@ -154,7 +164,9 @@ impl Offer {
     ) -> Option<Next> {
         if self.listing == Some(Listing::GoesOn) && self.dirty.is_empty() {
             self.listing = None;
-            return Some(Next::End(proto::SnapshotEnd { sequence, contents: Some(contents(self.given)) }));
+            self.is_partial |= self.held.unread.has_own();
+            let (contents, partial) = (Some(contents(self.given)), self.is_partial);
+            return Some(Next::End(proto::SnapshotEnd { sequence, contents, partial }));
         }
         let snapshot = self.held.clone();
         let begins = self.listing == Some(Listing::Begins);
@@ -183,9 +195,14 @@ impl Offer {
         (!is_empty || self.listing.is_some()).then_some(Next::Delta(delta))
     }
 
-    /// Adds a service to a message, unless the peer has the service with the same content. Returns the number of bytes added.
+    /// Adds a service to a message, unless the peer has the service with the same content, or an unread registry may have (more
+    /// of) it. Returns the number of bytes added.
     fn give(&mut self, snapshot: &Snapshot, name: &HostName, now: u64, delta: &mut proto::Delta) -> usize {
         let Some(exported) = snapshot.export_to(&self.peer.name, name) else {
+            if snapshot.unread.has_own() {
+                self.is_partial = true;
+                return 0;
+            }
             self.times.forget(&self.peer.name, name);
             if let Some(before) = self.services.remove(name) {
                 self.given.change(Some(before), None);
@@ -195,6 +212,10 @@ impl Offer {
         };
         let exported_at = self.times.of(&self.peer.name, name, now);
         let service = record::service(snapshot, exported.service, name, exported_at);
+        if service.groups.is_empty() && snapshot.unread.may_have_own(exported.service.key.hostname.as_str()) {
+            self.is_partial = true;
+            return 0;
+        }
         let encoded = service.encode_to_vec();
         let hash = ItemHash::of(&encoded);
         let before = self.services.insert(name.clone(), hash);
@@ -208,7 +229,12 @@ impl Offer {
 
     fn give_gateways(&mut self, snapshot: &Snapshot, delta: &mut proto::Delta) -> usize {
         let (all, mut bytes) = (record::gateways(snapshot), 0);
-        let gone: Vec<String> = self.gateways.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
+        let mut gone: Vec<String> =
+            self.gateways.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
+        if snapshot.unread.has_own() && !gone.is_empty() {
+            self.is_partial = true;
+            gone.clear();
+        }
         for key in gone {
             self.given.change(self.gateways.remove(&key), None);
             bytes += key.len();

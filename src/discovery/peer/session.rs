@@ -15,7 +15,7 @@ use super::instances::Newest;
 use super::offer::{Next, Offer};
 use super::status::{LinkState, LinkStatus, LinkTable};
 use super::taken::Taken;
-use crate::model::link::LinkKey;
+use crate::model::link::{Extent, LinkKey};
 use crate::model::name::NamePattern;
 use crate::net::latest::Latest;
 use crate::proto::isthmus::peer::v1 as proto;
@@ -329,7 +329,14 @@ impl Session {
             Kind::SnapshotEnd(end) => {
                 let differs = exchange.taken.end(end.contents.as_ref());
                 let given = exchange.taken.services();
-                let ack = self.importer.deliver(&self.peer.name, link, Received::Listed).await;
+                let extent = if end.partial { Extent::Partial } else { Extent::Complete };
+                if end.partial {
+                    tracing::info!(
+                        peer = &*self.peer.name,
+                        "the peer has not read all its registries yet, so earlier services that it does not list stay"
+                    );
+                }
+                let ack = self.importer.deliver(&self.peer.name, link, Received::Listed(extent)).await;
                 self.note_answer(given, &ack);
                 self.outgoing.send(Kind::Ack(proto::Ack { sequence: end.sequence, ..ack })).await?;
                 if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }

@@ -74,6 +74,8 @@ fn texts(changes: &[Change]) -> Vec<String> {
             format!("{} {weight} since {}", service.key.hostname, exported_at(service))
         }
         Change::Put(Item::Gateway(gateway)) => format!("gateway {}", gateway.key.name),
+        Change::Keep(Key::Service(key)) => format!("keep {}", key.hostname),
+        Change::Keep(Key::Gateway(key)) => format!("keep gateway {}", key.name),
         Change::Remove(Key::Service(key)) => format!("without {}", key.hostname),
         Change::Remove(Key::Gateway(key)) => format!("without gateway {}", key.name),
         Change::Failed(_) => "failed".to_owned(),
@@ -89,7 +91,7 @@ fn up(follower: &mut Follower, replica: &str) {
 }
 
 fn listed(follower: &mut Follower, replica: &str) -> Vec<String> {
-    let (changes, ack) = follower.listed_by(&link(replica), &in_use(&[]));
+    let (changes, ack) = follower.listed_by(&link(replica), Extent::Complete, &in_use(&[]));
     assert_eq!(answers(ack), Vec::<String>::new());
     texts(&changes)
 }
@@ -206,7 +208,7 @@ fn a_rule_takes_as_many_as_its_limit_and_a_name_belongs_to_one() {
     up(&mut follower, "a 3");
     let (_, refused) = give(&mut follower, "a 3", services(true, &[("a", 1), ("b", 1), ("c", 1)]));
     assert_eq!(refused.len(), 1, "{refused:?}");
-    let (changes, ack) = follower.listed_by(&link("a 3"), &in_use(&[]));
+    let (changes, ack) = follower.listed_by(&link("a 3"), Extent::Complete, &in_use(&[]));
     assert_eq!(texts(&changes), Vec::<String>::new());
     let limit = "peers[0].import[0] has reached its limit of 2 services";
     assert_eq!(answers(ack), [format!("b.pay.west.global: {limit}"), "+c.pay.west.global".to_owned()]);
@@ -263,9 +265,70 @@ fn services_of_the_last_run_keep_their_places() {
     of_last_run.put(Item::Service(read.expect("taken").service), &mut Dirty::default());
     up(&mut follower, "a");
     give(&mut follower, "a", services(true, &[("a", 1), ("b", 1)]));
-    let (changes, ack) = follower.listed_by(&link("a"), &of_last_run);
+    let (changes, ack) = follower.listed_by(&link("a"), Extent::Complete, &of_last_run);
     assert_eq!(texts(&changes), ["begin", "b.pay.here 1 since 7", "complete"]);
     assert_eq!(ack.taken, ["b.pay.west.global"]);
+}
+
+fn listed_in_part(follower: &mut Follower, replica: &str, in_use: &Shard) -> Vec<String> {
+    texts(&follower.listed_by(&link(replica), Extent::Partial, in_use).0)
+}
+
+#[test]
+fn a_partial_listing_removes_nothing_until_a_complete_one_follows() {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    let mut all = services(true, &[("one", 1), ("two", 2)]);
+    all.gateways = vec![gateway("g"), gateway("h")];
+    give(&mut follower, "a", all);
+    listed(&mut follower, "a");
+    // The peer restarts, and has read one of its registries.
+    assert_eq!(down(&mut follower, "a", false), ["failed"]);
+    up(&mut follower, "b");
+    let mut some = services(true, &[("one", 3)]);
+    some.gateways = vec![gateway("g")];
+    give(&mut follower, "b", some);
+    assert_eq!(listed_in_part(&mut follower, "b", &in_use(&[])), ["one.pay.here 3 since 7"]);
+    assert_eq!(probed(&follower, &[]).len(), 2, "the gateway that stays is probed, too");
+    // A second replica restarts as well.
+    up(&mut follower, "c");
+    give(&mut follower, "c", services(true, &[("one", 3)]));
+    assert_eq!(listed_in_part(&mut follower, "c", &in_use(&[])), Vec::<String>::new());
+    assert_eq!(down(&mut follower, "b", false), Vec::<String>::new());
+    give(&mut follower, "c", services(true, &[("one", 3)]));
+    assert_eq!(
+        listed(&mut follower, "c"),
+        ["without two.pay.here", "without gateway g", "without gateway h"]
+    );
+}
+
+#[test]
+fn a_partial_listing_keeps_the_items_of_the_last_run() {
+    let mut follower = follower(None);
+    let mut of_last_run = in_use(&["g"]);
+    let read = reading::service(&peer(None), &record("b.pay.west.global", 1), 7, &mut Interner::default());
+    of_last_run.put(Item::Service(read.expect("taken").service), &mut Dirty::default());
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &[("a", 1)]));
+    assert_eq!(
+        listed_in_part(&mut follower, "a", &of_last_run),
+        ["begin", "keep b.pay.here", "keep gateway g", "a.pay.here 1 since 7", "complete"]
+    );
+    give(&mut follower, "a", services(true, &[("a", 1)]));
+    assert_eq!(listed(&mut follower, "a"), ["without b.pay.here", "without gateway g"]);
+}
+
+#[test]
+fn what_partial_listings_leave_behind_is_bounded() {
+    let mut follower = follower(None);
+    let limits = crate::snapshot::peer::PeerLimits { services: 2, ..peer(None).limits };
+    follower.peer.peer = Arc::new(Peer { limits, ..peer(None) });
+    up(&mut follower, "a");
+    for number in 0..10 {
+        give(&mut follower, "a", services(true, &[(&format!("s{number}"), 1)]));
+        listed_in_part(&mut follower, "a", &in_use(&[]));
+    }
+    assert!(follower.given.services.len() <= 4, "{:?}", follower.given.services.keys());
 }
 
 #[test]
@@ -277,7 +340,7 @@ fn services_that_wait_for_a_place_are_bounded_but_those_in_use_always_wait() {
     give(&mut follower, "a", services(true, &all[1_199..]));
     listed(&mut follower, "a");
     assert_eq!(give(&mut follower, "a", services(true, &all)).1.len(), 1_199);
-    let (changes, ack) = follower.listed_by(&link("a"), &in_use(&[]));
+    let (changes, ack) = follower.listed_by(&link("a"), Extent::Complete, &in_use(&[]));
     assert_eq!(texts(&changes), Vec::<String>::new(), "the service in use stays");
     assert_eq!(ack.taken, ["s1199.pay.west.global"]);
     let waiting = follower.replicas[0].items.waiting();

@@ -10,8 +10,10 @@ use crate::model::place::Network;
 use crate::model::service::PortProtocol;
 use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
+use crate::snapshot::listing::Listing as Services;
 use crate::snapshot::peer::{NameTemplate, PeerExport, PeerLimits};
 use crate::snapshot::tests::{Mesh, endpoint, gateway, network, port, scoped, service, shard};
+use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::world::Publisher;
 
 /// Returns a mesh of services whose first endpoint has the given weight, in the order of the weights.
@@ -72,7 +74,14 @@ fn take_all(offer: &mut Offer, taken: &mut Taken, sequence: &mut u64) -> (Vec<us
                     assert!(!taken.differs(after), "the contents are those that the sender says");
                 }
             }
-            Some(Next::End(end)) => assert!(!taken.end(end.contents.as_ref())),
+            Some(Next::End(end)) => {
+                assert!(!taken.end(end.contents.as_ref()));
+                assert_eq!(
+                    end.partial,
+                    offer.held.unread.has_own(),
+                    "it says whether something may be missing"
+                );
+            }
         }
     }
     (sizes, services)
@@ -160,6 +169,42 @@ fn a_peer_is_given_what_it_wants_and_what_is_gone_is_taken_back() {
     offer.follow();
     take_all(&mut offer, &mut taken, &mut sequence);
     assert_eq!(offer.services_given(), 0);
+}
+
+/// Returns a list of one registry that was not read.
+fn unread(is_peer: bool) -> Arc<Unread> {
+    let lost = UnreadRegistry { name: "lost".into(), services: Vec::new(), is_peer };
+    Arc::new(Unread::default().with_registries(vec![lost]))
+}
+
+#[test]
+fn nothing_is_removed_while_a_registry_of_this_mesh_was_not_read() {
+    let one = peer("one");
+    let mut world = mesh(&[1, 2], std::slice::from_ref(&one));
+    let (mut publisher, reader) = Publisher::new(Snapshot { unread: unread(false), ..world.snapshot() });
+    let mut offer = Offer::new(one, reader, Arc::default());
+    offer.subscribe(everything());
+    let (mut taken, mut sequence) = (Taken::default(), 0);
+    assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 2, "it gets what is known");
+    let mut publish = |world: &mut Mesh, shards: Vec<Services>, unread: Arc<Unread>| {
+        world.shards = shards.into_iter().map(scoped).collect();
+        let names = (0..2).map(|number| crate::snapshot::tests::host_name(&format!("s{number}.shop.mesh")));
+        let dirty = Dirty { services: names.collect(), ..Dirty::default() };
+        let (snapshot, delta) = build::next(&publisher.current(), world.world(), &dirty);
+        publisher.publish(Snapshot { unread, ..snapshot }, delta);
+    };
+    // One service loses its endpoints, and the other is gone.
+    let empty = service("s0.shop.mesh", vec![port(80, PortProtocol::Http)], Vec::new());
+    let left = || vec![shard("a", "n1", vec![empty.clone()])];
+    publish(&mut world, left(), unread(false));
+    offer.follow();
+    assert_eq!(take_all(&mut offer, &mut taken, &mut sequence), (Vec::new(), 0));
+    assert_eq!((offer.services_given(), taken.services()), (2, 2), "the unread registry may have both");
+    // A registry of another peer has no services that are offered.
+    publish(&mut world, left(), unread(true));
+    offer.follow();
+    assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 1, "all is listed again");
+    assert_eq!((offer.services_given(), taken.services()), (1, 1));
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Stage {
     fn restarts_without(&mut self, services: &[&str], world: &[(&str, &[u8])]) {
         let pattern = |name: &&str| NamePattern::parse(name).expect("legal");
         let services = services.iter().map(pattern).collect();
-        let unread = vec![UnreadRegistry { name: "lost.yaml".into(), services }];
+        let unread = vec![UnreadRegistry { name: "lost.yaml".into(), services, is_peer: false }];
         let unread = Arc::new(Unread::default().with_registries(unread));
         let (publisher, reader) = Publisher::new(Snapshot { unread, ..snapshot(&self.policy, 1, world) });
         self.publisher = publisher;
