@@ -2,27 +2,20 @@
 //! name does not exist, they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{NameServerConfig, ResolverConfig};
-use hickory_resolver::net::NetError;
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
+use crate::net::lookup::{Lookup, Resolution};
 use crate::snapshot::name_index::NameMap;
 
 /// The time until a name is looked up again after a look-up that failed or found no addresses.
 const RETRY: Duration = Duration::from_secs(2);
-/// The deadline of one look-up, with its retries.
-const LOOKUP: Duration = Duration::from_secs(10);
 /// The largest number of concurrent look-ups.
 const AT_ONCE: usize = 32;
 
@@ -43,23 +36,14 @@ impl Default for Options {
     }
 }
 
-/// The result of a look-up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resolution {
-    /// The addresses, sorted; empty if the name does not exist any more.
-    Addresses(Arc<[IpAddr]>),
-    /// The look-up failed with this text.
-    Failed(String),
-}
-
 /// Looks up the wanted names until the sender of `wanted` is gone.
 pub async fn run(
     options: Options,
     mut wanted: watch::Receiver<NameMap<()>>,
     answers: mpsc::Sender<(HostName, Resolution)>,
 ) {
-    let resolver = match resolver(&options.servers) {
-        Ok(resolver) => resolver,
+    let lookup = match Lookup::at(&options.servers) {
+        Ok(lookup) => lookup,
         Err(error) => {
             tracing::error!(%error, "cannot read the system's name servers, so host names of endpoints cannot be \
                                      resolved");
@@ -81,7 +65,7 @@ pub async fn run(
         while running.len() < AT_ONCE
             && let Some(name) = schedule.pop_due(Instant::now())
         {
-            running.push(look_up(&resolver, name));
+            running.push(look_up(&lookup, name));
         }
         let has_room = running.len() < AT_ONCE;
         let due = schedule.next_due().unwrap_or_else(|| Instant::now() + options.ttl_max);
@@ -138,42 +122,9 @@ impl Schedule {
     }
 }
 
-fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
-    let mut builder = if servers.is_empty() {
-        TokioResolver::builder_tokio()?
-    } else {
-        let servers = servers.iter().map(|server| {
-            let mut config = NameServerConfig::udp_and_tcp(server.ip());
-            config.connections.iter_mut().for_each(|connection| connection.port = server.port());
-            config
-        });
-        let config = ResolverConfig::from_name_servers(servers.collect());
-        TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
-    };
-    // The resolver's cache is off. The times of look-ups already follow the TTL within bounds of their own, and a cached answer
-    // may be older than these bounds allow.
-    builder.options_mut().cache_size = 0;
-    builder.build()
-}
-
 /// Looks up a name; returns the result, with its TTL if it has one.
-async fn look_up(resolver: &TokioResolver, name: HostName) -> (HostName, Resolution, Option<Duration>) {
-    // A trailing dot disables the system's search list: names are fully qualified.
-    let lookup = resolver.lookup_ip(format!("{name}."));
-    let (answer, ttl) = match tokio::time::timeout(LOOKUP, lookup).await {
-        Err(_) => (Resolution::Failed("the DNS query timed out".to_owned()), None),
-        Ok(Ok(found)) => {
-            let mut addresses: Vec<IpAddr> = found.iter().map(canonical_ip).collect();
-            addresses.sort_unstable();
-            addresses.dedup();
-            let ttl = found.valid_until().saturating_duration_since(std::time::Instant::now());
-            (Resolution::Addresses(addresses.into()), Some(ttl))
-        }
-        Ok(Err(error)) if error.is_no_records_found() || error.is_nx_domain() => {
-            (Resolution::Addresses(Arc::new([])), None)
-        }
-        Ok(Err(error)) => (Resolution::Failed(error.to_string()), None),
-    };
+async fn look_up(lookup: &Lookup, name: HostName) -> (HostName, Resolution, Option<Duration>) {
+    let (answer, ttl) = lookup.addresses(&name).await;
     (name, answer, ttl)
 }
 

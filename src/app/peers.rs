@@ -71,8 +71,11 @@ pub(super) async fn start(
 pub(super) async fn configure(links: &Links, config: &Config) {
     let own = &config.policy.mesh.trust_domain;
     let state = config.aggregator.state.as_ref();
+    let name_servers = &config.aggregator.dns.servers;
+    links.use_name_servers(name_servers);
     links.configure(own, &config.links, state.map(PathBuf::as_path));
-    links.enrolment().configure(own, &suggested_name(config), &config.links, state).await;
+    let name = suggested_name(config);
+    links.enrolment().configure(own, &name, &config.links, state, name_servers).await;
 }
 
 /// Returns the name that the other organisation of an enrolment may use for us: our cluster, or if it is empty, the first label

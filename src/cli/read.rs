@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -27,6 +27,7 @@ use crate::config::Config;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
+use crate::net::lookup::{Lookup, Resolution};
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::all;
 use crate::snapshot::inputs::Inputs;
@@ -90,7 +91,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
         return Err(problems);
     }
     let names = names_in(&config.policy, shards.iter().map(|shard| &**shard));
-    let resolved = resolve(&names);
+    let resolved = resolve(&names, &config.aggregator.dns.servers);
     let lost = names.iter().filter(|name| resolved.get(name.as_str()).is_none_or(|found| found.is_empty()));
     warnings.extend(lost.map(|name| {
         format!(
@@ -156,8 +157,12 @@ fn off_network(snapshot: &Snapshot, config: &Config) -> Vec<String> {
     counts.into_iter().filter_map(warning).collect()
 }
 
-/// Resolves names with the system's resolver. A name that cannot be resolved has no addresses, as on the data path.
-fn resolve(names: &BTreeSet<HostName>) -> Resolved {
+/// Resolves names at these name servers, or if there are none, with the system's resolver. A name that cannot be resolved has no
+/// addresses, as on the data path.
+fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> Resolved {
+    if !name_servers.is_empty() && !names.is_empty() {
+        return resolve_at(names, name_servers).unwrap_or_default();
+    }
     let look_up = |name: &HostName| {
         let found = (name.as_str(), 0).to_socket_addrs().ok()?;
         let mut addresses: Vec<IpAddr> = found.map(|address| canonical_ip(address.ip())).collect();
@@ -166,6 +171,21 @@ fn resolve(names: &BTreeSet<HostName>) -> Resolved {
         Some((name.clone(), addresses.into()))
     };
     names.iter().filter_map(look_up).collect()
+}
+
+/// Resolves names at these name servers, all at the same time.
+fn resolve_at(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> Option<Resolved> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    runtime.block_on(async {
+        let lookup = Lookup::at(name_servers).ok()?;
+        let look_up = async |name: &HostName| (name.clone(), lookup.addresses(name).await.0);
+        let answers = futures_util::future::join_all(names.iter().map(look_up)).await;
+        let found = answers.into_iter().filter_map(|(name, answer)| match answer {
+            Resolution::Addresses(addresses) => Some((name, addresses)),
+            Resolution::Failed(_) => None,
+        });
+        Some(found.collect())
+    })
 }
 
 /// Runs `isthmus explain`.

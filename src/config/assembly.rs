@@ -66,7 +66,11 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);
     let exports = exports::read(&root, &listeners, &clusters, &mut problems);
     let mut registries = registries::with_export_writer(registries, &node, &exports);
-    let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &mut problems);
+    let aggregator = AggregatorOptions {
+        virtual_addresses: dns_server.as_ref().map(|server| server.ranges),
+        ..aggregation::options(&root, &mut problems)
+    };
+    let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &aggregator.dns, &mut problems);
     identity.peers = peers.trust;
     identity.state = aggregation::state(&root, &problems);
     // The registries of peers come last, so that a peer cannot replace one of our own services.
@@ -103,10 +107,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         services,
         registries,
         links: peers.links,
-        aggregator: AggregatorOptions {
-            virtual_addresses: dns_server.as_ref().map(|server| server.ranges),
-            ..aggregation::options(&root, &mut problems)
-        },
+        aggregator,
         registry_places,
         identity_places: identity::places(&root, &identity.peers, &problems),
         identity,

@@ -42,6 +42,7 @@ pub(super) fn read(
     mesh: &Mesh,
     own_trust: &[TrustFile],
     listeners: &[Arc<Listener>],
+    dns: &DnsOptions,
     problems: &mut Problems,
 ) -> Peers {
     let list = Path::Root.key(Root::PEERS.name());
@@ -50,6 +51,7 @@ pub(super) fn read(
         problems,
         mesh,
         own_trust,
+        dns,
         state,
         names: HashMap::new(),
         aliases: HashMap::new(),
@@ -124,6 +126,7 @@ struct Reader<'r> {
     mesh: &'r Mesh,
     /// The entries of `trust`. A peer's alias must differ from their trust domains.
     own_trust: &'r [TrustFile],
+    dns: &'r DnsOptions,
     /// The folder with the links of enrolments; `None`: there is none.
     state: Option<PathBuf>,
     /// The positions of the peers' names, to find duplicates.
@@ -212,6 +215,7 @@ impl Reader<'_> {
             peer: peer.clone(),
             stale_after: fields.get(&keys::Peer::STALE_AFTER),
             expire_after: fields.get(&keys::Peer::EXPIRE_AFTER),
+            dns: self.dns.clone(),
         };
         let place = place_of(&name);
         self.peers.registries.push(RegistrySpec {

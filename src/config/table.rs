@@ -82,7 +82,7 @@ keys! {
         TIMEOUTS "timeouts": Timeouts => "defaults";
         /// Timing of a graceful stop.
         DRAIN "drain": Drain => "defaults";
-        /// DNS resolution of the host names of endpoints and gateways.
+        /// DNS resolution of the host names of endpoints and gateways, also of the gateways of peers (`dial`).
         DNS "dns": Dns => "defaults";
         /// The DNS server. It answers for the services of other organisations with virtual addresses, and for exported services
         /// of our own with their addresses. A change takes effect after a restart.

@@ -15,6 +15,7 @@ pub mod inherited;
 pub mod latest;
 pub mod line_file;
 pub mod listen;
+pub mod lookup;
 pub mod own;
 pub mod pipe;
 pub mod ranking;

@@ -13,6 +13,7 @@ use crate::problems::run;
 use crate::support::backend::Backend;
 use crate::support::client::{connect, tls_with};
 use crate::support::clock;
+use crate::support::dns::{Answer, NameServer};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::organisation::{Organisation, free_port, start};
@@ -539,6 +540,33 @@ fn a_peer_that_restarts_before_a_registry_of_it_can_be_read_withdraws_nothing() 
         entries(&east, cart).is_none().then_some(())
     });
     drop(west);
+}
+
+#[test]
+fn a_peer_with_host_names_is_found_by_the_servers_of_the_config_and_outlasts_their_outage() {
+    const NAME: &str = "gw.west.test";
+    let servers = NameServer::start();
+    servers.points(NAME, [127, 0, 0, 1].into());
+    let pair = Pair::new();
+    let west = pair.west_config(&services(&[service("ratings", [3, 4])]));
+    let west = west.replace("address: 127.0.0.1,", &format!("address: {NAME},"));
+    let _west = start(pair.west.folder(&[&pair.east]), &west);
+    let east = pair.east_config(&format!("dns: {{servers: [\"{}\"], maxTtl: 1s}}\n", servers.address));
+    let east = east.replace("dial: \"127.0.0.1:", &format!("dial: \"{NAME}:"));
+    let east = start(pair.east.folder(&[&pair.west]), &east);
+    weighs(&east, RATINGS, 7.0);
+    // The gateway is probed each second, and two probes in a row decide.
+    servers.answer(NAME, Answer::Failure);
+    let asked = servers.asked(NAME);
+    eventually("several look-ups to fail", || (servers.asked(NAME) > asked + 12).then_some(()));
+    weighs(&east, RATINGS, 7.0);
+    let peer = east.json("/api/v1/peers")[0].clone();
+    assert_eq!((&peer["state"], &peer["problem"]), (&"live".into(), &Value::Null), "{peer}");
+    servers.answer(NAME, Answer::Unknown);
+    eventually("the gateway without an address to be left out", || {
+        let peer = east.json("/api/v1/peers")[0].clone();
+        peer["problem"].as_str().is_some_and(|text| text.contains("does not resolve")).then_some(())
+    });
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::aggregator::resolver::Resolution;
 use crate::model::address::Host;
 use crate::model::name::HostName;
+use crate::net::lookup::Resolution;
 use crate::snapshot::name_index::NameMap;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::routes::{Resolved, RouteTable};

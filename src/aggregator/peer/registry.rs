@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inbox::{Event, Inbox};
 use super::items::Items;
-use super::probes::{self, Fault, Probes};
+use super::probes::{self, Fault, Names, Port, Probed, Probes, Verdict};
 use super::reading::{self, Read};
 use super::spec::PeerSpec;
 use crate::aggregator::registry::{Changes, Closed, Registry};
@@ -115,6 +115,8 @@ struct Follower {
     /// The time at which this peer's services were last removed because the peer ordered it.
     forgotten: Option<Instant>,
     probes: Probes,
+    /// The addresses of the gateways' host names; empty while a round of probes runs.
+    names: Names,
 }
 
 async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, Closed> {
@@ -135,12 +137,13 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
             _ = every.tick(), if probing.is_none() => {
                 let gateways = follower.known_gateways(&changes.in_use());
                 if !gateways.is_empty() {
-                    probing = Some(Box::pin(probes::round(gateways, follower.scope.clone())));
+                    let names = std::mem::take(&mut follower.names);
+                    probing = Some(Box::pin(probes::round(gateways, follower.scope.clone(), names)));
                 }
                 follower.report().into_iter().collect()
             }
-            round = async { match &mut probing { Some(round) => round.await, None => std::future::pending().await } } => {
-                probing = None;
+            (round, names) = async { match &mut probing { Some(round) => round.await, None => std::future::pending().await } } => {
+                (probing, follower.names) = (None, names);
                 follower.probed(round)
             }
         };
@@ -154,6 +157,7 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
 
 impl Follower {
     fn new(peer: PeerSpec, scope: AddressScope) -> Self {
+        let dns = peer.dns.clone();
         Self {
             peer,
             scope,
@@ -167,6 +171,7 @@ impl Follower {
             is_report_due: false,
             forgotten: None,
             probes: Probes::default(),
+            names: Names::new(dns),
         }
     }
 
@@ -404,13 +409,15 @@ impl Follower {
         })
     }
 
-    /// Returns the changes of gateways. Gateways that do not answer are left out.
+    /// Returns the changes of gateways. Ports that do not answer are left out, and so are gateways without a port that does.
     fn renew_gateways(&mut self) -> Vec<Change> {
-        let mut next = self.gateways();
+        let all = self.gateways();
+        let usable =
+            all.iter().filter_map(|(key, gateway)| Some((key.clone(), self.probes.usable(gateway)?)));
+        let next = usable.collect();
         if self.may_remove() {
-            self.kept = next.clone();
+            self.kept = all;
         }
-        next.retain(|key, _| self.probes.fault(key).is_none());
         let given = std::mem::replace(&mut self.given.gateways, next);
         let next = &self.given.gateways;
         let puts = next.iter().filter(|(key, gateway)| given.get(*key) != Some(*gateway));
@@ -429,8 +436,7 @@ impl Follower {
         if self.has_listed() {
             // A gateway is listed once for its network and once for its cluster, so lines may repeat.
             let all = self.gateways().into_iter();
-            let unusable = all.filter_map(|(key, one)| Some((self.probes.fault(&key)?, one.gateway)));
-            let lines: BTreeSet<String> = unusable.map(|(fault, gateway)| line(&gateway, fault)).collect();
+            let lines: BTreeSet<String> = all.flat_map(|(_, gateway)| self.faults(&gateway)).collect();
             report.problems = lines.into_iter().collect();
             let networks: BTreeSet<&Network> = self.given.gateways.keys().map(|key| &key.network).collect();
             let leads = |endpoint: &Endpoint| {
@@ -447,6 +453,16 @@ impl Follower {
         }
         self.report = Arc::new(report);
         Some(Change::Report(self.report.clone()))
+    }
+
+    /// Returns the faults of a gateway's ports, one sentence each.
+    fn faults(&self, gateway: &RegistryGateway) -> Vec<String> {
+        let fault = |port: Port| {
+            let fault = self.probes.fault(&(gateway.key.clone(), port))?.text();
+            let (host, port) = (&gateway.gateway.host, port.number());
+            Some(format!("the gateway {host} of the peer (port {port}) {fault}, and is not used"))
+        };
+        Port::of(&gateway.gateway).filter_map(fault).collect()
     }
 
     fn lost(&mut self, link: &LinkKey, why: String, forget: bool) -> Vec<Change> {
@@ -479,19 +495,21 @@ impl Follower {
     }
 
     /// Applies the results of probes; returns the changes that result from them.
-    fn probed(&mut self, round: Vec<(GatewayKey, Result<(), Fault>)>) -> Vec<Change> {
-        let answers = round.iter().any(|(_, result)| result.is_ok());
+    fn probed(&mut self, round: Vec<(Probed, Verdict)>) -> Vec<Change> {
+        let answers = round.iter().any(|(_, verdict)| *verdict == Verdict::Answers);
         let changed = self.probes.note(round);
         self.is_report_due |= !changed.is_empty();
-        for key in &changed {
-            let fault = self.probes.fault(key).map_or("answers again", Fault::text);
-            let effect = match self.probes.fault(key).is_some() && self.has_listed() {
+        for probed in &changed {
+            let (key, port) = probed;
+            let fault = self.probes.fault(probed).map_or("answers again", Fault::text);
+            let effect = match self.probes.fault(probed).is_some() && self.has_listed() {
                 true => ", and is not used",
                 false => "",
             };
             tracing::warn!(
                 peer = &*self.peer.peer.name,
                 gateway = &*key.name,
+                port = port.number(),
                 "a gateway of the peer {fault}{effect}"
             );
         }
@@ -501,11 +519,6 @@ impl Follower {
         }
         if changed.is_empty() { Vec::new() } else { self.renew_gateways() }
     }
-}
-
-fn line(gateway: &Gateway, fault: Fault) -> String {
-    let port = gateway.sni_port.or(gateway.hbone_port).unwrap_or_default();
-    format!("the gateway {} of the peer (port {port}) {}, and is not used", gateway.host, fault.text())
 }
 
 fn exported_at(service: &Service) -> u64 {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::aggregator::resolver;
 use crate::snapshot::peer::Peer;
 
 /// The registry of a peer.
@@ -15,4 +16,6 @@ pub struct PeerSpec {
     /// How long the link may be lost, while none of the peer's gateways answers, before the peer's endpoints are
     /// withdrawn.
     pub expire_after: Duration,
+    /// The settings of look-ups of the gateways' host names.
+    pub dns: resolver::Options,
 }

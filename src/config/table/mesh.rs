@@ -58,7 +58,7 @@ keys! {
         START_TIMEOUT "startTimeout": form::Period = Options::default().start_timeout;
     }
 
-    /// DNS resolution of the host names of endpoints and gateways.
+    /// DNS resolution of the host names of endpoints and gateways, also of the gateways of peers (`dial`).
     pub(in crate::config) Dns "dns" {
         /// DNS servers, which the gateway asks over UDP and TCP.
         SERVERS "servers": form::List<form::NameServer> => "the system's";

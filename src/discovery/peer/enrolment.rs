@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +109,8 @@ struct Settings {
     peers: Vec<LinkOptions>,
     /// The state folder; `None`: there is none.
     state: Option<PathBuf>,
+    /// The name servers at which the addresses of a token are looked up; empty: the system's.
+    name_servers: Vec<SocketAddr>,
 }
 
 impl Enrolment {
@@ -141,12 +144,14 @@ impl Enrolment {
         name: &str,
         peers: &[LinkOptions],
         state: Option<&PathBuf>,
+        name_servers: &[SocketAddr],
     ) {
         *lock(&self.0.settings) = Settings {
             own: Some(own.clone()),
             name: name.into(),
             peers: peers.to_vec(),
             state: state.cloned(),
+            name_servers: name_servers.to_vec(),
         };
         lock(&self.0.invitations).retain(|name| peers.iter().any(|peer| *peer.peer.name == *name));
         let Some(state) = state.cloned() else { return };
@@ -554,7 +559,11 @@ impl At<'_> {
     /// Connects, and asks the peer for a trial, in which both gateways check each other.
     async fn open(&self) -> Result<Opened, Failed> {
         let shared = &self.enrolment.0;
-        let socket = timeout(STEP_WITHIN, transport::connect(&self.address.host, self.address.port)).await;
+        let socket = timeout(
+            STEP_WITHIN,
+            transport::connect(&self.address.host, self.address.port, &self.settings.name_servers),
+        )
+        .await;
         let socket = socket
             .map_err(|_| self.unreachable("the gateway does not accept the connection"))?
             .map_err(|error| self.unreachable(error))?;

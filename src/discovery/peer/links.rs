@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
@@ -69,6 +70,8 @@ struct Shared {
     configured: Mutex<BTreeMap<Arc<str>, Configured>>,
     /// Our trust domain.
     own: Mutex<Option<TrustDomain>>,
+    /// The name servers at which the addresses of peers are looked up; empty: the system's.
+    name_servers: ArcSwap<Vec<SocketAddr>>,
 }
 
 /// A peer of the config, and the values that all links with it share.
@@ -117,6 +120,7 @@ impl Links {
             refusals: LogThrottle::new(LOG_EVERY),
             configured: Mutex::default(),
             own: Mutex::default(),
+            name_servers: ArcSwap::default(),
         }));
         scope.spawn(links.clone().accept(arrivals));
         Ok(links)
@@ -139,6 +143,11 @@ impl Links {
         let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = configured.iter().filter(|(name, _)| peers.iter().all(|peer| peer.peer.name != **name));
         gone.for_each(|(_, link)| link.end(Order::Part));
+    }
+
+    /// Replaces the name servers at which the addresses of peers are looked up; without any, the system looks them up.
+    pub fn use_name_servers(&self, servers: &[SocketAddr]) {
+        self.0.name_servers.store(Arc::new(servers.to_vec()));
     }
 
     /// Replaces the peers. Links of unchanged peers go on; links with peers that are not in the list end as [`Self::part`] ends
@@ -434,7 +443,8 @@ impl Dialler {
         };
         timeout(STEP_WITHIN, waiting).await.map_err(|_| "this gateway has no certificate yet".to_owned())?;
         let (host, port) = &self.target;
-        let connecting = timeout(STEP_WITHIN, transport::connect(host, *port)).await;
+        let name_servers = shared.name_servers.load_full();
+        let connecting = timeout(STEP_WITHIN, transport::connect(host, *port, &name_servers)).await;
         let socket = connecting
             .map_err(|_| format!("{} does not accept the connection", self.address))?
             .map_err(|error| format!("{}: {error}", self.address))?;

@@ -3,6 +3,7 @@
 
 use std::future::ready;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -22,6 +23,7 @@ use tonic_prost::ProstCodec;
 
 use crate::model::address::{Host, Scheme, Url};
 use crate::net::channel::{self, Channel, Limits, Tasks, TwoWay};
+use crate::net::lookup::{Lookup, Resolution};
 use crate::net::scope::Scope;
 use crate::proto::isthmus::peer::v1 as proto;
 
@@ -97,9 +99,24 @@ pub(super) struct Opened {
     pub(super) outgoing: mpsc::Sender<Result<proto::Message, Status>>,
 }
 
-/// Connects to a gateway of a peer.
-pub(super) async fn connect(host: &Host, port: u16) -> io::Result<TcpStream> {
-    channel::dial(&Url { scheme: Scheme::Https, host: host.clone(), port }).await
+/// Connects to a gateway of a peer. A host name is looked up at these name servers, or if there are none, by the system.
+pub(super) async fn connect(host: &Host, port: u16, name_servers: &[SocketAddr]) -> io::Result<TcpStream> {
+    let host = match host {
+        Host::Name(name) if !name_servers.is_empty() => {
+            let lookup = Lookup::at(name_servers).map_err(io::Error::other)?;
+            match lookup.addresses(name).await.0 {
+                Resolution::Addresses(found) if found.is_empty() => {
+                    return Err(io::Error::other(format!("{name} does not resolve")));
+                }
+                Resolution::Addresses(found) => Host::Ips(found),
+                Resolution::Failed(error) => {
+                    return Err(io::Error::other(format!("the DNS lookup of {name} failed: {error}")));
+                }
+            }
+        }
+        host => host.clone(),
+    };
+    channel::dial(&Url { scheme: Scheme::Https, host, port }).await
 }
 
 /// Opens a link over a connection that we have dialled.

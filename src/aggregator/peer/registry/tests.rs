@@ -2,6 +2,7 @@
 
 use super::super::reading::tests::{peer, record};
 use super::*;
+use crate::aggregator::resolver;
 use crate::model::place::ClusterId;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::peer::Peer;
@@ -13,6 +14,7 @@ fn follower(limit: Option<usize>) -> Follower {
         peer: Arc::new(peer(limit)),
         stale_after: Duration::from_secs(30),
         expire_after: Duration::from_secs(900),
+        dns: resolver::Options::default(),
     };
     Follower::new(spec, AddressScope::Public)
 }
@@ -40,9 +42,12 @@ fn in_use(gateways: &[&str]) -> Shard {
     shard
 }
 
-/// Returns the keys of the gateways that are probed while `gateways` are in use.
-fn probed(follower: &Follower, gateways: &[&str]) -> Vec<GatewayKey> {
-    follower.known_gateways(&in_use(gateways)).into_iter().map(|(key, _)| key).collect()
+/// Returns the ports that are probed while `gateways` are in use.
+fn probed(follower: &Follower, gateways: &[&str]) -> Vec<Probed> {
+    let ports = |(key, gateway): (GatewayKey, Gateway)| {
+        Port::of(&gateway).map(|port| (key.clone(), port)).collect::<Vec<_>>()
+    };
+    follower.known_gateways(&in_use(gateways)).into_iter().flat_map(ports).collect()
 }
 
 /// Returns the link with a replica, whose name ends with the number of the link if the replica opens several. Links with odd
@@ -107,8 +112,8 @@ fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
     proto::Delta { begins, services, ..proto::Delta::default() }
 }
 
-fn result(answers: bool) -> Result<(), Fault> {
-    if answers { Ok(()) } else { Err(Fault::Silent) }
+fn verdict(answers: bool) -> Verdict {
+    if answers { Verdict::Answers } else { Verdict::Fails(Fault::Silent) }
 }
 
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
@@ -422,7 +427,7 @@ fn a_gateway_that_was_dead_while_the_peer_was_gone_is_used_when_the_peer_is_back
     assert_eq!(down(&mut follower, "a", false), ["failed"]);
     let keys = probed(&follower, &["g"]);
     for _ in 0..2 {
-        follower.probed(keys.iter().map(|key| (key.clone(), Err(Fault::Silent))).collect());
+        follower.probed(keys.iter().map(|key| (key.clone(), Verdict::Fails(Fault::Silent))).collect());
     }
     up(&mut follower, "b");
     give(&mut follower, "b", all());
@@ -440,7 +445,7 @@ fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
     listed(&mut follower, "a");
     let keys = probed(&follower, &[]);
     let mut round = |answers: [bool; 2]| {
-        let round = keys.iter().cloned().zip(answers.map(result)).collect();
+        let round = keys.iter().cloned().zip(answers.map(verdict)).collect();
         texts(&follower.probed(round))
     };
     assert_eq!(round([false, true]), Vec::<String>::new(), "once may be chance");
@@ -448,7 +453,7 @@ fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
     assert_eq!(round([true, true]), ["gateway g"]);
     assert_eq!(down(&mut follower, "a", false), ["failed"]);
     let mut round = |answers: [bool; 2]| {
-        let round = keys.iter().cloned().zip(answers.map(result)).collect();
+        let round = keys.iter().cloned().zip(answers.map(verdict)).collect();
         texts(&follower.probed(round))
     };
     assert_eq!(round([false, true]), ["still works"]);
@@ -460,8 +465,8 @@ fn a_new_task_without_a_link_probes_the_gateways_that_are_in_use() {
     let mut follower = follower(None);
     assert_eq!(probed(&follower, &[]), Vec::new(), "no copy was read yet");
     let keys = probed(&follower, &["g", "h"]);
-    assert_eq!(keys.iter().map(|key| &*key.name).collect::<Vec<_>>(), ["g", "h"]);
-    let round = keys.into_iter().zip([false, true].map(result)).collect();
+    assert_eq!(keys.iter().map(|(key, _)| &*key.name).collect::<Vec<_>>(), ["g", "h"]);
+    let round = keys.into_iter().zip([false, true].map(verdict)).collect();
     assert_eq!(texts(&follower.probed(round)), ["still works"]);
     // Once a link has listed no gateway, no gateway is probed, although the aggregator may still hold the listing back.
     up(&mut follower, "a");
@@ -493,10 +498,40 @@ fn gateways_that_cannot_be_used_are_reported_with_what_they_led_to() {
         follower.probed(keys.iter().map(|key| (key.clone(), result)).collect());
         report(follower)
     };
-    assert_eq!(round(&mut follower, Err(Fault::Silent)), None);
+    assert_eq!(round(&mut follower, Verdict::Fails(Fault::Silent)), None);
     let silent = "the gateway 192.0.2.1 of the peer (port 15443) does not answer, and is not used".to_owned();
-    assert_eq!(round(&mut follower, Err(Fault::Silent)), Some((vec![silent], Some(2))));
-    let not_allowed = round(&mut follower, Err(Fault::NotAllowed)).expect("another fault");
+    assert_eq!(round(&mut follower, Verdict::Fails(Fault::Silent)), Some((vec![silent], Some(2))));
+    let not_allowed = round(&mut follower, Verdict::Fails(Fault::NotAllowed)).expect("another fault");
     assert!(not_allowed.0[0].contains("`peers[].addresses`"), "{not_allowed:?}");
-    assert_eq!(round(&mut follower, Ok(())), Some((Vec::new(), None)));
+    assert_eq!(round(&mut follower, Verdict::Answers), Some((Vec::new(), None)));
+}
+
+#[test]
+fn a_port_that_does_not_answer_leaves_the_other_port_of_its_gateway() {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    let both = proto::Gateway { hbone_port: 15_008, ..gateway("g") };
+    give(&mut follower, "a", proto::Delta { begins: true, gateways: vec![both], ..proto::Delta::default() });
+    listed(&mut follower, "a");
+    let keys = probed(&follower, &[]);
+    assert_eq!(keys.len(), 2);
+    let ports = |follower: &Follower| -> Vec<_> {
+        let ports = |one: &RegistryGateway| (one.gateway.sni_port, one.gateway.hbone_port);
+        follower.given.gateways.values().map(ports).collect()
+    };
+    let round = |follower: &mut Follower, answers: [bool; 2]| {
+        for _ in 0..2 {
+            follower.probed(keys.iter().cloned().zip(answers.map(verdict)).collect());
+        }
+        let Some(Change::Report(report)) = follower.report() else { return Vec::new() };
+        report.problems.clone()
+    };
+    let problems = round(&mut follower, [false, true]);
+    assert_eq!(ports(&follower), [(None, Some(15_008))]);
+    assert_eq!(problems, ["the gateway 192.0.2.1 of the peer (port 15443) does not answer, and is not used"]);
+    let problems = round(&mut follower, [true, false]);
+    assert_eq!(ports(&follower), [(Some(15_443), None)]);
+    assert_eq!(problems, ["the gateway 192.0.2.1 of the peer (port 15008) does not answer, and is not used"]);
+    round(&mut follower, [false, false]);
+    assert_eq!(ports(&follower), []);
 }
