@@ -403,9 +403,13 @@ impl Lifecycle {
         !matches!(self.phase, Phase::Missing)
     }
 
-    /// Returns true if reading the registry has problems.
-    pub(super) fn has_failed(&self) -> bool {
-        !self.problems.is_empty()
+    /// Returns true if the last good copy on disk is needed: the registry was not read, and reading it has failed, or the start of
+    /// the gateway soon stops waiting for it.
+    pub(super) fn needs_copy(&self, now: Instant, options: &Options) -> bool {
+        // The copy is asked for when time limits are checked, once a second; reading it takes time, too.
+        let wait = (options.start_timeout * 3 / 4).saturating_sub(Duration::from_secs(1));
+        let is_late = self.from_start.is_some_and(|start| now.duration_since(start) >= wait);
+        !self.is_known() && (is_late || !self.problems.is_empty())
     }
 
     fn is_stale(&self) -> bool {

@@ -29,6 +29,27 @@ fn spec() -> RegistrySpec {
     }
 }
 
+#[test]
+fn a_copy_is_needed_after_a_failure_or_shortly_before_the_start_stops_waiting() {
+    let needs = |scenario: &Scenario, seconds: u64| {
+        scenario.registry.needs_copy(scenario.now + Duration::from_secs(seconds), &scenario.options)
+    };
+    let mut scenario = Scenario::new();
+    scenario.options.start_timeout = Duration::from_secs(8);
+    assert_eq!([0, 4, 5, 7].map(|seconds| needs(&scenario, seconds)), [false, false, true, true]);
+    scenario.apply(vec![Change::Begin]);
+    assert!(needs(&scenario, 5), "a listing that has begun may never end");
+    scenario.bad();
+    assert!(needs(&scenario, 0));
+    scenario.good(1);
+    assert!(!needs(&scenario, 5));
+    let later = Lifecycle::new(spec(), Epoch(1));
+    assert!(
+        !later.needs_copy(scenario.now + Duration::from_secs(60), &scenario.options),
+        "no start waits for it"
+    );
+}
+
 impl Scenario {
     fn new() -> Self {
         let expire_after = Some(Duration::from_secs(600));
@@ -412,7 +433,10 @@ fn a_fault_of_the_program_leaves_the_last_good_state() {
     scenario.good(5);
     scenario.registry.contain((before, false), "overflow", Epoch(3), scenario.now);
     scenario.is(RegistryState::Missing, 0);
-    assert!(scenario.registry.has_failed() && scenario.registry.is_unread(scenario.now, &scenario.options));
+    assert!(
+        scenario.registry.needs_copy(scenario.now, &scenario.options)
+            && scenario.registry.is_unread(scenario.now, &scenario.options)
+    );
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl Owner {
             }
             Err(fault) => self.give_up(epoch, (before, known), &fault, now),
         }
-        self.ask_for_copy(epoch);
+        self.ask_for_copy(epoch, now);
     }
 
     /// Restores the registry's shard, and restarts its task later; changes until then are dropped.
@@ -75,15 +75,17 @@ impl Owner {
         followed.life.contain(before, fault, next, now);
         followed.task.abort();
         followed.restart = Some(now + RESTART);
-        self.ask_for_copy(next);
+        self.ask_for_copy(next, now);
     }
 
-    /// Requests the last good copy of a registry from disk, once, if the registry has failed and was never read.
-    pub(super) fn ask_for_copy(&mut self, epoch: Epoch) {
-        let are_kept = self.options.state.is_some();
+    /// Requests the last good copy of a registry from disk, once, if the registry was never read and cannot be read in time.
+    pub(super) fn ask_for_copy(&mut self, epoch: Epoch, now: Instant) {
+        if self.options.state.is_none() {
+            return;
+        }
+        let options = self.options.clone();
         let Some(followed) = self.followed(epoch) else { return };
-        let wants = are_kept && !followed.life.is_known() && followed.life.has_failed();
-        if wants && !std::mem::replace(&mut followed.asked_for_copy, true) {
+        if followed.life.needs_copy(now, &options) && !std::mem::replace(&mut followed.asked_for_copy, true) {
             let name = followed.life.spec.name.clone();
             self.copies.load(&name);
         }
