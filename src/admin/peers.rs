@@ -15,6 +15,7 @@ use crate::model::place::Network;
 use crate::snapshot::Snapshot;
 use crate::snapshot::networks::NetworkEntry;
 use crate::snapshot::peer::{Peer, is_place_of_peer, place_of};
+use crate::snapshot::policy::Gateway;
 use crate::snapshot::service_view::ServiceView;
 use crate::telemetry::clock::rfc3339;
 
@@ -148,18 +149,20 @@ impl Linked {
                 "{count} services of the peer {name} cannot be called, because no gateway leads to them{why}"
             ))
         });
-        let is_way = |(network, entry): (&Network, &NetworkEntry)| {
-            !is_place_of_peer(network.as_str()) && !entry.gateways.is_empty()
+        let ours = |(network, _): &(&Network, &NetworkEntry)| !is_place_of_peer(network.as_str());
+        let gateways = || snapshot.networks().iter().filter(ours).flat_map(|(_, entry)| &entry.gateways);
+        let is_way = |gateway: &Gateway| gateway.hbone_port.is_some() || !self.peer.from.is_empty();
+        let why = match gateways().next() {
+            None => Some("this gateway knows no gateway of its own networks (`networks[].gateways`)"),
+            Some(_) if gateways().any(|known| is_way(&known.gateway)) => None,
+            Some(_) => Some(
+                "no gateway of this mesh has an `hbonePort`, and callers by SNI are known only by their address: list the addresses \
+                 of the peer's callers in `peers[].from`",
+            ),
         };
-        let offered = match snapshot.networks().iter().any(is_way) {
-            true => 0,
-            false => snapshot.exports_to(name).len(),
-        };
-        let ours = (offered > 0).then(|| {
-            format!(
-                "the peer {name} cannot call the {offered} services that it is offered, because this gateway knows no gateway of \
-                 its own networks (`networks[].gateways`)"
-            )
+        let offered = if why.is_some() { snapshot.exports_to(name).len() } else { 0 };
+        let ours = why.filter(|_| offered > 0).map(|why| {
+            format!("the peer {name} cannot call the {offered} services that it is offered, because {why}")
         });
         theirs.into_iter().chain(ours).collect()
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::aggregator::peer::spec::PeerSpec;
+use crate::aggregator::resolver::Options as DnsOptions;
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::discovery::peer::enrolled::{Dialling, EnrolledLink};
 use crate::discovery::peer::options::{LinkOptions, Stored};
@@ -95,8 +96,11 @@ pub(super) fn warn_of_offers_without_gateways(
     registries: &[RegistrySpec],
     problems: &mut Problems,
 ) {
+    let mut gateways = networks.iter().flat_map(|network| &network.gateways);
     let has_gateways = networks.iter().any(|network| !network.gateways.is_empty());
-    if has_gateways || registries.iter().any(|registry| registry.kind.finds_gateways()) {
+    if gateways.any(|gateway| gateway.hbone_port.is_some())
+        || registries.iter().any(|registry| registry.kind.finds_gateways())
+    {
         return;
     }
     let list = Path::Root.key(Root::PEERS.name());
@@ -104,8 +108,17 @@ pub(super) fn warn_of_offers_without_gateways(
         let Some(node) = fields.at(&keys::Peer::EXPORT).filter(|node| !node.items().is_empty()) else {
             continue;
         };
-        let fault = "the peer cannot call the services that it is offered, because this gateway knows no gateway of its own \
-                     networks: networks has no gateways, and no registry reads a Kubernetes cluster";
+        let fault = match (has_gateways, fields.at(&keys::Peer::FROM)) {
+            (true, Some(_)) => continue,
+            (true, None) => {
+                "the peer cannot call the services that it is offered: the gateways of networks have no hbonePort, and callers by \
+                 SNI are known only by their address; list the addresses of the peer's callers in from"
+            }
+            (false, _) => {
+                "the peer cannot call the services that it is offered, because this gateway knows no gateway of its own networks: \
+                 networks has no gateways, and no registry reads a Kubernetes cluster"
+            }
+        };
         problems.warn(node.position, &list.index(index).key(keys::Peer::EXPORT.name()), fault);
     }
 }

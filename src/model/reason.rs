@@ -143,7 +143,8 @@ impl Reason {
                                       both hosts"
             }
             Self::IdentityRequired => {
-                "the caller's certificate; `exports[].to.identities` on an SNI listener"
+                "the caller's certificate; on an SNI listener, `peers[].from` for callers of a peer, or \
+                 `exports[].to.identities`"
             }
             Self::IdentityDenied => {
                 "`source_identity`; `isthmus explain NAME --authority --identity ID`; `exports[].to`"

@@ -313,7 +313,8 @@ fn f_7_of_two_peers_that_claim_one_name_the_first_has_it_and_the_other_is_shown(
     let pair = Pair::new();
     let north = Organisation::new("north", "north.example");
     let north_port = free_port();
-    let rules = "    export:\n      - {services: [\"*.pay.svc.cluster.local\"], as: \"{service}.{namespace}.west.global\"}\n";
+    let rules = "    from: [127.0.0.0/8]\n    export:\n      - {services: [\"*.pay.svc.cluster.local\"], as: \
+                 \"{service}.{namespace}.west.global\"}\n";
     let of_north = format!(
         "{}networks: {{net-north: {{gateways: [{{address: 127.0.0.1, sniPort: {north_port}}}]}}}}\npeers:\n{}{}",
         north.base(north_port),

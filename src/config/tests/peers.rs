@@ -48,17 +48,24 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
 #[test]
 fn offers_that_no_peer_can_call_are_warned_of() {
     let warned = |rest: &str| {
-        let peers = "peers: [{name: west, accept: true, export: [{services: ['a.test']}]}, {name: north, accept: true}]";
+        let peers = "peers: [{name: west, accept: true, export: [{services: ['a.test']}]}, {name: north, accept: true}, \
+                     {name: south, accept: true, from: [192.0.2.0/24], export: [{services: ['b.test']}]}]";
         let config = loaded(&format!("{GATEWAY}{peers}\n{rest}"));
         let told = config.warnings.iter().map(ToString::to_string);
         told.filter(|line| line.contains("the peer cannot call the services that it is offered"))
             .collect::<Vec<_>>()
     };
-    let [told] = &warned("")[..] else { panic!("one warning") };
+    let [told, of_south] = &warned("")[..] else { panic!("two warnings") };
     assert!(told.contains(": peers[0].export: "), "{told}");
-    assert_eq!(warned("networks: {here: {cidrs: [10.0.0.0/8]}}").len(), 1);
-    assert_eq!(warned("networks: {here: {gateways: [{address: 192.0.2.1, sniPort: 15443}]}}").len(), 0);
-    assert_eq!(warned("registries: [{file: {path: r.yaml, cluster: c}}]").len(), 1);
+    assert!(of_south.contains(": peers[2].export: "), "{of_south}");
+    assert_eq!(warned("networks: {here: {cidrs: [10.0.0.0/8]}}").len(), 2);
+    let told = warned("networks: {here: {gateways: [{address: 192.0.2.1, sniPort: 15443}]}}");
+    assert!(
+        told.len() == 1 && told[0].contains("list the addresses of the peer's callers in from"),
+        "{told:?}"
+    );
+    assert_eq!(warned("networks: {here: {gateways: [{address: 192.0.2.1, hbonePort: 15008}]}}").len(), 0);
+    assert_eq!(warned("registries: [{file: {path: r.yaml, cluster: c}}]").len(), 2);
     assert_eq!(warned("registries: [{kubernetes: {cluster: c, kubeconfig: k}}]").len(), 0);
 }
 

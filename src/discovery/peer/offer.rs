@@ -228,7 +228,7 @@ impl Offer {
     }
 
     fn give_gateways(&mut self, snapshot: &Snapshot, delta: &mut proto::Delta) -> usize {
-        let (all, mut bytes) = (record::gateways(snapshot), 0);
+        let (all, mut bytes) = (record::gateways(snapshot, &self.peer), 0);
         let mut gone: Vec<String> =
             self.gateways.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
         if snapshot.unread.has_own() && !gone.is_empty() {

@@ -9,7 +9,7 @@ use crate::model::place::{ClusterId, Network};
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::Snapshot;
 use crate::snapshot::networks::NetworkTable;
-use crate::snapshot::peer::is_place_of_peer;
+use crate::snapshot::peer::{Peer, is_place_of_peer};
 use crate::snapshot::service_view::{PortEndpoint, ServiceView};
 
 /// Returns a service as it is sent to the peer.
@@ -108,9 +108,11 @@ fn way(network: &Network, cluster: &ClusterId) -> String {
     format!("{network}/{cluster}")
 }
 
-/// Returns the gateways of our networks by the key under which each is sent to peers. A gateway is listed under its network,
-/// and a second time under its cluster if its cluster is known.
-pub(super) fn gateways(snapshot: &Snapshot) -> BTreeMap<String, proto::Gateway> {
+/// Returns the gateways of our networks by the key under which each is sent to a peer. A gateway is listed under its network,
+/// and a second time under its cluster if its cluster is known. SNI callers have no identity and are known by their address alone,
+/// so a peer without `from` gets no port for them.
+pub(super) fn gateways(snapshot: &Snapshot, peer: &Peer) -> BTreeMap<String, proto::Gateway> {
+    let takes_sni = !peer.from.is_empty();
     let mut all = BTreeMap::new();
     for (network, entry) in snapshot.networks().iter() {
         if is_place_of_peer(network.as_str()) || network.is_unknown() {
@@ -118,9 +120,13 @@ pub(super) fn gateways(snapshot: &Snapshot) -> BTreeMap<String, proto::Gateway> 
         }
         for known in &entry.gateways {
             let gateway = &known.gateway;
+            let sni = gateway.sni_port.filter(|_| takes_sni).unwrap_or(0);
+            let hbone = gateway.hbone_port.unwrap_or(0);
+            if (sni, hbone) == (0, 0) {
+                continue;
+            }
             let of_cluster = (!gateway.cluster.as_str().is_empty()).then(|| way(network, &gateway.cluster));
             for way in std::iter::once(network.to_string()).chain(of_cluster) {
-                let (sni, hbone) = (gateway.sni_port.unwrap_or(0), gateway.hbone_port.unwrap_or(0));
                 let key = format!("{way} {} {sni} {hbone}", gateway.host);
                 let told = proto::Gateway {
                     key: key.clone(),

@@ -12,6 +12,7 @@ use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::listing::Listing as Services;
 use crate::snapshot::peer::{NameTemplate, PeerExport, PeerLimits};
+use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{Mesh, endpoint, gateway, network, port, scoped, service, shard};
 use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::world::Publisher;
@@ -169,6 +170,22 @@ fn a_peer_is_given_what_it_wants_and_what_is_gone_is_taken_back() {
     offer.follow();
     take_all(&mut offer, &mut taken, &mut sequence);
     assert_eq!(offer.services_given(), 0);
+}
+
+#[test]
+fn a_peer_without_from_gets_no_ports_for_callers_by_sni() {
+    let ports = |from: &[&str], hbone_port: Option<u16>| {
+        let from = from.iter().map(|block| block.parse().expect("a block")).collect();
+        let peer = Peer { from, ..(*peer("one")).clone() };
+        let mut world = mesh(&[1], &[]);
+        let policy = Arc::make_mut(&mut world.policy);
+        policy.networks = vec![network("n1", vec![Gateway { hbone_port, ..gateway("192.0.2.1", 1) }])];
+        let all = record::gateways(&world.snapshot(), &peer);
+        all.into_values().map(|gateway| (gateway.sni_port, gateway.hbone_port)).collect::<Vec<_>>()
+    };
+    assert_eq!(ports(&["203.0.113.0/24"], Some(15_008)), [(15_443, 15_008)]);
+    assert_eq!(ports(&[], Some(15_008)), [(0, 15_008)]);
+    assert_eq!(ports(&[], None), [], "no port is left");
 }
 
 /// Returns a list of one registry that was not read.
