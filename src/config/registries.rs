@@ -15,6 +15,7 @@ use crate::document::reader::Fields;
 use crate::document::table::AnyKey;
 use crate::model::address::Scheme;
 use crate::model::place::{ClusterId, Network};
+use crate::snapshot::peer::is_place_of_peer;
 use crate::snapshot::policy::{self, AddressScope, ExportRule, MarkCondition, Mesh, RegistryScope};
 use crate::tls::client::{CertificateFiles, Files};
 
@@ -176,11 +177,17 @@ impl Reader<'_> {
             return self.problems.error(node.position, &at.key(keys::RegistryPath::PATH.name()), fault);
         }
         self.files.insert(path.clone(), node.position);
-        let written: Arc<str> = written.to_string_lossy().into();
+        let written = written.to_string_lossy();
+        // Registries of other kinds have names that begin with these words. Two registries must not have one name.
+        let is_of_other_kind =
+            ["peer/", "kubernetes/", "kubernetesClusters/"].iter().any(|prefix| written.starts_with(prefix));
+        let written: Arc<str> = if is_of_other_kind { format!("./{written}").into() } else { written.into() };
         let taken = self.registries.iter().any(|other| other.name == written);
         let name = if taken { path.to_string_lossy().into() } else { written };
         let cluster = file.get(&keys::RegistryPath::CLUSTER).unwrap_or_default();
         let network = file.get(&keys::RegistryPath::NETWORK).unwrap_or_default();
+        self.not_of_a_peer(file, &keys::RegistryPath::CLUSTER, cluster.as_str(), at);
+        self.not_of_a_peer(file, &keys::RegistryPath::NETWORK, network.as_str(), at);
         self.registries.push(RegistrySpec {
             name,
             cluster,
@@ -207,6 +214,8 @@ impl Reader<'_> {
         }
         let cluster = etcd.get(&keys::RegistryEtcd::CLUSTER).unwrap_or_default();
         let network = etcd.get(&keys::RegistryEtcd::NETWORK).unwrap_or_default();
+        self.not_of_a_peer(etcd, &keys::RegistryEtcd::CLUSTER, cluster.as_str(), at);
+        self.not_of_a_peer(etcd, &keys::RegistryEtcd::NETWORK, network.as_str(), at);
         let kind = RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login });
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
@@ -221,11 +230,24 @@ impl Reader<'_> {
         }
         let Some(access) = self.access(fields, at) else { return };
         let network = fields.get(&keys::Kubernetes::NETWORK);
+        self.not_of_a_peer(fields, &keys::Kubernetes::CLUSTER, cluster.as_str(), at);
+        let of_network = network.as_ref().map_or("", Network::as_str);
+        self.not_of_a_peer(fields, &keys::Kubernetes::NETWORK, of_network, at);
         let scope = of_kubernetes(scope, network.is_some());
         let spec = kubernetes(fields, access, &scope, mesh);
         let spec = KubernetesSpec { network: network.clone(), ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
+    }
+
+    /// Reports an error if the name of a cluster or network is one of a peer. A registry of this mesh must not speak for a peer.
+    fn not_of_a_peer(&mut self, fields: &Fields<'_>, key: &dyn AnyKey, name: &str, at: &Path<'_>) {
+        if let Some(node) = fields.at(key).filter(|_| is_place_of_peer(name)) {
+            let fault = format!(
+                "found {node}, but names that begin with peer/ belong to peers; expected another name"
+            );
+            self.problems.error(node.position, &at.key(key.name()), fault);
+        }
     }
 
     /// Reads `kubernetesClusters`, a source of Kubernetes clusters that become registries while the gateway runs.

@@ -53,7 +53,7 @@ keys! {
     pub(in crate::config) RegistryPath "registryPath" {
         /// File, or directory of files.
         PATH "path": form::Path => required;
-        /// Cluster of the registry's endpoints.
+        /// Cluster of the registry's endpoints. The name must not begin with `peer/`.
         CLUSTER "cluster": form::ClusterName => required;
         /// Network of the registry's endpoints, except those that set their own.
         NETWORK "network": form::NetworkName => "unknown";
@@ -67,7 +67,7 @@ keys! {
         ENDPOINTS "endpoints": form::NonEmpty<form::Etcd> => required;
         /// Prefix of the registry's keys.
         PREFIX "prefix": form::EtcdPrefix = PREFIX.into();
-        /// Cluster of the registry's endpoints.
+        /// Cluster of the registry's endpoints. The name must not begin with `peer/`.
         CLUSTER "cluster": form::ClusterName => required;
         /// Network of the registry's endpoints, except those that set their own.
         NETWORK "network": form::NetworkName => "unknown";
@@ -92,7 +92,7 @@ keys! {
     /// A Kubernetes cluster. Its Services become services, and the pods in their EndpointSlices become endpoints.
     /// An endpoint is used only if its pod exists with the same UID, namespace and address.
     pub(in crate::config) Kubernetes "registryKubernetes" {
-        /// Cluster of the registry's endpoints.
+        /// Cluster of the registry's endpoints. The name must not begin with `peer/`.
         CLUSTER "cluster": form::ClusterName => required;
         /// Kubeconfig file, read again when it changes. A kubeconfig that would start a program or read other files
         /// is refused.

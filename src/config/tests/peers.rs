@@ -70,6 +70,31 @@ fn offers_that_no_peer_can_call_are_warned_of() {
 }
 
 #[test]
+fn no_registry_of_this_mesh_has_the_name_of_a_peer() {
+    let config = loaded(&format!(
+        "{GATEWAY}peers: [{{name: north, accept: true}}]\nregistries:\n- file: {{path: peer/north, cluster: c}}\n\
+         - kubernetes: {{cluster: k, kubeconfig: k}}\n- file: {{path: kubernetes/k, cluster: d}}"
+    ));
+    let names: Vec<&str> = config.registries.iter().map(|registry| &*registry.name).collect();
+    assert_eq!(names, ["./peer/north", "kubernetes/k", "./kubernetes/k", "peer/north"]);
+    let bad = |registry: &str, wanted: &str| {
+        let told =
+            load_text(&format!("{GATEWAY}registries: [{registry}]")).err().unwrap_or_default().join("\n");
+        assert!(told.contains(wanted), "{registry}\ngave\n{told}");
+    };
+    bad(
+        "{file: {path: a.yaml, cluster: peer/north}}",
+        "registries[0].file.cluster: found \"peer/north\", but names that begin with peer/ belong to peers",
+    );
+    bad("{file: {path: a.yaml, cluster: c, network: peer/north/n}}", "registries[0].file.network: found");
+    bad(
+        "{etcd: {endpoints: ['http://a:1'], prefix: p, cluster: peer/n}}",
+        "registries[0].etcd.cluster: found",
+    );
+    bad("{kubernetes: {cluster: peer/n}}", "registries[0].kubernetes.cluster: found");
+}
+
+#[test]
 fn bad_peers() {
     let bad = |peers: &str, wanted: &str| {
         let told = load_text(&format!("{GATEWAY}peers: [{peers}]")).err().unwrap_or_default().join("\n");
