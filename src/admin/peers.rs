@@ -1,6 +1,6 @@
 //! The peers and the services exchanged with them, in the form of the API.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -183,20 +183,20 @@ impl Linked {
         self.registry.as_ref().map_or(0, |registry| registry.items.services)
     }
 
-    /// Returns the services that one of the two meshes offers and the other refuses, one sentence each.
-    pub(super) fn refused(&self) -> Vec<String> {
+    /// Returns the number of services that one of the two meshes offers and the other refuses, and the first
+    /// [`LEFT_OUT_MAX`] of them, one sentence each.
+    pub(super) fn refused(&self) -> (usize, Vec<String>) {
         let name = &self.peer.name;
-        let lines = |link: &LinkStatus| {
-            let theirs = link.refused.iter();
-            let theirs = theirs.map(|(item, why)| format!("the peer {name} does not take {item}: {why}"));
-            let ours = link.left_out.iter();
-            let ours = ours
-                .map(|(item, why)| format!("this gateway does not take {item} of the peer {name}: {why}"));
-            theirs.chain(ours).collect::<Vec<_>>()
-        };
         // The links of several replicas report the same items.
-        let all: BTreeSet<String> = self.links.iter().flat_map(lines).collect();
-        all.into_iter().collect()
+        let theirs: BTreeMap<_, _> = self.links.iter().flat_map(|link| link.refused.iter()).collect();
+        let ours: BTreeMap<_, _> = self.links.iter().flat_map(|link| link.left_out.iter()).collect();
+        let count = theirs.len() + ours.len();
+        let theirs =
+            theirs.into_iter().map(|(item, why)| format!("the peer {name} does not take {item}: {why}"));
+        let ours = ours
+            .into_iter()
+            .map(|(item, why)| format!("this gateway does not take {item} of the peer {name}: {why}"));
+        (count, theirs.chain(ours).take(LEFT_OUT_MAX).collect())
     }
 }
 
@@ -210,7 +210,8 @@ pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStat
         let conflicts = services.iter().flat_map(|service| &service.conflicts);
         let shadowed =
             conflicts.filter(|conflict| *conflict.cluster.as_str() == *place).map(ToString::to_string);
-        let left_out = linked.refused().into_iter().chain(snapshot.export_conflicts(&name)).chain(shadowed);
+        let (refused, lines) = linked.refused();
+        let others: Vec<String> = snapshot.export_conflicts(&name).into_iter().chain(shadowed).collect();
         let is_its = |gateway: &&api::network::Gateway| {
             gateway.network.strip_prefix(&place).is_some_and(|rest| rest.starts_with('/'))
         };
@@ -226,7 +227,8 @@ pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStat
             imported: services.iter().filter(|service| is_of(service, peer)).count(),
             links: linked.links.iter().map(link).collect(),
             gateways: gateways.iter().filter(is_its).cloned().collect(),
-            left_out: left_out.take(LEFT_OUT_MAX).collect(),
+            left_out_count: refused + others.len(),
+            left_out: lines.into_iter().chain(others).take(LEFT_OUT_MAX).collect(),
             problem: linked.why_not_live().or_else(|| linked.unreachable(snapshot).into_iter().next()),
             name,
         }

@@ -470,9 +470,9 @@ fn of_peer(linked: &Linked, snapshot: &Snapshot) -> Vec<Problem> {
             format!("the clock of the peer {name} is {} {way} the clock of this gateway", lasting(seconds));
         Problem::new(Code::PeerClock, name, text)
     });
-    let refused = linked.refused();
+    let (count, refused) = linked.refused();
     let left_out = refused.first().map(|first| {
-        let more = match refused.len() {
+        let more = match count {
             1 => String::new(),
             count => format!(" (and {} more)", count - 1),
         };

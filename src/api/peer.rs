@@ -28,6 +28,8 @@ pub struct Peer {
     pub links: Vec<Link>,
     /// The gateways through which the peer's services are reached.
     pub gateways: Vec<Gateway>,
+    /// The number of services that a rule names but that are not exchanged.
+    pub left_out_count: usize,
     /// The first services that a rule names but that are not exchanged, each as a sentence.
     pub left_out: Vec<String>,
     /// The reason why the peer is not live, or why its services cannot be called although it is.

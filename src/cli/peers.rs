@@ -18,7 +18,7 @@ const PEERS: [Column<Peer>; 9] = [
     }),
     ("OUT", |peer| peer.exported.to_string()),
     ("IN", |peer| peer.imported.to_string()),
-    ("LEFT OUT", |peer| peer.left_out.len().to_string()),
+    ("LEFT OUT", |peer| peer.left_out_count.to_string()),
 ];
 
 /// A link, and the name of its peer.
@@ -69,6 +69,10 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
         for line in &peer.left_out {
             writeln!(out, "  {}", text(line))?;
         }
+        let more = peer.left_out_count.saturating_sub(peer.left_out.len());
+        if more > 0 {
+            writeln!(out, "  and {more} more")?;
+        }
     }
     Ok(())
 }
@@ -100,6 +104,7 @@ mod tests {
             imported: 2,
             links: vec![link],
             gateways: vec![Gateway { usable: true, ..Gateway::default() }, Gateway::default()],
+            left_out_count: 3,
             left_out: vec![
                 "the peer west does not take a.global: no import rule matches the service".to_owned(),
             ],
@@ -115,7 +120,7 @@ mod tests {
         print(&[west, south], &mut out).expect("memory takes it");
         let lines = [
             "PEER   STATE         SINCE                     LAST CHANGE  LINKS  GATEWAYS  OUT  IN  LEFT OUT",
-            "west   live          2026-01-01T00:00:00.000Z  -            1      1 of 2    3    2   1",
+            "west   live          2026-01-01T00:00:00.000Z  -            1      1 of 2    3    2   3",
             "south  not enrolled  -                         -            0      -         0    0   0",
             "",
             "PEER  INSTANCE  ADDRESS          DIALLED BY  STATE  SOFTWARE       ROUND TRIP  CLOCK   GIVEN  TAKEN",
@@ -123,6 +128,7 @@ mod tests {
             "",
             "west, left out:",
             "  the peer west does not take a.global: no import rule matches the service",
+            "  and 2 more",
             "",
             "south is not enrolled: no identity\\u{1b}\n",
         ];

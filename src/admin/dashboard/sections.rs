@@ -526,8 +526,8 @@ pub(super) fn peers(html: &mut Html, overview: &Overview) {
         td(html, "number", peer.imported.to_string());
         td(
             html,
-            if peer.left_out.is_empty() { "number wide-only" } else { "number warn wide-only" },
-            peer.left_out.len().to_string(),
+            if peer.left_out_count == 0 { "number wide-only" } else { "number warn wide-only" },
+            peer.left_out_count.to_string(),
         );
     });
     more(html, peers.hidden(), "isthmus peers");

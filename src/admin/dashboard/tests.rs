@@ -61,6 +61,7 @@ fn overview(text: &str, count: usize) -> Overview {
         since: Some(own()),
         identity: Some(own()),
         problem: Some(own()),
+        left_out_count: 1,
         left_out: vec![own()],
         ..Peer::default()
     };

@@ -312,9 +312,10 @@ impl Session {
                 let given = exchange.offer.services_given();
                 self.note(|link| {
                     link.services.0 = given;
-                    let refused = ack.refused.iter();
-                    link.refused.extend(refused.map(|item| (words(&item.item), words(&item.problem))));
-                    ack.taken.iter().for_each(|item| drop(link.refused.remove(&words(item))));
+                    for item in &ack.refused {
+                        link.refused.put(words(&item.item), words(&item.problem));
+                    }
+                    ack.taken.iter().for_each(|item| link.refused.remove(&words(item)));
                 });
                 Ok(())
             }
@@ -353,7 +354,7 @@ impl Session {
         let message = match next {
             None => return Ok(()),
             Some(Next::Delta(delta)) => {
-                self.note(|link| LinkStatus::renew(&mut link.refused, &delta));
+                self.note(|link| link.refused.renew(&delta));
                 // Within a listing, the next message waits only for the peer's Ack.
                 let pause = if delta.after.is_some() { FLUSH } else { Duration::ZERO };
                 exchange.next_flush = Instant::now() + pause;
@@ -396,7 +397,7 @@ impl Session {
             tracing::warn!(peer = &*self.peer.name, "refused the roots that the peer announced: {problem}");
             refused.push(proto::Refusal { item: "roots".to_owned(), problem });
         }
-        self.note(|link| LinkStatus::renew(&mut link.left_out, &delta));
+        self.note(|link| link.left_out.renew(&delta));
         taken.note(&mut delta, self.peer.limits.services, &mut refused);
         let after = delta.after.take();
         let is_change = !taken.is_listing;
@@ -412,8 +413,10 @@ impl Session {
     fn note_answer(&self, given: usize, ack: &proto::Ack) {
         self.note(|link| {
             (link.services.1, link.changed) = (given, Some(SystemTime::now()));
-            link.left_out.extend(ack.refused.iter().map(|item| (words(&item.item), item.problem.clone())));
-            ack.taken.iter().for_each(|item| drop(link.left_out.remove(&words(item))));
+            for item in &ack.refused {
+                link.left_out.put(words(&item.item), item.problem.clone());
+            }
+            ack.taken.iter().for_each(|item| link.left_out.remove(&words(item)));
         });
     }
 

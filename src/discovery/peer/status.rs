@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::proto::isthmus::peer::v1 as proto;
-
-/// The largest number of refused items that are kept by name for each link and direction.
-const REFUSED_MAX: usize = 100;
+use super::refusals::Refusals;
 
 /// The state of one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,26 +54,12 @@ pub struct LinkStatus {
     pub changed: Option<SystemTime>,
     /// The number of services that we sent to the peer, and the number that the peer sent to us.
     pub services: (usize, usize),
-    /// Items that the peer has refused, with the peer's reasons: the first 100 by name.
-    pub refused: BTreeMap<String, String>,
-    /// Items of the peer that this gateway has refused, with the reasons: the first 100 by name.
-    pub left_out: BTreeMap<String, String>,
+    /// Items that the peer has refused, with the peer's reasons.
+    pub refused: Refusals,
+    /// Items of the peer that this gateway has refused, with the reasons.
+    pub left_out: Refusals,
     /// The reason why there is no link, or the fault of the link.
     pub problem: Option<String>,
-}
-
-impl LinkStatus {
-    /// Removes the refusals of the items that a message sends again.
-    pub(super) fn renew(refused: &mut BTreeMap<String, String>, delta: &proto::Delta) {
-        if delta.begins {
-            return refused.clear();
-        }
-        let services = delta.services.iter().map(|one| &one.name).chain(&delta.removed_services);
-        let gateways = delta.gateways.iter().map(|one| &one.key).chain(&delta.removed_gateways);
-        if !refused.is_empty() {
-            services.chain(gateways).for_each(|item| drop(refused.remove(item)));
-        }
-    }
 }
 
 /// All links, by the name of the peer and a number that is unique in this process.
@@ -112,11 +95,6 @@ impl LinkTable {
         change(link);
         if link.since.is_none() || link.state != before {
             link.since = Some(SystemTime::now());
-        }
-        for items in [&mut link.refused, &mut link.left_out] {
-            while items.len() > REFUSED_MAX {
-                items.pop_last();
-            }
         }
     }
 
