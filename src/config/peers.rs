@@ -14,7 +14,9 @@ use crate::document::reader::Fields;
 use crate::document::table::AnyKey;
 use crate::model::identity::TrustDomain;
 use crate::model::place::{ClusterId, Network};
-use crate::snapshot::peer::{Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of};
+use crate::snapshot::peer::{
+    IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
+};
 use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, NetworkPolicy, RegistryScope};
 use crate::tls::roots::PeerTrust;
 use crate::tls::source::TrustFile;
@@ -150,6 +152,22 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
+    /// Reports an error if more names are imported than a link can subscribe to.
+    fn not_too_many_patterns(&mut self, peer: &Fields<'_>, path: &Path<'_>) {
+        let rules = peer.maps(&keys::Peer::IMPORT);
+        let patterns =
+            rules.map(|(_, rule, _)| rule.get(&keys::PeerImport::SERVICES).map_or(0, |all| all.len()));
+        let count: usize = patterns.sum();
+        let node = peer.at(&keys::Peer::IMPORT).filter(|_| count > IMPORT_PATTERNS_MAX);
+        if let Some(node) = node {
+            let fault = format!(
+                "found {count} services in all rules, and a link takes at most {IMPORT_PATTERNS_MAX}; use patterns such as \
+                 \"*.west.global\""
+            );
+            self.problems.error(node.position, &path.key(keys::Peer::IMPORT.name()), fault);
+        }
+    }
+
     fn peer(&mut self, fields: &Fields<'_>, position: Position, path: &Path<'_>) {
         let Some((name, named)) = fields.found(&keys::Peer::NAME) else { return };
         if let Some(first) = self.names.insert(name.clone(), named.position) {
@@ -198,6 +216,7 @@ impl Reader<'_> {
             except: fields.get(&keys::PeerExport::EXCEPT).unwrap_or_default(),
             rename: fields.get(&keys::PeerExport::AS),
         });
+        self.not_too_many_patterns(fields, path);
         let imports = fields.maps(&keys::Peer::IMPORT).map(|(at, fields, _)| PeerImport {
             rule: rule(&keys::Peer::IMPORT, at),
             services: fields.get(&keys::PeerImport::SERVICES).unwrap_or_default(),

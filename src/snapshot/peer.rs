@@ -150,6 +150,9 @@ pub fn service_label(hostname: &str) -> &str {
 }
 
 /// The prefix of the names of peers' registries, clusters and networks.
+/// The largest number of patterns of names that may be imported from one peer.
+pub const IMPORT_PATTERNS_MAX: usize = 1_024;
+
 const PLACES: &str = "peer/";
 
 /// Returns true if the name is that of a peer's registry, cluster or network.

@@ -121,6 +121,14 @@ fn bad_peers() {
         "peers[0].trustAlias: the trust domain other.mesh also has roots in trust",
     );
     bad("{name: a, export: [{services: ['*'], as: '{name}.x'}]}", "peers[0].export[0].as: found");
+    let names: Vec<String> = (0..=1_024).map(|number| format!("s{number}.west.global")).collect();
+    bad(
+        &format!(
+            "{{name: a, import: [{{services: ['*.x.global']}}, {{services: [{}]}}]}}",
+            names[1..].join(", ")
+        ),
+        "peers[0].import: found 1025 services in all rules, and a link takes at most 1024; use patterns such as \"*.west.global\"",
+    );
     refused_with(
         "peers: [{name: a, accept: true}]",
         &[

@@ -329,7 +329,7 @@ impl Links {
         shared.table.remove(&peer.name, number);
         match &ended {
             Ended::Goodbye(why, _) => format!("the peer ended the link: {why}"),
-            Ended::Lost(_) | Ended::Closed => ended.why().to_owned(),
+            Ended::Lost(_) | Ended::Refused(_) | Ended::Closed => ended.why().to_owned(),
         }
     }
 

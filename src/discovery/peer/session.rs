@@ -20,7 +20,7 @@ use crate::model::name::NamePattern;
 use crate::net::latest::Latest;
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::proto::isthmus::peer::v1::message::Kind;
-use crate::snapshot::peer::Peer;
+use crate::snapshot::peer::{IMPORT_PATTERNS_MAX, Peer};
 use crate::telemetry::clock::steady_seconds;
 use crate::tls::roots::RootStore;
 use crate::tls::trust::TrustBundles;
@@ -42,8 +42,6 @@ const SEND_WITHIN: Duration = Duration::from_secs(20);
 pub(super) const LAST_MESSAGES_WITHIN: Duration = Duration::from_secs(1);
 /// The shortest time between two full listings that we request.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
-/// The largest number of patterns that a peer may subscribe to.
-const PATTERNS_MAX: usize = 1_024;
 /// The largest length of a displayed text of the peer, in characters.
 const WORDS_MAX: usize = 200;
 
@@ -96,6 +94,8 @@ impl Outgoing {
 pub(super) enum Ended {
     /// The connection broke, a gateway broke the protocol, or this gateway ended the link.
     Lost(String),
+    /// The peer has asked for something that it cannot have, and must learn why.
+    Refused(String),
     /// The peer has closed the link, so nothing can be sent. Messages that the peer sent before may still be unread.
     Closed,
     /// The peer has sent Goodbye with this reason; true if the peer's services are to be removed.
@@ -106,7 +106,7 @@ impl Ended {
     /// Returns the reason for the log and the link's status.
     pub(super) fn why(&self) -> &str {
         match self {
-            Self::Lost(why) | Self::Goodbye(why, _) => why,
+            Self::Lost(why) | Self::Refused(why) | Self::Goodbye(why, _) => why,
             Self::Closed => CLOSED,
         }
     }
@@ -164,8 +164,10 @@ impl Session {
         self.newest.register(&link);
         self.importer.up(&self.peer.name, &link).await;
         let Err(mut ended) = self.exchange(&link).await;
-        if let Ended::Closed = ended {
-            ended = last_message(&mut self.incoming).await;
+        match &ended {
+            Ended::Closed => ended = last_message(&mut self.incoming).await,
+            Ended::Refused(why) => self.part(&why.clone(), false).await,
+            Ended::Lost(_) | Ended::Goodbye(..) => {}
         }
         let forget = matches!(ended, Ended::Goodbye(_, true));
         self.importer.down(&self.peer.name, &link, ended.why(), forget);
@@ -236,13 +238,8 @@ impl Session {
                         Order::Part => (true, "the peer was removed from the config"),
                         Order::End | Order::GoOn => (false, "the config has changed, or the gateway stops"),
                     };
-                    let why = why.to_owned();
-                    // The link ends even if Goodbye cannot be sent.
-                    let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.clone(), forget })).await;
-                    // The peer closes the link when it has read Goodbye. A link that we have dialled must stay open until then:
-                    // closing it would drop the messages that are still to be sent.
-                    last_message(&mut self.incoming).await;
-                    return Err(Ended::Lost(why));
+                    self.part(why, forget).await;
+                    return Err(Ended::Lost(why.to_owned()));
                 }
                 () = ordered(&mut self.replaced) => {
                     return Err(Ended::Lost("the same process has dialled a newer link".to_owned()));
@@ -303,7 +300,10 @@ impl Session {
                 Ok(())
             }
             Kind::Subscribe(wanted) => {
-                exchange.offer.subscribe(patterns(wanted)?);
+                match patterns(&wanted) {
+                    Ok(patterns) => exchange.offer.subscribe(patterns),
+                    Err(why) => return Err(Ended::Refused(why)),
+                }
                 exchange.in_flight = false;
                 Ok(())
             }
@@ -365,6 +365,15 @@ impl Session {
         exchange.sequence += 1;
         exchange.in_flight = true;
         self.outgoing.send(message).await
+    }
+
+    /// Ends the link with Goodbye.
+    async fn part(&mut self, why: &str, forget: bool) {
+        // The link ends even if Goodbye cannot be sent.
+        let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.to_owned(), forget })).await;
+        // The peer closes the link when it has read Goodbye. A link that we have dialled must stay open until then: closing it
+        // would drop the messages that are still to be sent.
+        last_message(&mut self.incoming).await;
     }
 
     fn subscription(&self) -> Kind {
@@ -484,9 +493,13 @@ async fn last_message(incoming: &mut Streaming<proto::Message>) -> Ended {
     timeout(LAST_MESSAGES_WITHIN, reading).await.unwrap_or(Ended::Closed)
 }
 
-fn patterns(wanted: proto::Subscribe) -> Result<Vec<NamePattern>, Ended> {
-    if wanted.services.len() > PATTERNS_MAX {
-        return Err(Ended::Lost(format!("the peer subscribed to more than {PATTERNS_MAX} patterns")));
+/// Returns the patterns that a peer subscribes to, or the reason why there are too many.
+fn patterns(wanted: &proto::Subscribe) -> Result<Vec<NamePattern>, String> {
+    let count = wanted.services.len();
+    if count > IMPORT_PATTERNS_MAX {
+        return Err(format!(
+            "the importer subscribed to {count} patterns, and at most {IMPORT_PATTERNS_MAX} are allowed"
+        ));
     }
     // A pattern that cannot be parsed matches nothing.
     Ok(wanted.services.iter().filter_map(|text| NamePattern::parse(text).ok()).collect())
@@ -512,6 +525,17 @@ mod tests {
     use super::*;
     use crate::discovery::peer::transport;
     use crate::net::scope::Scope;
+
+    #[test]
+    fn a_subscription_of_more_patterns_than_the_limit_is_refused() {
+        let of = |count: usize| proto::Subscribe { services: vec!["*.a.test".to_owned(); count] };
+        assert_eq!(
+            patterns(&of(IMPORT_PATTERNS_MAX)).map(|patterns| patterns.len()),
+            Ok(IMPORT_PATTERNS_MAX)
+        );
+        let refused = patterns(&of(IMPORT_PATTERNS_MAX + 1)).expect_err("too many");
+        assert_eq!(refused, "the importer subscribed to 1025 patterns, and at most 1024 are allowed");
+    }
 
     #[tokio::test]
     async fn goodbye_is_read_although_nothing_can_be_sent_any_more() {
