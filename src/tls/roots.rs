@@ -127,8 +127,8 @@ impl RootStore {
         self.take(alias, announced.roots, Some(announced.base)).map(drop)
     }
 
-    /// Sets announced roots. With `of_base`, they are set only if the peer's file has that hash. Returns true if the roots
-    /// changed.
+    /// Sets announced roots. With `of_base`, they are set only if the peer's file has that hash. Returns true if they
+    /// differ from the roots in use, which are those of the peer's file if the peer has announced none.
     fn take(&self, alias: &TrustDomain, roots: RootList, of_base: Option<Hash>) -> Result<bool, String> {
         let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.roots.borrow().clone();
@@ -145,6 +145,9 @@ impl RootStore {
             return Ok(false);
         }
         let next = (!roots.is_empty()).then_some(Announced { roots, base });
+        let of_file = known.of_peers.get(alias);
+        let used = known.announced.get(alias).map(|announced| &announced.roots).or(of_file);
+        let differs = used.map(ders) != next.as_ref().map(|announced| &announced.roots).or(of_file).map(ders);
         let changed = self.roots.send_if_modified(|known| {
             let before = known.announced.remove(alias);
             let changed = before != next;
@@ -154,7 +157,7 @@ impl RootStore {
         if changed {
             self.make();
         }
-        Ok(changed)
+        Ok(differs)
     }
 
     /// Checks the roots that a peer sends for its trust domain, whose alias is `alias`. They may be roots of `replaced`, the
@@ -389,6 +392,11 @@ fn no_authority(number: usize, certificate: &X509Certificate<'_>, of: &str) -> S
         "certificate {number} ({}) is not a CA certificate, so it cannot verify others; expected the root certificates of the {of}",
         certificate.subject()
     )
+}
+
+/// Returns the certificates as a set, whatever their order.
+fn ders(roots: &RootList) -> BTreeSet<&[u8]> {
+    roots.iter().map(|root| root.as_ref()).collect()
 }
 
 /// Returns the public keys of roots, because two certificates with one key are one authority. For a root that cannot be parsed,

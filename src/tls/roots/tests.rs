@@ -132,6 +132,19 @@ fn a_file_that_is_replaced_counts_more_than_what_was_announced_before() {
 }
 
 #[test]
+fn roots_that_a_peer_announces_are_other_ones_only_if_they_differ_from_those_in_use() {
+    let (ours, old, new) = (authority("east"), authority("w"), authority("w"));
+    let store = store(("east", &ours), &[("west", "w", &old)]);
+    store.roots.send_modify(|roots| drop(roots.of_peers.insert(domain("west"), root(&old))));
+    let differ = |roots: RootList| store.take(&domain("west"), roots, None).expect("good");
+    let both = || [root(&old), root(&new)].concat();
+    assert!(!differ(root(&old)), "they are those of the file");
+    assert!(differ(both()) && !differ(both().into_iter().rev().collect()));
+    assert!(differ(Vec::new()), "those of the file count again");
+    assert!(!differ(root(&old)));
+}
+
+#[test]
 fn announced_roots_of_others_are_refused() {
     let (ours, west, south) = (authority("east"), authority("w"), authority("s"));
     let store = store(("east", &ours), &[("west", "w", &west), ("south", "s", &south)]);
