@@ -234,11 +234,13 @@ fn explain_by(
         steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
-    if matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported) {
-        explanation.near = near(snapshot, looked_for);
-    }
-    if let Some(text) = of_peer(snapshot, looked_for) {
-        steps.step(|| text);
+    let is_unknown =
+        matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported);
+    match of_peer(snapshot, looked_for) {
+        // The name is not a slip: the service is another mesh's.
+        Some(text) => steps.step(|| text),
+        None if is_unknown => explanation.near = near(snapshot, looked_for),
+        None => {}
     }
     let missing = missing_for(snapshot, explanation.reason, request.requested);
     explanation.warnings.extend(missing);

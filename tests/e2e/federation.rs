@@ -527,6 +527,8 @@ fn a_peer_that_restarts_before_a_registry_of_it_can_be_read_withdraws_nothing() 
     let east = pair.start_east();
     weighs(&east, fees, 5.0);
     weighs(&east, cart, 2.0);
+    let explained = east.json(&format!("/api/v1/explain?sni={RATINGS}"));
+    assert_eq!(explained["near"], serde_json::json!([]), "the name exists: {explained}");
     west.signal("TERM");
     west.ended();
     std::fs::remove_file(&file).expect("removed");
