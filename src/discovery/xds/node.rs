@@ -1,7 +1,7 @@
 //! A client's node: the network and cluster that it claims, and the rules for the claims.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use prost_types::value::Kind as ValueKind;
 
@@ -45,27 +45,34 @@ pub struct Denied {
     cluster: String,
 }
 
-/// A text of the node that is too long.
+/// The reason why a node is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the {0} of the node has more than {TEXT_BYTES_MAX} bytes")]
-pub struct TooLong(&'static str);
+pub enum NodeFault {
+    /// A text is too long.
+    #[error("the {0} of the node has more than {TEXT_BYTES_MAX} bytes")]
+    TooLong(&'static str),
+    /// The list of networks is too long. Without its end, the client would miss endpoints.
+    #[error("the {VIEW} of the node has more than {SEES_MAX} networks")]
+    TooManyNetworks,
+}
 
 impl NodeInfo {
     /// Parses a node.
-    pub fn of(node: &Node) -> Result<Self, TooLong> {
+    pub fn of(node: &Node) -> Result<Self, NodeFault> {
         for key in ["NETWORK", "CLUSTER_ID"] {
             if metadata_text(node, key).len() > TEXT_BYTES_MAX {
-                return Err(TooLong(key));
+                return Err(NodeFault::TooLong(key));
             }
         }
         if metadata_text(node, VIEW).split(',').any(|network| network.len() > TEXT_BYTES_MAX) {
-            return Err(TooLong(VIEW));
+            return Err(NodeFault::TooLong(VIEW));
         }
         let text = |key| metadata_text(node, key);
         let list = |key| text(key).split(',').map(str::trim).filter(|item| !item.is_empty());
-        let mut sees: Vec<Network> = list(VIEW).take(SEES_MAX).map(Network::new).collect();
-        sees.sort_unstable();
-        sees.dedup();
+        let sees: BTreeSet<&str> = list(VIEW).collect();
+        if sees.len() > SEES_MAX {
+            return Err(NodeFault::TooManyNetworks);
+        }
         let client =
             if node.user_agent_name.starts_with("gRPC") { ClientKind::Grpc } else { ClientKind::Envoy };
         Ok(Self {
@@ -78,7 +85,7 @@ impl NodeInfo {
                 cluster: ClusterId::new(text("CLUSTER_ID")),
                 families: families(list("INSTANCE_IPS").filter_map(|ip| ip.parse().ok())),
                 client,
-                sees: Arc::from(sees),
+                sees: sees.into_iter().map(Network::new).collect(),
             },
         })
     }
@@ -211,10 +218,23 @@ mod tests {
     fn long_texts_are_cut_or_refused() {
         let long = "ü".repeat(TEXT_BYTES_MAX);
         let of = |key| NodeInfo::of(&node(&[(key, &long)])).map(|said| said.viewer);
-        assert_eq!((of("NETWORK"), of(VIEW)), (Err(TooLong("NETWORK")), Err(TooLong(VIEW))));
+        assert_eq!(
+            (of("NETWORK"), of(VIEW)),
+            (Err(NodeFault::TooLong("NETWORK")), Err(NodeFault::TooLong(VIEW)))
+        );
         let said =
             NodeInfo::of(&Node { id: format!("x{long}"), ..node(&[("OTHER", &long)]) }).expect("short");
         assert_eq!(said.id.len(), TEXT_BYTES_MAX - 1);
+    }
+
+    #[test]
+    fn a_view_of_more_networks_than_the_limit_is_refused() {
+        let networks =
+            |count: usize| (0..count).map(|number| format!("n{number}")).collect::<Vec<_>>().join(",");
+        let sees = |text: &str| NodeInfo::of(&node(&[(VIEW, text)])).map(|said| said.viewer.sees.len());
+        assert_eq!(sees(&networks(SEES_MAX)), Ok(SEES_MAX));
+        assert_eq!(sees(&networks(SEES_MAX + 1)), Err(NodeFault::TooManyNetworks));
+        assert_eq!(sees(&"n,".repeat(SEES_MAX + 1)), Ok(1), "a network counts once");
     }
 
     #[test]
