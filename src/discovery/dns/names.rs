@@ -88,9 +88,9 @@ impl Names {
 
     /// Counts a service that is added (1) or removed (-1).
     fn count(&mut self, service: &ServiceView, change: i32) {
-        let Some(zone) = self.zone_of(&service.name).filter(|_| is_answered(service)).cloned() else {
-            return;
-        };
+        // Zones may lie within each other, so the names up to the outermost zone exist.
+        let zone = self.zones_of(&service.name).map(|zone| zone.as_str().len()).min();
+        let Some(zone) = zone.filter(|_| is_answered(service)) else { return };
         self.services = self.services.saturating_add_signed(if change > 0 { 1 } else { -1 });
         if let Some(of) = service_of_pod(service) {
             let mut pods = self.pods.remove(of.as_str()).unwrap_or_default();
@@ -105,7 +105,7 @@ impl Names {
         }
         let mut name = &*service.name;
         while let Some((_, above)) = name.split_once('.')
-            && above.len() > zone.as_str().len()
+            && above.len() > zone
         {
             name = above;
             // Each name above a legal name is legal.
@@ -135,11 +135,11 @@ impl Names {
 
     /// Returns the innermost zone that a name is in.
     pub fn zone_of(&self, name: &str) -> Option<&HostName> {
-        let within = |zone: &&HostName| {
-            let rest = name.strip_suffix(zone.as_str());
-            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        self.zones.iter().filter(within).max_by_key(|zone| zone.as_str().len())
+        self.zones_of(name).max_by_key(|zone| zone.as_str().len())
+    }
+
+    fn zones_of(&self, name: &str) -> impl Iterator<Item = &HostName> {
+        self.zones.iter().filter(move |zone| is_in(name, zone.as_str()))
     }
 
     /// Looks up a name, which must be in lower case.
@@ -157,7 +157,8 @@ impl Names {
         if let Some((port, service)) = self.port(name) {
             return Found::Port(service, port);
         }
-        if name.len() <= NAME_BYTES_MAX && self.above.contains_key(name) {
+        let is_above = name.len() <= NAME_BYTES_MAX && self.above.contains_key(name);
+        if is_above || self.zones.iter().any(|zone| is_in(zone.as_str(), name)) {
             return Found::Above;
         }
         Found::Nothing
@@ -238,6 +239,11 @@ fn service_of_pod(service: &ServiceView) -> Option<HostName> {
     let (_, above) = above.split_once('.')?;
     let is_same = own_part(above)? == own_part(&service.export_name)?;
     is_same.then(|| HostName::parse(above).ok()).flatten()
+}
+
+/// Returns true if a name is this one, or ends with it.
+fn is_in(name: &str, zone: &str) -> bool {
+    name.strip_suffix(zone).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Returns the part of a service's name before the domain of its cluster or cluster set: `db.shop`.

@@ -261,6 +261,24 @@ fn names_without_a_service_do_not_exist_but_for_those_above_one() {
     assert_eq!(asked("global.", RecordType::SOA).answers.len(), 1);
 }
 
+#[test]
+fn names_between_nested_zones_exist() {
+    let zones = ["global", "pay.west.global", "lone.south.global"].map(name);
+    let names = Names::new(World::new(SERVICES).snapshot(), zones.into(), Ranges::default());
+    let found = |name: &str| match names.find(name) {
+        Found::Zone => "zone",
+        Found::Service(_) => "service",
+        Found::Above => "above",
+        Found::Nothing => "nothing",
+        Found::Foreign | Found::Port(..) => "other",
+    };
+    assert_eq!(found("ratings.pay.west.global"), "service");
+    assert_eq!(found("pay.west.global"), "zone");
+    assert_eq!(found("west.global"), "above", "a zone with a service is below");
+    assert_eq!(found("south.global"), "above", "an empty zone is below");
+    assert_eq!(found("other.south.global"), "nothing");
+}
+
 fn is_negative_or_zone(reply: &Message) {
     assert_eq!(reply.metadata.response_code, ResponseCode::NoError);
     assert_eq!((reply.answers.len(), reply.authorities.len()), (0, 1));
