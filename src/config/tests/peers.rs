@@ -88,7 +88,7 @@ fn no_registry_of_this_mesh_has_the_name_of_a_peer() {
     );
     bad("{file: {path: a.yaml, cluster: c, network: peer/north/n}}", "registries[0].file.network: found");
     bad(
-        "{etcd: {endpoints: ['http://a:1'], prefix: p, cluster: peer/n}}",
+        "{etcd: {endpoints: ['http://127.0.0.1:1'], prefix: /p/, cluster: peer/n}}",
         "registries[0].etcd.cluster: found",
     );
     bad("{kubernetes: {cluster: peer/n}}", "registries[0].kubernetes.cluster: found");
