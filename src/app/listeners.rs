@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::dataplane::handle::Dataplane;
 use crate::dataplane::socket_key::SocketKey;
@@ -95,13 +95,15 @@ impl Listeners {
     }
 
     /// Closes the sockets that no listener of the policy has, and gives the others the names of the policy. The connections of
-    /// sockets that are closed or get another name may finish within the time `within`, unless their listener has moved.
+    /// sockets that are closed or get another name may finish within the time `within`, unless their listener has moved. The
+    /// sockets are closed when this function returns.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,
         dataplane: &mut Dataplane,
         within: Duration,
     ) {
+        let before = Instant::now();
         for (key, Open { name, address }) in std::mem::take(&mut self.open) {
             let wanted = policy.listeners.iter().find(|listener| self.key(listener) == key);
             if let Some(wanted) = wanted {
@@ -111,7 +113,7 @@ impl Listeners {
                 dataplane.close(&key).await;
             }
             if wanted.is_none_or(|wanted| wanted.name != name) {
-                dataplane.retire(&name, within).await;
+                dataplane.retire(&name, before, within).await;
             }
         }
     }

@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks;
@@ -36,6 +37,9 @@ use crate::world::Reader;
 
 /// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
 const MAILBOX: usize = 64;
+
+/// The time that closing a listener takes at most for its caller; a worker that hangs closes its socket later.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The time between two looks whether all connections have been reset.
 const RESET_EVERY: Duration = Duration::from_millis(2);
@@ -182,21 +186,26 @@ impl Dataplane {
         self.open.insert(key, listening.address);
     }
 
-    /// Stops accepting connections on a listener's sockets. The open connections stay open until their listener is retired.
+    /// Stops accepting connections on a listener's sockets, and waits until the sockets are closed, but not for a worker that
+    /// hangs. The open connections stay open until their listener is retired.
     pub(crate) async fn close(&mut self, key: &SocketKey) {
         if let Some(address) = self.open.remove(key) {
             self.shared.own.closed(address);
         }
+        let mut all_closed = Vec::new();
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let _ = mailbox.send(Message::Close { key: key.clone() }).await;
+            let (closed, is_closed) = oneshot::channel();
+            let _ = mailbox.send(Message::Close { key: key.clone(), closed }).await;
+            all_closed.push(is_closed);
         }
+        let _ = tokio::time::timeout(CLOSED_WITHIN, join_all(all_closed)).await;
     }
 
-    /// Asks the callers on the open connections of a listener to open no more streams. If the config does not name the listener
-    /// any more, the connections may finish within the time `within`.
-    pub async fn retire(&self, listener: &Arc<str>, within: Duration) {
+    /// Asks the callers on the connections that a listener accepted before the time `before` to open no more streams. If the
+    /// config does not name the listener any more, the connections may finish within the time `within`.
+    pub async fn retire(&self, listener: &Arc<str>, before: Instant, within: Duration) {
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let _ = mailbox.send(Message::Retire { listener: listener.clone(), within }).await;
+            let _ = mailbox.send(Message::Retire { listener: listener.clone(), before, within }).await;
         }
     }
 

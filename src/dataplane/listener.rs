@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::connection::{self, admit_accepted};
 use super::core::Core;
@@ -19,7 +19,7 @@ use super::entry::Entry;
 use super::peek::announced_at_once;
 use super::refuse;
 use super::socket_key::SocketKey;
-use crate::model::address::canonical_socket;
+use crate::model::address::{Bind, canonical_socket};
 use crate::net::admission::Holder;
 use crate::net::throttle::LogThrottle;
 use crate::snapshot::policy::{Listener, ProxyProtocol, admits};
@@ -34,34 +34,35 @@ static CANNOT_ACCEPT: LogThrottle = LogThrottle::new(Duration::from_secs(1));
 /// A listening socket and the task that accepts from it.
 pub(crate) struct OpenListener {
     stop: Rc<Notify>,
-    socket: Rc<TcpListener>,
-    incoming: Rc<Incoming>,
+    closed: oneshot::Receiver<()>,
 }
 
 impl OpenListener {
     /// Starts to accept from a listening socket. Fails if the runtime cannot watch it.
     pub(crate) fn start(core: &Rc<Core>, key: SocketKey, socket: OwnedFd) -> io::Result<Self> {
-        let socket = Rc::new(TcpListener::from_std(socket.into())?);
+        let socket = TcpListener::from_std(socket.into())?;
         let stop = Rc::new(Notify::new());
+        let (tell_closed, closed) = oneshot::channel();
         // The local address is known only if the socket is bound to one address, because then it accepts connections to no
         // other.
         let local =
             socket.local_addr().ok().map(canonical_socket).filter(|local| !local.ip().is_unspecified());
         let incoming = Rc::new(Incoming { core: core.clone(), key, local, listener: RefCell::new(None) });
-        core.scope.spawn(accept(incoming.clone(), socket.clone(), stop.clone()));
-        Ok(Self { stop, socket, incoming })
+        let stopped = stop.clone();
+        core.scope.spawn(async move {
+            accept(&incoming, &socket, &stopped).await;
+            accept_queued(&incoming, &socket);
+            drop(socket);
+            // Nobody may be waiting for the end.
+            let _ = tell_closed.send(());
+        });
+        Ok(Self { stop, closed })
     }
 
-    /// Accepts the connections that the kernel has queued, and closes the socket.
-    pub(crate) fn stop(self) {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        while let Ok((client, source)) = acceptfrom_with(&*self.socket, flags) {
-            let source = source.and_then(|source| SocketAddr::try_from(source).ok());
-            if let (Some(source), Ok(client)) = (source, TcpStream::from_std(client.into())) {
-                self.incoming.take(client, source);
-            }
-        }
+    /// Accepts the connections that the kernel has queued, and closes the socket; the returned receiver ends then.
+    pub(crate) fn stop(self) -> oneshot::Receiver<()> {
         self.stop.notify_one();
+        self.closed
     }
 }
 
@@ -75,9 +76,9 @@ struct Incoming {
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
 }
 
-async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify>) {
+/// Accepts connections until `stop` is notified.
+async fn accept(incoming: &Incoming, socket: &TcpListener, stop: &Notify) {
     loop {
-        // The stop has priority: `OpenListener::stop` has already accepted the queued connections.
         let accepted = tokio::select! {
             biased;
             () = stop.notified() => return,
@@ -93,6 +94,18 @@ async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify
             }
         }
         tokio::task::yield_now().await;
+    }
+}
+
+/// Accepts the connections that are in the kernel's queue now. The runtime is not asked, because it may not have heard of them
+/// yet, and they would be reset with the socket.
+fn accept_queued(incoming: &Incoming, socket: &TcpListener) {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    while let Ok((client, source)) = acceptfrom_with(socket, flags) {
+        let source = source.and_then(|source| SocketAddr::try_from(source).ok());
+        if let (Some(source), Ok(client)) = (source, TcpStream::from_std(client.into())) {
+            incoming.take(client, source);
+        }
     }
 }
 
@@ -116,8 +129,8 @@ impl Incoming {
     fn take(&self, client: TcpStream, source: SocketAddr) {
         let core = &self.core;
         let source = canonical_socket(source);
-        let Some(listener) = self.listener() else {
-            // The listener is about to be closed. The client sees the same as if it had connected a moment later.
+        let Some(listener) = self.listener().or_else(|| self.successor(&client)) else {
+            // The socket is about to be closed, and the client sees the same as if it had connected a moment later.
             return;
         };
         let holder = match &listener.proxy_protocol {
@@ -161,5 +174,13 @@ impl Incoming {
         let found = snapshot.policy.listeners.iter().find(|listener| self.key.is_of(listener)).cloned();
         *cached = found.clone().map(|listener| (snapshot.policy_generation, listener));
         found
+    }
+
+    /// Returns the listener that would accept a connection to the client's address a moment later, when the policy has another
+    /// bind address for these sockets' port and they are about to be closed.
+    fn successor(&self, client: &TcpStream) -> Option<Arc<Listener>> {
+        let local = Bind::Address(client.local_addr().ok().map(canonical_socket)?);
+        let snapshot = self.core.snapshot();
+        snapshot.policy.listeners.iter().find(|listener| listener.bind.overlaps(&local)).cloned()
     }
 }

@@ -82,11 +82,11 @@ pub(crate) struct Hbone {
 pub(crate) enum Message {
     /// Listens on one more socket.
     Open { key: SocketKey, socket: OwnedFd },
-    /// Stops listening.
-    Close { key: SocketKey },
-    /// Asks the callers of a listener to open no more streams; if the listener was removed, its connections may finish within the
-    /// time `within`.
-    Retire { listener: Arc<str>, within: Duration },
+    /// Stops listening; `closed` ends when the socket is closed.
+    Close { key: SocketKey, closed: oneshot::Sender<()> },
+    /// Asks the callers of a listener that connected before the time `before` to open no more streams; if the listener was
+    /// removed, these connections may finish within the time `within`.
+    Retire { listener: Arc<str>, before: Instant, within: Duration },
     /// Serves a connection that another worker has accepted.
     Arrive(Box<Arrival>),
     /// Checks live connections again, because a new config file or trust bundle may not admit them any more.

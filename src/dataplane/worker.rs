@@ -57,13 +57,17 @@ impl Worker {
                                                            socket")
                 }
             },
-            Message::Close { key } => {
+            Message::Close { key, closed } => {
                 if let Some(open) = self.listeners.remove(&key) {
-                    open.stop();
+                    let stopped = open.stop();
+                    core.scope.spawn(async move {
+                        let _ = stopped.await;
+                        drop(closed);
+                    });
                 }
             }
-            Message::Retire { listener, within } => {
-                core.scope.spawn(end_listener(core.clone(), listener, within));
+            Message::Retire { listener, before, within } => {
+                core.scope.spawn(end_listener(core.clone(), listener, before, within));
             }
             Message::Arrive(arrival) => hbone::arrive(core, *arrival),
             Message::Readmit => core.scope.spawn(readmit_all(core.clone())),
@@ -80,8 +84,10 @@ impl Worker {
     /// Stops listening, waits up to `within` for connections to finish, and ends the rest. Obeys messages meanwhile: an
     /// operator may look for the connections that are still open, and close them.
     async fn drain(&mut self, within: Duration, mailbox: &mut mpsc::Receiver<Message>) {
-        for (_, open) in std::mem::take(&mut self.listeners) {
-            open.stop();
+        let stopped: Vec<_> =
+            std::mem::take(&mut self.listeners).into_values().map(OpenListener::stop).collect();
+        for stopped in stopped {
+            let _ = stopped.await;
         }
         self.core.start_draining();
         self.finish(within, mailbox).await;
@@ -135,10 +141,9 @@ async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
     let _ = answer.send(listed);
 }
 
-/// Lets the connections of a listener name that was removed finish within the time `within`, then ends the rest, unless the
-/// name was added again. If it was added and removed again, its later connections have their own time.
-async fn end_listener(core: Rc<Core>, listener: Arc<str>, within: Duration) {
-    let removed = std::time::Instant::now();
+/// Lets the connections of a listener name that was removed at the time `removed` finish within the time `within`, then ends
+/// the rest, unless the name was added again. If it was added and removed again, its later connections have their own time.
+async fn end_listener(core: Rc<Core>, listener: Arc<str>, removed: std::time::Instant, within: Duration) {
     let is_of_it = |entry: &Entry| entry.listener == listener && entry.accepted <= removed;
     core.retire_where(is_of_it);
     tokio::time::sleep(within).await;
