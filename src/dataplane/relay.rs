@@ -37,7 +37,7 @@ use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
 use crate::net::socket::{
-    bound_unsent, is_again, keep_alive, receive, receive_to_mark, receive_unasked, reset_on_close,
+    bound_unsent, is_again, keep_alive, receive, receive_looking, receive_to_mark, reset_on_close,
 };
 use crate::telemetry::local::RelayPath;
 use crate::wire::client_hello::{answers_tls, looks_like};
@@ -355,11 +355,15 @@ impl Relay<'_> {
             return Poll::Pending;
         }
         let read = if !ready {
-            let read = self.fill_scratch(way, receive_unasked);
-            if read.as_ref().is_ok_and(|count| *count > 0) {
-                let direction = self.direction(way);
-                (direction.unreported, direction.urgent) = (true, true);
-            }
+            let mut is_urgent = false;
+            let read = self.fill_scratch(way, |source, bytes| {
+                let (count, urgent) = receive_looking(source, bytes)?;
+                is_urgent = urgent;
+                Ok(count)
+            });
+            let direction = self.direction(way);
+            direction.urgent |= is_urgent;
+            direction.unreported = read.as_ref().is_ok_and(|count| *count > 0);
             read
         } else if self.direction(way).splicing && self.has_pipe(way) {
             self.fill_pipe(way)
@@ -418,13 +422,17 @@ impl Relay<'_> {
             return Err(io::ErrorKind::WouldBlock.into());
         };
         let mut scratch = core.scratch.borrow_mut();
-        let mut piped = 0;
+        let (mut piped, mut is_urgent) = (0, false);
         let count = source.try_io(Interest::READABLE, || {
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
             match splice(source, None, &pipe.write, None, pipe.size.min(TURN), flags) {
                 // The source has no bytes, or it has ended. At an urgent mark, `splice` returns one of the two results even if
                 // the source has bytes. So a read determines which case it is.
-                Ok(0) | Err(Errno::AGAIN) => receive_unasked(source, &mut scratch.bytes),
+                Ok(0) | Err(Errno::AGAIN) => {
+                    let (count, urgent) = receive_looking(source, &mut scratch.bytes)?;
+                    is_urgent = urgent;
+                    Ok(count)
+                }
                 Ok(count) => {
                     piped = count;
                     Ok(count)
@@ -438,7 +446,7 @@ impl Relay<'_> {
         drop(scratch);
         let direction = self.direction(way);
         direction.piped = piped;
-        direction.urgent |= piped == 0 && count > 0;
+        direction.urgent |= is_urgent;
         direction.small_splices = if count >= SPLICE_FROM { 0 } else { direction.small_splices + 1 };
         direction.splicing = direction.small_splices < SMALL_SPLICES_MAX;
         Ok(count)

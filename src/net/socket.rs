@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, ipproto, sockopt,
@@ -95,6 +96,18 @@ pub fn receive_to_mark(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize
 /// Reads the available bytes even if the poller has not reported readiness.
 pub fn receive_unasked(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT)?.0)
+}
+
+/// Reads like [`receive_unasked`]. Returns the number of bytes, and true if urgent data was waiting: then reads stop before the
+/// urgent mark, and only [`receive_to_mark`] may be used from now on.
+pub fn receive_looking(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
+    let mut polled = [PollFd::new(socket, PollFlags::IN | PollFlags::PRI)];
+    poll(&mut polled, Some(&Timespec::default()))?;
+    let found = polled[0].revents();
+    if found.is_empty() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok((receive_unasked(socket, bytes)?, found.contains(PollFlags::PRI)))
 }
 
 /// Reads like [`receive`] into the spare capacity of a buffer.
