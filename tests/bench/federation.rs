@@ -183,7 +183,7 @@ impl Scene {
         let peer = |organisation: &Organisation, port: u16, more: &str, changing: &str| {
             let name = organisation.name;
             let export = format!(
-                "    export: [{{services: [\"*.pay.svc.cluster.local\"], as: \"{{service}}.{{namespace}}.{name}.global\"}}]\n"
+                "    from: [127.0.0.1/32]\n    export: [{{services: [\"*.pay.svc.cluster.local\"], as: \"{{service}}.{{namespace}}.{name}.global\"}}]\n"
             );
             let config = format!(
                 "workers: 1\n{}networks: {{net-{name}: {{gateways: [{{address: 127.0.0.1, sniPort: {port}, \
