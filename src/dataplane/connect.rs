@@ -20,6 +20,7 @@ use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
+use crate::model::record::Side;
 use crate::net::socket::{acknowledge_with_data, begin_to_connect, dial_reason, relay_socket};
 use crate::snapshot::admit::Admission;
 use crate::snapshot::candidates::{Candidate, Candidates};
@@ -65,7 +66,9 @@ impl Connected {
             && core.clock.now() == entry.opened.get()
             && let Ok(socket) = self.socket.into_std()
         {
-            core.spares.borrow_mut().keep(socket.into(), endpoint, most);
+            // The relay has not sent the end of the stream to a peer that ended first, because closing a socket sends it.
+            let ended = entry.first_end.get() == Some(Side::Client);
+            core.spares.borrow_mut().keep(socket.into(), endpoint, ended, most);
         }
     }
 }

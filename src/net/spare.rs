@@ -1,16 +1,20 @@
-//! Unconnected sockets of ended connections, which later connections of the same worker use.
+//! Sockets of ended connections, which later connections of the same worker use.
 //!
-//! To make, configure and close a socket takes about 5 % of the processor time of a short connection. Only a socket whose
-//! connection has ended in both directions is kept: the endpoint has acknowledged all bytes and the end of the stream, and the
+//! To make, configure and close a socket takes about 5 % of the processor time of a short connection. A socket is used again only
+//! if its connection has ended in both directions: the endpoint has acknowledged all bytes and the end of the stream, and the
 //! kernel has forgotten the connection. A `connect` with the address family `AF_UNSPEC` then discards what the socket has
 //! received, and resets its addresses, counters and timers. The options of the socket stay, so a socket with other options than
 //! those of [`relay_socket`](super::socket::relay_socket) must not be kept.
+//!
+//! If the endpoint ended the connection first, its acknowledgement takes a round trip. So the socket that was kept first is used
+//! first.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::{connect_unspec, getpeername};
+use rustix::net::{Shutdown, connect_unspec, getpeername, shutdown};
 
 /// The number of spare sockets that one worker keeps.
 const SPARES_MAX: usize = 64;
@@ -25,38 +29,47 @@ pub struct SpareSockets {
 /// The spare sockets of one address family.
 #[derive(Debug, Default)]
 struct Spares {
-    free: Vec<OwnedFd>,
-    /// The smallest number of `free` sockets since the last call of [`SpareSockets::thin`].
+    kept: VecDeque<OwnedFd>,
+    /// The smallest number of `kept` sockets since the last call of [`SpareSockets::thin`].
     fewest: usize,
 }
 
 impl SpareSockets {
-    /// Returns a spare socket of the address family; `None` if there is none.
+    /// Returns an unconnected socket of the address family; `None` if there is none, or if the connection of the one that was kept
+    /// first has not ended yet.
     pub fn take(&mut self, address: SocketAddr) -> Option<OwnedFd> {
         let spares = self.of(address);
-        let socket = spares.free.pop();
-        spares.fewest = spares.fewest.min(spares.free.len());
-        socket
+        let socket = spares.kept.pop_front()?;
+        // A socket has a peer until the peer has acknowledged the end of the stream.
+        if getpeername(&socket) != Err(Errno::NOTCONN) {
+            // The peers of the others may answer sooner.
+            spares.kept.push_back(socket);
+            return None;
+        }
+        spares.fewest = spares.fewest.min(spares.kept.len());
+        connect_unspec(&socket).ok()?;
+        Some(socket)
     }
 
-    /// Keeps the socket of a connection to `address` if the connection has ended in both directions, and if there are fewer than
-    /// `most` spare sockets of its family. Otherwise closes the socket.
-    pub fn keep(&mut self, socket: OwnedFd, address: SocketAddr, most: usize) {
+    /// Ends a connection to `address`, of which `ended` tells whether the end of the stream was sent. Keeps the socket if there are
+    /// fewer than `most` spare sockets of its family; otherwise closes it.
+    pub fn keep(&mut self, socket: OwnedFd, address: SocketAddr, ended: bool, most: usize) {
         // The kernel binds a socket to the interface of a scoped address, and the binding survives `connect_unspec`.
         let is_scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);
-        let has_room = self.of(address).free.len() < most.min(SPARES_MAX);
-        // A socket has a peer until the peer has acknowledged the end of the stream.
-        let has_ended = || getpeername(&socket) == Err(Errno::NOTCONN);
-        if has_room && !is_scoped && has_ended() && connect_unspec(&socket).is_ok() {
-            self.of(address).free.push(socket);
+        let kept = &mut self.of(address).kept;
+        if kept.len() < most.min(SPARES_MAX)
+            && !is_scoped
+            && (ended || shutdown(&socket, Shutdown::Write).is_ok())
+        {
+            kept.push_back(socket);
         }
     }
 
     /// Closes the sockets that no connection has needed since the last call.
     pub fn thin(&mut self) {
         for spares in [&mut self.ipv4, &mut self.ipv6] {
-            spares.free.truncate(spares.free.len() - spares.fewest);
-            spares.fewest = spares.free.len();
+            spares.kept.drain(..spares.fewest);
+            spares.fewest = spares.kept.len();
         }
     }
 
@@ -119,27 +132,32 @@ mod tests {
                 socket.shutdown(std::net::Shutdown::Write).expect("ended");
                 accepted.read_to_end(&mut Vec::new()).expect("the end");
                 drop(accepted);
-                spares.keep(socket.into(), any(address), 1);
+                spares.keep(socket.into(), any(address), true, 1);
             }
         }
     }
 
     #[test]
-    fn the_socket_of_a_connection_that_has_not_ended_is_closed() {
+    fn the_socket_of_a_connection_that_has_not_ended_is_not_used() {
         let mut spares = SpareSockets::default();
         let address = any("127.0.0.1");
-        let (open, mut accepted) = connection("127.0.0.1", None);
-        spares.keep(open.into(), address, 9);
-        assert_eq!(accepted.read(&mut [0]).expect("a FIN, not a reset"), 0);
-        let (ended_by_endpoint, mut accepted) = connection("127.0.0.1", None);
-        accepted.shutdown(std::net::Shutdown::Write).expect("ended");
-        spares.keep(ended_by_endpoint.into(), address, 9);
-        assert_eq!(accepted.read(&mut [0]).expect("a FIN, not a reset"), 0);
         let (ended_by_us, mut accepted) = connection("127.0.0.1", None);
-        ended_by_us.shutdown(std::net::Shutdown::Write).expect("ended");
-        spares.keep(ended_by_us.into(), address, 9);
+        spares.keep(ended_by_us.into(), address, false, 9);
         assert_eq!(accepted.read(&mut [0]).expect("a FIN, not a reset"), 0);
         assert!(spares.take(address).is_none());
+        accepted.write_all(b"the last bytes").expect("still open");
+        assert!(spares.take(address).is_none());
+
+        let (ended_by_endpoint, mut other) = connection("127.0.0.1", None);
+        other.shutdown(std::net::Shutdown::Write).expect("ended");
+        spares.keep(ended_by_endpoint.into(), address, false, 9);
+        assert_eq!(other.read(&mut [0]).expect("a FIN, not a reset"), 0);
+        // The first one is asked before the second one, and then after it.
+        assert!(spares.take(address).is_none());
+        assert!(spares.take(address).is_some());
+        assert!(spares.take(address).is_none());
+        drop(accepted);
+        assert!(spares.take(address).is_some());
     }
 
     #[test]
@@ -151,25 +169,25 @@ mod tests {
             end(socket, accepted)
         };
         for _ in 0..3 {
-            spares.keep(ended("127.0.0.1"), address, 2);
+            spares.keep(ended("127.0.0.1"), address, true, 2);
         }
-        spares.keep(ended("::1"), any("::1"), 2);
-        assert_eq!((spares.ipv4.free.len(), spares.ipv6.free.len()), (2, 1));
+        spares.keep(ended("::1"), any("::1"), true, 2);
+        assert_eq!((spares.ipv4.kept.len(), spares.ipv6.kept.len()), (2, 1));
         let scoped =
             SocketAddr::V6(std::net::SocketAddrV6::new("fe80::1".parse().expect("an address"), 1, 0, 2));
-        spares.keep(ended("::1"), scoped, 2);
-        assert_eq!(spares.ipv6.free.len(), 1);
+        spares.keep(ended("::1"), scoped, true, 2);
+        assert_eq!(spares.ipv6.kept.len(), 1);
         spares.thin();
-        assert_eq!(spares.ipv4.free.len(), 2, "they were not kept for a whole interval yet");
+        assert_eq!(spares.ipv4.kept.len(), 2, "they were not kept for a whole interval yet");
         let used = spares.take(address).expect("a spare");
-        spares.keep(used, address, 2);
+        spares.keep(used, address, true, 2);
         spares.thin();
-        assert_eq!((spares.ipv4.free.len(), spares.ipv6.free.len()), (1, 0));
+        assert_eq!((spares.ipv4.kept.len(), spares.ipv6.kept.len()), (1, 0));
         spares.thin();
         assert!(spares.take(address).is_none());
         for _ in 0..SPARES_MAX + 9 {
-            spares.keep(ended("127.0.0.1"), address, usize::MAX);
+            spares.keep(ended("127.0.0.1"), address, true, usize::MAX);
         }
-        assert_eq!(spares.ipv4.free.len(), SPARES_MAX);
+        assert_eq!(spares.ipv4.kept.len(), SPARES_MAX);
     }
 }
