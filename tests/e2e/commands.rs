@@ -423,6 +423,23 @@ fn check_of_a_file_needs_no_gateway_and_a_gateway_that_is_away_has_an_exit_code_
     assert!(text.starts_with("failed   gateway  cannot reach the admin API"), "{text}");
 }
 
+#[test]
+fn check_of_a_listener_for_metrics_or_health_is_told_where_the_admin_api_is() {
+    let gateway = Gateway::start(
+        "listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:1\"}\n\
+         telemetry: {log: {format: json}, metrics: {bind: \"127.0.0.1:0\"}, health: {bind: \"127.0.0.1:0\"}}\n",
+    );
+    for listener in ["metrics", "health"] {
+        let admin = format!("http://{}", gateway.listener(listener));
+        let output = Command::new(BINARY).args(["check", "--admin", &admin]).output().expect("it runs");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("the admin API is at the address admin.bind of the config"), "{text}");
+        assert!(text.contains("give the `admin.bind` of the gateway with `--admin`"), "{text}");
+        assert!(!text.contains("start the gateway"), "the gateway runs: {text}");
+    }
+}
+
 /// A running command that prints a line of JSON for each change, with its output lines so far; killed when dropped.
 struct Following {
     child: std::process::Child,
