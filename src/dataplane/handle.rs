@@ -186,8 +186,8 @@ impl Dataplane {
         self.open.insert(key, listening.address);
     }
 
-    /// Stops accepting connections on a listener's sockets, and waits until the sockets are closed, but not for a worker that
-    /// hangs. The open connections stay open until their listener is retired.
+    /// Stops accepting connections on a listener's sockets, and waits up to a second until the sockets are closed. The open
+    /// connections stay open until their listener is retired.
     pub(crate) async fn close(&mut self, key: &SocketKey) {
         if let Some(address) = self.open.remove(key) {
             self.shared.own.closed(address);

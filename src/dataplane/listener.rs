@@ -88,9 +88,11 @@ async fn accept(incoming: &Incoming, socket: &TcpListener, stop: &Notify) {
             continue;
         }
         for _ in 1..ACCEPTS_AT_ONCE {
-            match socket.poll_accept(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(accepted) => drop(incoming.handle(accepted).await),
-                Poll::Pending => break,
+            let Poll::Ready(accepted) = socket.poll_accept(&mut Context::from_waker(Waker::noop())) else {
+                break;
+            };
+            if !incoming.handle(accepted).await {
+                break;
             }
         }
         tokio::task::yield_now().await;
