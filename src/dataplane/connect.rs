@@ -1,5 +1,6 @@
 //! Chooses an endpoint and dials it; if that fails, tries another one.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -20,7 +21,6 @@ use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
-use crate::model::record::Side;
 use crate::net::socket::{acknowledge_with_data, begin_to_connect, dial_reason, relay_socket};
 use crate::snapshot::admit::Admission;
 use crate::snapshot::candidates::{Candidate, Candidates};
@@ -52,23 +52,28 @@ pub(crate) struct Connected {
     pub(crate) in_flight: InFlight,
     /// The protocol that a CONNECT stream carries to the endpoint.
     pub(crate) encapsulation: Encapsulation,
+    /// True once the end of the stream was sent to the endpoint.
+    pub(crate) end_sent: Cell<bool>,
+    /// True once the endpoint has ended its stream.
+    pub(crate) end_read: Cell<bool>,
+    /// True once the socket has other options than when it was dialled.
+    pub(crate) has_other_options: Cell<bool>,
 }
 
 impl Connected {
-    /// Ends a connection that both peers have ended, and keeps its socket for another connection. The socket of a connection that
-    /// is older than a tick of the clock has further options, and is closed.
+    /// Ends a connection. Keeps its socket for another connection if the endpoint has ended this one, and the options of the socket
+    /// are still those of every relayed connection.
     pub(crate) fn leave(self, core: &Core, entry: &Entry) {
         let Some(endpoint) = entry.facts.borrow().endpoint else { return };
         let admission = &core.shared.admission;
         // While many connections are open, descriptors are for connections.
         let most = if admission.used() < admission.limit() / 2 { admission.limit() / 16 } else { 0 };
         if most > 0
-            && core.clock.now() == entry.opened.get()
+            && self.end_read.get()
+            && !self.has_other_options.get()
             && let Ok(socket) = self.socket.into_std()
         {
-            // The relay has not sent the end of the stream to a peer that ended first, because closing a socket sends it.
-            let ended = entry.first_end.get() == Some(Side::Client);
-            core.spares.borrow_mut().keep(socket.into(), endpoint, ended, most);
+            core.spares.borrow_mut().keep(socket.into(), endpoint, self.end_sent.get(), most);
         }
     }
 }
@@ -196,7 +201,14 @@ pub(crate) async fn connect(
         match dialled {
             Ok(socket) => {
                 taken_up(core, entry, attempts);
-                return Ok(Connected { socket, in_flight, encapsulation });
+                return Ok(Connected {
+                    socket,
+                    in_flight,
+                    encapsulation,
+                    end_sent: Cell::new(false),
+                    end_read: Cell::new(false),
+                    has_other_options: Cell::new(false),
+                });
             }
             // A fault of this process says nothing about the endpoint.
             Err(Reason::Internal) => return Err(Reason::Internal),

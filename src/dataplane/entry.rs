@@ -53,7 +53,7 @@ pub(crate) struct Entry {
     /// The worker's tick when the connection was accepted.
     pub(crate) opened: Cell<u32>,
     /// The peer that was the first to end its direction.
-    pub(crate) first_end: Cell<Option<Side>>,
+    first_end: Cell<Option<Side>>,
     /// True while one direction has ended and the other has not.
     pub(crate) half_closed: Cell<bool>,
     /// The number of bytes that a CONNECT stream or an HBONE connection holds because a peer does not read them.

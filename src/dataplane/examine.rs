@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
+use super::connect::Connected;
 use super::core::Core;
 use super::entry::Entry;
 use super::standstill::Observed;
@@ -33,10 +34,12 @@ pub(super) struct Found {
     pub(super) unread: [bool; 2],
 }
 
-/// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory.
-pub(super) fn begin(core: &Core, sockets: &[&TcpStream]) {
+/// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory. `client` is `None` if
+/// the client's side is one stream of an HBONE connection.
+pub(super) fn begin(core: &Core, client: Option<&TcpStream>, connected: &Connected) {
     if core.kernel_memory.get() > memory_max(core) / 2 {
-        for socket in sockets {
+        connected.has_other_options.set(true);
+        for socket in client.into_iter().chain([&connected.socket]) {
             // If the kernel refuses, [`relieve`] bounds the memory later.
             let _ = bound_received(socket);
         }

@@ -77,7 +77,7 @@ pub(crate) async fn relay(
     replay: &mut Option<Replay>,
 ) -> End {
     core.clock.begin(entry);
-    examine::begin(core, &[client, &connected.socket]);
+    examine::begin(core, Some(client), connected);
     let mut relay = Relay {
         core,
         entry,
@@ -183,6 +183,7 @@ impl Relay<'_> {
     fn tune(&mut self) {
         if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
+            self.connected.has_other_options.set(true);
             // If the kernel lacks an option, the connection works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
             // A read may have stopped at urgent data, so the sockets may hold more bytes.
@@ -523,12 +524,18 @@ impl Relay<'_> {
             self.entry.facts.borrow_mut().detail = Some(text.into());
         }
         self.core.clock.touch(self.entry);
+        if way == Way::Down {
+            self.connected.end_read.set(true);
+        }
         if self.up.ended && self.down.ended {
             // Both sockets are closed next, which passes the end on too.
             self.entry.half_closed.set(false);
             return;
         }
         self.entry.half_closed.set(true);
+        if way == Way::Up {
+            self.connected.end_sent.set(true);
+        }
         let (sink, _) = self.sink(way);
         // If the sink has already gone, the other direction detects it.
         let _ = rustix::net::shutdown(sink, Shutdown::Write);

@@ -51,8 +51,8 @@ impl SpareSockets {
         Some(socket)
     }
 
-    /// Ends a connection to `address`, of which `ended` tells whether the end of the stream was sent. Keeps the socket if there are
-    /// fewer than `most` spare sockets of its family; otherwise closes it.
+    /// Ends a connection to `address`, which the endpoint has ended; `ended` tells whether the end of the stream was sent to it.
+    /// Keeps the socket if there are fewer than `most` spare sockets of its family; otherwise closes it.
     pub fn keep(&mut self, socket: OwnedFd, address: SocketAddr, ended: bool, most: usize) {
         // The kernel binds a socket to the interface of a scoped address, and the binding survives `connect_unspec`.
         let is_scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);

@@ -55,7 +55,7 @@ pub(super) async fn relay(
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
     core.clock.begin(entry);
-    examine::begin(core, &[&connected.socket]);
+    examine::begin(core, None, connected);
     let limit = connection.limits.held_per_connection;
     let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
@@ -187,6 +187,7 @@ impl StreamRelay<'_> {
     fn tune(&mut self) {
         if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
+            self.connected.has_other_options.set(true);
             // If the kernel lacks an option, the stream works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
         }
@@ -307,6 +308,7 @@ impl StreamRelay<'_> {
         self.core.clock.touch(self.entry);
         self.entry.half_closed.set(!self.down.ended);
         if !self.down.ended {
+            self.connected.end_sent.set(true);
             // If the endpoint has already gone, the other direction detects it.
             let _ = rustix::net::shutdown(&self.connected.socket, Shutdown::Write);
         }
@@ -322,6 +324,7 @@ impl StreamRelay<'_> {
             if self.down.read_out {
                 self.send.send_data(Bytes::new(), true).map_err(|_| self.hung_up(context))?;
                 self.down.ended = true;
+                self.connected.end_read.set(true);
                 self.entry.ended_first(Side::Endpoint);
                 self.core.clock.touch(self.entry);
                 self.entry.half_closed.set(!self.up.ended);
