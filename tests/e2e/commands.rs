@@ -470,7 +470,22 @@ impl Following {
     /// Waits for an output line that matches.
     #[track_caller]
     fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
-        eventually(what, || self.lines.lock().expect("not poisoned").iter().find(|line| so(line)).cloned())
+        eventually(what, || self.line(&so))
+    }
+
+    /// Waits for an output line that matches, and does `act` before each look. A command reports no change before it has read the
+    /// lists for the first time, which takes long on a busy machine.
+    #[track_caller]
+    fn until_told(&self, what: &str, mut act: impl FnMut(), so: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, || {
+            act();
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            self.line(&so)
+        })
+    }
+
+    fn line(&self, so: impl Fn(&Value) -> bool) -> Option<Value> {
+        self.lines.lock().expect("not poisoned").iter().find(|line| so(line)).cloned()
     }
 }
 
@@ -497,34 +512,39 @@ fn watch_tells_what_changes_and_nothing_else() {
     // `failures --watch` begins with the failures so far.
     let all = Following::start(&gateway, &["failures", "--watch"]);
     all.until("the failure before", |line| line["sni"] == "before.test");
-    // The commands report no change before they have read the lists for the first time, so this waits until they have done so.
-    std::thread::sleep(std::time::Duration::from_millis(1500));
-    let mut open = crate::support::client::connect(listener);
-    std::io::Write::write_all(&mut open, &crate::support::client::hello("a.test")).expect("sent");
-    tls(listener, "after.test").expect_err("refused");
-    let opened = connections.until("a connection", |line| line["change"] == "opened");
+    let mut open = Vec::new();
+    let call = || {
+        let mut client = crate::support::client::connect(listener);
+        std::io::Write::write_all(&mut client, &crate::support::client::hello("a.test")).expect("sent");
+        open.push(client);
+    };
+    let opened = connections.until_told("a connection", call, |line| line["change"] == "opened");
     assert_eq!(opened["value"]["sni"], "a.test", "{opened}");
     drop(open);
-    let closed = connections.until("its end", |line| line["change"] == "closed");
-    assert_eq!(closed["value"]["id"], opened["value"]["id"], "{closed}");
-    let failed = failures.until("a failure", |line| line["change"] == "failed");
-    assert_eq!(
-        (&failed["value"]["sni"], &failed["value"]["reason"]),
-        (&"after.test".into(), &"sni_unknown".into())
-    );
+    let ended = |line: &Value| line["change"] == "closed" && line["value"]["id"] == opened["value"]["id"];
+    connections.until("its end", ended);
+    let fail = || drop(tls(listener, "after.test").expect_err("refused"));
+    let failed = failures.until_told("a failure", fail, |line| line["value"]["sni"] == "after.test");
+    assert_eq!((&failed["change"], &failed["value"]["reason"]), (&"failed".into(), &"sni_unknown".into()));
+    assert_eq!(failures.line(|line| line["value"]["sni"] == "before.test"), None);
     all.until("the failure after", |line| line["sni"] == "after.test");
     // `watch` reports an endpoint when it is added, changes its state, and is removed.
     let gone = "\"127.0.0.1:1\"";
-    gateway.reload(&route(&format!("{one}, {gone}")));
     let has = |change: &'static str| {
         move |line: &Value| line["change"] == change && line["value"]["address"] == "127.0.0.1:1"
     };
-    endpoints.until("a new endpoint", has("added"));
+    let add = || {
+        gateway.reload(&route(&one));
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        gateway.reload(&route(&format!("{one}, {gone}")));
+    };
+    endpoints.until_told("a new endpoint", add, has("added"));
     for _ in 0..40 {
         drop(tls(listener, "a.test"));
     }
     let changed = endpoints.until("an ejection", has("changed"));
     assert_eq!(changed["value"]["state"], "ejected", "{changed}");
+    endpoints.lines.lock().expect("not poisoned").clear();
     gateway.reload(&route(&one));
     endpoints.until("an endpoint that went", has("removed"));
 }
