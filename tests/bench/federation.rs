@@ -3,11 +3,14 @@
 //! East has two peers, west and south, each a gateway of the real binary with a CA of its own. West exports ten times as many
 //! services as `limits.services` admits, and changes some of them all the time; clients of west hold and try to open ten times
 //! as many connections as `limits.connections` and `limits.newPerSecond` admit. Meanwhile the benchmark times the calls of
-//! south's clients through east, and the changes of south's service until east has published them. Phases with and without
-//! west's excess alternate. Each pair of phases gives a ratio, and the printed ratio is the median over all pairs. East runs
-//! alone on the first processor, because the other programs would run on other machines in practice. West's gateway and clients
-//! have the lowest priority on the second processor, so that south's clients and the servers do not wait for them. The benchmark
-//! fails only if a connection of south is refused, or if west was never above its limits.
+//! south's clients through east, and the changes of south's service until east has published them.
+//!
+//! Four kinds of phases alternate: west does nothing; it stays within its limits; it stays within them while a bare listener on
+//! east's processor accepts and refuses the connections in excess; and east gets them all. Each turn gives ratios, and the printed
+//! ratio is the median over all turns. The third kind shows what the clients in excess cost on the same two processors without
+//! east. East runs on the first processor, because the other programs would run on other machines in practice. West's gateway
+//! and clients have the lowest priority on the second processor, so that south's clients and the servers do not wait for them.
+//! The benchmark fails only if a connection of south is refused, or if west was never above its limits.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -18,7 +21,7 @@ mod support;
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,7 +34,7 @@ use support::organisation::{Organisation, free_port, start};
 use support::raw::{self, connect_from};
 use support::within;
 
-/// If this environment variable is set, the process plays the clients of west, and its value is east's address.
+/// If this environment variable is set, the process plays the clients of west or the bare listener; see [`play`].
 const ROLE: &str = "ISTHMUS_BENCH_ROLE";
 const WEST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
 const SOUTH: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 88);
@@ -53,36 +56,38 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// How much is measured.
 struct Plan {
-    pairs: usize,
+    turns: usize,
     calls: usize,
     near_calls: usize,
     far_calls: usize,
     changes: usize,
 }
 
-const WHOLE: Plan = Plan { pairs: 7, calls: 3_000, near_calls: 1_500, far_calls: 150, changes: 150 };
-const SMALL: Plan = Plan { pairs: 3, calls: 1_000, near_calls: 600, far_calls: 50, changes: 50 };
+const WHOLE: Plan = Plan { turns: 7, calls: 3_000, near_calls: 1_500, far_calls: 150, changes: 150 };
+const SMALL: Plan = Plan { turns: 3, calls: 1_000, near_calls: 600, far_calls: 50, changes: 50 };
 
 fn main() {
-    if let Ok(address) = std::env::var(ROLE) {
-        return press(address.parse().expect("an address"));
+    if let Ok(role) = std::env::var(ROLE) {
+        return play(&role);
     }
     let plan = if std::env::var_os("ISTHMUS_BENCH_SMALL").is_some() { SMALL } else { WHOLE };
     pin(ENDS);
     let scene = Scene::start();
-    let mut table: [Vec<[Duration; 2]>; 4] = Default::default();
-    for _ in 0..plan.pairs {
-        let phases = [false, true].map(|excess| {
-            let _west = excess.then(|| scene.exceed());
-            [
-                p99((0..plan.calls).map(|_| scene.call(SOUTH, scene.address)).collect()),
-                p99((0..plan.near_calls).map(|_| scene.call(SOUTH, scene.near)).collect()),
-                p99((0..plan.far_calls).map(|_| scene.call(SOUTH, scene.far)).collect()),
-                p99((0..plan.changes).map(|number| scene.change(number)).collect()),
-            ]
-        });
-        for (row, pairs) in table.iter_mut().enumerate() {
-            pairs.push([phases[0][row], phases[1][row]]);
+    // By row and turn, the figures of the four kinds of phases.
+    let mut table: [Vec<[Duration; 4]>; 4] = Default::default();
+    for _ in 0..plan.turns {
+        let phases =
+            [None, Some(Excess::None), Some(Excess::OnBareListener), Some(Excess::OnEast)].map(|west| {
+                let _west = west.map(|excess| scene.call_from_west(excess));
+                [
+                    p99((0..plan.calls).map(|_| scene.call(SOUTH, scene.address)).collect()),
+                    p99((0..plan.near_calls).map(|_| scene.call(SOUTH, scene.near)).collect()),
+                    p99((0..plan.far_calls).map(|_| scene.call(SOUTH, scene.far)).collect()),
+                    p99((0..plan.changes).map(|number| scene.change(number)).collect()),
+                ]
+            });
+        for (row, turns) in table.iter_mut().enumerate() {
+            turns.push(std::array::from_fn(|kind| phases[kind][row]));
         }
     }
     println!(
@@ -92,31 +97,35 @@ fn main() {
         CONNECTIONS * EXCESS,
         NEW_PER_SECOND * EXCESS
     );
-    println!("| p99 of south | calm | beside west's excess | ratio, and its range |");
-    println!("|---|---|---|---|");
+    println!(
+        "| p99 of south | west silent | within its limits | the excess on a bare listener | the excess on east |"
+    );
+    println!("|---|---|---|---|---|");
     let rows = [
         "a call, on loopback".to_owned(),
         format!("a call, over {} ms", NEAR.as_millis()),
         format!("a call, over {} ms", FAR.as_millis()),
         "a change, until it is published in east".to_owned(),
     ];
-    for (what, pairs) in rows.iter().zip(table) {
-        let mut ratios: Vec<f64> =
-            pairs.iter().map(|[calm, beside]| beside.as_secs_f64() / calm.as_secs_f64()).collect();
-        ratios.sort_by(f64::total_cmp);
-        let of = |side: usize| {
-            let mut all: Vec<Duration> = pairs.iter().map(|pair| pair[side]).collect();
-            all.sort_unstable();
-            all[all.len() / 2].as_secs_f64() * 1e3
-        };
-        println!(
-            "| {what} | {:.2} ms | {:.2} ms | {:.3} ({:.3} to {:.3}) |",
-            of(0),
-            of(1),
-            ratios[ratios.len() / 2],
-            ratios[0],
-            ratios[ratios.len() - 1]
-        );
+    for (what, turns) in rows.iter().zip(&table) {
+        let cells: Vec<String> = (0..4)
+            .map(|kind| format!("{:.2} ms", 1e3 * median(turns.iter().map(|turn| turn[kind].as_secs_f64()))))
+            .collect();
+        println!("| {what} | {} |", cells.join(" | "));
+    }
+    println!(
+        "\n| the excess on east, in proportion to | west silent | within its limits | the excess on a bare listener |"
+    );
+    println!("|---|---|---|---|");
+    for (what, turns) in rows.iter().zip(&table) {
+        let cells: Vec<String> = (0..3)
+            .map(|kind| {
+                let ratios = || turns.iter().map(|turn| turn[3].as_secs_f64() / turn[kind].as_secs_f64());
+                let (least, most) = (ratios().fold(f64::MAX, f64::min), ratios().fold(0.0, f64::max));
+                format!("{:.3} ({least:.3} to {most:.3})", median(ratios()))
+            })
+            .collect();
+        println!("| {what} | {} |", cells.join(" | "));
     }
     scene.report();
 }
@@ -252,11 +261,22 @@ impl Scene {
         begun.elapsed()
     }
 
-    /// Makes west exceed its limits until the result is dropped.
-    fn exceed(&self) -> Excess {
-        let mut command = Command::new("/proc/self/exe");
-        command.env(ROLE, self.address.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
-        let clients = with_lowest_priority(|| command.spawn().expect("it starts"));
+    /// Lets west's clients call and its services change until the result is dropped.
+    fn call_from_west(&self, excess: Excess) -> Calling {
+        let call = |address: SocketAddr, times: usize| {
+            with_lowest_priority(|| spawn(&format!("call {address} {times}")))
+        };
+        let processes = match excess {
+            Excess::None => vec![call(self.address, 1)],
+            Excess::OnEast => vec![call(self.address, EXCESS)],
+            Excess::OnBareListener => {
+                let bare = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+                let listener = measured(|| spawn(&format!("refuse {bare} 0")));
+                within(Duration::from_secs(10), "the bare listener", || TcpStream::connect(bare).ok());
+                // The clients end before their listener.
+                vec![call(self.address, 1), call(bare, EXCESS - 1), listener]
+            }
+        };
         let (stop, stopped) = std::sync::mpsc::channel();
         let folder = self.west.folder().to_owned();
         let changes = std::thread::spawn(move || {
@@ -267,7 +287,7 @@ impl Scene {
             }
         });
         std::thread::sleep(Duration::from_secs(1));
-        Excess { clients, stop, changes: Some(changes) }
+        Calling { processes, stop, changes: Some(changes) }
     }
 
     fn report(&self) {
@@ -288,17 +308,26 @@ impl Scene {
     }
 }
 
-/// West's excess; it ends when this is dropped.
-struct Excess {
-    clients: Child,
+/// Where the connections go that west's clients open beyond its limits.
+enum Excess {
+    None,
+    OnBareListener,
+    OnEast,
+}
+
+/// The calls and changes of west; they end when this is dropped.
+struct Calling {
+    processes: Vec<Child>,
     stop: std::sync::mpsc::Sender<()>,
     changes: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Drop for Excess {
+impl Drop for Calling {
     fn drop(&mut self) {
-        let _ = self.clients.kill();
-        let _ = self.clients.wait();
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
         let _ = self.stop.send(());
         if let Some(changes) = self.changes.take() {
             let _ = changes.join();
@@ -308,23 +337,59 @@ impl Drop for Excess {
     }
 }
 
-/// Acts as the clients of west until the process is killed. Opens `NEW_PER_SECOND * EXCESS` connections per second, and keeps
-/// the last `CONNECTIONS * EXCESS` of them.
-fn press(address: SocketAddr) {
+/// Starts this program in a role.
+fn spawn(role: &str) -> Child {
+    let mut command = Command::new("/proc/self/exe");
+    command.env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts")
+}
+
+/// Plays a role until the process is killed: `call ADDRESS TIMES`, the clients of west at this many times its limits, or
+/// `refuse ADDRESS 0`, the bare listener.
+fn play(role: &str) {
+    let words: Vec<&str> = role.split(' ').collect();
+    let address: SocketAddr = words[1].parse().expect("an address");
+    match words[0] {
+        "call" => press(address, words[2].parse().expect("a number")),
+        _ => refuse_all(address),
+    }
+}
+
+/// Acts as the clients of west at this many times its limits of connections.
+fn press(address: SocketAddr, times: usize) {
     let hello = raw::hello(b"echo.shop.east.global");
     let mut held = std::collections::VecDeque::new();
     let (begun, mut opened) = (Instant::now(), 0_usize);
     loop {
-        let due = Duration::from_secs_f64(opened as f64 / (NEW_PER_SECOND * EXCESS) as f64);
+        let due = Duration::from_secs_f64(opened as f64 / (NEW_PER_SECOND * times) as f64);
         std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        opened += 1;
         let mut client = connect_from(WEST, address);
         let _ = client.write_all(&hello);
-        opened += 1;
         held.push_back(client);
-        if held.len() > CONNECTIONS * EXCESS {
+        if held.len() > CONNECTIONS * times {
             held.pop_front();
         }
     }
+}
+
+/// Refuses each connection with the alert that east sends, and does nothing else.
+fn refuse_all(address: SocketAddr) {
+    let listener = TcpListener::bind(address).expect("a free port");
+    let mut scratch = vec![0; 16 * 1024];
+    for client in listener.incoming() {
+        let Ok(mut client) = client else { continue };
+        let _ = client.set_nonblocking(true);
+        // internal_error, as east answers `limit_source`.
+        let _ = client.write_all(&[21, 3, 3, 0, 2, 2, 80]);
+        let _ = client.shutdown(Shutdown::Write);
+        let _ = client.read(&mut scratch);
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut all: Vec<f64> = values.collect();
+    all.sort_unstable_by(f64::total_cmp);
+    all[all.len() / 2]
 }
 
 fn p99(mut all: Vec<Duration>) -> Duration {
