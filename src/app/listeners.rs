@@ -95,8 +95,8 @@ impl Listeners {
     }
 
     /// Closes the sockets that no listener of the policy has, and gives the others the names of the policy. The connections of
-    /// sockets that are closed or get another name may finish within the time `within`, unless their listener has moved. The
-    /// sockets are closed when this function returns.
+    /// sockets that are closed or get another name may finish within the time `within`, unless their listener has moved. Waits
+    /// up to a second for each socket that is closed.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,

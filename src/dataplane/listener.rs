@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use super::connection::{self, admit_accepted};
 use super::core::Core;
@@ -33,36 +33,32 @@ static CANNOT_ACCEPT: LogThrottle = LogThrottle::new(Duration::from_secs(1));
 
 /// A listening socket and the task that accepts from it.
 pub(crate) struct OpenListener {
-    stop: Rc<Notify>,
-    closed: oneshot::Receiver<()>,
+    stop: oneshot::Sender<oneshot::Sender<()>>,
 }
 
 impl OpenListener {
     /// Starts to accept from a listening socket. Fails if the runtime cannot watch it.
     pub(crate) fn start(core: &Rc<Core>, key: SocketKey, socket: OwnedFd) -> io::Result<Self> {
         let socket = TcpListener::from_std(socket.into())?;
-        let stop = Rc::new(Notify::new());
-        let (tell_closed, closed) = oneshot::channel();
+        let (stop, mut stopped) = oneshot::channel();
         // The local address is known only if the socket is bound to one address, because then it accepts connections to no
         // other.
         let local =
             socket.local_addr().ok().map(canonical_socket).filter(|local| !local.ip().is_unspecified());
-        let incoming = Rc::new(Incoming { core: core.clone(), key, local, listener: RefCell::new(None) });
-        let stopped = stop.clone();
+        let incoming = Incoming { core: core.clone(), key, local, listener: RefCell::new(None) };
         core.scope.spawn(async move {
-            accept(&incoming, &socket, &stopped).await;
+            let closed = accept(&incoming, &socket, &mut stopped).await;
             accept_queued(&incoming, &socket);
             drop(socket);
-            // Nobody may be waiting for the end.
-            let _ = tell_closed.send(());
+            drop(closed);
         });
-        Ok(Self { stop, closed })
+        Ok(Self { stop })
     }
 
-    /// Accepts the connections that the kernel has queued, and closes the socket; the returned receiver ends then.
-    pub(crate) fn stop(self) -> oneshot::Receiver<()> {
-        self.stop.notify_one();
-        self.closed
+    /// Accepts the connections that the kernel has queued, and closes the socket; then drops `closed`.
+    pub(crate) fn stop(self, closed: oneshot::Sender<()>) {
+        // This fails only if the runtime has ended the task, and the socket is closed.
+        let _ = self.stop.send(closed);
     }
 }
 
@@ -76,12 +72,16 @@ struct Incoming {
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
 }
 
-/// Accepts connections until `stop` is notified.
-async fn accept(incoming: &Incoming, socket: &TcpListener, stop: &Notify) {
+/// Accepts connections until the order to stop; returns what came with it.
+async fn accept(
+    incoming: &Incoming,
+    socket: &TcpListener,
+    stopped: &mut oneshot::Receiver<oneshot::Sender<()>>,
+) -> Option<oneshot::Sender<()>> {
     loop {
         let accepted = tokio::select! {
             biased;
-            () = stop.notified() => return,
+            closed = &mut *stopped => return closed.ok(),
             accepted = socket.accept() => accepted,
         };
         if !incoming.handle(accepted).await {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -59,11 +60,7 @@ impl Worker {
             },
             Message::Close { key, closed } => {
                 if let Some(open) = self.listeners.remove(&key) {
-                    let stopped = open.stop();
-                    core.scope.spawn(async move {
-                        let _ = stopped.await;
-                        drop(closed);
-                    });
+                    open.stop(closed);
                 }
             }
             Message::Retire { listener, before, within } => {
@@ -84,11 +81,12 @@ impl Worker {
     /// Stops listening, waits up to `within` for connections to finish, and ends the rest. Obeys messages meanwhile: an
     /// operator may look for the connections that are still open, and close them.
     async fn drain(&mut self, within: Duration, mailbox: &mut mpsc::Receiver<Message>) {
-        let stopped: Vec<_> =
-            std::mem::take(&mut self.listeners).into_values().map(OpenListener::stop).collect();
-        for stopped in stopped {
-            let _ = stopped.await;
-        }
+        let stop = |open: OpenListener| {
+            let (closed, is_closed) = oneshot::channel();
+            open.stop(closed);
+            is_closed
+        };
+        join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
         self.core.start_draining();
         self.finish(within, mailbox).await;
         self.core.cut_where(|_| true, Reason::Draining);
