@@ -9,7 +9,6 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -83,8 +82,7 @@ impl Sockets {
         }
         let mut descriptors: Vec<PollFd<'_>> =
             self.open.iter().map(|open| PollFd::new(&open.socket, PollFlags::OUT)).collect();
-        let at_once = Timespec::try_from(Duration::ZERO).ok();
-        if poll(&mut descriptors, at_once.as_ref()).is_err() {
+        if poll(&mut descriptors, Some(&Timespec::default())).is_err() {
             // The call was interrupted or the kernel is out of memory: the next call follows soon.
             return Vec::new();
         }
@@ -151,7 +149,7 @@ fn outcome(error: Errno) -> Outcome {
 mod tests {
     use std::collections::BTreeSet;
     use std::net::TcpListener;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
