@@ -14,6 +14,8 @@
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
+#[path = "median.rs"]
+mod median;
 #[path = "processor.rs"]
 mod processor;
 #[path = "../support/mod.rs"]
@@ -26,6 +28,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use median::median;
 use processor::{ENDS, measured, pin};
 use support::backend::Backend;
 use support::far::far_as;
@@ -109,7 +112,12 @@ fn main() {
     ];
     for (what, turns) in rows.iter().zip(&table) {
         let cells: Vec<String> = (0..4)
-            .map(|kind| format!("{:.2} ms", 1e3 * median(turns.iter().map(|turn| turn[kind].as_secs_f64()))))
+            .map(|kind| {
+                format!(
+                    "{:.2} ms",
+                    1e3 * median(turns.iter().map(|turn| turn[kind].as_secs_f64())).expect("turns")
+                )
+            })
             .collect();
         println!("| {what} | {} |", cells.join(" | "));
     }
@@ -122,7 +130,7 @@ fn main() {
             .map(|kind| {
                 let ratios = || turns.iter().map(|turn| turn[3].as_secs_f64() / turn[kind].as_secs_f64());
                 let (least, most) = (ratios().fold(f64::MAX, f64::min), ratios().fold(0.0, f64::max));
-                format!("{:.3} ({least:.3} to {most:.3})", median(ratios()))
+                format!("{:.3} ({least:.3} to {most:.3})", median(ratios()).expect("turns"))
             })
             .collect();
         println!("| {what} | {} |", cells.join(" | "));
@@ -271,7 +279,7 @@ impl Scene {
             Excess::OnEast => vec![call(self.address, EXCESS)],
             Excess::OnBareListener => {
                 let bare = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-                let listener = measured(|| spawn(&format!("refuse {bare} 0")));
+                let listener = measured(|| spawn(&format!("refuse {bare}")));
                 within(Duration::from_secs(10), "the bare listener", || TcpStream::connect(bare).ok());
                 // The clients end before their listener.
                 vec![call(self.address, 1), call(bare, EXCESS - 1), listener]
@@ -344,7 +352,7 @@ fn spawn(role: &str) -> Child {
 }
 
 /// Plays a role until the process is killed: `call ADDRESS TIMES`, the clients of west at this many times its limits, or
-/// `refuse ADDRESS 0`, the bare listener.
+/// `refuse ADDRESS`, the bare listener.
 fn play(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
     let address: SocketAddr = words[1].parse().expect("an address");
@@ -384,12 +392,6 @@ fn refuse_all(address: SocketAddr) {
         let _ = client.shutdown(Shutdown::Write);
         let _ = client.read(&mut scratch);
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut all: Vec<f64> = values.collect();
-    all.sort_unstable_by(f64::total_cmp);
-    all[all.len() / 2]
 }
 
 fn p99(mut all: Vec<Duration>) -> Duration {

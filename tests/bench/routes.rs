@@ -19,14 +19,19 @@ use std::time::{Duration, Instant};
 
 #[path = "gateway.rs"]
 mod gateway;
+#[path = "median.rs"]
+mod median;
 #[path = "process.rs"]
 mod process;
 
 use gateway::Gateway;
+use median::median;
 use process::{memory, processor_time};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
+/// What is wrong if there is no median.
+const NO_ROUND: &str = "nothing was measured";
 const CONNECTIONS: usize = 5_000;
 const ROUNDS: usize = 4;
 const RELOADS: usize = 5;
@@ -61,7 +66,7 @@ fn routes(many: usize, endpoint: SocketAddr) -> Result<()> {
         with_few.push(few.cost_of_connections()?);
         with_many.push(lot.cost_of_connections()?);
     }
-    let (ten, all) = (median(&mut with_few), median(&mut with_many));
+    let (ten, all) = (median(with_few).ok_or(NO_ROUND)?, median(with_many).ok_or(NO_ROUND)?);
     println!(
         "processor time per connection: {ten:.1} µs with 10 routes, {all:.1} µs with {many}: {:.2}",
         all / ten
@@ -97,18 +102,13 @@ fn services(many: usize, endpoint: SocketAddr) -> Result<()> {
         with_none.push(calm.cost_of_connections()?);
         with_some.push(troubled.cost_of_connections()?);
     }
-    let (none, some) = (median(&mut with_none), median(&mut with_some));
+    let (none, some) = (median(with_none).ok_or(NO_ROUND)?, median(with_some).ok_or(NO_ROUND)?);
     println!(
         "processor time per connection to a service of {ENDPOINTS} endpoints: {none:.1} µs, and {some:.1} µs with {DEAD} of \
          them ejected and clusters named: {:.2}",
         some / none
     );
     Ok(())
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Starts an endpoint that echoes.
@@ -206,7 +206,7 @@ impl Named {
             (pings.join().expect("it does not panic"), times)
         });
         let busy = busy.as_mut().map_err(|error| error.to_string())?;
-        let mut times: Vec<f64> = times?.into_iter().map(|time| time.as_secs_f64()).collect();
+        let reload = median(times?.into_iter().map(|time| time.as_secs_f64())).ok_or(NO_ROUND)?;
         let tell = |what: &str, times: &mut Vec<f64>| {
             times.sort_by(f64::total_cmp);
             let at = |per_mille: usize| times[(times.len() - 1) * per_mille / 1000];
@@ -219,7 +219,7 @@ impl Named {
                 times.len()
             );
         };
-        println!("one route of them changed: reload in {:.2} s (median of {RELOADS})", median(&mut times));
+        println!("one route of them changed: reload in {reload:.2} s (median of {RELOADS})");
         tell("in calm", &mut calm);
         tell("during reloads", busy);
         Ok(())

@@ -8,6 +8,8 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
 
+#[path = "../median.rs"]
+mod median;
 #[path = "../processor.rs"]
 mod processor;
 #[path = "../../support/mod.rs"]

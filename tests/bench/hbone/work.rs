@@ -11,6 +11,7 @@ use crate::Result;
 use crate::attacks;
 use crate::caller::{Caller, Identity, Stream, at_once};
 use crate::gateways::{Side, authority};
+use crate::median::median;
 
 /// The message of a round trip.
 static MESSAGE: [u8; 128] = [7; 128];
@@ -52,10 +53,11 @@ impl Figures {
             let [ours, theirs] = &*columns;
             // The ratio is taken within a round, because other load of the machine changes between rounds.
             let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs);
-            let mut ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite()).collect();
-            let ratio = median(&mut ratios).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
+            let ratio = median(ratios.filter(|ratio| ratio.is_finite()))
+                .map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
             let [our_text, their_text] = columns.each_mut().map(|values| {
-                let Some(median) = median(values) else { return "–".to_owned() };
+                values.sort_by(f64::total_cmp);
+                let Some(median) = median(values.iter().copied()) else { return "–".to_owned() };
                 match values.as_slice() {
                     [least, .., most] => {
                         format!("{} ({}–{})", number(median), number(*least), number(*most))
@@ -66,12 +68,6 @@ impl Figures {
             println!("| {name} | {our_text} | {their_text} | {ratio} |");
         }
     }
-}
-
-/// Sorts the values and returns the median.
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 /// Returns a number with three significant digits.

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::median::median;
 use crate::subjects::Subject;
 use crate::{Result, is_isthmus};
 
@@ -107,7 +108,7 @@ impl Figures {
     }
 
     fn median(&self, measure: Measure, column: usize) -> Option<f64> {
-        median(self.0.get(&(measure, column))?.clone())
+        median(self.0.get(&(measure, column))?.iter().copied())
     }
 
     /// Returns the ratio of one program's values to another's: the first quartile, the median and the third quartile of the
@@ -118,7 +119,7 @@ impl Figures {
             of.iter().zip(to).map(|(of, to)| of / to).filter(|ratio| ratio.is_finite()).collect();
         ratios.sort_by(f64::total_cmp);
         let last = ratios.len().checked_sub(1)?;
-        Some([ratios[last / 4], median(ratios.clone())?, ratios[(last * 3).div_ceil(4)]])
+        Some([ratios[last / 4], median(ratios.iter().copied())?, ratios[(last * 3).div_ceil(4)]])
     }
 
     /// Returns the generated part of the page. The first program is this isthmus.
@@ -235,15 +236,6 @@ impl Figures {
     fn comparable(&self, measure: Measure, column: usize, subject: &Subject) -> Option<[f64; 3]> {
         let start = matches!(measure, Measure::StartProcessor | Measure::StartWall);
         self.ratio(measure, column, 0).filter(|_| !start || subject.routes_max() == usize::MAX)
-    }
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() % 2 {
-        0 => Some((values.get(middle.checked_sub(1)?)? + values[middle]) / 2.0),
-        _ => values.get(middle).copied(),
     }
 }
 
