@@ -512,6 +512,13 @@ fn watch_tells_what_changes_and_nothing_else() {
     // `failures --watch` begins with the failures so far.
     let all = Following::start(&gateway, &["failures", "--watch"]);
     all.until("the failure before", |line| line["sni"] == "before.test");
+    // The first failure that is told of is one from after the start.
+    let fail = || drop(tls(listener, "after.test").expect_err("refused"));
+    let failed = failures.until_told("a failure", fail, |line| line["change"] == "failed");
+    assert_eq!(
+        (&failed["value"]["sni"], &failed["value"]["reason"]),
+        (&"after.test".into(), &"sni_unknown".into())
+    );
     let mut open = Vec::new();
     let call = || {
         let mut client = crate::support::client::connect(listener);
@@ -523,10 +530,6 @@ fn watch_tells_what_changes_and_nothing_else() {
     drop(open);
     let ended = |line: &Value| line["change"] == "closed" && line["value"]["id"] == opened["value"]["id"];
     connections.until("its end", ended);
-    let fail = || drop(tls(listener, "after.test").expect_err("refused"));
-    let failed = failures.until_told("a failure", fail, |line| line["value"]["sni"] == "after.test");
-    assert_eq!((&failed["change"], &failed["value"]["reason"]), (&"failed".into(), &"sni_unknown".into()));
-    assert_eq!(failures.line(|line| line["value"]["sni"] == "before.test"), None);
     all.until("the failure after", |line| line["sni"] == "after.test");
     // `watch` reports an endpoint when it is added, changes its state, and is removed.
     let gone = "\"127.0.0.1:1\"";
