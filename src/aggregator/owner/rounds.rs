@@ -12,6 +12,7 @@ use super::addresses::Addresses;
 use super::contained::{self, PanicSite, contained};
 use crate::aggregator::lifecycle::{Effect, Lifecycle};
 use crate::aggregator::registry::Epoch;
+use crate::aggregator::status::RegistryState;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
@@ -72,6 +73,9 @@ impl Owner {
     pub(super) fn give_up(&mut self, epoch: Epoch, before: (Arc<Shard>, bool), fault: &str, now: Instant) {
         let next = self.next_epoch();
         let Some(followed) = self.followed(epoch) else { return };
+        // A copy that arrived while the registry seemed to be read was not used. A copy that itself causes the panic is not read
+        // again.
+        followed.asked_for_copy &= followed.life.state() != RegistryState::Live;
         followed.life.contain(before, fault, next, now);
         followed.task.abort();
         followed.restart = Some(now + RESTART);
