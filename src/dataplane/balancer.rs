@@ -5,7 +5,7 @@
 //! invalid. A balancer is dropped some seconds after its last use. When a snapshot replaces the candidates, a new balancer is
 //! made.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use crate::balance::{Ask, Availability, Load, choose, choose_from};
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 use crate::snapshot::candidates::Candidates;
+use crate::telemetry::local::LastDestination;
 
 /// The number of balancers that one worker keeps. Beyond this number, each connection gets a balancer of its own.
 const KEPT_MAX: usize = 1 << 17;
@@ -44,7 +45,9 @@ pub(crate) struct Balancer {
     group: Arc<Group>,
     /// The handles of the endpoints, by index among the candidates; each is filled at its first use.
     endpoints: Box<[OnceCell<Arc<Upstream>>]>,
-    selections: RefCell<Vec<Rc<Made>>>,
+    selections: RefCell<Vec<Made>>,
+    /// The metrics of the last connection's destination.
+    pub(crate) last_destination: LastDestination,
     /// The tick of the balancer's last use.
     used: Cell<u32>,
 }
@@ -91,6 +94,7 @@ impl Balancers {
             group: upstreams.group(&candidates.group),
             endpoints: candidates.endpoints().iter().map(|_| OnceCell::new()).collect(),
             selections: RefCell::default(),
+            last_destination: LastDestination::default(),
             used: Cell::new(now),
         });
         if kept.len() < KEPT_MAX / SHARDS {
@@ -130,31 +134,33 @@ impl Balancer {
         if !ask.tried.is_empty() {
             return choose(ask, self, random, &mut ());
         }
-        let made = self.selection(ask, clusters);
-        choose_from(&made.selection, ask, self, random, &mut ())
+        choose_from(&self.selection(ask, clusters), ask, self, random, &mut ())
     }
 
-    fn selection(&self, ask: &Ask<'_>, clusters: Option<&Arc<[ClusterId]>>) -> Rc<Made> {
+    fn selection(&self, ask: &Ask<'_>, clusters: Option<&Arc<[ClusterId]>>) -> Ref<'_, Selection> {
         // The count is read before the selection is made: if the state changes meanwhile, the next connection makes the
         // selection again.
         let changes = self.group.changes() + self.upstreams.withdrawals().changes();
-        let mut selections = self.selections.borrow_mut();
+        let selections = self.selections.borrow();
         let at = selections.iter().position(|made| made.clusters.as_ref() == clusters);
-        if let Some(made) = at.map(|at| &selections[at])
-            && made.changes == changes
-            && (made.until == u64::MAX || self.upstreams.now() < made.until)
+        if let Some(at) = at
+            && selections[at].changes == changes
+            && (selections[at].until == u64::MAX || self.upstreams.now() < selections[at].until)
         {
-            return made.clone();
+            return Ref::map(selections, |selections| &selections[at].selection);
         }
+        drop(selections);
         let until = Cell::new(u64::MAX);
         let selection = Selection::new(ask, &Returns { balancer: self, until: &until });
-        let made = Rc::new(Made { clusters: clusters.cloned(), selection, changes, until: until.get() });
-        match at {
-            Some(at) => selections[at] = made.clone(),
-            None if selections.len() < SELECTIONS_MAX => selections.push(made.clone()),
-            None => selections[0] = made.clone(),
+        let made = Made { clusters: clusters.cloned(), selection, changes, until: until.get() };
+        let mut selections = self.selections.borrow_mut();
+        let at = at.unwrap_or(if selections.len() < SELECTIONS_MAX { selections.len() } else { 0 });
+        match selections.get_mut(at) {
+            Some(place) => *place = made,
+            None => selections.push(made),
         }
-        made
+        drop(selections);
+        Ref::map(self.selections.borrow(), |selections| &selections[at].selection)
     }
 
     /// Returns the run-time state of an endpoint.

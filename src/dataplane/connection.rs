@@ -60,7 +60,7 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
 /// Hands the connection of a peer's gateway to the server of peer links, which has its own limits.
 fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpose, first: Box<[u8]>) {
     let Ok(socket) = client.into_std() else { return core.finish(entry, Reason::Internal) };
-    let (source, listener) = (entry.source(), entry.listener.clone());
+    let (source, listener) = (entry.source(), entry.listener.name.clone());
     match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
         Ok(()) => core.finish_handed_over(entry),
         Err(_) => {

@@ -444,10 +444,7 @@ impl Core {
     fn count_end(&self, entry: &Entry, reason: Reason) {
         self.report_bytes(entry);
         let facts = entry.facts.borrow();
-        if let Some(destination) = &facts.destination {
-            destination.closed();
-        }
-        self.local.ended(&entry.listener, &facts.destination_name(), reason);
+        self.local.ended(&entry.listener, &facts.destination_name(), facts.destination.as_deref(), reason);
         if let Some(peer) = &facts.matched.peer {
             self.local.peer_ended(peer, reason);
         }
@@ -455,17 +452,17 @@ impl Core {
 
     /// Counts the end of a connection that another part of the program continues with; the end is not logged here.
     pub(crate) fn finish_handed_over(&self, entry: &Entry) {
-        self.local.ended_silently(&entry.listener);
+        entry.listener.ended_silently();
     }
 
     /// Counts the end of an HBONE connection. The end is logged only if the client broke the protocol or stopped reading,
     /// or an operator closed the connection; each stream has a log line of its own.
     pub(crate) fn finish_hbone(&self, entry: &Entry, reason: Reason) {
-        self.local.hbone_ended(&entry.listener, reason);
+        self.local.hbone_ended(&entry.listener.name, reason);
         if matches!(reason, Reason::BadRequest | Reason::Stalled | Reason::Killed) {
             self.finish(entry, reason);
         } else {
-            self.local.ended_silently(&entry.listener);
+            entry.listener.ended_silently();
         }
     }
 

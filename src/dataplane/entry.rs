@@ -16,7 +16,7 @@ use crate::net::latest::Latest;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
 use crate::snapshot::candidates::Candidate;
-use crate::telemetry::local::{Destination, DestinationName, RelayPath};
+use crate::telemetry::local::{Destination, DestinationName, ListenerCounts, RelayPath};
 use crate::tls::proof::Proof;
 use crate::tls::trust::TrustBundles;
 use crate::wire::connect::Claims;
@@ -25,8 +25,8 @@ use crate::wire::connect::Claims;
 pub(crate) struct Entry {
     /// The id of the connection or stream, unique in this process.
     pub(crate) id: u64,
-    /// The name of the listener.
-    pub(crate) listener: Arc<str>,
+    /// The listener's name and its metrics.
+    pub(crate) listener: Rc<ListenerCounts>,
     /// The address and port of the client.
     source: Cell<SocketAddr>,
     /// The proxy that announced `source`, if one did.
@@ -258,7 +258,13 @@ impl ConnectionFacts {
 
 impl Entry {
     /// Creates the entry of a connection or of a CONNECT stream, whose admission slot is counted for `holder`.
-    pub(crate) fn new(holder: Holder, id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
+    pub(crate) fn new(
+        holder: Holder,
+        id: u64,
+        listener: Rc<ListenerCounts>,
+        source: SocketAddr,
+        tick: u32,
+    ) -> Self {
         Self {
             id,
             listener,
@@ -444,7 +450,7 @@ impl Entry {
         ConnectionRecord {
             id: self.id,
             time: self.time,
-            listener: self.listener.clone(),
+            listener: self.listener.name.clone(),
             protocol: facts.destination_name().protocol,
             source: self.source(),
             proxy: self.proxied().map(|proxied| proxied.proxy),

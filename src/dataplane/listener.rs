@@ -23,6 +23,7 @@ use crate::model::address::{Bind, canonical_socket};
 use crate::net::admission::Holder;
 use crate::net::throttle::LogThrottle;
 use crate::snapshot::policy::{Listener, ProxyProtocol, admits};
+use crate::telemetry::local::ListenerCounts;
 
 /// The number of connections accepted before other tasks get their turn.
 const ACCEPTS_AT_ONCE: usize = 64;
@@ -69,8 +70,11 @@ struct Incoming {
     /// The local address of the accepted connections; `None` if it may differ between them.
     local: Option<SocketAddr>,
     /// The policy's listener for these sockets, with the generation of the policy.
-    listener: RefCell<Option<(u64, Arc<Listener>)>>,
+    listener: RefCell<Option<(u64, Configured)>>,
 }
+
+/// A listener of the policy, and its metrics.
+type Configured = (Arc<Listener>, Rc<ListenerCounts>);
 
 /// Accepts connections until the order to stop; returns what came with it.
 async fn accept(
@@ -131,7 +135,7 @@ impl Incoming {
     fn take(&self, client: TcpStream, source: SocketAddr) {
         let core = &self.core;
         let source = canonical_socket(source);
-        let Some(listener) = self.listener().or_else(|| self.successor(&client)) else {
+        let Some((listener, counts)) = self.listener().or_else(|| self.successor(&client)) else {
             // The socket is about to be closed, and the client sees the same as if it had connected a moment later.
             return;
         };
@@ -141,9 +145,8 @@ impl Incoming {
                 core.shared.admission.source(source.ip())
             }
         };
-        let name = listener.name.clone();
-        let entry = Rc::new(Entry::new(holder, core.next_id(), name, source, core.clock.now()));
-        core.local.accepted(&listener.name);
+        counts.accepted();
+        let entry = Rc::new(Entry::new(holder, core.next_id(), counts, source, core.clock.now()));
         let mut admitted = core.admit(&entry);
         if admitted.is_err() && *entry.holder() == Holder::Unannounced {
             let at_once = announced_at_once(core, &entry, &client);
@@ -165,24 +168,30 @@ impl Incoming {
         core.scope.spawn(connection::serve(core.register(entry), listener, client));
     }
 
-    fn listener(&self) -> Option<Arc<Listener>> {
+    fn listener(&self) -> Option<Configured> {
         let snapshot = self.core.snapshot();
         let mut cached = self.listener.borrow_mut();
-        if let Some((generation, listener)) = &*cached
+        if let Some((generation, configured)) = &*cached
             && *generation == snapshot.policy_generation
         {
-            return Some(listener.clone());
+            return Some(configured.clone());
         }
-        let found = snapshot.policy.listeners.iter().find(|listener| self.key.is_of(listener)).cloned();
-        *cached = found.clone().map(|listener| (snapshot.policy_generation, listener));
+        let found = snapshot.policy.listeners.iter().find(|listener| self.key.is_of(listener));
+        let found = found.map(|listener| self.configured(listener));
+        *cached = found.clone().map(|configured| (snapshot.policy_generation, configured));
         found
+    }
+
+    fn configured(&self, listener: &Arc<Listener>) -> Configured {
+        (listener.clone(), self.core.local.listener(&listener.name))
     }
 
     /// Returns the listener that would accept a connection to the client's address a moment later, when the policy has another
     /// bind address for these sockets' port and they are about to be closed.
-    fn successor(&self, client: &TcpStream) -> Option<Arc<Listener>> {
+    fn successor(&self, client: &TcpStream) -> Option<Configured> {
         let local = Bind::Address(client.local_addr().ok().map(canonical_socket)?);
         let snapshot = self.core.snapshot();
-        snapshot.policy.listeners.iter().find(|listener| listener.bind.overlaps(&local)).cloned()
+        let found = snapshot.policy.listeners.iter().find(|listener| listener.bind.overlaps(&local));
+        found.map(|listener| self.configured(listener))
     }
 }

@@ -45,7 +45,7 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         return false;
     }
     let authority = stream.and_then(|stream| Authority::parse(&stream.authority).ok());
-    let Some(listener) = snapshot.listener(&entry.listener) else {
+    let Some(listener) = snapshot.listener(&entry.listener.name) else {
         return true;
     };
     if facts.permit.is_none() && facts.peer.is_none() {

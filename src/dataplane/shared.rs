@@ -21,6 +21,7 @@ use crate::net::handed::HandedOver;
 use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::Telemetry;
+use crate::telemetry::local::Local;
 use crate::tls::context::NodeContext;
 
 /// The state that all workers share.
@@ -173,9 +174,9 @@ impl Arrival {
         }
     }
 
-    /// Creates the entry for the worker that continues with the connection; `tick` is that worker's tick.
-    pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
-        let listener = self.opening.listener.name.clone();
+    /// Creates the entry for the worker that continues with the connection; `local` and `tick` are that worker's.
+    pub(crate) fn into_entry(self, local: &Local, tick: u32) -> (Entry, OwnedFd, Opening) {
+        let listener = local.listener(&self.opening.listener.name);
         let mut entry = Entry::new(self.holder, self.id, listener, self.source, tick);
         if let Some(proxied) = self.proxied {
             entry.announce(self.source, proxied);

@@ -17,6 +17,8 @@ use crate::model::trace::{Allowance, Span, TraceId, TraceParent};
 /// The number of rules for which one worker keeps handles; further rules are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
 
+/// A listener, and the counter of its connections to a destination that ended with [`Reason::Ok`].
+type EndedWell = (Rc<ListenerCounts>, Counter);
 /// The listener, the service or route, and the reason.
 type EndedKey = (Arc<str>, Arc<str>, Reason);
 /// The listener and the reason.
@@ -87,20 +89,91 @@ pub struct Local {
     traces_limited: Counter,
     hbone_ended_counts: RefCell<HashMap<EndedHboneKey, Counter>>,
     peer_ended_counts: RefCell<HashMap<EndedPeerKey, Counter>>,
-    active: RefCell<HashMap<Arc<str>, Gauge>>,
+    listeners: RefCell<HashMap<Arc<str>, Rc<ListenerCounts>>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
 }
 
-/// The counters of a destination under the names of Istio's metrics.
+/// A listener's connections as one worker counts them.
+pub struct ListenerCounts {
+    /// The name of the listener.
+    pub name: Arc<str>,
+    active: Gauge,
+}
+
+impl ListenerCounts {
+    /// Counts an accepted connection or stream.
+    pub fn accepted(&self) {
+        self.active.increment(1.0);
+    }
+
+    /// Decreases the number of live connections, and counts no reason. Either [`Local::hbone_ended`] counts the reason, or the
+    /// connection continues outside the data plane.
+    pub fn ended_silently(&self) {
+        self.active.decrement(1.0);
+    }
+}
+
+/// The counters of a destination.
 pub struct Destination {
     opened: Counter,
     closed: Counter,
     sent: Counter,
     received: Counter,
+    /// For the listener that was used last; `None` if the destination stands for several services.
+    ended_well: Option<RefCell<Option<EndedWell>>>,
+}
+
+/// The destination that was looked up last, for a caller whose connections usually have the same one.
+#[derive(Default)]
+pub struct LastDestination(RefCell<Option<NamedDestination>>);
+
+struct NamedDestination {
+    name: Option<Arc<str>>,
+    cluster: Option<Arc<str>>,
+    protocol: ConnectionProtocol,
+    counts: Rc<Destination>,
+}
+
+impl LastDestination {
+    /// Returns the counters of a destination, as [`Local::destination`] does.
+    pub fn get(&self, local: &Local, destination: &DestinationName<'_>) -> Rc<Destination> {
+        let is_same = |one: Option<&Arc<str>>, other: Option<&Arc<str>>| match (one, other) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        let mut last = self.0.borrow_mut();
+        if let Some(last) = &*last
+            && is_same(last.name.as_ref(), destination.name())
+            && is_same(last.cluster.as_ref(), destination.cluster)
+            && last.protocol == destination.protocol
+        {
+            return last.counts.clone();
+        }
+        let counts = local.destination(destination);
+        *last = Some(NamedDestination {
+            name: destination.name().cloned(),
+            cluster: destination.cluster.cloned(),
+            protocol: destination.protocol,
+            counts: counts.clone(),
+        });
+        counts
+    }
 }
 
 impl Destination {
+    /// Counts a connection that ended with [`Reason::Ok`], if its counter is the one that was used last.
+    fn ended_well(&self, listener: &Rc<ListenerCounts>) -> bool {
+        let Some(last) = &self.ended_well else { return false };
+        match &*last.borrow() {
+            Some((known, counter)) if Rc::ptr_eq(known, listener) => {
+                counter.increment(1);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Counts a connection that an endpoint accepted.
     pub fn opened(&self) {
         self.opened.increment(1);
@@ -113,7 +186,7 @@ impl Destination {
     }
 
     /// Counts the end of a connection that was counted as opened.
-    pub fn closed(&self) {
+    fn closed(&self) {
         self.closed.increment(1);
     }
 }
@@ -135,7 +208,7 @@ impl Local {
             traces_limited: recorder.counter("isthmus_traces_limited_total", &[]),
             hbone_ended_counts: RefCell::default(),
             peer_ended_counts: RefCell::default(),
-            active: RefCell::default(),
+            listeners: RefCell::default(),
             ended: RefCell::default(),
             destinations: RefCell::default(),
             telemetry: telemetry.clone(),
@@ -148,9 +221,16 @@ impl Local {
         &self.recorder
     }
 
-    /// Counts an accepted connection.
-    pub fn accepted(&self, listener: &Arc<str>) {
-        self.active(listener, |gauge| gauge.increment(1.0));
+    /// Returns the counts of a listener.
+    pub fn listener(&self, name: &Arc<str>) -> Rc<ListenerCounts> {
+        let mut listeners = self.listeners.borrow_mut();
+        if let Some(known) = listeners.get(name) {
+            return known.clone();
+        }
+        let active = self.recorder.gauge("isthmus_connections_active", &[("listener", &**name)]);
+        let new = Rc::new(ListenerCounts { name: name.clone(), active });
+        listeners.insert(name.clone(), new.clone());
+        new
     }
 
     /// Records the time from the accept to the complete hello.
@@ -180,23 +260,48 @@ impl Local {
         }
     }
 
-    /// Counts the end of a connection or stream.
-    pub fn ended(&self, listener: &Arc<str>, destination: &DestinationName<'_>, reason: Reason) {
-        self.active(listener, |gauge| gauge.decrement(1.0));
+    /// Counts the end of a connection or stream; `counts` are those of its destination, if an endpoint has accepted.
+    pub fn ended(
+        &self,
+        listener: &Rc<ListenerCounts>,
+        destination: &DestinationName<'_>,
+        counts: Option<&Destination>,
+        reason: Reason,
+    ) {
+        listener.active.decrement(1.0);
+        if let Some(counts) = counts {
+            counts.closed();
+        }
+        let counts = counts.filter(|_| reason == Reason::Ok);
+        if counts.is_some_and(|counts| counts.ended_well(listener)) {
+            return;
+        }
+        let counter = self.ended_counter(&listener.name, destination, reason);
+        counter.increment(1);
+        if let Some(last) = counts.and_then(|counts| counts.ended_well.as_ref()) {
+            *last.borrow_mut() = Some((listener.clone(), counter));
+        }
+    }
+
+    fn ended_counter(
+        &self,
+        listener: &Arc<str>,
+        destination: &DestinationName<'_>,
+        reason: Reason,
+    ) -> Counter {
         let mut ended = self.ended.borrow_mut();
         let name = destination.name().map_or("_unknown", |name| &**name);
         if let Some(counter) = ended.get(&Borrowed(listener, name, reason)) {
-            counter.increment(1);
-            return;
+            return counter.clone();
         }
         let is_full = ended.len() >= RULES_MAX;
         let service = if is_full { "_other" } else { name };
         let labels = [("listener", &**listener), ("service", service), ("reason", reason.text())];
         let counter = self.recorder.counter("isthmus_connections_total", &labels);
-        counter.increment(1);
         if !is_full {
-            ended.insert((listener.clone(), name.into(), reason), counter);
+            ended.insert((listener.clone(), name.into(), reason), counter.clone());
         }
+        counter
     }
 
     /// Returns the span of a connection that has ended, if its trace is sampled. `caller` is the trace context that the caller
@@ -239,12 +344,6 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// Decreases the number of live connections, and counts no reason. Either [`Self::hbone_ended`] counts the reason, or the
-    /// connection continues outside the data plane.
-    pub fn ended_silently(&self, listener: &Arc<str>) {
-        self.active(listener, |gauge| gauge.decrement(1.0));
-    }
-
     /// Counts the end of an HBONE connection; its streams are counted separately.
     pub fn hbone_ended(&self, listener: &Arc<str>, reason: Reason) {
         let new = || {
@@ -277,11 +376,16 @@ impl Local {
         let is_full = destinations.len() >= RULES_MAX;
         let (name, cluster) = if is_full { ("_other", "") } else { (name, cluster) };
         let key = (name.into(), cluster.into(), destination.protocol);
-        let new = || Rc::new(self.new_destination(name, destination));
+        let new = || Rc::new(self.new_destination(name, destination, !is_full));
         destinations.entry(key).or_insert_with(new).clone()
     }
 
-    fn new_destination(&self, name: &str, destination: &DestinationName<'_>) -> Destination {
+    fn new_destination(
+        &self,
+        name: &str,
+        destination: &DestinationName<'_>,
+        is_one_service: bool,
+    ) -> Destination {
         let namespace = destination.namespace.unwrap_or("unknown");
         let cluster = destination.cluster.filter(|cluster| !cluster.is_empty());
         let cluster = cluster.map_or("unknown", |cluster| &**cluster);
@@ -313,16 +417,96 @@ impl Local {
             closed: counter("istio_tcp_connections_closed_total"),
             sent: counter("istio_tcp_sent_bytes_total"),
             received: counter("istio_tcp_received_bytes_total"),
+            ended_well: is_one_service.then(RefCell::default),
         }
     }
+}
 
-    fn active(&self, listener: &Arc<str>, change: impl FnOnce(&Gauge)) {
-        let mut active = self.active.borrow_mut();
-        if let Some(gauge) = active.get(&**listener) {
-            return change(gauge);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::access_log::AccessLog;
+
+    /// The telemetry, and the metrics of one thread.
+    fn local() -> (Telemetry, Local) {
+        let telemetry = Telemetry::start(AccessLog::Off.open().expect("no file")).expect("threads");
+        let local = Local::new(&telemetry);
+        (telemetry, local)
+    }
+
+    fn destination<'a>(service: &'a Arc<str>, cluster: &'a Arc<str>) -> DestinationName<'a> {
+        let (service, cluster) = (Some(service), Some(cluster));
+        DestinationName { service, namespace: None, rule: None, cluster, protocol: ConnectionProtocol::Sni }
+    }
+
+    #[test]
+    fn ends_are_counted_by_listener_service_and_reason() {
+        let (telemetry, local) = local();
+        let [east, west] = ["east", "west"].map(|name| local.listener(&name.into()));
+        let last = LastDestination::default();
+        let services: [Arc<str>; 2] = ["a.test".into(), "b.test".into()];
+        let clusters: [Arc<str>; 2] = ["one".into(), "two".into()];
+        for (service, cluster, listener, reason) in [
+            (0, 0, &east, Reason::Ok),
+            (0, 0, &east, Reason::Ok),
+            (0, 0, &west, Reason::Ok),
+            (0, 1, &west, Reason::Ok),
+            (1, 1, &west, Reason::Ok),
+            (0, 0, &east, Reason::Ok),
+            (0, 0, &east, Reason::EndpointReset),
+        ] {
+            let name = destination(&services[service], &clusters[cluster]);
+            listener.accepted();
+            let counts = last.get(&local, &name);
+            counts.opened();
+            local.ended(listener, &name, Some(&counts), reason);
         }
-        let labels = [("listener", &**listener)];
-        let gauge = self.recorder.gauge("isthmus_connections_active", &labels);
-        change(active.entry(listener.clone()).or_insert(gauge));
+        // A reload makes the same names again, in other memory.
+        let again = local.listener(&"east".into());
+        let (service, cluster): (Arc<str>, Arc<str>) = ("a.test".into(), "one".into());
+        let name = destination(&service, &cluster);
+        again.accepted();
+        local.ended(&again, &name, Some(&last.get(&local, &name)), Reason::Ok);
+        let text = telemetry.recorder.render();
+        for (listener, service, reason, count) in [
+            ("east", "a.test", "ok", 4),
+            ("west", "a.test", "ok", 2),
+            ("west", "b.test", "ok", 1),
+            ("east", "a.test", "endpoint_reset", 1),
+        ] {
+            let line = format!(
+                "isthmus_connections_total{{listener=\"{listener}\",service=\"{service}\",reason=\"{reason}\"}} {count}\n"
+            );
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        for (service, cluster, count) in [("a.test", "one", 6), ("a.test", "two", 1), ("b.test", "two", 1)] {
+            let closed = text.lines().find(|line| {
+                line.starts_with("istio_tcp_connections_closed_total")
+                    && line.contains(&format!("destination_service=\"{service}\""))
+                    && line.contains(&format!("destination_cluster=\"{cluster}\""))
+            });
+            assert!(closed.is_some_and(|line| line.ends_with(&format!("}} {count}"))), "{closed:?}");
+        }
+        assert!(text.contains("isthmus_connections_active{listener=\"east\"} 0\n"), "{text}");
+    }
+
+    #[test]
+    fn services_beyond_the_limit_share_counters_but_not_those_of_another_service() {
+        let (telemetry, local) = local();
+        let (listener, cluster): (_, Arc<str>) = (local.listener(&"east".into()), "one".into());
+        for number in 0..RULES_MAX {
+            local.destination(&destination(&format!("{number}.test").into(), &cluster));
+        }
+        for service in ["a.test", "b.test", "b.test"] {
+            let service = service.into();
+            let name = destination(&service, &cluster);
+            let counts = local.destination(&name);
+            local.ended(&listener, &name, Some(&counts), Reason::Ok);
+        }
+        let text = telemetry.recorder.render();
+        for (service, count) in [("a.test", 1), ("b.test", 2)] {
+            let line = format!("{{listener=\"east\",service=\"{service}\",reason=\"ok\"}} {count}\n");
+            assert!(text.contains(&line), "{line}");
+        }
     }
 }

@@ -79,7 +79,7 @@ fn with_fewest(core: &Core) -> usize {
 
 /// Serves a connection that another worker has sent.
 pub(super) fn arrive(core: &Rc<Core>, arrival: Arrival) {
-    let (entry, socket, opening) = arrival.into_entry(core.clock.now());
+    let (entry, socket, opening) = arrival.into_entry(&core.local, core.clock.now());
     let registration = core.register(Rc::new(entry));
     match TcpStream::from_std(socket.into()) {
         Ok(client) => core.scope.spawn(serve(registration, client, opening)),

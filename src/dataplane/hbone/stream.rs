@@ -37,15 +37,15 @@ pub(super) async fn serve(
     respond: SendResponse<Bytes>,
 ) {
     let counted = Counted(connection.clone());
-    let name = connection.listener.name.clone();
+    let counts = core.local.listener(&connection.listener.name);
+    counts.accepted();
     let holder = Holder::Identity(connection.peer.proof.identity.shared());
     let (id, tick) = (core.next_id(), core.clock.now());
-    let entry = Rc::new(Entry::new(holder, id, name, connection.source, tick));
+    let entry = Rc::new(Entry::new(holder, id, counts, connection.source, tick));
     entry.local.set(connection.local);
     if let Some(proxied) = connection.proxied {
         entry.announce(connection.source, proxied);
     }
-    core.local.accepted(&entry.listener);
     let (head, receive) = request.into_parts();
     let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
     let read = read_head(&head);
