@@ -523,7 +523,7 @@ impl Program {
                 Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
                     // The problems have already been logged, counted and added to the status.
-                    let result = supervisor.during(self.reload(why, *loaded)).await?;
+                    let result = supervisor.during(self.reload(&why.join(", "), *loaded)).await?;
                     supervisor.configure_logs(self.config.log.level, &self.config.access_log);
                     match result.as_ref().err().and_then(|problems| problems.first()) {
                         None => self.manager.ready(&self.serving()),

@@ -30,7 +30,8 @@ pub(super) type Waiter = oneshot::Sender<Result<String, Vec<String>>>;
 
 /// A requested reload.
 pub(super) struct Reload {
-    pub(super) why: &'static str,
+    /// What has requested it; each cause is in the list once.
+    pub(super) why: Vec<&'static str>,
     pub(super) waiters: Vec<Waiter>,
 }
 
@@ -142,7 +143,10 @@ impl Supervisor {
 
     /// Requests a reload.
     pub(super) fn request_reload(&mut self, why: &'static str, waiter: Option<Waiter>) {
-        let reload = self.reload.get_or_insert(Reload { why, waiters: Vec::new() });
+        let reload = self.reload.get_or_insert(Reload { why: Vec::new(), waiters: Vec::new() });
+        if !reload.why.contains(&why) {
+            reload.why.push(why);
+        }
         reload.waiters.extend(waiter);
     }
 

@@ -145,7 +145,8 @@ fn a_reload_that_is_asked_for_during_the_start_is_done_after_it() {
     // The response arrives when the reload is done.
     assert_eq!(gateway.post("/api/v1/reload").0, 200);
     assert_eq!(gateway.get("/readyz").0, 200);
-    gateway.told("\"why\":\"SIGHUP\"");
+    // One reload may be done for both, and the log then names both causes.
+    gateway.told("SIGHUP");
 }
 
 #[test]
