@@ -468,6 +468,16 @@ fn gateways_are_found_by_label_in_trusted_namespaces() {
     });
 }
 
+/// Waits until the controller of EndpointSlices has written this number of endpoints of `shop/web`. After the API server was
+/// away, the controller waits up to half a minute before it reads again, and its retries double their pause.
+#[track_caller]
+fn written(cluster: &Cluster, count: usize) {
+    let of = |slice: &Value| slice["endpoints"].as_array().map_or(0, Vec::len);
+    within(Duration::from_secs(150), "the controller", || {
+        (cluster.slices("shop/web").iter().map(of).sum::<usize>() == count).then_some(())
+    });
+}
+
 #[test]
 fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     let Some(mut cluster) = start(&Options::default()) else { return };
@@ -506,8 +516,10 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     returns(&gateway);
     holds();
     cluster.scale("shop/web", 3, "10.244.7");
+    written(&cluster, 3);
     within(RETURN, "a third pod", || (leads_to(&gateway, WEB).len() == 3).then_some(()));
     cluster.scale("shop/web", 2, "10.244.7");
+    written(&cluster, 2);
     within(RETURN, "two again", || (leads_to(&gateway, WEB) == two).then_some(()));
 
     // The account loses its permissions: endpoints that were read before stay.
