@@ -3,9 +3,10 @@
 //!
 //! Every program runs one worker on the first processor; clients and backends run on the second. The measurements alternate
 //! between the programs, in another order each round, so that other load of the machine affects all of them. A figure is a
-//! median of the rounds; a ratio is the median of the ratios within the rounds. Costs are processor time of the program's
-//! threads as the scheduler counts it. Memory is measured in programs that have done nothing else. The run fails if a
-//! connection fails or brings wrong bytes; it judges no figure.
+//! median of the rounds; a ratio is the median of the ratios within the rounds. As some seconds lie between two programs of a
+//! round, the goals are judged by further pairs of measurements: Isthmus and one other program, right after each other. Costs
+//! are processor time of the program's threads as the scheduler counts it. Memory is measured in programs that have done
+//! nothing else. The run fails if a connection fails or brings wrong bytes; it judges no figure.
 //!
 //! The run has its own network namespace, so that all ports are free and no other program is disturbed.
 
@@ -31,7 +32,7 @@ use std::time::{Duration, Instant};
 use ends::{Ends, ROUND_TRIP_CONNECTIONS};
 use processor::{ENDS, pin};
 use subjects::{Kind, Routes, Running, Subject};
-use table::{Figures, Measure};
+use table::{Figures, GOALS, Measure};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -39,8 +40,13 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const ROLE: &str = "ISTHMUS_BENCH_ROLE";
 /// The environment variable that is set inside the network namespace.
 const INSIDE: &str = "ISTHMUS_BENCH_NAMESPACE";
+/// The name of the isthmus that is measured; other builds have other names.
+const ISTHMUS: &str = "Isthmus";
 /// The time limit of a single measurement.
 const MEASURED: Duration = Duration::from_secs(120);
+
+/// The number of pairs of measurements for each goal in proportion to the rounds.
+const PAIRS_PER_ROUND: usize = 4;
 
 /// The amount of each kind of work.
 struct Plan {
@@ -78,7 +84,7 @@ const SHORT: Plan = Plan {
 
 const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--isthmus PATH] [--beside NAME=PATH]… [--only NAME,…] [--measure NAME,…]
   --short        a run below three minutes, with fewer rounds
-  --rounds N     rounds of the costs
+  --rounds N     rounds of the costs; for each, there are four pairs for each goal
   --write        writes the tables into docs/performance.md
   --isthmus PATH the isthmus that is measured, in place of the one that cargo has built
   --beside NAME=PATH
@@ -125,7 +131,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         }
     }
     options.plan.rounds = rounds.unwrap_or(options.plan.rounds);
-    options.isthmus.push(Subject::isthmus("Isthmus", &std::path::absolute(own)?));
+    options.isthmus.push(Subject::isthmus(ISTHMUS, &std::path::absolute(own)?));
     options.isthmus.extend(beside);
     Ok(options)
 }
@@ -278,15 +284,35 @@ impl Run {
                 let count = running.len().max(1);
                 for place in 0..running.len() {
                     let (column, running) = &running[(place + round) % count];
-                    let work = tokio::time::timeout(MEASURED, self.cost(measure, running, ends)).await;
-                    match work.unwrap_or_else(|_| Err("it takes too long".into())) {
-                        Ok(cost) if round > 0 => self.figures.add(measure, *column, cost),
-                        Ok(_) => {}
-                        Err(error) => self.fail(&subjects[*column].name, measure, &*error),
+                    let cost = self.cost(measure, &subjects[*column].name, running, ends).await;
+                    if let Some(cost) = cost.filter(|_| round > 0) {
+                        self.figures.add(measure, *column, cost);
                     }
                 }
             }
         }
+        for goal in GOALS.iter().filter(|goal| self.costs.contains(&goal.measure)).collect::<Vec<_>>() {
+            let named = |name: &str| running.iter().find(|(column, _)| subjects[*column].name == name);
+            let (Some(ours), Some(other)) = (named(ISTHMUS), named(goal.other)) else { continue };
+            eprintln!("pairs with {}: {}", goal.other, goal.measure.name());
+            for pair in 0..self.plan.rounds * PAIRS_PER_ROUND {
+                let mut costs = [None; 2];
+                for place in [pair % 2, 1 - pair % 2] {
+                    let (column, running) = [ours, other][place];
+                    costs[place] = self.cost(goal.measure, &subjects[*column].name, running, ends).await;
+                }
+                if let [Some(ours), Some(other)] = costs {
+                    self.figures.add_pair(goal.measure, ours / other);
+                }
+            }
+        }
+    }
+
+    /// Measures a cost; records the failure if that fails.
+    async fn cost(&mut self, measure: Measure, name: &str, running: &Running, ends: &Ends) -> Option<f64> {
+        let work = tokio::time::timeout(MEASURED, self.try_cost(measure, running, ends)).await;
+        let cost = work.unwrap_or_else(|_| Err("it takes too long".into()));
+        cost.inspect_err(|error| self.fail(name, measure, &**error)).ok()
     }
 
     fn fail(&mut self, name: &str, measure: Measure, error: &dyn Error) {
@@ -296,7 +322,7 @@ impl Run {
     }
 
     /// Returns the processor time in microseconds per unit of work; the unit of bulk is a GiB.
-    async fn cost(&self, measure: Measure, running: &Running, ends: &Ends) -> Result<f64> {
+    async fn try_cost(&self, measure: Measure, running: &Running, ends: &Ends) -> Result<f64> {
         let (plan, to) = (&self.plan, &running.addresses);
         let mut streams = match measure {
             Measure::RoundTrips => ends.open_many(to, ROUND_TRIP_CONNECTIONS).await?,
