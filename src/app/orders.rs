@@ -30,7 +30,7 @@ pub(super) type Waiter = oneshot::Sender<Result<String, Vec<String>>>;
 
 /// A requested reload.
 pub(super) struct Reload {
-    /// What has requested it; each cause is in the list once.
+    /// The causes of the request, each once, in the order in which they came.
     pub(super) why: Vec<&'static str>,
     pub(super) waiters: Vec<Waiter>,
 }
