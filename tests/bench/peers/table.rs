@@ -136,7 +136,7 @@ pub(crate) const GOALS: [Goal; 4] = [
     },
 ];
 
-/// What was measured.
+/// The measured values, and the ratios for the goals.
 #[derive(Default)]
 pub(crate) struct Figures {
     /// The values by quantity and program (column), one for each round.
@@ -243,14 +243,14 @@ impl Figures {
             ));
         }
         if !rows.is_empty() {
-            let pairs = self.pairs.values().map(Vec::len).max().unwrap_or_default();
-            let _ = writeln!(
-                text,
-                "\nThe goals of processor time are judged by further measurements of Isthmus and the other program alone, right \
-                 after each other: the median of the ratios of {pairs} pairs, and the middle half of them.\n\n\
-                 | goal | measured | met |\n|---|---|---|\n{}",
-                rows.join("\n")
-            );
+            if let Some(pairs) = self.pairs.values().map(Vec::len).max() {
+                let _ = writeln!(
+                    text,
+                    "\nThe goals of processor time are judged by further measurements of Isthmus and the other program alone, \
+                     right after each other: the median of the ratios of {pairs} pairs, and the middle half of them."
+                );
+            }
+            let _ = writeln!(text, "\n| goal | measured | met |\n|---|---|---|\n{}", rows.join("\n"));
         }
     }
 
