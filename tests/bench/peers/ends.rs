@@ -4,7 +4,6 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread;
 
 use futures_util::future::try_join_all;
 use rustix::net::RecvFlags;
@@ -13,6 +12,7 @@ use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -89,8 +89,8 @@ struct Hellos {
 }
 
 impl Ends {
-    /// Starts the backends on their own thread.
-    pub(crate) fn start() -> Result<Self> {
+    /// Starts the backends on the runtime of the clients.
+    pub(crate) fn start(runtime: &Runtime) -> Result<Self> {
         let certified = rcgen::generate_simple_self_signed(vec![Backend::Tls.name()])?;
         let mut roots = RootCertStore::empty();
         roots.add(certified.cert.der().clone())?;
@@ -112,19 +112,12 @@ impl Ends {
             Hellos { answer, sink: hello(Backend::Sink.name())?, source: hello(Backend::Source.name())? };
         let listeners = BACKENDS.map(|_| listen());
         let mut backends = [SocketAddr::from(([127, 0, 0, 1], 0)); 4];
-        let mut serving = Vec::new();
+        let acceptor = TlsAcceptor::from(Arc::new(server));
         for ((kind, address), listener) in BACKENDS.into_iter().zip(&mut backends).zip(listeners) {
             let listener = listener?;
             *address = listener.local_addr()?;
-            serving.push((kind, listener));
+            runtime.spawn(serve(kind, listener, acceptor.clone()));
         }
-        let acceptor = TlsAcceptor::from(Arc::new(server));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-        thread::spawn(move || {
-            runtime.block_on(try_join_all(
-                serving.into_iter().map(|(kind, listener)| serve(kind, listener, &acceptor)),
-            ))
-        });
         Ok(Self { backends, hellos: Arc::new(hellos), tls: TlsConnector::from(client) })
     }
 }
@@ -139,7 +132,7 @@ fn listen() -> Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-async fn serve(kind: Backend, listener: std::net::TcpListener, acceptor: &TlsAcceptor) -> Result<()> {
+async fn serve(kind: Backend, listener: std::net::TcpListener, acceptor: TlsAcceptor) -> Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let mut tasks = JoinSet::new();
     loop {

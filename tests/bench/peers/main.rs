@@ -1,12 +1,13 @@
 //! The SNI path of Isthmus beside other proxies and beside two floors: `tests/bench/run` (`--short` for a run of less than
 //! three minutes).
 //!
-//! Every program runs one worker on the first processor; clients and backends run on the second. The measurements alternate
-//! between the programs, in another order each round, so that other load of the machine affects all of them. A figure is a
-//! median of the rounds; a ratio is the median of the ratios within the rounds. As some seconds lie between two programs of a
-//! round, the goals are judged by further pairs of measurements: Isthmus and one other program, right after each other. Costs
-//! are processor time of the program's threads as the scheduler counts it. Memory is measured in programs that have done
-//! nothing else. The run fails if a connection fails or brings wrong bytes; it judges no figure.
+//! Every program runs one worker on the first processor. Clients and backends are one thread on the second one: on loopback,
+//! a program that sends bytes to a sleeping thread pays for waking it, and two threads would sleep more often. The measurements
+//! alternate between the programs, in another order each round, so that other load of the machine affects all of them. A
+//! figure is a median of the rounds; a ratio is the median of the ratios within the rounds. As some seconds lie between two
+//! programs of a round, the goals are judged by further pairs of measurements: Isthmus and one other program, right after each
+//! other. Costs are processor time of the program's threads as the scheduler counts it. Memory is measured in programs that have
+//! done nothing else. The run fails if a connection fails or brings wrong bytes; it judges no figure.
 //!
 //! The run has its own network namespace, so that all ports are free and no other program is disturbed.
 
@@ -209,8 +210,8 @@ fn measure() -> Result<bool> {
         println!("{}: {}", subject.name, subject.version());
     }
     pin(ENDS);
-    let ends = Ends::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ends = Ends::start(&runtime)?;
     let measures = options.measures;
     let is_wanted =
         |name: &str| measures.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name));
