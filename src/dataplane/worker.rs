@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 
 use super::clock::TICK;
 use super::core::{AT_ONCE, Core};
@@ -22,6 +22,7 @@ use super::socket_key::SocketKey;
 use super::tick::tick;
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
+use crate::net::timer::Timer;
 use crate::world::Reader;
 
 /// The time between two looks whether all connections of a draining worker have finished.
@@ -37,8 +38,8 @@ struct Worker {
 
 impl Worker {
     /// Handles messages until the worker is drained.
-    async fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
-        self.core.scope.spawn(keep_ticking(self.core.clone()));
+    async fn run(mut self, timer: Timer, mut mailbox: mpsc::Receiver<Message>) {
+        self.core.scope.spawn(keep_ticking(self.core.clone(), timer));
         loop {
             match mailbox.recv().await {
                 Some(Message::Drain { within }) => return self.drain(within, &mut mailbox).await,
@@ -116,12 +117,19 @@ impl Worker {
 }
 
 /// Ticks about once a second, also while the worker drains: the connections that are left keep their limits and timeouts.
-async fn keep_ticking(core: Rc<Core>) {
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+async fn keep_ticking(core: Rc<Core>, timer: Timer) {
     loop {
-        ticks.tick().await;
-        tick(&core).await;
+        // After a late tick, the next one is not early: connections must have their whole time to move bytes.
+        let next = async || {
+            timer.set(TICK)?;
+            tick(&core).await;
+            timer.expired().await
+        };
+        if let Err(error) = next().await {
+            // Neither call has a reason to fail; should one, the worker ticks at a higher cost.
+            tracing::error!(index = core.index, %error, "the timer of a data-plane thread does not work");
+            tokio::time::sleep(TICK).await;
+        }
     }
 }
 
@@ -156,12 +164,18 @@ pub(crate) fn thread(index: usize, shared: Arc<Shared>, reader: Reader, mailbox:
         .enable_io()
         .enable_time()
         .build_local(tokio::runtime::LocalOptions::default());
+    let ready = runtime.and_then(|runtime| {
+        let timer = runtime.block_on(async { Timer::new() })?;
+        Ok((runtime, timer))
+    });
     let core = Core::new(index, shared, reader);
     let shard = core.local.shard().clone();
     // The metrics of this thread are counted in its own cells.
     let _recorder = metrics::set_default_local_recorder(&shard);
-    match runtime {
-        Ok(runtime) => runtime.block_on(Worker { core, listeners: BTreeMap::new() }.run(mailbox)),
+    match ready {
+        Ok((runtime, timer)) => {
+            runtime.block_on(Worker { core, listeners: BTreeMap::new() }.run(timer, mailbox));
+        }
         Err(error) => tracing::error!(index, %error, "a data-plane thread cannot start"),
     }
 }

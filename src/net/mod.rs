@@ -1,4 +1,4 @@
-//! Sockets and what they need: listening, dialling, resetting, spare sockets, pipes, descriptor budgets, admission by source
+//! Sockets and what they need: listening, dialling, resetting, spare sockets, pipes, timers, descriptor budgets, admission by source
 //! and identity, gRPC, backoff, task scopes, files and the threads that read them, and threads for long
 //! computations.
 
@@ -24,6 +24,7 @@ pub mod scope;
 pub mod socket;
 pub mod spare;
 pub mod throttle;
+pub mod timer;
 pub mod unix;
 pub mod watch;
 pub mod whole_file;
