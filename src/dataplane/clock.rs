@@ -11,6 +11,11 @@ use super::entry::Entry;
 /// The length of a tick.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
+/// Returns a time in whole milliseconds.
+pub(crate) fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The count of ticks, and the connections to check at the next ticks.
 #[derive(Default)]
 pub(crate) struct Clock {

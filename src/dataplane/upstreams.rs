@@ -12,6 +12,7 @@ use dashmap::DashMap;
 use hashbrown::DefaultHashBuilder;
 use metrics::Gauge;
 
+use super::clock::milliseconds;
 use super::withdrawals::{Withdrawal, Withdrawals};
 use crate::balance::{Availability, Load};
 use crate::model::endpoint::Health;
@@ -196,10 +197,6 @@ pub enum Verdict {
     Ejected,
 }
 
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 impl Upstreams {
     /// Creates the state without any endpoint.
     pub fn new(recorder: &Arc<Recorder>) -> Self {
@@ -215,7 +212,7 @@ impl Upstreams {
 
     /// Returns the milliseconds since this state was created, plus one: 0 means "not ejected" or "never".
     pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
+        milliseconds(self.started.elapsed()) + 1
     }
 
     /// Counts a connection to an endpoint.

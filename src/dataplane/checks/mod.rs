@@ -19,6 +19,7 @@ use metrics::Counter;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::clock::milliseconds;
 use super::upstreams::Upstreams;
 use crate::model::reason::Reason;
 use crate::net::background;
@@ -26,7 +27,7 @@ use crate::net::own::OwnAddresses;
 use crate::snapshot::Snapshot;
 use crate::telemetry::recorder::Recorder;
 use crate::world::{Reader, Since};
-use schedule::{Due, Finding, Late, Schedule, Share, milliseconds};
+use schedule::{Due, Finding, Late, Schedule, Share};
 use sockets::{Outcome, Sockets};
 use targets::{Difference, Targets};
 

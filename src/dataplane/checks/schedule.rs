@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::dataplane::clock::milliseconds;
 use crate::dataplane::upstreams::CheckResult;
 use crate::model::reason::Reason;
 use crate::snapshot::candidates::{EndpointKey, service_of};
@@ -299,10 +300,6 @@ fn place(address: SocketAddr, interval: Duration) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);
     hasher.finish() % milliseconds(interval).max(1)
-}
-
-pub(super) fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

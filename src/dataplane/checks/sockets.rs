@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, connect_unspec, sockopt};
 
-use super::schedule::{Due, milliseconds};
+use super::schedule::Due;
+use crate::dataplane::clock::milliseconds;
 use crate::model::reason::Reason;
 use crate::net::socket::{begin_to_connect, dial_reason, reset_on_close, unconnected};
 
