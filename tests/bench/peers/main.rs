@@ -13,6 +13,8 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
 
+#[path = "../installed.rs"]
+mod installed;
 #[path = "../median.rs"]
 mod median;
 #[path = "../processor.rs"]

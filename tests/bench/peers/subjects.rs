@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::ends::{Addresses, BACKENDS, Backend, Ends, NAMES, name};
+use crate::installed::{find, find_envoy};
 use crate::processor::measured;
 use crate::{ROLE, Result};
 
@@ -51,13 +52,6 @@ pub(crate) enum Routes {
     Many(usize),
 }
 
-/// Returns the program of this name in the folders of `PATH`, or in those where Debian installs servers.
-fn find(program: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
-    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
-}
-
 impl Subject {
     /// Returns the isthmus at this path.
     pub(crate) fn isthmus(name: &str, program: &Path) -> Self {
@@ -66,7 +60,6 @@ impl Subject {
 
     /// Returns the installed peers and the floors, and a message for each peer that is not installed.
     pub(crate) fn others() -> Result<(Vec<Self>, Vec<String>)> {
-        let envoy = env::var_os("ISTHMUS_ENVOY").map(PathBuf::from).or_else(|| find("envoy"));
         let own = env::current_exe()?;
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         let all = [
@@ -74,7 +67,7 @@ impl Subject {
             ("HAProxy splice", Kind::Haproxy { splice: true }, find("haproxy"), "haproxy"),
             ("nginx", Kind::Nginx, find("nginx"), "nginx with libnginx-mod-stream"),
             ("sniproxy", Kind::Sniproxy, find("sniproxy"), "sniproxy"),
-            ("Envoy", Kind::Envoy, envoy, "Envoy (ISTHMUS_ENVOY)"),
+            ("Envoy", Kind::Envoy, find_envoy(), "Envoy (ISTHMUS_ENVOY)"),
             ("epoll floor", Kind::Floor("epoll"), Some(own.clone()), ""),
             ("tokio floor", Kind::Floor("tokio"), Some(own), ""),
         ];
