@@ -83,7 +83,7 @@ pub(crate) async fn relay(
         entry,
         client,
         connected,
-        replay: replay.is_some().then_some(replay),
+        replay,
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
@@ -97,8 +97,8 @@ struct Relay<'a> {
     entry: &'a Rc<Entry>,
     client: &'a TcpStream,
     connected: &'a Connected,
-    /// The bytes read before the relay; `None` once they are sent and the endpoint has answered.
-    replay: Option<&'a mut Option<Replay>>,
+    /// The bytes read before the relay, kept until the endpoint's first byte.
+    replay: &'a mut Option<Replay>,
     up: Direction,
     down: Direction,
     /// True once the endpoint has sent its first byte.
@@ -209,7 +209,7 @@ impl Relay<'_> {
                 End::Closed(Reason::ClientReset)
             }
             Fault::Endpoint => {
-                if !self.taken && self.kept().is_some_and(|replay| replay.repeatable) {
+                if !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable) {
                     return End::NotTaken(Retry::Another);
                 }
                 reset_on_close(self.client);
@@ -311,12 +311,12 @@ impl Relay<'_> {
     /// Writes the bytes that were read before there was an endpoint.
     fn flush_replay(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         loop {
-            let Some(replay) = self.kept().filter(|replay| replay.sent < replay.bytes.len()) else {
+            let Some(replay) = self.replay.as_ref().filter(|replay| replay.sent < replay.bytes.len()) else {
                 return Poll::Ready(Ok(()));
             };
             match self.write(Way::Up, &replay.bytes[replay.sent..]) {
                 Ok(count) => {
-                    if let Some(Some(replay)) = &mut self.replay {
+                    if let Some(replay) = self.replay.as_mut() {
                         replay.sent += count;
                     }
                     self.count(Way::Up, RelayPath::Copy, count);
@@ -396,20 +396,12 @@ impl Relay<'_> {
             self.entry.answered();
             self.core.shared.upstreams.succeeded(&self.connected.in_flight);
         }
-        let Some(kept) = &mut self.replay else { return };
-        if let Some(replay) = kept {
+        if let Some(replay) = self.replay.as_mut() {
             replay.repeatable = false;
-            if replay.sent < replay.bytes.len() {
-                return;
+            if replay.sent == replay.bytes.len() {
+                *self.replay = None;
             }
         }
-        **kept = None;
-        self.replay = None;
-    }
-
-    /// Returns the bytes read before the relay, if they are still kept.
-    fn kept(&self) -> Option<&Replay> {
-        self.replay.as_ref().and_then(|kept| kept.as_ref())
     }
 
     fn has_pipe(&mut self, way: Way) -> bool {
