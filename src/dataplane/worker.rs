@@ -119,13 +119,14 @@ impl Worker {
 /// Ticks about once a second, also while the worker drains: the connections that are left keep their limits and timeouts.
 async fn keep_ticking(core: Rc<Core>, timer: Timer) {
     loop {
-        // After a late tick, the next one is not early: connections must have their whole time to move bytes.
-        let next = async || {
-            timer.set(TICK)?;
-            tick(&core).await;
-            timer.expired().await
+        // The time to the next tick begins before this one, also if it is late: connections have their whole time to move bytes.
+        let set = timer.set(TICK);
+        tick(&core).await;
+        let expired = match set {
+            Ok(()) => timer.expired().await,
+            failed => failed,
         };
-        if let Err(error) = next().await {
+        if let Err(error) = expired {
             // Neither call has a reason to fail; should one, the worker ticks at a higher cost.
             tracing::error!(index = core.index, %error, "the timer of a data-plane thread does not work");
             tokio::time::sleep(TICK).await;
