@@ -2,13 +2,15 @@
 //!
 //! Isthmus, HAProxy and Envoy each check 10,000 endpoints once a second, over real sockets, for some seconds, in turn. The
 //! benchmark prints the processor time of the program's threads per check: the median of the rounds, and the lowest and the
-//! highest one. Programs that are not installed are skipped. It fails only if an endpoint gets no verdict.
+//! highest one. Programs that are not installed are skipped. It fails if Isthmus' verdicts are wrong, or if a program makes a
+//! tenth more or fewer checks than it should.
 //!
-//! First the endpoints are on loopback: they accept, then they refuse. There, the kernel does the endpoint's part of each handshake within the program's system calls; for comparison, the
-//! benchmark also measures a bare loop of `socket`, `connect`, `setsockopt` and `close`. Then the endpoints are on another host:
-//! a network namespace at the other end of a virtual cable, whose packets the kernel handles on the second processor, while the
-//! program has the first one. The packets for the program are handled on the second processor or on the program's own one,
-//! because a network card may interrupt either. This part needs root, iproute2 and util-linux; without them it is skipped.
+//! First the endpoints are on loopback: they accept, then they refuse. There, the kernel does the endpoint's part of each
+//! handshake within the program's system calls; for comparison, the benchmark also measures a bare loop of `socket`, `connect`,
+//! `setsockopt` and `close`. Then the endpoints are on another host: a network namespace at the other end of a virtual cable,
+//! whose packets the kernel handles on the second processor, while the program has the first one. The packets for the program
+//! are handled on the second processor or on the program's own one, because a network card may interrupt either. This part needs
+//! root, iproute2 and util-linux; without them it is skipped.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -32,7 +34,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gateway::Gateway;
-use installed::{find, find_envoy};
+use installed::{ENVOY_ARGUMENTS, HAPROXY_ARGUMENTS, find};
 use median::median;
 use processor::{ENDS, measured, pin};
 use socket2::{Domain, Socket, Type};
@@ -172,7 +174,7 @@ impl Program {
         let found = [
             Ok(Self::Isthmus),
             find("haproxy").map(Self::Haproxy).ok_or("HAProxy"),
-            find_envoy().map(Self::Envoy).ok_or("Envoy"),
+            support::envoy::installed().map(PathBuf::from).map(Self::Envoy).ok_or("Envoy"),
         ];
         let report = |name: &&str| println!("SKIPPED: {name}, which is not installed");
         found.into_iter().filter_map(|program| program.inspect_err(report).ok()).collect()
@@ -230,21 +232,13 @@ impl Program {
             Self::Haproxy(program) => {
                 std::fs::write(folder.join("haproxy.cfg"), haproxy(addresses)?)?;
                 let mut command = Command::new(program);
-                command.args(["-db", "-f", "haproxy.cfg"]);
+                command.args(HAPROXY_ARGUMENTS);
                 command
             }
             Self::Envoy(program) => {
                 std::fs::write(folder.join("envoy.yaml"), envoy(addresses)?)?;
                 let mut command = Command::new(program);
-                command.args([
-                    "-c",
-                    "envoy.yaml",
-                    "--concurrency",
-                    "1",
-                    "--disable-hot-restart",
-                    "-l",
-                    "off",
-                ]);
+                command.args(ENVOY_ARGUMENTS);
                 command
             }
         };

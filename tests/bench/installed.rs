@@ -10,11 +10,9 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Returns the path of Envoy: what `ISTHMUS_ENVOY` names, what `tests/run` has installed, or what is on the `PATH`.
-pub(crate) fn find_envoy() -> Option<PathBuf> {
-    let named = env::var_os("ISTHMUS_ENVOY").map(PathBuf::from);
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    let of_tests =
-        std::path::absolute(target.join("interop/venv/bin/envoy")).ok().filter(|file| file.is_file());
-    named.or(of_tests).or_else(|| find("envoy"))
-}
+/// The arguments with which HAProxy uses the config `haproxy.cfg` of its folder, in the foreground.
+pub(crate) const HAPROXY_ARGUMENTS: [&str; 3] = ["-db", "-f", "haproxy.cfg"];
+
+/// The arguments with which Envoy uses the config `envoy.yaml` of its folder, with one worker and no log.
+pub(crate) const ENVOY_ARGUMENTS: [&str; 7] =
+    ["-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "-l", "off"];

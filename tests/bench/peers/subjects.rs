@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::ends::{Addresses, BACKENDS, Backend, Ends, NAMES, name};
-use crate::installed::{find, find_envoy};
+use crate::installed::{ENVOY_ARGUMENTS, HAPROXY_ARGUMENTS, find};
 use crate::processor::measured;
 use crate::{ROLE, Result};
 
@@ -60,6 +60,7 @@ impl Subject {
 
     /// Returns the installed peers and the floors, and a message for each peer that is not installed.
     pub(crate) fn others() -> Result<(Vec<Self>, Vec<String>)> {
+        let envoy = env::var_os("ISTHMUS_ENVOY").map(PathBuf::from).or_else(|| find("envoy"));
         let own = env::current_exe()?;
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         let all = [
@@ -67,7 +68,7 @@ impl Subject {
             ("HAProxy splice", Kind::Haproxy { splice: true }, find("haproxy"), "haproxy"),
             ("nginx", Kind::Nginx, find("nginx"), "nginx with libnginx-mod-stream"),
             ("sniproxy", Kind::Sniproxy, find("sniproxy"), "sniproxy"),
-            ("Envoy", Kind::Envoy, find_envoy(), "Envoy (ISTHMUS_ENVOY)"),
+            ("Envoy", Kind::Envoy, envoy, "Envoy (ISTHMUS_ENVOY)"),
             ("epoll floor", Kind::Floor("epoll"), Some(own.clone()), ""),
             ("tokio floor", Kind::Floor("tokio"), Some(own), ""),
         ];
@@ -147,7 +148,7 @@ impl Subject {
                 fs::write(folder.path().join("ports.map"), of(|to| to.port().to_string()))?;
                 let by_map = matches!(routes, Routes::Many(_));
                 fs::write(folder.path().join("haproxy.cfg"), haproxy(address, &list, splice, by_map)?)?;
-                command.args(["-db", "-f", "haproxy.cfg"]);
+                command.args(HAPROXY_ARGUMENTS);
             }
             Kind::Nginx => {
                 fs::write(folder.path().join("nginx.conf"), nginx(address, &list)?)?;
@@ -159,15 +160,7 @@ impl Subject {
             }
             Kind::Envoy => {
                 fs::write(folder.path().join("envoy.yaml"), envoy(address, &list)?)?;
-                command.args([
-                    "-c",
-                    "envoy.yaml",
-                    "--concurrency",
-                    "1",
-                    "--disable-hot-restart",
-                    "-l",
-                    "off",
-                ]);
+                command.args(ENVOY_ARGUMENTS);
             }
             Kind::Floor(role) => {
                 command.env(ROLE, role);
