@@ -36,6 +36,7 @@ use super::peek::Replay;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
+use crate::net::readable::Readable;
 use crate::net::socket::{
     bound_unsent, is_again, keep_alive, receive, receive_looking, receive_to_mark, reset_on_close,
 };
@@ -118,6 +119,8 @@ struct Direction {
     splicing: bool,
     /// The number of splices below [`SPLICE_FROM`] since the last larger one.
     small_splices: u8,
+    /// The wait for the source.
+    readable: Readable,
     /// True if the socket may hold bytes that the poller does not report.
     unreported: bool,
     /// True once urgent data has arrived.
@@ -153,7 +156,7 @@ enum Fault {
     Endpoint,
 }
 
-impl Relay<'_> {
+impl<'a> Relay<'a> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
             reset_on_close(self.client);
@@ -249,7 +252,7 @@ impl Relay<'_> {
         }
     }
 
-    fn source(&self, way: Way) -> (&TcpStream, Fault) {
+    fn source(&self, way: Way) -> (&'a TcpStream, Fault) {
         match way {
             Way::Up => (self.client, Fault::Client),
             Way::Down => (&self.connected.socket, Fault::Endpoint),
@@ -349,7 +352,7 @@ impl Relay<'_> {
     /// Reads the bytes that have arrived and writes as many as the sink takes. Returns the number of bytes read.
     fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
         let (source, fault) = self.source(way);
-        let ready = source.poll_read_ready(context).is_ready();
+        let ready = self.direction(way).readable.poll(source, context);
         let unreported = std::mem::take(&mut self.direction(way).unreported);
         if !ready && !unreported {
             self.release(way);
