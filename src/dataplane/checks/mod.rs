@@ -27,7 +27,7 @@ use crate::net::own::OwnAddresses;
 use crate::snapshot::Snapshot;
 use crate::telemetry::recorder::Recorder;
 use crate::world::{Reader, Since};
-use schedule::{Due, Finding, Late, Schedule, Share};
+use schedule::{Due, Late, Schedule, Share};
 use sockets::{Outcome, Sockets};
 use targets::{Difference, Targets};
 
@@ -179,21 +179,23 @@ impl Checker {
         let places = self.around.places.load(Ordering::Relaxed);
         let ended = self.sockets.look(self.now(), places);
         for some in ended.chunks(AT_ONCE) {
-            for (address, outcome) in some {
-                let now = self.now();
-                let findings = self.schedule.end(*address, *outcome, now);
-                self.report(*outcome, findings);
+            let now = self.now();
+            for (due, outcome) in some {
+                self.end(due, *outcome, now);
             }
             tokio::task::yield_now().await;
         }
-        let now = self.now();
-        let mut begun = 0_usize;
+        let until = self.now();
+        let (mut now, mut begun) = (until, 0_usize);
         while self.sockets.len() < places
-            && let Some(due) = self.schedule.begin(now)
+            && let Some(due) = self.schedule.begin(until)
         {
-            self.begin(due);
+            self.begin(due, now);
             begun += 1;
-            take_turns(begun).await;
+            if begun.is_multiple_of(AT_ONCE) {
+                tokio::task::yield_now().await;
+                now = self.now();
+            }
         }
         if self.schedule.is_empty() {
             self.sockets.rest();
@@ -207,26 +209,24 @@ impl Checker {
         next.into_iter().chain(summary).min()
     }
 
-    fn begin(&mut self, due: Due) {
+    fn begin(&mut self, due: Due, now: u64) {
         let is_own =
             self.around.own.is_own(due.address) || self.reader.held().networks().is_own_gateway(due.address);
-        let now = self.now();
         // A client's connection to this address would end with the same reason.
         let outcome =
             if is_own { Some(Some(Err(Reason::EndpointUnreachable))) } else { self.sockets.begin(due, now) };
         if let Some(outcome) = outcome {
-            let findings = self.schedule.end(due.address, outcome, now);
-            self.report(outcome, findings);
+            self.end(&due, outcome, now);
         }
     }
 
-    fn report(&mut self, outcome: Outcome, findings: Vec<Finding>) {
+    fn end(&mut self, due: &Due, outcome: Outcome, now: u64) {
         let reason = outcome.map_or(Reason::Internal, |result| result.err().unwrap_or(Reason::Ok));
         let counter = self.counters.entry(reason).or_insert_with(|| {
             self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])
         });
         counter.increment(1);
-        for finding in findings {
+        for finding in self.schedule.end(due, outcome, now) {
             self.around.upstreams.checked(&finding.key, finding.result);
         }
     }

@@ -11,6 +11,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slab::Slab;
+
 use crate::dataplane::clock::milliseconds;
 use crate::dataplane::upstreams::CheckResult;
 use crate::model::reason::Reason;
@@ -36,6 +38,8 @@ pub(super) struct User {
 pub(super) struct Due {
     /// The address of the endpoint.
     pub(super) address: SocketAddr,
+    /// The index of the endpoint in the schedule. It may be another one's by the end of the check.
+    pub(super) index: usize,
     /// The longest time that the check may take.
     pub(super) timeout: Duration,
     /// The bytes to send once the endpoint has accepted the connection.
@@ -70,11 +74,16 @@ pub struct Share {
 }
 
 /// All endpoints that are checked.
+///
+/// The endpoints do not fit into the processor's caches together with all else, and each check is about another one. So a check
+/// finds its endpoint by index, and needs nothing outside of its [`Checked`] while the endpoint is healthy.
 #[derive(Default)]
 pub(super) struct Schedule {
-    endpoints: HashMap<SocketAddr, Checked>,
-    /// The next check time of each endpoint that is not being checked at the moment.
-    turns: BTreeSet<(u64, SocketAddr)>,
+    endpoints: Slab<Checked>,
+    /// The index of each endpoint in `endpoints`.
+    indices: HashMap<SocketAddr, usize>,
+    /// The next check time and the index of each endpoint that is not being checked at the moment.
+    turns: BTreeSet<(u64, usize)>,
     /// The numbers of endpoints by service and route. An endpoint with several checked ports counts once for each.
     shares: BTreeMap<Arc<str>, Share>,
     /// The number of changes of `shares` so far.
@@ -83,9 +92,12 @@ pub(super) struct Schedule {
 
 /// An endpoint that is checked.
 struct Checked {
+    address: SocketAddr,
     users: Vec<User>,
     /// The strictest check settings among the services and routes that use the endpoint.
     check: HealthCheck,
+    /// The longest greeting among the services and routes that use the endpoint.
+    greeting: &'static [u8],
     /// The time of the next check, or of the running check, in milliseconds.
     turn: u64,
     running: bool,
@@ -106,10 +118,10 @@ impl Checked {
         CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure }
     }
 
-    fn findings(&self, address: SocketAddr, failure: Option<Reason>) -> Vec<Finding> {
+    fn findings(&self, failure: Option<Reason>) -> Vec<Finding> {
         let result = self.result(failure);
         let groups: BTreeSet<&Arc<str>> = self.users.iter().map(|user| &user.group).collect();
-        let key = |group: &Arc<str>| EndpointKey { group: group.clone(), address };
+        let key = |group: &Arc<str>| EndpointKey { group: group.clone(), address: self.address };
         groups.into_iter().map(|group| Finding { key: key(group), result }).collect()
     }
 }
@@ -117,14 +129,23 @@ impl Checked {
 impl Schedule {
     /// Adds a user of an address. If the address is unhealthy, returns that verdict for the new user.
     pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
-        let Some(known) = self.endpoints.get_mut(&address) else {
+        let Some((index, known)) = self.known(address) else {
             self.count(&user.group, 1, 1);
-            let turn = now + place(address, user.check.interval);
-            self.turns.insert((turn, address));
-            let (check, users) = (user.check, vec![user]);
-            let (running, failed, passed, unhealthy) = (false, 0, 0, false);
-            self.endpoints
-                .insert(address, Checked { users, check, turn, running, failed, passed, unhealthy });
+            let (check, greeting) = (user.check, user.greeting);
+            let turn = now + place(address, check.interval);
+            let index = self.endpoints.insert(Checked {
+                address,
+                users: vec![user],
+                check,
+                greeting,
+                turn,
+                running: false,
+                failed: 0,
+                passed: 0,
+                unhealthy: false,
+            });
+            self.indices.insert(address, index);
+            self.turns.insert((turn, index));
             return None;
         };
         if known.users.contains(&user) {
@@ -138,30 +159,37 @@ impl Schedule {
         if is_new {
             self.count(&key.group, 1, healthy);
         }
-        self.settle(address, now);
+        self.settle(index, now);
         finding
     }
 
     /// Removes a user, which is a service port or a route, from an address. An address without users is not checked. If the
     /// address was failing and no other user of the same group uses it, returns a finding that clears the group's verdict.
     pub(super) fn remove(&mut self, address: SocketAddr, user: &User, now: u64) -> Option<Finding> {
-        let known = self.endpoints.get_mut(&address)?;
+        let (index, known) = self.known(address)?;
         let at = known.users.iter().position(|one| one == user)?;
         known.users.swap_remove(at);
         let is_used = known.users.iter().any(|one| one.group == user.group);
         let was_failing = known.failed > 0 || known.unhealthy;
         let (has_left, healthy) = (!known.is_used_by(&user.group), i64::from(!known.unhealthy));
         if known.users.is_empty() {
-            self.turns.remove(&(known.turn, address));
-            self.endpoints.remove(&address);
+            let turn = known.turn;
+            self.turns.remove(&(turn, index));
+            self.indices.remove(&address);
+            self.endpoints.remove(index);
         } else {
-            self.settle(address, now);
+            self.settle(index, now);
         }
         if has_left {
             self.count(&user.group, -1, -healthy);
         }
         let key = EndpointKey { group: user.group.clone(), address };
         (was_failing && !is_used).then(|| Finding { key, result: CheckResult::default() })
+    }
+
+    fn known(&mut self, address: SocketAddr) -> Option<(usize, &mut Checked)> {
+        let index = *self.indices.get(&address)?;
+        Some((index, self.endpoints.get_mut(index)?))
     }
 
     /// Adds to the numbers of checked and healthy endpoints of the group's service.
@@ -183,18 +211,20 @@ impl Schedule {
         }
     }
 
-    /// Combines the settings of all services and routes that check this address into the strictest. A changed interval applies
+    /// Combines the settings of all services and routes that check this endpoint into the strictest. A changed interval applies
     /// at once.
-    fn settle(&mut self, address: SocketAddr, now: u64) {
-        let Some(known) = self.endpoints.get_mut(&address) else { return };
+    fn settle(&mut self, index: usize, now: u64) {
+        let Some(known) = self.endpoints.get_mut(index) else { return };
+        let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
+        known.greeting = greeting.unwrap_or_default();
         let Some(check) = known.users.iter().map(|user| user.check).reduce(HealthCheck::strictest) else {
             return;
         };
         let before = std::mem::replace(&mut known.check, check);
         if before.interval != check.interval && !known.running {
-            self.turns.remove(&(known.turn, address));
-            known.turn = now + place(address, check.interval);
-            self.turns.insert((known.turn, address));
+            self.turns.remove(&(known.turn, index));
+            known.turn = now + place(known.address, check.interval);
+            self.turns.insert((known.turn, index));
         }
     }
 
@@ -208,35 +238,26 @@ impl Schedule {
         if self.next()? > now {
             return None;
         }
-        let (_, address) = self.turns.pop_first()?;
-        let known = self.endpoints.get_mut(&address);
-        debug_assert!(
-            known.as_ref().is_some_and(|known| !known.running),
-            "{address} has a turn and is not free"
-        );
-        let known = known?;
+        let (_, index) = self.turns.pop_first()?;
+        let known = self.endpoints.get_mut(index)?;
+        debug_assert!(!known.running, "{} has a turn and is not free", known.address);
         known.running = true;
-        let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
         let timeout = known.check.timeout.min(known.check.interval);
-        Some(Due { address, timeout, greeting: greeting.unwrap_or_default() })
+        Some(Due { address: known.address, index, timeout, greeting: known.greeting })
     }
 
     /// Records the result of a check; `None` if the check says nothing about the endpoint.
-    pub(super) fn end(
-        &mut self,
-        address: SocketAddr,
-        result: Option<Result<(), Reason>>,
-        now: u64,
-    ) -> Vec<Finding> {
+    pub(super) fn end(&mut self, due: &Due, result: Option<Result<(), Reason>>, now: u64) -> Vec<Finding> {
         // The endpoint was removed, and perhaps added again, during the check: the result is not for the endpoint that is
         // in the schedule.
-        let Some(known) = self.endpoints.get_mut(&address).filter(|known| known.running) else {
+        let known = self.endpoints.get_mut(due.index);
+        let Some(known) = known.filter(|known| known.running && known.address == due.address) else {
             return Vec::new();
         };
         known.running = false;
         let interval = milliseconds(known.check.interval).max(1);
         known.turn += (now.saturating_sub(known.turn) / interval + 1) * interval;
-        self.turns.insert((known.turn, address));
+        self.turns.insert((known.turn, due.index));
         let was_unhealthy = known.unhealthy;
         let findings = match result {
             None => Vec::new(),
@@ -248,13 +269,13 @@ impl Schedule {
                     known.unhealthy = false;
                 }
                 known.passed = if known.unhealthy { known.passed } else { 0 };
-                known.findings(address, None)
+                known.findings(None)
             }
             Some(Err(reason)) => {
                 known.passed = 0;
                 known.failed = known.failed.saturating_add(1);
                 known.unhealthy |= known.failed >= known.check.unhealthy_after;
-                known.findings(address, Some(reason))
+                known.findings(Some(reason))
             }
         };
         if known.unhealthy != was_unhealthy {
@@ -334,7 +355,7 @@ mod tests {
             "its turn has not come"
         );
         let due = schedule.begin(at).expect("due");
-        (at, schedule.end(due.address, Some(result), at))
+        (at, schedule.end(&due, Some(result), at))
     }
 
     #[test]
@@ -372,7 +393,7 @@ mod tests {
         assert!(first < 1_000);
         let due = schedule.begin(first + 1_000).expect("the next turn");
         assert_eq!(schedule.next(), None, "one check of an endpoint at a time");
-        schedule.end(due.address, Some(Ok(())), first + 4_500);
+        schedule.end(&due, Some(Ok(())), first + 4_500);
         assert_eq!(schedule.next(), Some(first + 5_000));
     }
 
@@ -425,8 +446,16 @@ mod tests {
         let due = schedule.begin(1_000).expect("due");
         assert_eq!(schedule.remove(address(1), &user("a"), 1_000), None);
         schedule.add(address(1), user("a"), 1_000);
-        assert_eq!(schedule.end(due.address, Some(Err(Reason::EndpointTimeout)), 1_300), []);
+        assert_eq!(schedule.end(&due, Some(Err(Reason::EndpointTimeout)), 1_300), []);
         assert_eq!(schedule.turns.len(), 1);
+        // Nor about an endpoint that has taken its index.
+        let due = schedule.begin(3_000).expect("due");
+        schedule.remove(address(1), &user("a"), 3_000);
+        schedule.add(address(2), user("a"), 3_000);
+        let other = schedule.begin(5_000).expect("due");
+        assert_eq!((other.index, other.address), (due.index, address(2)));
+        assert_eq!(schedule.end(&due, Some(Err(Reason::EndpointTimeout)), 5_000), []);
+        assert_eq!(schedule.end(&other, Some(Err(Reason::EndpointTimeout)), 5_000).len(), 1);
     }
 
     #[test]
@@ -436,7 +465,7 @@ mod tests {
             schedule.add(address(port), user("a"), 0);
         }
         let due = schedule.begin(1_000).expect("due");
-        assert_eq!(schedule.end(due.address, None, 1_000), []);
+        assert_eq!(schedule.end(&due, None, 1_000), []);
         assert_eq!(schedule.late(1_000), None);
         let late = schedule.late(3_000).expect("late");
         assert!(late.count >= 2 && late.longest >= Duration::from_secs(2), "{late:?}");

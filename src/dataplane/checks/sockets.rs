@@ -31,11 +31,10 @@ pub(super) struct Sockets {
 }
 
 struct Open {
-    address: SocketAddr,
+    due: Due,
     socket: OwnedFd,
     /// The time at which the check fails, in milliseconds since the checks began.
     deadline: u64,
-    greeting: &'static [u8],
 }
 
 impl Sockets {
@@ -55,15 +54,15 @@ impl Sockets {
 
     /// Begins to connect. Returns the outcome if the check has ended already.
     pub(super) fn begin(&mut self, due: Due, now: u64) -> Option<Outcome> {
-        let timeout = milliseconds(due.timeout);
-        let Due { address, greeting, .. } = due;
+        let address = due.address;
         let socket = match self.free(address).pop().map_or_else(|| unconnected(address), Ok) {
             Ok(socket) => socket,
             Err(error) => return Some(outcome(error)),
         };
         match begin_to_connect(&socket, address) {
             Ok(()) => {
-                self.open.push(Open { address, socket, deadline: now.saturating_add(timeout), greeting });
+                let deadline = now.saturating_add(milliseconds(due.timeout));
+                self.open.push(Open { due, socket, deadline });
                 None
             }
             Err(error) => {
@@ -77,7 +76,7 @@ impl Sockets {
     }
 
     /// Polls all checks without waiting, and returns those that have ended. At most `places` sockets stay open.
-    pub(super) fn look(&mut self, now: u64, places: usize) -> Vec<(SocketAddr, Outcome)> {
+    pub(super) fn look(&mut self, now: u64, places: usize) -> Vec<(Due, Outcome)> {
         if self.open.is_empty() {
             return Vec::new();
         }
@@ -93,10 +92,10 @@ impl Sockets {
         for open in std::mem::take(&mut self.open) {
             match found.next() {
                 Some(found) if !found.is_empty() => {
-                    ended.push((open.address, open.finish(found)));
+                    ended.push((open.due, open.finish(found)));
                     self.keep(open, places);
                 }
-                _ if open.deadline <= now => ended.push((open.address, Some(Err(Reason::EndpointTimeout)))),
+                _ if open.deadline <= now => ended.push((open.due, Some(Err(Reason::EndpointTimeout)))),
                 _ => self.open.push(open),
             }
         }
@@ -109,7 +108,7 @@ impl Sockets {
         let is_reset = connect_unspec(&open.socket).is_ok();
         let sockets = self.open.len() + self.free.iter().map(Vec::len).sum::<usize>();
         if is_reset && sockets < places {
-            self.free(open.address).push(open.socket);
+            self.free(open.due.address).push(open.socket);
         } else if !is_reset {
             reset_on_close(&open.socket);
         }
@@ -128,10 +127,10 @@ impl Open {
                 Ok(Err(error)) | Err(error) => return outcome(error),
             }
         }
-        if !self.greeting.is_empty() {
+        if !self.due.greeting.is_empty() {
             // The send buffer of a new connection has room for a few bytes. If the endpoint has reset the connection,
             // nobody reads them.
-            let _ = rustix::net::send(&self.socket, self.greeting, SendFlags::NOSIGNAL);
+            let _ = rustix::net::send(&self.socket, self.due.greeting, SendFlags::NOSIGNAL);
         }
         Some(Ok(()))
     }
@@ -155,7 +154,7 @@ mod tests {
     use super::*;
 
     fn due(address: SocketAddr) -> Due {
-        Due { address, timeout: Duration::from_millis(200), greeting: b"hello" }
+        Due { address, index: 0, timeout: Duration::from_millis(200), greeting: b"hello" }
     }
 
     /// Makes one check, with its own clock.
@@ -170,8 +169,8 @@ mod tests {
         }
         loop {
             let now = u64::try_from(began.elapsed().as_millis()).expect("short");
-            if let Some((address, outcome)) = sockets.look(now, 1).pop() {
-                assert_eq!((address, sockets.len()), (due.address, 0));
+            if let Some((ended, outcome)) = sockets.look(now, 1).pop() {
+                assert_eq!((ended, sockets.len()), (due, 0));
                 return outcome;
             }
             std::thread::yield_now();
