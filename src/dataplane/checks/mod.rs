@@ -220,6 +220,7 @@ impl Checker {
         }
     }
 
+    /// Records and counts the outcome of a check.
     fn end(&mut self, due: &Due, outcome: Outcome, now: u64) {
         let reason = outcome.map_or(Reason::Internal, |result| result.err().unwrap_or(Reason::Ok));
         let counter = self.counters.entry(reason).or_insert_with(|| {
