@@ -25,7 +25,7 @@
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
 //! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
-//! | 2 | [`net`] | sockets, waits for them, spare sockets, pipes, timers, fair shares and limits of connections, own addresses, task scopes, file watching, backoff |
+//! | 2 | [`net`] | sockets, spare sockets, pipes, timers, fair shares and limits of connections, own addresses, task scopes, file watching, backoff |
 //! | 3 | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
 //! | 4 | [`aggregator`] | registries, name resolution, the one maker of snapshots |

@@ -36,7 +36,6 @@ use super::peek::Replay;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
-use crate::net::readable::Readable;
 use crate::net::socket::{
     bound_unsent, is_again, keep_alive, receive, receive_looking, receive_to_mark, reset_on_close,
 };
@@ -119,8 +118,6 @@ struct Direction {
     splicing: bool,
     /// The number of splices below [`SPLICE_FROM`] since the last larger one.
     small_splices: u8,
-    /// The wait for the source.
-    readable: Readable,
     /// True if the socket may hold bytes that the poller does not report.
     unreported: bool,
     /// True once urgent data has arrived.
@@ -156,7 +153,7 @@ enum Fault {
     Endpoint,
 }
 
-impl<'a> Relay<'a> {
+impl Relay<'_> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
             reset_on_close(self.client);
@@ -252,7 +249,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    fn source(&self, way: Way) -> (&'a TcpStream, Fault) {
+    fn source(&self, way: Way) -> (&TcpStream, Fault) {
         match way {
             Way::Up => (self.client, Fault::Client),
             Way::Down => (&self.connected.socket, Fault::Endpoint),
@@ -352,7 +349,7 @@ impl<'a> Relay<'a> {
     /// Reads the bytes that have arrived and writes as many as the sink takes. Returns the number of bytes read.
     fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
         let (source, fault) = self.source(way);
-        let ready = self.direction(way).readable.poll(source, context);
+        let ready = source.poll_read_ready(context).is_ready();
         let unreported = std::mem::take(&mut self.direction(way).unreported);
         if !ready && !unreported {
             self.release(way);

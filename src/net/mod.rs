@@ -1,4 +1,4 @@
-//! Sockets and what they need: listening, dialling, waiting, resetting, spare sockets, pipes, timers, descriptor budgets, admission by source
+//! Sockets and what they need: listening, dialling, resetting, spare sockets, pipes, timers, descriptor budgets, admission by source
 //! and identity, gRPC, backoff, task scopes, files and the threads that read them, and threads for long
 //! computations.
 
@@ -19,7 +19,6 @@ pub mod lookup;
 pub mod own;
 pub mod pipe;
 pub mod ranking;
-pub mod readable;
 pub mod reading;
 pub mod scope;
 pub mod socket;
