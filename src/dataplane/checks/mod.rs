@@ -192,8 +192,7 @@ impl Checker {
         {
             self.begin(due, now);
             begun += 1;
-            if begun.is_multiple_of(AT_ONCE) {
-                tokio::task::yield_now().await;
+            if take_turns(begun).await {
                 now = self.now();
             }
         }
@@ -253,9 +252,11 @@ impl Checker {
     }
 }
 
-/// Yields to other tasks after every `AT_ONCE` steps.
-async fn take_turns(step: usize) {
-    if step.is_multiple_of(AT_ONCE) {
+/// Yields to other tasks after every `AT_ONCE` steps; returns true if it has yielded.
+async fn take_turns(step: usize) -> bool {
+    let is_turn = step.is_multiple_of(AT_ONCE);
+    if is_turn {
         tokio::task::yield_now().await;
     }
+    is_turn
 }

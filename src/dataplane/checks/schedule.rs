@@ -187,6 +187,7 @@ impl Schedule {
         (was_failing && !is_used).then(|| Finding { key, result: CheckResult::default() })
     }
 
+    /// Returns the endpoint at this address, and its index.
     fn known(&mut self, address: SocketAddr) -> Option<(usize, &mut Checked)> {
         let index = *self.indices.get(&address)?;
         Some((index, self.endpoints.get_mut(index)?))
@@ -239,8 +240,12 @@ impl Schedule {
             return None;
         }
         let (_, index) = self.turns.pop_first()?;
-        let known = self.endpoints.get_mut(index)?;
-        debug_assert!(!known.running, "{} has a turn and is not free", known.address);
+        let known = self.endpoints.get_mut(index);
+        debug_assert!(
+            known.as_ref().is_some_and(|known| !known.running),
+            "endpoint {index} has a turn and is not free"
+        );
+        let known = known?;
         known.running = true;
         let timeout = known.check.timeout.min(known.check.interval);
         Some(Due { address: known.address, index, timeout, greeting: known.greeting })
