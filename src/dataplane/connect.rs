@@ -21,7 +21,9 @@ use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
-use crate::net::socket::{acknowledge_with_data, begin_to_connect, dial_reason, relay_socket};
+use crate::net::socket::{
+    acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, keep_alive, relay_socket,
+};
 use crate::snapshot::admit::Admission;
 use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::telemetry::local::RelayPath;
@@ -61,6 +63,19 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
+    /// Sets the socket's options for long connections, once the connection is older than a clock tick: shorter connections skip
+    /// these system calls. Returns true if this call has set them; `tuned` is true once any call has.
+    pub(crate) fn tune(&self, core: &Core, entry: &Entry, tuned: &mut bool) -> bool {
+        if *tuned || core.clock.now() == entry.opened.get() {
+            return false;
+        }
+        *tuned = true;
+        self.has_other_options.set(true);
+        // If the kernel lacks an option, the connection works without it.
+        let _ = keep_alive(&self.socket).and_then(|()| bound_unsent(&self.socket));
+        true
+    }
+
     /// Ends a connection. Keeps its socket for another connection if the endpoint has ended this one, and the options of the socket
     /// are still those of every relayed connection.
     pub(crate) fn leave(self, core: &Core, entry: &Entry) {

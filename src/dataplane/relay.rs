@@ -36,9 +36,7 @@ use super::peek::Replay;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
-use crate::net::socket::{
-    bound_unsent, is_again, keep_alive, receive, receive_looking, receive_to_mark, reset_on_close,
-};
+use crate::net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
 use crate::telemetry::local::RelayPath;
 use crate::wire::client_hello::{answers_tls, looks_like};
 
@@ -160,7 +158,10 @@ impl Relay<'_> {
             reset_on_close(&self.connected.socket);
             return Poll::Ready(End::Closed(reason));
         }
-        self.tune();
+        if self.connected.tune(self.core, self.entry, &mut self.tuned) {
+            // A read may have stopped at urgent data, so the sockets may hold more bytes.
+            (self.up.unreported, self.down.unreported) = (true, true);
+        }
         if self.entry.standstill.take_order()
             && let Some(reason) = self.examine()
         {
@@ -176,18 +177,6 @@ impl Relay<'_> {
             (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(End::Closed(Reason::Ok)),
             _ => Poll::Pending,
-        }
-    }
-
-    /// Sets the socket options of a connection that is older than a clock tick. Shorter connections skip these system calls.
-    fn tune(&mut self) {
-        if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
-            self.tuned = true;
-            self.connected.has_other_options.set(true);
-            // If the kernel lacks an option, the connection works without it.
-            let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
-            // A read may have stopped at urgent data, so the sockets may hold more bytes.
-            (self.up.unreported, self.down.unreported) = (true, true);
         }
     }
 

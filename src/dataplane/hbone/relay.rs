@@ -27,9 +27,7 @@ use crate::model::endpoint::Encapsulation as Carried;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::diag::Diag;
-use crate::net::socket::{
-    bound_unsent, is_again, keep_alive, receive, receive_more, receive_unasked, reset_on_close,
-};
+use crate::net::socket::{is_again, receive, receive_more, receive_unasked, reset_on_close};
 use crate::telemetry::local::RelayPath;
 
 /// The number of bytes that one direction may move before other streams get their turn.
@@ -143,7 +141,7 @@ impl StreamRelay<'_> {
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
             return Poll::Ready(self.cut(reason));
         }
-        self.tune();
+        self.connected.tune(self.core, self.entry, &mut self.tuned);
         if self.entry.standstill.take_order()
             && let Some(reason) = self.examine()
         {
@@ -182,15 +180,6 @@ impl StreamRelay<'_> {
         let found = examine(self.core, self.entry, &sides);
         self.down.unreported = found.unread[1];
         found.end
-    }
-
-    fn tune(&mut self) {
-        if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
-            self.tuned = true;
-            self.connected.has_other_options.set(true);
-            // If the kernel lacks an option, the stream works without it.
-            let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
-        }
     }
 
     fn cut(&mut self, reason: Reason) -> Reason {
