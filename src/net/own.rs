@@ -108,10 +108,8 @@ impl OwnAddresses {
         let address = canonical_socket(address);
         let listening = self.listening.load();
         let same_port = || listening.iter().filter(|own| own.port() == address.port());
-        let is_own = || {
-            let host = self.host.load();
-            same_port().any(|own| reaches(own.ip(), address.ip(), |ip| host.contains(&ip)))
-        };
+        let is_of_host = |ip| self.host.load().contains(&ip);
+        let is_own = || same_port().any(|own| reaches(own.ip(), address.ip(), is_of_host));
         let everywhere = || same_port().any(|own| own.ip().is_unspecified());
         is_own() || everywhere() && self.look_up_host_again() && is_own()
     }
