@@ -1,6 +1,8 @@
 //! The problems of a running gateway; each has a code from a closed list. `status` begins with them, the metric
 //! `isthmus_problems` counts them, and the log reports them as `problem` and `problem solved`.
 
+mod endpoints;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -20,6 +22,7 @@ use crate::snapshot::service_view::Conflict;
 use crate::telemetry::clock::rfc3339;
 use crate::telemetry::exposition::{Exposition, Kind};
 use crate::telemetry::recorder::Recorder;
+use endpoints::of_endpoints;
 
 /// The interval at which the log reports new problems.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -234,6 +237,12 @@ impl Problem {
         Self { code, about: about.into(), text: text.into() }
     }
 
+    /// Returns a line that gives the number of further problems of this code, if there are `count` and `most` of them are listed.
+    fn further(code: Code, count: usize, most: usize) -> Option<Self> {
+        let further = count.saturating_sub(most);
+        (further > 0).then(|| Self::new(code, "", format!("and {further} more")))
+    }
+
     /// Returns the problem as the API shows it.
     pub fn view(&self) -> api::status::Problem {
         api::status::Problem {
@@ -321,6 +330,7 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     let snapshot = sources.reader.latest();
     let conflicts = sources.history.conflicts(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
+    all.extend(of_endpoints(sources.dataplane.upstreams(), usize::MAX));
     all.extend(conflicts.iter().map(|Conflict { cluster, text }| {
         let code = if is_place_of_peer(cluster.as_str()) { Code::PeerLeftOut } else { Code::ServiceConflict };
         Problem::new(code, "", text.as_str())
@@ -329,7 +339,7 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// Returns the problems that can be found without a search through all services.
+/// Returns the problems that can be found without a search through all services or endpoints.
 fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
@@ -353,7 +363,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     }
     all.extend(aggregator.virtual_addresses.iter().flat_map(of_virtual_addresses));
     all.extend(sources.identities.problems(SystemTime::now()));
-    all.extend(of_endpoints(sources));
+    all.extend(of_maintenance_and_checks(sources));
     all.extend(sources.history.losses(&sources.telemetry.recorder));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
@@ -545,31 +555,8 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
     all
 }
 
-fn of_endpoints(sources: &Sources) -> Vec<Problem> {
+fn of_maintenance_and_checks(sources: &Sources) -> Vec<Problem> {
     let mut all = Vec::new();
-    for (key, state) in sources.dataplane.upstreams().troubled() {
-        let about = format!("{} of {}", key.address, key.group);
-        let last = state.last_failure.map_or(String::new(), |last| {
-            format!("{}, {} in a row, last at {}", last.reason, state.in_a_row, rfc3339(last.time))
-        });
-        if state.unhealthy {
-            let text = format!("{about} is unhealthy: {last}");
-            all.push(Problem::new(Code::EndpointUnhealthy, &about, text));
-        }
-        if let Some(rest) = state.ejected_for {
-            let text = format!("{about} is ejected for another {} s: {last}", rest.as_secs());
-            all.push(Problem::new(Code::EndpointEjected, &about, text));
-        } else if state.in_a_row >= FAILURES_MIN && !state.unhealthy {
-            all.push(Problem::new(Code::EndpointFailing, &about, format!("{about} fails: {last}")));
-        }
-        if let Some(time) = state.not_tls {
-            let text = format!(
-                "{about} answered a ClientHello with bytes that are not TLS, last at {}",
-                rfc3339(time)
-            );
-            all.push(Problem::new(Code::EndpointNotTls, &about, text));
-        }
-    }
     for one in sources.dataplane.upstreams().withdrawals().list() {
         let text =
             format!("{} was {} by an operator at {}", one.which, one.withdrawal.text(), rfc3339(one.since));
@@ -587,14 +574,15 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// Returns at most `LISTED_MAX` problems of each code, with a line that gives the number of further ones.
+/// Returns at most `LISTED_MAX` problems of each code, with a line that gives the number of further ones. The problems must be
+/// in the order of their codes.
 pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     let mut listed = Vec::new();
     for of_code in problems.chunk_by(|one, other| one.code == other.code) {
         listed.extend(of_code.iter().take(LISTED_MAX).cloned());
-        if let (Some(first), more @ 1..) = (of_code.first(), of_code.len().saturating_sub(LISTED_MAX)) {
-            listed.push(Problem::new(first.code, "", format!("and {more} more")));
-        }
+        listed.extend(
+            of_code.first().and_then(|first| Problem::further(first.code, of_code.len(), LISTED_MAX)),
+        );
     }
     listed
 }
@@ -619,7 +607,8 @@ pub async fn watch(sources: Sources) {
     loop {
         every.tick().await;
         let snapshot = sources.reader.latest();
-        let now = listed(&cheap_problems(&sources, &snapshot));
+        let mut now = listed(&cheap_problems(&sources, &snapshot));
+        now.extend(of_endpoints(sources.dataplane.upstreams(), LISTED_MAX));
         let mut state = sources.history.state.lock().unwrap_or_else(PoisonError::into_inner);
         log_changes(&state.logged, &now);
         state.logged = now;

@@ -371,10 +371,27 @@ impl Upstreams {
     /// Records the result of an endpoint's health checks. The default result makes the endpoint available again when its
     /// checks are removed.
     pub fn checked(&self, key: &EndpointKey, result: CheckResult) {
+        self.checked_again(key, &mut None, result);
+    }
+
+    /// Records the result of an endpoint's health checks, as [`Self::checked`]. Keeps the endpoint's state in `known` until it has
+    /// passed its checks again, for the next call.
+    pub(super) fn checked_again(
+        &self,
+        key: &EndpointKey,
+        known: &mut Option<Arc<Upstream>>,
+        result: CheckResult,
+    ) {
         let is_well = result == CheckResult::default();
         // An endpoint that passes its checks needs no state.
-        let known = self.endpoints.get(key).map(|upstream| upstream.clone());
-        let Some(upstream) = known.or_else(|| (!is_well).then(|| self.upstream_at(key))) else { return };
+        let find = || self.endpoints.get(key).map(|upstream| upstream.clone());
+        let found = known.take().or_else(find).or_else(|| (!is_well).then(|| self.upstream_at(key)));
+        let Some(upstream) = found else { return };
+        self.set_checked(&upstream, result);
+        *known = (!is_well).then_some(upstream);
+    }
+
+    fn set_checked(&self, upstream: &Upstream, result: CheckResult) {
         if let Some(reason) = result.failure {
             upstream.set_last_failure(reason, true);
             upstream.used.store(self.now(), Ordering::Relaxed);
@@ -453,8 +470,8 @@ impl Upstreams {
         }
     }
 
-    /// Returns the endpoints that an operator should look at, in order of group and address.
-    pub fn troubled(&self) -> Vec<(EndpointKey, EndpointState)> {
+    /// Calls `each` for every endpoint that an operator should look at, in no order.
+    pub fn visit_troubled(&self, mut each: impl FnMut(&EndpointKey, EndpointState)) {
         // While all endpoints are healthy, nothing is locked or copied.
         let may_be = |upstream: &Upstream| {
             let of = [&upstream.ejected_until, &upstream.not_tls];
@@ -463,12 +480,12 @@ impl Upstreams {
                 || upstream.unhealthy.load(Ordering::Relaxed)
                 || of.iter().any(|of| of.load(Ordering::Relaxed) != 0)
         };
-        let some = self.endpoints.iter().filter(|entry| may_be(entry.value()));
-        let all = some.map(|entry| (entry.key().clone(), self.state_of(entry.value())));
-        let mut troubled: Vec<_> = all.filter(|(_, state)| state.is_troubled()).collect();
-        troubled
-            .sort_by(|(one, _), (other, _)| (&one.group, one.address).cmp(&(&other.group, other.address)));
-        troubled
+        for entry in self.endpoints.iter().filter(|entry| may_be(entry.value())) {
+            let state = self.state_of(entry.value());
+            if state.is_troubled() {
+                each(entry.key(), state);
+            }
+        }
     }
 
     /// Calls `each` for every endpoint with its key, its number of connections in flight, its number of consecutive failures,

@@ -27,7 +27,7 @@ use crate::net::own::OwnAddresses;
 use crate::snapshot::Snapshot;
 use crate::telemetry::recorder::Recorder;
 use crate::world::{Reader, Since};
-use schedule::{Due, Late, Schedule, Share};
+use schedule::{Due, Late, Member, Schedule, Share};
 use sockets::{Outcome, Sockets};
 use targets::{Difference, Targets};
 
@@ -186,15 +186,18 @@ impl Checker {
             tokio::task::yield_now().await;
         }
         let until = self.now();
-        let (mut now, mut begun) = (until, 0_usize);
-        while self.sockets.len() < places
-            && let Some(due) = self.schedule.begin(until)
-        {
-            self.begin(due, now);
-            begun += 1;
-            if take_turns(begun).await {
-                now = self.now();
+        loop {
+            // The endpoints are looked up together, so that the processor loads them at the same time.
+            let count = places.saturating_sub(self.sockets.len()).min(AT_ONCE);
+            let due: Vec<Due> = (0..count).map_while(|_| self.schedule.begin(until)).collect();
+            if due.is_empty() {
+                break;
             }
+            let now = self.now();
+            for due in due {
+                self.begin(due, now);
+            }
+            tokio::task::yield_now().await;
         }
         if self.schedule.is_empty() {
             self.sockets.rest();
@@ -226,8 +229,10 @@ impl Checker {
             self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])
         });
         counter.increment(1);
-        for finding in self.schedule.end(due, outcome, now) {
-            self.around.upstreams.checked(&finding.key, finding.result);
+        if let Some(found) = self.schedule.end(due, outcome, now) {
+            for Member { key, upstream } in found.members {
+                self.around.upstreams.checked_again(key, upstream, found.result);
+            }
         }
     }
 
@@ -252,11 +257,9 @@ impl Checker {
     }
 }
 
-/// Yields to other tasks after every `AT_ONCE` steps; returns true if it has yielded.
-async fn take_turns(step: usize) -> bool {
-    let is_turn = step.is_multiple_of(AT_ONCE);
-    if is_turn {
+/// Yields to other tasks after every `AT_ONCE` steps.
+async fn take_turns(step: usize) {
+    if step.is_multiple_of(AT_ONCE) {
         tokio::task::yield_now().await;
     }
-    is_turn
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use slab::Slab;
 
 use crate::dataplane::clock::milliseconds;
-use crate::dataplane::upstreams::CheckResult;
+use crate::dataplane::upstreams::{CheckResult, Upstream};
 use crate::model::reason::Reason;
 use crate::snapshot::candidates::{EndpointKey, service_of};
 use crate::snapshot::policy::HealthCheck;
@@ -31,6 +31,15 @@ pub(super) struct User {
     pub(super) check: HealthCheck,
     /// The bytes that the endpoints expect first: a PROXY header, or nothing.
     pub(super) greeting: &'static [u8],
+}
+
+/// An endpoint as a member of a group.
+#[derive(Debug)]
+pub(super) struct Member {
+    /// The key of the endpoint in the group.
+    pub(super) key: EndpointKey,
+    /// The run-time state of the endpoint while its checks fail. It is not searched for at each of thousands of failing checks.
+    pub(super) upstream: Option<Arc<Upstream>>,
 }
 
 /// A check that is due.
@@ -51,6 +60,15 @@ pub(super) struct Due {
 pub(super) struct Finding {
     /// The key of the endpoint in the group of this service.
     pub(super) key: EndpointKey,
+    /// The result of the checks.
+    pub(super) result: CheckResult,
+}
+
+/// The result of an endpoint's checks, for all services that use it.
+#[derive(Debug)]
+pub(super) struct Findings<'a> {
+    /// The endpoint in the groups of these services.
+    pub(super) members: &'a mut [Member],
     /// The result of the checks.
     pub(super) result: CheckResult,
 }
@@ -94,6 +112,8 @@ pub(super) struct Schedule {
 struct Checked {
     address: SocketAddr,
     users: Vec<User>,
+    /// The endpoint in the groups of its users, each once.
+    members: Vec<Member>,
     /// The strictest check settings among the services and routes that use the endpoint.
     check: HealthCheck,
     /// The longest greeting among the services and routes that use the endpoint.
@@ -117,13 +137,6 @@ impl Checked {
     fn result(&self, failure: Option<Reason>) -> CheckResult {
         CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure }
     }
-
-    fn findings(&self, failure: Option<Reason>) -> Vec<Finding> {
-        let result = self.result(failure);
-        let groups: BTreeSet<&Arc<str>> = self.users.iter().map(|user| &user.group).collect();
-        let key = |group: &Arc<str>| EndpointKey { group: group.clone(), address: self.address };
-        groups.into_iter().map(|group| Finding { key: key(group), result }).collect()
-    }
 }
 
 impl Schedule {
@@ -133,9 +146,11 @@ impl Schedule {
             self.count(&user.group, 1, 1);
             let (check, greeting) = (user.check, user.greeting);
             let turn = now + place(address, check.interval);
+            let members = members(address, [&user.group]);
             let index = self.endpoints.insert(Checked {
                 address,
                 users: vec![user],
+                members,
                 check,
                 greeting,
                 turn,
@@ -212,10 +227,10 @@ impl Schedule {
         }
     }
 
-    /// Combines the settings of all services and routes that check this endpoint into the strictest. A changed interval applies
-    /// at once.
+    /// Derives from the users of this endpoint their groups and the strictest of their settings. A changed interval applies at once.
     fn settle(&mut self, index: usize, now: u64) {
         let Some(known) = self.endpoints.get_mut(index) else { return };
+        known.members = members(known.address, known.users.iter().map(|user| &user.group));
         let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
         known.greeting = greeting.unwrap_or_default();
         let Some(check) = known.users.iter().map(|user| user.check).reduce(HealthCheck::strictest) else {
@@ -251,46 +266,51 @@ impl Schedule {
         Some(Due { address: known.address, index, timeout, greeting: known.greeting })
     }
 
-    /// Records the result of a check; `None` if the check says nothing about the endpoint.
-    pub(super) fn end(&mut self, due: &Due, result: Option<Result<(), Reason>>, now: u64) -> Vec<Finding> {
+    /// Records the result of a check; `None` if the check says nothing about the endpoint. Returns findings if they may differ
+    /// from those of the last check.
+    pub(super) fn end(
+        &mut self,
+        due: &Due,
+        result: Option<Result<(), Reason>>,
+        now: u64,
+    ) -> Option<Findings<'_>> {
         // The endpoint was removed, and perhaps added again, during the check: the result is not for the endpoint that is
         // in the schedule.
         let known = self.endpoints.get_mut(due.index);
-        let Some(known) = known.filter(|known| known.running && known.address == due.address) else {
-            return Vec::new();
-        };
+        let known = known.filter(|known| known.running && known.address == due.address)?;
         known.running = false;
         let interval = milliseconds(known.check.interval).max(1);
         known.turn += (now.saturating_sub(known.turn) / interval + 1) * interval;
         self.turns.insert((known.turn, due.index));
         let was_unhealthy = known.unhealthy;
-        let findings = match result {
-            None => Vec::new(),
-            Some(Ok(())) if known.failed == 0 && !known.unhealthy => Vec::new(),
-            Some(Ok(())) => {
+        let result = result?;
+        match result {
+            Ok(()) if known.failed == 0 && !known.unhealthy => return None,
+            Ok(()) => {
                 known.failed = 0;
                 known.passed += 1;
                 if known.passed >= known.check.healthy_after {
                     known.unhealthy = false;
                 }
                 known.passed = if known.unhealthy { known.passed } else { 0 };
-                known.findings(None)
             }
-            Some(Err(reason)) => {
+            Err(_) => {
                 known.passed = 0;
                 known.failed = known.failed.saturating_add(1);
                 known.unhealthy |= known.failed >= known.check.unhealthy_after;
-                known.findings(Some(reason))
             }
-        };
+        }
         if known.unhealthy != was_unhealthy {
             let healthy = if was_unhealthy { 1 } else { -1 };
-            let mut groups: Vec<Arc<str>> = known.users.iter().map(|user| user.group.clone()).collect();
+            let mut groups: Vec<Arc<str>> =
+                known.members.iter().map(|member| member.key.group.clone()).collect();
             groups.sort_by(|one, other| service_of(one).cmp(service_of(other)));
             groups.dedup_by(|one, other| service_of(one) == service_of(other));
             groups.iter().for_each(|group| self.count(group, 0, healthy));
         }
-        findings
+        let known = self.endpoints.get_mut(due.index)?;
+        let result = known.result(result.err());
+        Some(Findings { members: &mut known.members, result })
     }
 
     /// Returns the checks that have waited too long for capacity; `None` if there are none.
@@ -318,6 +338,13 @@ impl Schedule {
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
+}
+
+/// Returns the endpoint as a member of these groups, of each once.
+fn members<'a>(address: SocketAddr, groups: impl IntoIterator<Item = &'a Arc<str>>) -> Vec<Member> {
+    let groups: BTreeSet<&Arc<str>> = groups.into_iter().collect();
+    let key = |group: &Arc<str>| EndpointKey { group: group.clone(), address };
+    groups.into_iter().map(|group| Member { key: key(group), upstream: None }).collect()
 }
 
 /// Returns the offset within an interval at which an address is checked, in milliseconds. A hash of the address spreads the
@@ -360,7 +387,16 @@ mod tests {
             "its turn has not come"
         );
         let due = schedule.begin(at).expect("due");
-        (at, schedule.end(&due, Some(result), at))
+        (at, end(schedule, &due, Some(result), at))
+    }
+
+    fn end(schedule: &mut Schedule, due: &Due, result: Option<Result<(), Reason>>, now: u64) -> Vec<Finding> {
+        let found = schedule.end(due, result, now);
+        let of_each = |found: Findings<'_>| {
+            let finding = |member: &Member| Finding { key: member.key.clone(), result: found.result };
+            found.members.iter().map(finding).collect()
+        };
+        found.map(of_each).unwrap_or_default()
     }
 
     #[test]
@@ -451,7 +487,7 @@ mod tests {
         let due = schedule.begin(1_000).expect("due");
         assert_eq!(schedule.remove(address(1), &user("a"), 1_000), None);
         schedule.add(address(1), user("a"), 1_000);
-        assert_eq!(schedule.end(&due, Some(Err(Reason::EndpointTimeout)), 1_300), []);
+        assert_eq!(end(&mut schedule, &due, Some(Err(Reason::EndpointTimeout)), 1_300), []);
         assert_eq!(schedule.turns.len(), 1);
         // Nor about an endpoint that has taken its index.
         let due = schedule.begin(3_000).expect("due");
@@ -459,8 +495,8 @@ mod tests {
         schedule.add(address(2), user("a"), 3_000);
         let other = schedule.begin(5_000).expect("due");
         assert_eq!((other.index, other.address), (due.index, address(2)));
-        assert_eq!(schedule.end(&due, Some(Err(Reason::EndpointTimeout)), 5_000), []);
-        assert_eq!(schedule.end(&other, Some(Err(Reason::EndpointTimeout)), 5_000).len(), 1);
+        assert_eq!(end(&mut schedule, &due, Some(Err(Reason::EndpointTimeout)), 5_000), []);
+        assert_eq!(end(&mut schedule, &other, Some(Err(Reason::EndpointTimeout)), 5_000).len(), 1);
     }
 
     #[test]
@@ -470,7 +506,7 @@ mod tests {
             schedule.add(address(port), user("a"), 0);
         }
         let due = schedule.begin(1_000).expect("due");
-        assert_eq!(schedule.end(&due, None, 1_000), []);
+        assert_eq!(end(&mut schedule, &due, None, 1_000), []);
         assert_eq!(schedule.late(1_000), None);
         let late = schedule.late(3_000).expect("late");
         assert!(late.count >= 2 && late.longest >= Duration::from_secs(2), "{late:?}");

@@ -1,18 +1,19 @@
 //! The connections of running checks, polled together with one `poll` call.
 //!
-//! A check that passes costs two system calls beside its part of the `poll`: `connect`, and a `connect` with the address family
-//! `AF_UNSPEC`. The second call resets the connection (a FIN would leave it in TIME_WAIT for a minute after each check) and
+//! A check costs two system calls beside its part of the `poll`, whether it passes or fails: `connect`, and another `connect`.
+//! If the endpoint has accepted, the second call has the address family `AF_UNSPEC` and resets the connection (a FIN would leave
+//! it in TIME_WAIT for a minute after each check). If not, the second call has the same address again and returns why. Either
 //! leaves a socket that the next check uses again. A new socket for each check would take a third more processor time.
 //!
 //! The handshake is completed before the reset. Without its last packet the check would cost less, but a program that
 //! accepts nothing would pass all checks: its queue of connections would never be full.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, connect_unspec, sockopt};
+use rustix::net::{SendFlags, connect_unspec};
 
 use super::schedule::Due;
 use crate::dataplane::clock::milliseconds;
@@ -66,10 +67,8 @@ impl Sockets {
                 None
             }
             Err(error) => {
-                if error == Errno::CONNREFUSED {
-                    // The kernel has left the socket as it was.
-                    self.free(address).push(socket);
-                }
+                // The kernel has left the socket as it was.
+                self.free(address).push(socket);
                 Some(outcome(error))
             }
         }
@@ -92,8 +91,11 @@ impl Sockets {
         for open in std::mem::take(&mut self.open) {
             match found.next() {
                 Some(found) if !found.is_empty() => {
-                    ended.push((open.due, open.finish(found)));
-                    self.keep(open, places);
+                    let (outcome, is_connected) = open.finish(found);
+                    ended.push((open.due, outcome));
+                    if !is_connected || open.reset() {
+                        self.keep(open.due.address, open.socket, places);
+                    }
                 }
                 _ if open.deadline <= now => ended.push((open.due, Some(Err(Reason::EndpointTimeout)))),
                 _ => self.open.push(open),
@@ -102,29 +104,27 @@ impl Sockets {
         ended
     }
 
-    /// Resets a connection, and keeps its socket if fewer than `places` are open.
-    fn keep(&mut self, open: Open, places: usize) {
-        // This fails only if the kernel is out of memory: then the socket is closed.
-        let is_reset = connect_unspec(&open.socket).is_ok();
+    /// Keeps the unconnected socket of a check of this address, if fewer than `places` sockets are open.
+    fn keep(&mut self, address: SocketAddr, socket: OwnedFd, places: usize) {
         let sockets = self.open.len() + self.free.iter().map(Vec::len).sum::<usize>();
-        if is_reset && sockets < places {
-            self.free(open.due.address).push(open.socket);
-        } else if !is_reset {
-            reset_on_close(&open.socket);
+        if sockets < places {
+            self.free(address).push(socket);
         }
     }
 }
 
 impl Open {
-    /// Returns the outcome of a check whose endpoint has answered with what `poll` found, and sends the greeting if the endpoint
-    /// has accepted.
-    fn finish(&self, found: PollFlags) -> Outcome {
+    /// Returns the outcome of a check whose endpoint has answered with what `poll` found, and true if the socket is connected
+    /// still. Sends the greeting if it is.
+    fn finish(&self, found: PollFlags) -> (Outcome, bool) {
         // Without one of these flags, the connection is open and has no error.
         if found.intersects(PollFlags::ERR | PollFlags::HUP) {
-            match sockopt::socket_error(self.socket.as_fd()) {
+            // The call does not connect again: it returns the error of the connection that has failed, and undoes it.
+            match begin_to_connect(&self.socket, self.due.address) {
+                Ok(()) => {}
                 // An endpoint that resets the connection has accepted it.
-                Ok(Ok(()) | Err(Errno::CONNRESET | Errno::PIPE)) => {}
-                Ok(Err(error)) | Err(error) => return outcome(error),
+                Err(Errno::CONNRESET | Errno::PIPE) => return (Some(Ok(())), false),
+                Err(error) => return (outcome(error), false),
             }
         }
         if !self.due.greeting.is_empty() {
@@ -132,7 +132,17 @@ impl Open {
             // nobody reads them.
             let _ = rustix::net::send(&self.socket, self.due.greeting, SendFlags::NOSIGNAL);
         }
-        Some(Ok(()))
+        (Some(Ok(())), true)
+    }
+
+    /// Resets the connection. Returns false if the kernel is out of memory: then the connection is reset when the socket is
+    /// closed.
+    fn reset(&self) -> bool {
+        let is_reset = connect_unspec(&self.socket).is_ok();
+        if !is_reset {
+            reset_on_close(&self.socket);
+        }
+        is_reset
     }
 }
 
@@ -203,6 +213,21 @@ mod tests {
             .map(|_| std::net::TcpStream::connect_timeout(&address, Duration::from_millis(50)))
             .collect();
         assert_eq!(check(due(address)), Some(Err(Reason::EndpointTimeout)));
+    }
+
+    #[test]
+    fn an_endpoint_that_accepts_and_resets_passes() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let due = due(listener.local_addr().expect("bound"));
+        let mut sockets = Sockets::default();
+        for round in 0..2 {
+            assert_eq!(sockets.begin(due, 0), None);
+            let accepted = socket2::Socket::from(listener.accept().expect("a connection").0);
+            accepted.set_linger(Some(Duration::ZERO)).expect("a socket");
+            drop(accepted);
+            assert_eq!(sockets.look(1, 1), [(due, Some(Ok(())))]);
+            assert_eq!(sockets.free[0].len(), 1, "round {round}: the socket is used again");
+        }
     }
 
     #[test]
