@@ -349,7 +349,7 @@ fn members<'a>(address: SocketAddr, groups: impl IntoIterator<Item = &'a Arc<str
 
 /// Returns the offset within an interval at which an address is checked, in milliseconds. A hash of the address spreads the
 /// checks.
-fn place(address: SocketAddr, interval: Duration) -> u64 {
+pub(super) fn place(address: SocketAddr, interval: Duration) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);
     hasher.finish() % milliseconds(interval).max(1)
