@@ -66,11 +66,8 @@ impl Sockets {
                 self.open.push(Open { due, socket, deadline });
                 None
             }
-            Err(error) => {
-                // The kernel has left the socket as it was.
-                self.free(address).push(socket);
-                Some(outcome(error))
-            }
+            // The socket is closed: older kernels leave the local address of a failed call set, and a later check would use it.
+            Err(error) => Some(outcome(error)),
         }
     }
 
