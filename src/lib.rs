@@ -1,54 +1,76 @@
 //! # Isthmus: the map
 //!
 //! The world is one immutable value, the [`snapshot::Snapshot`]. Only the [`aggregator`] makes snapshots; the data plane
-//! and the [`discovery`] servers read them, and are connected to the aggregator in no other way. Admission
+//! and the servers of [`xds`], [`dns`] and [`peer`] read them, and are connected to the aggregator in no other way. Admission
 //! ([`snapshot::admit`], with the rules of [`snapshot::exports`] on sources and identities), the choice of an endpoint
 //! ([`balance`]) and split horizon ([`snapshot::view`]) are pure functions. Each is written once, and the data path, xDS,
 //! the commands `explain` and `horizon`, and the tests all call it.
 //!
 //! ```text
-//!  registries ─Change─▶ aggregator ─Snapshot, Delta─▶ world ──Reader──▶ dataplane, discovery
-//!  (config, files)          ▲                                           │
-//!                           └── config ◀── file, SIGHUP, POST           └──▶ telemetry
+//!  registries ──Change──▶ aggregator ──Snapshot, Delta──▶ world ──Reader──▶ dataplane, xds, dns, peer
+//!  (files, etcd,              ▲                                             │
+//!   kubernetes, peer)         └── config ◀── file, SIGHUP, POST             └──▶ telemetry
 //! ```
 //!
-//! A module imports only modules of the lines above its own in this table; `tests/architecture.rs` checks that.
+//! Each folder of `src/` is a crate `isthmus-NAME`, whose `lib.rs` begins with a description of its files. A crate can import
+//! only the crates that its `Cargo.toml` names, so the compiler keeps this table; every arrow points upwards.
 //!
-//! | layer | module | owns |
+//! | crate | owns | imports |
 //! |---|---|---|
-//! | 0 | [`model`] | the field's nouns as values |
-//! | 0 | [`api`] | the values of the admin API, for server, commands and pages |
-//! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers, PROXY headers |
-//! | 0 | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol |
-//! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
-//! | 1 | [`telemetry`] | events → metrics, access log, failures, spans; the log writer |
-//! | 2 | [`balance`] | the choice among candidates, and its odds |
-//! | 2 | [`world`] | publisher and readers of snapshots |
-//! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
-//! | 2 | [`net`] | sockets, spare sockets, pipes, timers, fair shares and limits of connections, own addresses, task scopes, file watching, backoff |
-//! | 3 | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain |
-//! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
-//! | 4 | [`aggregator`] | registries, name resolution, the one maker of snapshots |
-//! | 4 | [`discovery`] | xDS: endpoints as seen from each client's network; DNS: names, virtual addresses; links with peers |
-//! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
-//! | 5 | [`config`] | the file → checked `Config` |
-//! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP, notices to the service manager |
+//! | [`model`] | the field's nouns as values | – |
+//! | [`api`] | the values of the admin API, for server, commands and pages | – |
+//! | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol | – |
+//! | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers, PROXY headers | model |
+//! | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon | model |
+//! | [`balance`] | the choice among candidates, and its odds | model, snapshot |
+//! | [`world`] | publisher and readers of snapshots | snapshot |
+//! | [`document`] | YAML with positions, readers, the `services:` list | model, snapshot |
+//! | [`tasks`] | task scopes, background threads, newest values, backoff, throttles, timers | – |
+//! | [`files`] | reading, watching and replacing files | tasks |
+//! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | model, api |
+//! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | model, tasks, telemetry |
+//! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
+//! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams | wire, balance, world, tls |
+//! | [`xds`] | endpoints as seen from each client's network | world, tls, proto |
+//! | [`dns`] | names, virtual addresses | world, tls |
+//! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |
+//! | `kubernetes` | registries in Kubernetes (an optional crate) | aggregator |
+//! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |
+//! | [`config`] | the file → checked `Config` | xds, dns, peer |
+//! | [`admin`] | HTTP API, dashboard, readiness, explain, horizon | dataplane, config, api |
+//! | [`app`] | composition, spans over OTLP, notices to the service manager | all above |
+//! | [`console`] | the client of the admin API, output and failures of commands | api |
+//! | [`convert`] | configs of other programs as drafts of ours | console, document |
+//! | [`demo`] | the demo: networks of real processes that measure and check | console, tls |
+//! | [`cli`] | the commands | all above |
+//!
+//! The last column leaves out what an import leads to by its own row. `tests/architecture.rs` keeps what the compiler cannot:
+//! no clock, socket or randomness in `model`, `wire`, `api`, `snapshot` and `balance`, and no circle among the files of a crate.
 
-pub mod admin;
-pub mod aggregator;
-pub mod api;
-pub mod app;
-pub mod balance;
-pub mod cli;
-pub mod config;
-pub mod dataplane;
-pub mod discovery;
-pub mod document;
-pub mod model;
-pub mod net;
-pub mod proto;
-pub mod snapshot;
-pub mod telemetry;
-pub mod tls;
-pub mod wire;
-pub mod world;
+pub use isthmus_admin as admin;
+pub use isthmus_aggregator as aggregator;
+pub use isthmus_api as api;
+pub use isthmus_app as app;
+pub use isthmus_balance as balance;
+pub use isthmus_cli as cli;
+pub use isthmus_config as config;
+pub use isthmus_console as console;
+pub use isthmus_convert as convert;
+pub use isthmus_dataplane as dataplane;
+pub use isthmus_demo as demo;
+pub use isthmus_dns as dns;
+pub use isthmus_document as document;
+pub use isthmus_files as files;
+#[cfg(feature = "kubernetes")]
+pub use isthmus_kubernetes as kubernetes;
+pub use isthmus_model as model;
+pub use isthmus_net as net;
+pub use isthmus_peer as peer;
+pub use isthmus_proto as proto;
+pub use isthmus_snapshot as snapshot;
+pub use isthmus_tasks as tasks;
+pub use isthmus_telemetry as telemetry;
+pub use isthmus_tls as tls;
+pub use isthmus_wire as wire;
+pub use isthmus_world as world;
+pub use isthmus_xds as xds;

@@ -1,6 +1,8 @@
-//! The test of the layers. It reads every file of `src/`, determines its imports (`use`, re-exports, paths in code, `super::`
-//! resolved), and compares the imports between top-level modules with [`LAYERS`]. The files of one module must not import each
-//! other in a circle. Comments and strings never count; items under `#[cfg(test)]` may import anything.
+//! What the compiler cannot check about the layout of `src/`: that the pure crates have no clock, socket or randomness, that the
+//! files of a crate do not import each other in a circle, rules on names and headers, and that the map in `src/lib.rs` is true.
+//!
+//! The test reads every file of `src/` and determines its imports (`use`, re-exports, paths in code, `super::` resolved). Comments
+//! and strings never count; items under `#[cfg(test)]` may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,107 +11,16 @@ use std::path::Path;
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Attribute, ImplItemFn, ItemFn, ItemMod, ItemUse, Meta, UseTree};
+use syn::{Attribute, ImplItemFn, ItemFn, ItemMod, ItemUse, Meta, MetaList, UseTree};
 
-/// A top-level module, and the modules that it may import. A row may import only from rows above it.
-struct Layer {
-    module: &'static str,
-    purity: Purity,
-    imports: Imports,
-}
+/// The crates that only compute from their arguments: no runtime, sockets, clocks, randomness, files or environment.
+const PURE: &[&str] = &["model", "wire", "api", "snapshot", "balance"];
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Purity {
-    /// The module only computes from its arguments: no runtime, sockets, clocks, randomness, files or environment.
-    Pure,
-    Effects,
-}
-
-enum Imports {
-    These(&'static [&'static str]),
-    /// The module may import everything from the named modules. From the other modules in rows above it, it may import only
-    /// types whose names end with `Options`, and the paths in [`OPTIONS`].
-    AndOptions(&'static [&'static str]),
-    AllAbove,
-    /// All rows above, below and beside: the composition root.
-    All,
-}
-
-use Imports::{All, AllAbove, AndOptions, These};
-use Purity::{Effects, Pure};
-
-const fn layer(module: &'static str, purity: Purity, imports: Imports) -> Layer {
-    Layer { module, purity, imports }
-}
-
-const LAYERS: &[Layer] = &[
-    layer("model", Pure, These(&[])),
-    // `wire` imports `model` for the values that it parses and for the reasons that become alerts.
-    layer("wire", Pure, These(&["model"])),
-    // `api` defines the JSON of the admin API. The server writes this JSON, and the clients read it. `api` does not depend on
-    // the modules whose values it shows.
-    layer("api", Pure, These(&[])),
-    layer("proto", Effects, These(&[])),
-    layer("snapshot", Pure, These(&["model"])),
-    // `telemetry` imports `api`, because a connection has the same members in the access log as in the API.
-    layer("telemetry", Effects, These(&["model", "api"])),
-    layer("balance", Pure, These(&["model", "snapshot"])),
-    layer("world", Effects, These(&["model", "snapshot"])),
-    layer("document", Effects, These(&["model", "snapshot"])),
-    layer("net", Effects, These(&["model", "telemetry"])),
-    layer("tls", Effects, These(&["model", "telemetry", "net", "proto"])),
-    layer(
-        "dataplane",
-        Effects,
-        These(&["model", "wire", "snapshot", "balance", "world", "telemetry", "net", "tls"]),
-    ),
-    layer(
-        "aggregator",
-        Effects,
-        These(&["model", "snapshot", "world", "document", "telemetry", "net", "tls", "proto"]),
-    ),
-    layer(
-        "discovery",
-        Effects,
-        These(&["model", "wire", "snapshot", "world", "telemetry", "net", "tls", "proto"]),
-    ),
-    layer("config", Effects, AndOptions(&["model", "snapshot", "document", "net"])),
-    layer("admin", Effects, AllAbove),
-    layer("app", Effects, All),
-    layer("cli", Effects, All),
-    layer("main", Effects, All),
-];
-
-/// Paths below the crate's root that count as `Options` although they have other names.
-const OPTIONS: &[&str] = &[
-    "aggregator::spec::RegistryKind",
-    "aggregator::spec::RegistrySpec",
-    "aggregator::etcd::spec::EtcdSpec",
-    "aggregator::etcd::spec::Login",
-    "aggregator::etcd::spec::PREFIX",
-    "aggregator::kubernetes::spec",
-    "aggregator::peer::spec::PeerSpec",
-    "discovery::ClientRule",
-    "discovery::peer::enrolled::Dialling",
-    "discovery::peer::enrolled::EnrolledLink",
-    "discovery::peer::options::LinkOptions",
-    "discovery::peer::options::Stored",
-    "telemetry::access_log::AccessLog",
-    "telemetry::access_log::Format",
-    "telemetry::access_log::Sink",
-    "tls::client::CertificateFiles",
-    "tls::client::Files",
-    "tls::roots::PeerTrust",
-    "tls::source::IstioCa",
-    "tls::source::Source",
-    "tls::source::TrustFile",
-];
-
-/// Imports between files of one module that close a circle and are tolerated. The test fails if an entry is not needed, so the
+/// Imports between files of one crate that close a circle and are tolerated. The test fails if an entry is not needed, so the
 /// list can only become shorter.
 const KNOWN_CIRCLES: &[(&str, &str)] = &[];
 
-/// Paths, as consecutive segments, that a pure layer must not use.
+/// Paths, as consecutive segments, that a pure crate must not use.
 const FORBIDDEN_PATHS: &[&[&str]] = &[
     &["tokio"],
     &["mio"],
@@ -128,7 +39,7 @@ const FORBIDDEN_PATHS: &[&[&str]] = &[
     &["std", "os"],
 ];
 
-/// Types that a pure layer must not use, however they are imported. Types of addresses are allowed.
+/// Types that a pure crate must not use, however they are imported. Types of addresses are allowed.
 const FORBIDDEN_TYPES: &[&str] = &[
     "TcpStream",
     "TcpListener",
@@ -145,20 +56,13 @@ const FORBIDDEN_MODULES: &[&str] =
     &["util", "utils", "common", "types", "manager", "managers", "helper", "helpers", "misc"];
 
 #[test]
-fn every_import_follows_the_layers() {
+fn every_file_follows_the_rules() {
     let report = judge(&sources());
     assert!(report.violations.is_empty(), "\n{}", lines(&report.violations));
 }
 
 #[test]
-fn no_import_cycle_exists_among_the_modules() {
-    let edges = judge(&sources()).edges;
-    assert_eq!(cycle(&edges), None);
-    assert!(edges.contains(&edge("snapshot", "model")), "the reader sees no edges: {edges:?}");
-}
-
-#[test]
-fn no_import_cycle_exists_among_the_files_of_a_module() {
+fn no_import_cycle_exists_among_the_files_of_a_crate() {
     let mut edges = judge(&sources()).file_edges;
     for (from, to) in KNOWN_CIRCLES {
         assert!(edges.remove(&edge(from, to)), "{from} does not import {to}: strike it off the list");
@@ -170,61 +74,47 @@ fn no_import_cycle_exists_among_the_files_of_a_module() {
     );
 }
 
+/// Each crate has a row in the map; the row names only crates above it, which the manifest depends on; and what the manifest
+/// depends on is named in the row or in the rows of what it names.
 #[test]
-fn the_table_itself_points_only_upwards() {
-    for (at, row) in LAYERS.iter().enumerate() {
-        let (These(imports) | AndOptions(imports)) = row.imports else { continue };
-        for import in imports {
-            let above = LAYERS[..at].iter().any(|layer| layer.module == *import);
-            assert!(above, "{} may import {import}, which is not above it", row.module);
+fn the_map_shows_the_arrows_of_the_manifests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let map = fs::read_to_string(root.join("lib.rs")).expect("the map");
+    let mut reachable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for row in map.lines().filter(|line| line.starts_with("//! | [`") || line.starts_with("//! | `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let name = cells[1].trim_matches(['[', ']', '`']).to_owned();
+        let depends = dependencies(&root.join(&name));
+        let named: BTreeSet<String> = match cells[3] {
+            "all above" => reachable.keys().cloned().collect(),
+            other => other.split(", ").filter(|name| *name != "–").map(str::to_owned).collect(),
+        };
+        let mut all = named.clone();
+        for import in &named {
+            let above = reachable.get(import).unwrap_or_else(|| panic!("{name}: {import} is not above it"));
+            assert!(
+                cells[3] == "all above" || depends.contains(import),
+                "{name} does not depend on {import}"
+            );
+            all.extend(above.iter().cloned());
         }
+        let unnamed: Vec<_> = depends.difference(&all).collect();
+        assert!(unnamed.is_empty(), "{name} depends on {unnamed:?}, which its row does not lead to");
+        reachable.insert(name, all);
     }
+    let folders = fs::read_dir(&root).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let crates = folders.filter(|path| path.is_dir()).map(|path| path.file_name().map(ToOwned::to_owned));
+    let crates: BTreeSet<_> =
+        crates.map(|name| name.expect("a name").into_string().expect("UTF-8")).collect();
+    assert_eq!(reachable.into_keys().collect::<BTreeSet<_>>(), crates);
 }
 
-#[test]
-fn upward_imports_are_reported_at_their_line() {
-    let upward = |path: &str, text: &str| {
-        let report = judge(&made_up(&[(path, text)]));
-        lines(&report.violations)
-    };
-    for (path, text) in [
-        ("src/model/name.rs", "//! x\nuse std::fmt;\nuse crate::snapshot::Policy;\n"),
-        ("src/model/name.rs", "//! x\n\nuse crate::{model::place, snapshot::Policy};\n"),
-        ("src/model/name.rs", "//! x\nuse crate::{\n    snapshot::Policy,\n};\n"),
-        ("src/model/name.rs", "//! x\n\nuse super::super::snapshot::Policy;\n"),
-        ("src/model/mod.rs", "//! x\n\nuse super::snapshot;\n"),
-        ("src/model.rs", "//! x\nmod inner {\n    use super::super::{snapshot::*};\n}\n"),
-        ("src/model/mod.rs", "//! x\n\npub use crate::snapshot::Policy;\n"),
-        ("src/model/mod.rs", "//! x\n/* \" */\npub(crate) use self::super::snapshot::Policy as P;\n"),
-        ("src/model/name.rs", "//! x\nconst C: char = '\"';\nfn f(p: &crate::snapshot::Policy) {}\n"),
-        ("src/model/name.rs", "//! x\nconst S: &str = r#\"\"\"#;\nfn f() { super::super::snapshot::f() }\n"),
-        ("src/model/name.rs", "//! x\nmacro_rules! m { () => {\n$crate::snapshot::f() } }\n"),
-    ] {
-        let found = upward(path, text);
-        assert!(
-            found.starts_with(&format!("{path}:3: `model` may not import `snapshot`")),
-            "{text}: {found:?}"
-        );
-    }
-    for text in [
-        "//! x\n\nuse crate::*;\n",
-        "//! x\n\nuse crate as root;\n",
-        "//! x\n\nuse crate::{self as root};\n",
-        "//! x\n\nuse super::super::Policy;\n",
-    ] {
-        let found = upward("src/model/name.rs", text);
-        assert!(found.starts_with("src/model/name.rs:3: "), "{text}: {found:?}");
-    }
-}
-
-#[test]
-fn a_re_export_at_the_root_opens_no_way_around() {
-    let report = judge(&made_up(&[
-        ("src/lib.rs", "//! x\npub mod model;\npub mod net;\npub use net::Thing;\n"),
-        ("src/net/mod.rs", "//! x\npub struct Thing;\n"),
-        ("src/model/mod.rs", "//! x\nuse crate::Thing;\n"),
-    ]));
-    assert_eq!(lines(&report.violations), "src/model/mod.rs:2: `crate::Thing` is no module of the table\n");
+/// Returns the crates of ours that a crate depends on, but for its tests.
+fn dependencies(folder: &Path) -> BTreeSet<String> {
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
+    let section = manifest.split("\n[").find_map(|section| section.strip_prefix("dependencies]"));
+    let names = section.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("isthmus-"));
+    names.map(|rest| rest.split(['.', ' ']).next().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]
@@ -244,24 +134,15 @@ fn what_is_allowed_is_not_reported() {
              pub(crate) fn f() { super::place::g(); self::h::<u8>() }\n\
              #[cfg(test)]\nmod tests {\n    use crate::snapshot::Policy;\n    use tokio::net::TcpStream;\n}\n",
         ),
-        ("src/model/mod.rs", "//! x\nmod name;\n#[cfg(test)]\nmod tests;\n"),
-        ("src/model/tests.rs", "//! x\nuse crate::dataplane::peek;\nuse std::fs;\n"),
-        (
-            "src/config/mod.rs",
-            "//! x\nuse crate::{model::name, dataplane::Options, telemetry::access_log::Format::Json};\n\
-             use crate::telemetry::access_log::Writer;\n",
-        ),
-        ("src/main.rs", "//! x\nfn main() { isthmus::cli::run() }\n"),
+        ("src/model/lib.rs", "//! x\nmod name;\n#[cfg(test)]\nmod tests;\n"),
+        ("src/model/tests.rs", "//! x\nuse isthmus_dataplane::peek;\nuse std::fs;\n"),
+        ("src/main.rs", "//! x\nfn main() { isthmus_cli::main() }\n"),
     ]));
-    assert_eq!(
-        lines(&report.violations),
-        "src/config/mod.rs:3: `config` may not import `telemetry` (crate::telemetry::access_log::Writer)\n"
-    );
-    assert!(report.edges.contains(&edge("main", "cli")));
+    assert_eq!(lines(&report.violations), "");
 }
 
 #[test]
-fn forbidden_words_are_reported_at_their_line_in_pure_layers_only() {
+fn forbidden_words_are_reported_at_their_line_in_pure_crates_only() {
     for (line, found) in [
         ("use tokio::sync::mpsc;", "`tokio`"),
         ("use std::net::{IpAddr, TcpStream};", "`TcpStream`"),
@@ -276,10 +157,10 @@ fn forbidden_words_are_reported_at_their_line_in_pure_layers_only() {
         ("fn f() { std::fs::read(\"x\"); }", "`std::fs`"),
     ] {
         let text = format!("//! x\n\n\n{line}\n");
-        for module in ["model", "wire", "snapshot", "balance"] {
-            let path = format!("src/{module}/x.rs");
+        for owner in PURE {
+            let path = format!("src/{owner}/x.rs");
             let violations = lines(&judge(&made_up(&[(&path, &text)])).violations);
-            let expected = format!("{path}:4: {found} has no place in `{module}`");
+            let expected = format!("{path}:4: {found} has no place in `{owner}`");
             assert!(violations.starts_with(&expected), "{line}: {violations:?}");
         }
         let violations = judge(&made_up(&[("src/net/x.rs", &text)])).violations;
@@ -296,12 +177,10 @@ fn house_rules_on_names_headers_and_unsafe_are_reported() {
         ("src/net/bare.rs", "use std::fmt;\n"),
         ("src/net/sharp.rs", "//! x\n#[cfg(test)]\nmod tests {\n    fn f() { unsafe { g() } }\n}\n"),
         ("src/net/moved.rs", "//! x\n#[path = \"elsewhere.rs\"]\nmod elsewhere;\n"),
-        ("src/attic/mod.rs", "//! x\n"),
     ]));
     assert_eq!(
         lines(&report.violations),
-        "src/attic/mod.rs:1: module `attic` is not in the table of layers\n\
-         src/net/bare.rs:1: the file does not open with `//!`\n\
+        "src/net/bare.rs:1: the file does not open with `//!`\n\
          src/net/dial.rs:2: a module named `common` says nothing of what it owns\n\
          src/net/helpers/mod.rs:1: a module named `helpers` says nothing of what it owns\n\
          src/net/moved.rs:2: `#[path]` hides where a module is\n\
@@ -311,21 +190,10 @@ fn house_rules_on_names_headers_and_unsafe_are_reported() {
 }
 
 #[test]
-fn a_cycle_between_modules_is_found() {
-    let report = judge(&made_up(&[
-        ("src/app/mod.rs", "//! x\nuse crate::cli::Command;\n"),
-        ("src/cli/mod.rs", "//! x\nfn f() { crate::admin::g(); crate::app::run() }\n"),
-        ("src/admin/mod.rs", "//! x\nuse crate::model::name;\n"),
-    ]));
-    assert!(report.violations.is_empty(), "{}", lines(&report.violations));
-    assert_eq!(cycle(&report.edges).as_deref(), Some("app → cli → app"));
-}
-
-#[test]
-fn a_cycle_between_files_of_one_module_is_found() {
+fn a_cycle_between_files_of_one_crate_is_found() {
     let one = ("src/net/one.rs", "//! x\nuse super::two::parts::Part;\n");
     let two = ("src/net/two/mod.rs", "//! x\nmod parts;\nfn f() { parts::g() }\n");
-    let back = ("src/net/two/parts.rs", "//! x\nuse super::Whole;\nfn g() { vec![crate::net::one::h()]; }\n");
+    let back = ("src/net/two/parts.rs", "//! x\nuse super::Whole;\nfn g() { vec![crate::one::h()]; }\n");
     let planted = judge(&made_up(&[one, two, back]));
     assert_eq!(
         cycle(&planted.file_edges).as_deref(),
@@ -346,9 +214,7 @@ type Edges = BTreeSet<(String, String)>;
 #[derive(Default)]
 struct Report {
     violations: BTreeSet<Violation>,
-    /// Pairs of an importing and an imported module.
-    edges: Edges,
-    /// Pairs of an importing and an imported file of the same module. The use of an enclosing file by a nested one does not
+    /// Pairs of an importing and an imported file of the same crate. The use of an enclosing file by a nested one does not
     /// count, because both are parts of one thing.
     file_edges: Edges,
 }
@@ -383,26 +249,22 @@ fn judge(sources: &Sources) -> Report {
         for line in &file.path_attributes {
             report.add(file, *line, "`#[path]` hides where a module is".to_owned());
         }
-        if file.owner() == "lib" {
+        if file.module.is_empty() {
             continue;
         }
-        let Some(at) = LAYERS.iter().position(|layer| layer.module == file.owner()) else {
-            report.add(file, 1, format!("module `{}` is not in the table of layers", file.owner()));
-            continue;
-        };
         for path in &file.paths {
-            judge_path(file, at, path, &mut report);
+            judge_path(file, path, &mut report);
             report.file_edges.extend(file_edge(file, path, &modules));
         }
     }
     report
 }
 
-/// Returns the edge to another file of the same module, if the path leads to a file that does not enclose `file`.
+/// Returns the edge to another file of the same crate, if the path leads to a file that does not enclose `file`.
 fn file_edge(file: &File, path: &PathUse, modules: &BTreeSet<&[String]>) -> Option<(String, String)> {
     let inside = path.inside_crate(file)?;
     let target = (1..=inside.len()).rev().map(|n| &inside[..n]).find(|target| modules.contains(target))?;
-    let is_elsewhere = target[0] == file.owner() && !file.module.starts_with(target);
+    let is_elsewhere = !file.module.starts_with(target);
     is_elsewhere.then(|| edge(&file.module.join("::"), &target.join("::")))
 }
 
@@ -424,44 +286,22 @@ fn judge_house_rules(file: &File, report: &mut Report) {
     }
 }
 
-fn judge_path(file: &File, at: usize, path: &PathUse, report: &mut Report) {
-    let layer = &LAYERS[at];
-    let owner = layer.module;
-    let Some(inside) = path.inside_crate(file) else {
-        if layer.purity == Pure
-            && let Some(word) = path.forbidden()
-        {
-            report.add(file, path.line, format!("{word} has no place in `{owner}`"));
+fn judge_path(file: &File, path: &PathUse, report: &mut Report) {
+    let owner = file.owner();
+    match path.inside_crate(file) {
+        Some(inside) if inside.get(1).is_none_or(|name| matches!(name.as_str(), "*" | "self")) => {
+            report.add(
+                file,
+                path.line,
+                "the crate's root is imported whole, which hides what is used".to_owned(),
+            );
         }
-        return;
-    };
-    let target = inside.first().map_or("*", String::as_str);
-    if matches!(target, "*" | "self") {
-        let text = "the crate's root is imported whole, which hides what is used".to_owned();
-        return report.add(file, path.line, text);
-    }
-    if target == owner {
-        return;
-    }
-    let spelled = format!("crate::{}", inside.join("::"));
-    let Some(target_at) = LAYERS.iter().position(|layer| layer.module == target) else {
-        return report.add(file, path.line, format!("`{spelled}` is no module of the table"));
-    };
-    let above = target_at < at;
-    let allowed = match layer.imports {
-        These(modules) => modules.contains(&target),
-        AndOptions(modules) => {
-            let spelled = inside.join("::");
-            let listed = |option: &&str| spelled == **option || spelled.starts_with(&format!("{option}::"));
-            let options = inside.iter().any(|name| name.ends_with("Options")) || OPTIONS.iter().any(listed);
-            modules.contains(&target) || (above && options)
+        None if PURE.contains(&owner) => {
+            if let Some(word) = path.forbidden() {
+                report.add(file, path.line, format!("{word} has no place in `{owner}`"));
+            }
         }
-        AllAbove => above,
-        All => true,
-    };
-    report.edges.insert(edge(owner, target));
-    if !allowed {
-        report.add(file, path.line, format!("`{owner}` may not import `{target}` ({spelled})"));
+        _ => {}
     }
 }
 
@@ -471,7 +311,7 @@ impl Report {
     }
 }
 
-/// Returns the modules on a cycle, if there is one.
+/// Returns the files on a cycle, if there is one.
 fn cycle(edges: &Edges) -> Option<String> {
     fn visit(
         node: &str,
@@ -500,7 +340,7 @@ fn cycle(edges: &Edges) -> Option<String> {
 /// The declarations, imports and attributes of one source file.
 struct File {
     path: String,
-    /// The module path of the file in the crate: `src/a/b.rs` is `[a, b]`, `src/lib.rs` is `[]`.
+    /// The crate and the module of the file: `src/a/b.rs` is `[a, b]`, `src/a/lib.rs` is `[a]`, `src/lib.rs` is `[]`.
     module: Vec<String>,
     has_header: bool,
     paths: Vec<PathUse>,
@@ -522,19 +362,18 @@ struct PathUse {
 }
 
 impl PathUse {
-    /// Returns the path below the crate's root, or `None` if it leads elsewhere.
+    /// Returns the crate and the path below its root, or `None` if it leads elsewhere.
     fn inside_crate(&self, file: &File) -> Option<Vec<String>> {
         let mut at: Vec<String> = file.module.iter().chain(&self.inline).cloned().collect();
         let first = self.segments[0].as_str();
         let rest = match first {
             "crate" => &self.segments[1..],
-            "isthmus" if file.owner() == "main" => &self.segments[1..],
             "self" | "super" => &self.segments[..],
             child if self.inline.is_empty() && file.children.contains(child) => &self.segments[..],
             _ => return None,
         };
         if rest.len() < self.segments.len() {
-            at.clear();
+            at.truncate(1);
         }
         for (depth, segment) in rest.iter().enumerate() {
             match segment.as_str() {
@@ -558,13 +397,9 @@ impl PathUse {
 }
 
 impl File {
-    /// Returns the name of the file's row in the table of layers.
+    /// Returns the name of the file's crate; `""` for the crate of the program.
     fn owner(&self) -> &str {
-        match self.path.as_str() {
-            "src/lib.rs" => "lib",
-            "src/main.rs" => "main",
-            _ => self.module.first().map_or("lib", String::as_str),
-        }
+        self.module.first().map_or("", String::as_str)
     }
 
     fn read(path: &str, text: &str) -> Self {
@@ -702,11 +537,19 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
-/// Returns true if one of the attributes is `#[cfg(test)]`.
+/// Returns true if one of the attributes is `#[cfg(test)]`, alone or as one of the alternatives.
 fn is_test(attributes: &[Attribute]) -> bool {
+    let names_test = |list: &MetaList| has_word(list.tokens.clone(), "test");
     attributes.iter().any(|attribute| {
-        attribute.path().is_ident("cfg")
-            && attribute.parse_args::<syn::Path>().is_ok_and(|condition| condition.is_ident("test"))
+        attribute.path().is_ident("cfg") && attribute.meta.require_list().is_ok_and(names_test)
+    })
+}
+
+fn has_word(tokens: TokenStream, word: &str) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => ident == word,
+        TokenTree::Group(group) => has_word(group.stream(), word),
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
     })
 }
 
@@ -727,7 +570,7 @@ fn line(ident: &Ident) -> usize {
 fn module_of(path: &str) -> Vec<String> {
     let inner = path.strip_prefix("src/").unwrap_or(path);
     let inner = inner.strip_suffix(".rs").unwrap_or(inner);
-    let inner = inner.strip_suffix("/mod").unwrap_or(inner);
+    let inner = inner.strip_suffix("/mod").or_else(|| inner.strip_suffix("/lib")).unwrap_or(inner);
     match inner {
         "lib" | "main" => Vec::new(),
         _ => inner.split('/').map(str::to_owned).collect(),

@@ -6,13 +6,13 @@ use tokio::sync::watch;
 
 use super::problems::{Code, Problem};
 use super::readiness::Gate;
-use crate::api::certificate::Certificate;
-use crate::api::status::IdentitySource;
-use crate::config::Config;
-use crate::telemetry::clock::rfc3339;
-use crate::tls::context::NodeContext;
-use crate::tls::files;
-use crate::tls::status::{CERTIFICATE, SourceStatus, trust_of};
+use isthmus_api::certificate::Certificate;
+use isthmus_api::status::IdentitySource;
+use isthmus_config::Config;
+use isthmus_telemetry::clock::rfc3339;
+use isthmus_tls::context::NodeContext;
+use isthmus_tls::files;
+use isthmus_tls::status::{CERTIFICATE, SourceStatus, trust_of};
 
 /// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the config.
 /// Blocks.
@@ -157,11 +157,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::identity::TrustDomain;
-    use crate::net::latest::LatestWriter;
-    use crate::tls::certificate::Certificate as Own;
-    use crate::tls::development::Authority;
-    use crate::tls::server::provider;
+    use isthmus_model::identity::TrustDomain;
+    use isthmus_tasks::latest::LatestWriter;
+    use isthmus_tls::certificate::Certificate as Own;
+    use isthmus_tls::development::Authority;
+    use isthmus_tls::server::provider;
 
     #[test]
     fn a_certificate_that_is_not_valid_yet_is_a_problem_and_the_gateway_is_not_ready() {

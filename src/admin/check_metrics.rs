@@ -1,7 +1,7 @@
 //! The metrics of health checks, computed from the state of the checks at each scrape, so that a removed service has no sample.
 
-use crate::dataplane::checks::Summary;
-use crate::telemetry::exposition::{Exposition, Kind};
+use isthmus_dataplane::checks::Summary;
+use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The metric for the health of a service's or route's endpoints.
 pub const METRIC: &str = "isthmus_endpoint_healthy";

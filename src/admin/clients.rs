@@ -1,11 +1,11 @@
 //! The clients of the xDS server, in the form of the API.
 
-use crate::api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
-use crate::discovery::xds::kind::Kind;
-use crate::discovery::xds::session::Protocol;
-use crate::discovery::xds::status::{ClientStatus, Clients, TypeStatus};
-use crate::snapshot::view::ClientKind;
-use crate::telemetry::clock::rfc3339;
+use isthmus_api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
+use isthmus_snapshot::view::ClientKind;
+use isthmus_telemetry::clock::rfc3339;
+use isthmus_xds::kind::Kind;
+use isthmus_xds::session::Protocol;
+use isthmus_xds::status::{ClientStatus, Clients, TypeStatus};
 
 /// Returns one object for each stream, oldest first.
 pub fn clients(clients: &Clients) -> Vec<Client> {

@@ -6,9 +6,9 @@ mod html;
 mod map;
 mod sections;
 
-use crate::api::explanation::Explanation;
-use crate::api::overview::Overview;
 use html::Html;
+use isthmus_api::explanation::Explanation;
+use isthmus_api::overview::Overview;
 
 /// The style sheet.
 pub const STYLE: &str = include_str!("dashboard/style.css");

@@ -5,16 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::explain::last_failure;
-use crate::api::endpoint::Endpoint as Shown;
-use crate::balance::Availability;
-use crate::dataplane::upstreams::{EndpointState, Upstreams};
-use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
-use crate::snapshot::Snapshot;
-use crate::snapshot::candidates::EndpointKey;
-use crate::snapshot::policy::{Route, RouteEndpoint, RouteTarget};
-use crate::snapshot::routes::addresses;
-use crate::snapshot::service_view::{Part, ServiceView, network_of};
-use crate::telemetry::clock::rfc3339;
+use isthmus_api::endpoint::Endpoint as Shown;
+use isthmus_balance::Availability;
+use isthmus_dataplane::upstreams::{EndpointState, Upstreams};
+use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::EndpointKey;
+use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteTarget};
+use isthmus_snapshot::routes::addresses;
+use isthmus_snapshot::service_view::{Part, ServiceView, network_of};
+use isthmus_telemetry::clock::rfc3339;
 
 /// Returns the endpoints of all services, in order of host name, followed by the endpoints of routes.
 pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Vec<Shown> {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Sources;
-use crate::api::peer::{Invitation, Token, WrittenLink};
-use crate::discovery::peer::enrolled::{EnrolledLink, GatewayAddress};
-use crate::discovery::peer::invitations::{Existing, Keeping, Terms};
-use crate::document::scalar;
-use crate::snapshot::policy::ListenerProtocol;
+use isthmus_api::peer::{Invitation, Token, WrittenLink};
+use isthmus_document::scalar;
+use isthmus_peer::enrolled::{EnrolledLink, GatewayAddress};
+use isthmus_peer::invitations::{Existing, Keeping, Terms};
+use isthmus_snapshot::policy::ListenerProtocol;
 
 /// The default validity of an invitation.
 const VALID: Duration = Duration::from_secs(15 * 60);

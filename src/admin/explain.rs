@@ -5,26 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::limits::{Counters, Said, of_gateway, of_service, of_source};
-use crate::api;
-use crate::balance::{Ask, Idle, Load, choose, health_text, odds};
-use crate::dataplane::upstreams::{EndpointState, Looking, Upstreams};
-use crate::model::alpn::Protocols;
-use crate::model::authority::Authority;
-use crate::model::endpoint::{Encapsulation, ProxyVersion};
-use crate::model::identity::Identity;
-use crate::model::reason::Reason;
-use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{
+use isthmus_api as api;
+use isthmus_balance::{Ask, Idle, Load, choose, health_text, odds};
+use isthmus_dataplane::upstreams::{EndpointState, Looking, Upstreams};
+use isthmus_model::alpn::Protocols;
+use isthmus_model::authority::Authority;
+use isthmus_model::endpoint::{Encapsulation, ProxyVersion};
+use isthmus_model::identity::Identity;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::admit::{
     Admission, AdmissionRequest, Requested, RouteMatch, Trace, admit, admit_source,
 };
-use crate::snapshot::candidates::{Candidates, EndpointKey};
-use crate::snapshot::missing::missing_for;
-use crate::snapshot::near::near;
-use crate::snapshot::omitted::{self, Omitted};
-use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
-use crate::telemetry::clock::rfc3339;
-use crate::wire::alert::Alert;
-use crate::wire::connect::status_of;
+use isthmus_snapshot::candidates::{Candidates, EndpointKey};
+use isthmus_snapshot::missing::missing_for;
+use isthmus_snapshot::near::near;
+use isthmus_snapshot::omitted::{self, Omitted};
+use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
+use isthmus_telemetry::clock::rfc3339;
+use isthmus_wire::alert::Alert;
+use isthmus_wire::connect::status_of;
 
 /// The parameters of an explanation.
 #[derive(Clone, Debug, Default)]

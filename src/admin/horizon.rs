@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use num_bigint::BigUint;
 use serde_json::Number;
 
-use crate::api;
-use crate::document::nearest::nearest;
-use crate::model::endpoint::Health;
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::Snapshot;
-use crate::snapshot::near::near;
-use crate::snapshot::service_view::{PortView, ServiceView};
-use crate::snapshot::view::{
+use isthmus_api as api;
+use isthmus_document::nearest::nearest;
+use isthmus_model::endpoint::Health;
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::near::near;
+use isthmus_snapshot::service_view::{PortView, ServiceView};
+use isthmus_snapshot::view::{
     Assignment, ClientKind, Entry, EntryKind, Excluded, Families, Tunnel, Viewer, view,
 };
-use crate::snapshot::weights::Share;
+use isthmus_snapshot::weights::Share;
 
 const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
 /// The precision of fractions: they are rounded to multiples of 1 / `FRACTION`.

@@ -1,7 +1,7 @@
 //! Metrics of the limits in force, so that a dashboard can show the used share of each limit.
 
-use crate::dataplane::handle::EffectiveLimits;
-use crate::telemetry::exposition::{Exposition, Kind};
+use isthmus_dataplane::handle::EffectiveLimits;
+use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The metric with the limits in force.
 pub const METRIC: &str = "isthmus_limit";

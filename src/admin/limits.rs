@@ -3,12 +3,12 @@
 
 use std::net::IpAddr;
 
-use crate::model::reason::Reason;
-use crate::net::admission::Admission;
-use crate::net::admission::services::Services;
-use crate::net::admission::sources::Usage;
-use crate::snapshot::admit::RouteMatch;
-use crate::snapshot::policy::Limits;
+use isthmus_model::reason::Reason;
+use isthmus_net::admission::Admission;
+use isthmus_net::admission::services::Services;
+use isthmus_net::admission::sources::Usage;
+use isthmus_snapshot::admit::RouteMatch;
+use isthmus_snapshot::policy::Limits;
 
 /// The counters of current use that are compared with the limits.
 #[derive(Clone, Copy)]
@@ -116,9 +116,9 @@ fn warning(reason: Reason, who: &str, used: u64, limit: u64, what: &str, key: &s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::limits::{ServiceLimitKey, SourceLimits};
-    use crate::net::admission::Verdict;
-    use crate::net::admission::services::Handles;
+    use isthmus_model::limits::{ServiceLimitKey, SourceLimits};
+    use isthmus_net::admission::Verdict;
+    use isthmus_net::admission::services::Handles;
 
     #[test]
     fn the_use_of_each_limit_is_in_a_step_and_near_the_limit_in_a_warning() {

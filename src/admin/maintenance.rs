@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::Sources;
-use crate::dataplane::withdrawals::{Which, Withdrawal, WithdrawalError};
-use crate::net::background;
-use crate::snapshot::Snapshot;
-use crate::snapshot::candidates::{EndpointKey, service_of};
-use crate::snapshot::dialled::Dialled;
+use isthmus_dataplane::withdrawals::{Which, Withdrawal, WithdrawalError};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::{EndpointKey, service_of};
+use isthmus_snapshot::dialled::Dialled;
+use isthmus_tasks::background;
 
 /// The largest number of endpoints that a message lists.
 const LISTED_MAX: usize = 5;

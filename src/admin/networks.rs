@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::api;
-use crate::model::endpoint::Health;
-use crate::model::place::Network;
-use crate::snapshot::Snapshot;
-use crate::snapshot::networks::GatewayEntry;
-use crate::snapshot::policy::Access;
-use crate::snapshot::service_view::network_of;
-use crate::snapshot::shard::Standing;
+use isthmus_api as api;
+use isthmus_model::endpoint::Health;
+use isthmus_model::place::Network;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::networks::GatewayEntry;
+use isthmus_snapshot::policy::Access;
+use isthmus_snapshot::service_view::network_of;
+use isthmus_snapshot::shard::Standing;
 
 /// Returns one object per gateway, in order of network, then in the order of the file.
 pub fn gateways(snapshot: &Snapshot) -> Vec<api::network::Gateway> {

@@ -10,20 +10,20 @@ use tokio::sync::Mutex;
 
 use super::problems::FAILURES_MIN;
 use super::{Sources, clients, networks, peers, views};
-use crate::api::connection::Connection;
-use crate::api::network::{Gateway, Network};
-use crate::api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
-use crate::api::peer::Peer;
-use crate::api::status::Status;
-use crate::model::endpoint::Health;
-use crate::model::reason::Reason;
-use crate::net::background;
-use crate::snapshot::Snapshot;
-use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
-use crate::snapshot::service_view::AskedBy;
-use crate::telemetry::access_log;
-use crate::telemetry::clock::rfc3339;
-use crate::telemetry::recorder::{Recorder, label};
+use isthmus_api::connection::Connection;
+use isthmus_api::network::{Gateway, Network};
+use isthmus_api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
+use isthmus_api::peer::Peer;
+use isthmus_api::status::Status;
+use isthmus_model::endpoint::Health;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
+use isthmus_snapshot::service_view::AskedBy;
+use isthmus_tasks::background;
+use isthmus_telemetry::access_log;
+use isthmus_telemetry::clock::rfc3339;
+use isthmus_telemetry::recorder::{Recorder, label};
 
 /// The time for which a list of services is reused.
 const FRESH: Duration = Duration::from_secs(1);
@@ -345,8 +345,8 @@ const ROUTE: &str = "route";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::service::PortProtocol;
-    use crate::snapshot::tests::{Mesh, endpoint, port, service, shard};
+    use isthmus_model::service::PortProtocol;
+    use isthmus_snapshot::testing::{Mesh, endpoint, port, service, shard};
 
     fn board(count: usize) -> Board {
         let service = |index: usize| Service { name: format!("s{index}.test"), ..Service::default() };

@@ -2,7 +2,7 @@
 
 use super::Sources;
 use super::peers::{Linked, PeerState};
-use crate::telemetry::exposition::{Exposition, Kind};
+use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 3] = [

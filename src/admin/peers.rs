@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::networks;
-use crate::aggregator::peer::registry::NO_GATEWAY;
-use crate::aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
-use crate::api;
-use crate::api::peer::{Exchanged, PeerDetail};
-use crate::discovery::peer::status::{LinkState, LinkStatus, LinkTable};
-use crate::model::name::HostName;
-use crate::model::place::Network;
-use crate::snapshot::Snapshot;
-use crate::snapshot::networks::NetworkEntry;
-use crate::snapshot::peer::{Peer, is_place_of_peer, place_of};
-use crate::snapshot::policy::Gateway;
-use crate::snapshot::service_view::ServiceView;
-use crate::telemetry::clock::rfc3339;
+use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
+use isthmus_api as api;
+use isthmus_api::peer::{Exchanged, PeerDetail};
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+use isthmus_peer::imports::registry::NO_GATEWAY;
+use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::networks::NetworkEntry;
+use isthmus_snapshot::peer::{Peer, is_place_of_peer, place_of};
+use isthmus_snapshot::policy::Gateway;
+use isthmus_snapshot::service_view::ServiceView;
+use isthmus_telemetry::clock::rfc3339;
 
 /// The largest number of lines in `left_out`, which lists the services that are not exchanged with a peer; further lines are
 /// omitted.
@@ -300,8 +300,8 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::shard::Counts;
-    use crate::snapshot::tests::peer;
+    use isthmus_snapshot::shard::Counts;
+    use isthmus_snapshot::testing::peer;
 
     fn registry(state: RegistryState) -> RegistryStatus {
         RegistryStatus {

@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use tokio::net::TcpStream;
 
 use super::explain::Explanation;
-use crate::api::explanation::Probe;
-use crate::model::reason::Reason;
-use crate::net::socket::dial_reason;
+use isthmus_api::explanation::Probe;
+use isthmus_model::reason::Reason;
+use isthmus_net::socket::dial_reason;
 
 /// The largest number of candidates that are dialled; further ones are not.
 const PROBED_MAX: usize = 32;

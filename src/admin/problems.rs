@@ -9,20 +9,20 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
 use super::peers::{Linked, PeerState};
-use crate::aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
-use crate::api;
-use crate::api::text::lasting;
-use crate::model::name::{HostName, NamePattern};
-use crate::model::service::Withheld;
-use crate::net::channel::cut;
-use crate::snapshot::Snapshot;
-use crate::snapshot::peer::is_place_of_peer;
-use crate::snapshot::policy::RouteTarget;
-use crate::snapshot::service_view::Conflict;
-use crate::telemetry::clock::rfc3339;
-use crate::telemetry::exposition::{Exposition, Kind};
-use crate::telemetry::recorder::Recorder;
 use endpoints::of_endpoints;
+use isthmus_aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
+use isthmus_api as api;
+use isthmus_api::text::lasting;
+use isthmus_model::name::{HostName, NamePattern};
+use isthmus_model::service::Withheld;
+use isthmus_net::channel::cut;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::peer::is_place_of_peer;
+use isthmus_snapshot::policy::RouteTarget;
+use isthmus_snapshot::service_view::Conflict;
+use isthmus_telemetry::clock::rfc3339;
+use isthmus_telemetry::exposition::{Exposition, Kind};
+use isthmus_telemetry::recorder::Recorder;
 
 /// The interval at which the log reports new problems.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);

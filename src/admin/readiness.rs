@@ -1,7 +1,7 @@
 //! Readiness: named gates. The gateway is ready if all of them are open.
 
-use crate::aggregator::status::{RegistryState, Status};
-use crate::model::place::ClusterId;
+use isthmus_aggregator::status::{RegistryState, Status};
+use isthmus_model::place::ClusterId;
 
 use super::ProgramStatus;
 
@@ -63,16 +63,16 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::aggregator::status::RegistryStatus;
-    use crate::dataplane::handle::{DescriptorUses, EffectiveLimits};
-    use crate::snapshot::policy::Limits;
+    use isthmus_aggregator::status::RegistryStatus;
+    use isthmus_dataplane::handle::{DescriptorUses, EffectiveLimits};
+    use isthmus_snapshot::policy::Limits;
 
     #[test]
     fn only_registries_of_the_own_cluster_hold_readiness() {
         let program = ProgramStatus {
             config: PathBuf::new(),
             config_since: SystemTime::UNIX_EPOCH,
-            in_use: crate::admin::InUse(std::sync::Arc::new(|| serde_json::Value::Null)),
+            in_use: crate::InUse(std::sync::Arc::new(|| serde_json::Value::Null)),
             rejected: Vec::new(),
             warnings: Vec::new(),
             restart: Vec::new(),

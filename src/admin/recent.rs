@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::explain::ExplainRequest;
-use crate::api::explanation::RecentFailure;
-use crate::model::record::ConnectionRecord;
-use crate::telemetry::clock::rfc3339;
+use isthmus_api::explanation::RecentFailure;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_telemetry::clock::rfc3339;
 
 /// The largest number of failures that an explanation shows; older failures are omitted.
 const SHOWN_MAX: usize = 20;
@@ -68,8 +68,8 @@ fn is_asked_for(record: &ConnectionRecord, request: &ExplainRequest) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::reason::Reason;
-    use crate::telemetry::access_log::tests::record;
+    use isthmus_model::reason::Reason;
+    use isthmus_model::testing::record;
 
     #[test]
     fn the_failures_of_a_name_and_those_without_a_name_are_counted_by_reason() {

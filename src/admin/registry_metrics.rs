@@ -1,8 +1,8 @@
 //! The metrics of registries (SPEC §15), computed from their status at each scrape, so that a removed registry leaves no
 //! metrics.
 
-use crate::aggregator::status::{RegistryError, RegistryState, RegistryStatus};
-use crate::telemetry::exposition::{Exposition, Kind};
+use isthmus_aggregator::status::{RegistryError, RegistryState, RegistryStatus};
+use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 4] = [

@@ -31,18 +31,18 @@ use super::{
     Command, Sources, check_metrics, clients, endpoints, enrolment, limit_metrics, networks, overview,
     peer_metrics, peers, recent, traces, views,
 };
-use crate::api::connection::Connection;
-use crate::api::trace::{Trace, TracedConnection};
-use crate::dataplane::withdrawals::Withdrawal;
-use crate::model::identity::Identity;
-use crate::model::name::HostName;
-use crate::model::record::ConnectionRecord;
-use crate::model::trace::TraceId;
-use crate::net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
-use crate::net::scope::Scope;
-use crate::telemetry::access_log;
-use crate::telemetry::exposition::Exposition;
-use crate::telemetry::process;
+use isthmus_api::connection::Connection;
+use isthmus_api::trace::{Trace, TracedConnection};
+use isthmus_dataplane::withdrawals::Withdrawal;
+use isthmus_model::identity::Identity;
+use isthmus_model::name::HostName;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_model::trace::TraceId;
+use isthmus_net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::access_log;
+use isthmus_telemetry::exposition::Exposition;
+use isthmus_telemetry::process;
 
 /// The media type of the Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

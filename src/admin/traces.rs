@@ -1,8 +1,8 @@
 //! The connections of a trace, each with the decision that the gateway would make on it at present.
 
 use super::explain::ExplainRequest;
-use crate::model::identity::Identity;
-use crate::model::record::ConnectionRecord;
+use isthmus_model::identity::Identity;
+use isthmus_model::record::ConnectionRecord;
 
 /// The largest number of connections of a trace that are shown, because a client may send the same id with all connections.
 pub(super) const SHOWN_MAX: usize = 32;

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use super::clients::refused;
 use super::problems::{Code, Problem, listed, problems};
 use super::{Sources, endpoints};
-use crate::aggregator::status::{RegistryStatus, Status as AggregatorStatus};
-use crate::api;
-use crate::api::listener::{Exposed, Identities};
-use crate::api::status::Status;
-use crate::dataplane::upstreams::Upstreams;
-use crate::discovery::dns::server::Server as DnsServer;
-use crate::model::mesh_name::MeshName;
-use crate::model::place::ClusterId;
-use crate::snapshot::Snapshot;
-use crate::snapshot::change::Report;
-use crate::snapshot::exported::Exported;
-use crate::snapshot::peer::Peer;
-use crate::snapshot::policy::{
+use isthmus_aggregator::status::{RegistryStatus, Status as AggregatorStatus};
+use isthmus_api as api;
+use isthmus_api::listener::{Exposed, Identities};
+use isthmus_api::status::Status;
+use isthmus_dataplane::upstreams::Upstreams;
+use isthmus_dns::server::Server as DnsServer;
+use isthmus_model::mesh_name::MeshName;
+use isthmus_model::place::ClusterId;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::change::Report;
+use isthmus_snapshot::exported::Exported;
+use isthmus_snapshot::peer::Peer;
+use isthmus_snapshot::policy::{
     ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol, Route, RouteTarget,
 };
-use crate::snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
-use crate::telemetry::clock::rfc3339;
+use isthmus_snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
+use isthmus_telemetry::clock::rfc3339;
 
 /// Returns the status of the gateway.
 pub fn status(sources: &Sources) -> Status {

@@ -18,10 +18,10 @@ use tokio::time::Instant;
 
 use self::codec::CopyFault;
 use super::leases;
-use crate::net::whole_file::{NEW, remove, write_whole};
-use crate::snapshot::change::Item;
-use crate::snapshot::shard::Shard;
-use crate::snapshot::virtual_addresses::Leases;
+use isthmus_files::whole_file::{NEW, remove, write_whole};
+use isthmus_snapshot::change::Item;
+use isthmus_snapshot::shard::Shard;
+use isthmus_snapshot::virtual_addresses::Leases;
 
 /// The longest part of a registry's name in a file name, in bytes.
 const READABLE_BYTES_MAX: usize = 64;
@@ -316,7 +316,7 @@ pub fn registries_with_copies(state: &Path, prefix: &str) -> BTreeSet<Arc<str>> 
 
 /// Returns the file name of a registry: a readable part of its name, and a hash that distinguishes names with
 /// equal readable parts. A name can be any text of the operator, so only plain characters are used.
-pub(crate) fn file_name(registry: &str) -> String {
+pub fn file_name(registry: &str) -> String {
     format!("{}-{:016x}{SUFFIX}", readable(registry), fnv(registry.as_bytes()))
 }
 
@@ -352,10 +352,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::document::services::read_registry;
-    use crate::model::place::{ClusterId, Network};
-    use crate::net::whole_file::with_suffix;
-    use crate::snapshot::policy::RegistryScope;
+    use isthmus_document::services::read_registry;
+    use isthmus_files::whole_file::with_suffix;
+    use isthmus_model::place::{ClusterId, Network};
+    use isthmus_snapshot::policy::RegistryScope;
 
     fn shard(service: &str) -> Arc<Shard> {
         let text =

@@ -12,14 +12,14 @@ use tokio::time::{Instant, timeout};
 
 use super::registry::{Changes, Closed, Registry};
 use super::spec::{RegistryKind, RegistrySpec};
-use crate::document::services::read_registry;
-use crate::model::service::{Service, ServiceKey};
-use crate::net::background;
-use crate::net::file::{self, FileFault};
-use crate::net::reading::{ReadError, Readings};
-use crate::net::watch::FileWatch;
-use crate::snapshot::change::{Change, Item, Key};
-use crate::snapshot::listing::Listing;
+use isthmus_document::services::read_registry;
+use isthmus_files::file::{self, FileFault};
+use isthmus_files::reading::{ReadError, Readings};
+use isthmus_files::watch::FileWatch;
+use isthmus_model::service::{Service, ServiceKey};
+use isthmus_snapshot::change::{Change, Item, Key};
+use isthmus_snapshot::listing::Listing;
+use isthmus_tasks::background;
 
 /// The permits to read and parse a registry. More than two reads at the same time would be slower, and would fragment memory.
 static TURNS: Semaphore = Semaphore::const_new(2);

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::model::name::HostName;
-use crate::net::line_file::{LineFault, LineFile};
-use crate::snapshot::virtual_addresses::{LEASES_MAX, Lease, LeaseState, Leases};
+use isthmus_files::line_file::{LineFault, LineFile};
+use isthmus_model::name::HostName;
+use isthmus_snapshot::virtual_addresses::{LEASES_MAX, Lease, LeaseState, Leases};
 
 /// The name of the list in the state folder.
 const FILE: &str = "virtual-addresses";

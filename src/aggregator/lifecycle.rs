@@ -21,9 +21,9 @@ use super::registry::Epoch;
 use super::spec::{RegistryKind, RegistrySpec};
 use super::status::{RegistryError, RegistryState, RegistryStatus};
 use super::withdrawal::{LostServices, Withdrawal};
-use crate::model::place::Network;
-use crate::snapshot::change::{Change, Dirty, Item, Key, Report};
-use crate::snapshot::shard::{Shard, Standing};
+use isthmus_model::place::Network;
+use isthmus_snapshot::change::{Change, Dirty, Item, Key, Report};
+use isthmus_snapshot::shard::{Shard, Standing};
 
 /// How long clients keep the endpoints of a registry that was never read, if registries never expire.
 const UNREAD: Duration = Duration::from_secs(3600);

@@ -6,11 +6,11 @@ use super::file::FileRegistry;
 use super::owner::names::of_policy;
 use super::owner::own_shard;
 use super::spec::{RegistryKind, RegistrySpec};
-use crate::model::name::HostName;
-use crate::snapshot::listing::Listing;
-use crate::snapshot::policy::Policy;
-use crate::snapshot::routes::{Resolved, RouteTable};
-use crate::snapshot::shard::Shard;
+use isthmus_model::name::HostName;
+use isthmus_snapshot::listing::Listing;
+use isthmus_snapshot::policy::Policy;
+use isthmus_snapshot::routes::{Resolved, RouteTable};
+use isthmus_snapshot::shard::Shard;
 
 /// The reason why a registry cannot be shown offline.
 #[derive(Clone, Debug, PartialEq, Eq)]

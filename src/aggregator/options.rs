@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::resolver;
-use crate::snapshot::virtual_addresses::Ranges;
+use isthmus_snapshot::virtual_addresses::Ranges;
 
 /// The time limits of registries, the state folder, and the settings of name look-ups and virtual addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]

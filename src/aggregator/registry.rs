@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::spec::RegistrySpec;
-use crate::snapshot::change::Change;
-use crate::snapshot::shard::Shard;
+use isthmus_snapshot::change::Change;
+use isthmus_snapshot::shard::Shard;
 
 /// A source of services, gateways and marks.
 ///

@@ -10,9 +10,9 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::model::name::HostName;
-use crate::net::lookup::{Lookup, Resolution};
-use crate::snapshot::name_index::NameMap;
+use isthmus_model::name::HostName;
+use isthmus_net::lookup::{Lookup, Resolution};
+use isthmus_snapshot::name_index::NameMap;
 
 /// The time until a name is looked up again after a look-up that failed or found no addresses.
 const RETRY: Duration = Duration::from_secs(2);

@@ -1,15 +1,19 @@
 //! The config of a registry as data, from which `app` makes the task that reads it.
 
+pub mod etcd;
+pub mod kubernetes;
+pub mod peer;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::etcd::spec::EtcdSpec;
-use super::kubernetes::spec::{ClustersSpec, KubernetesSpec};
 use super::options::Options;
-use super::peer::spec::PeerSpec;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::RegistryScope;
+use etcd::EtcdSpec;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::policy::RegistryScope;
+use kubernetes::{ClustersSpec, KubernetesSpec};
+use peer::PeerSpec;
 
 /// One registry of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::change::Report;
-use crate::snapshot::shard::Counts;
-use crate::snapshot::virtual_addresses::{Counts as LeaseCounts, Ranges};
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::change::Report;
+use isthmus_snapshot::shard::Counts;
+use isthmus_snapshot::virtual_addresses::{Counts as LeaseCounts, Ranges};
 
 /// The state of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct RegistryStatus {
     pub errors: BTreeMap<RegistryError, u64>,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl RegistryStatus {
     /// Returns the status of a registry that has no items and no problems.
     pub fn of(name: &str, state: RegistryState) -> Self {

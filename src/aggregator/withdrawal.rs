@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::model::service::ServiceKey;
-use crate::snapshot::change::Dirty;
-use crate::snapshot::shard::{Shard, Standing};
+use isthmus_model::service::ServiceKey;
+use isthmus_snapshot::change::Dirty;
+use isthmus_snapshot::shard::{Shard, Standing};
 
 /// The number of services that may lose their last ready endpoint at once.
 const LOST_MAX: usize = 10;

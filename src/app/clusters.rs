@@ -10,13 +10,13 @@ use std::time::Duration;
 use futures_util::future::{pending, select_all};
 use tokio::sync::watch;
 
-use crate::aggregator::copies::registries_with_copies;
-use crate::aggregator::kubernetes::clusters::{ClusterFinder, FoundClusters, NAME_PREFIX};
-use crate::aggregator::kubernetes::spec::{AccessSpec, ClustersSpec};
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::model::place::ClusterId;
-use crate::net::background;
-use crate::net::scope::Scope;
+use isthmus_aggregator::copies::registries_with_copies;
+use isthmus_aggregator::spec::kubernetes::{AccessSpec, ClustersSpec};
+use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_kubernetes::clusters::{ClusterFinder, FoundClusters, NAME_PREFIX};
+use isthmus_model::place::ClusterId;
+use isthmus_tasks::background;
+use isthmus_tasks::scope::Scope;
 
 /// The cluster sources of the config in use.
 pub(super) struct Clusters {
@@ -188,7 +188,7 @@ mod tests {
             folder.display()
         );
         std::fs::write(&place, text).expect("written");
-        let config = crate::config::load(&place, &|_| None, &mut |_| {});
+        let config = isthmus_config::load(&place, &|_| None, &mut |_| {});
         let config = config.unwrap_or_else(|problems| panic!("{problems:?}"));
         config.registries.into_iter().next().expect("one registry")
     }
@@ -229,7 +229,7 @@ mod tests {
         let temporary = tempfile::tempdir().expect("a folder");
         let state = temporary.path().join("state");
         std::fs::create_dir_all(state.join("registries")).expect("made");
-        let copy = state.join("registries").join(crate::aggregator::copies::file_name("kubernetes/west"));
+        let copy = state.join("registries").join(isthmus_aggregator::copies::file_name("kubernetes/west"));
         std::fs::write(copy, "").expect("written");
         let registries = [source(&temporary.path().join("none"))];
         let mut clusters = Clusters::new(Scope::default());

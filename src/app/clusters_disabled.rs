@@ -4,9 +4,9 @@ use std::future::pending;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::aggregator::spec::RegistrySpec;
-use crate::model::place::ClusterId;
-use crate::net::scope::Scope;
+use isthmus_aggregator::spec::RegistrySpec;
+use isthmus_model::place::ClusterId;
+use isthmus_tasks::scope::Scope;
 
 /// An empty set of cluster sources.
 pub(super) struct Clusters;

@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use tokio::net::{TcpListener, UdpSocket};
 
-use crate::admin::Sources;
-use crate::discovery::dns::server::Server;
-use crate::discovery::dns::{Options, tcp, udp};
-use crate::model::address::Bind;
-use crate::net::incoming::Incoming;
-use crate::net::listen::listen;
-use crate::net::own::OwnAddresses;
-use crate::net::scope::Scope;
-use crate::telemetry::Telemetry;
-use crate::world::Reader;
+use isthmus_admin::Sources;
+use isthmus_dns::server::Server;
+use isthmus_dns::{Options, tcp, udp};
+use isthmus_model::address::Bind;
+use isthmus_net::incoming::Incoming;
+use isthmus_net::listen::listen;
+use isthmus_net::own::OwnAddresses;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::Telemetry;
+use isthmus_world::Reader;
 
 /// The number of ports that are tried until one is free for both UDP and TCP.
 const PORTS_TRIED: usize = 16;

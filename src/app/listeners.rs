@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::dataplane::handle::Dataplane;
-use crate::dataplane::socket_key::SocketKey;
-use crate::net::inherited::Inherited;
-use crate::net::listen::{Listening, listen, listen_beside, share};
-use crate::snapshot::policy::{Listener, Policy};
+use isthmus_dataplane::handle::Dataplane;
+use isthmus_dataplane::socket_key::SocketKey;
+use isthmus_net::inherited::Inherited;
+use isthmus_net::listen::{Listening, listen, listen_beside, share};
+use isthmus_snapshot::policy::{Listener, Policy};
 
 /// The open listeners.
 pub(super) struct Listeners {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::orders::Reload;
-use crate::config::{self, Config};
-use crate::net::reading::Readings;
-use crate::net::watch::FileStates;
+use isthmus_config::{self as config, Config};
+use isthmus_files::reading::Readings;
+use isthmus_files::watch::FileStates;
 
 /// The time after which a read of the config is abandoned.
 const READ_WITHIN: Duration = Duration::from_secs(30);

@@ -6,9 +6,9 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry, reload};
 
-use crate::config::{Log, LogFormat, LogLevel};
-use crate::document::nearest::nearest;
-use crate::telemetry::writer::Writer;
+use isthmus_config::{Log, LogFormat, LogLevel};
+use isthmus_document::nearest::nearest;
+use isthmus_telemetry::writer::Writer;
 
 /// The environment variable that overrides the level of the config file.
 const VARIABLE: &str = "RUST_LOG";
@@ -54,7 +54,7 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
 }
 
 /// Checks a level or filter as [`LogControl::set`] takes it.
-pub(crate) fn checked(text: &str) -> Result<String, String> {
+pub fn checked(text: &str) -> Result<String, String> {
     filter(text, LogLevel::Info).map(|_| text.to_owned())
 }
 

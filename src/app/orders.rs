@@ -15,12 +15,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
 use super::log::LogControl;
-use crate::admin::Command;
-use crate::config::LogLevel;
-use crate::net::reading::Readings;
-use crate::net::scope::Scope;
-use crate::telemetry::access_log::AccessLog;
-use crate::telemetry::writer::Writer;
+use isthmus_admin::Command;
+use isthmus_config::LogLevel;
+use isthmus_files::reading::Readings;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::access_log::AccessLog;
+use isthmus_telemetry::writer::Writer;
 
 /// The time that opening a log file may take.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
@@ -205,7 +205,7 @@ impl Logs {
 pub(super) async fn open(
     openings: &Readings,
     log: AccessLog,
-) -> Result<crate::telemetry::outlet::OpenLog, String> {
+) -> Result<isthmus_telemetry::outlet::OpenLog, String> {
     let opened = openings.read(OPEN_WITHIN, move || log.open()).await;
     opened.unwrap_or_else(|unread| Err(format!("telemetry.accessLog.path: cannot be opened: {unread}")))
 }

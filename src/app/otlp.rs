@@ -16,11 +16,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Request};
 
-use crate::net::backoff::Backoff;
-use crate::net::channel::{CallFault, Channel};
-use crate::net::scope::Scope;
-use crate::snapshot::policy::Node;
-use crate::telemetry::spans::{Ended, Spans, TracingOptions};
+use isthmus_net::channel::{CallFault, Channel};
+use isthmus_snapshot::policy::Node;
+use isthmus_tasks::backoff::Backoff;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::spans::{Ended, Spans, TracingOptions};
 
 mod span;
 

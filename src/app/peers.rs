@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::aggregator::peer::inbox::Inbox;
-use crate::config::Config;
-use crate::discovery::peer::importer::{Answer, Done, Importer, Received};
-use crate::discovery::peer::links::Links;
-use crate::model::link::LinkKey;
-use crate::net::handed::HandedOver;
-use crate::net::scope::Scope;
-use crate::telemetry::control::Control;
-use crate::tls::context::CertificateRotation;
-use crate::world::Reader;
+use isthmus_config::Config;
+use isthmus_model::link::LinkKey;
+use isthmus_net::handed::HandedOver;
+use isthmus_peer::importer::{Answer, Done, Importer, Received};
+use isthmus_peer::imports::inbox::Inbox;
+use isthmus_peer::links::Links;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::control::Control;
+use isthmus_tls::context::CertificateRotation;
+use isthmus_world::Reader;
 
 /// Passes the updates that links receive to the registries of peers.
 struct Registries {

@@ -12,13 +12,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
-use crate::admin::Sources;
-use crate::admin::server::{self, Hosts, Part};
-use crate::config::Config;
-use crate::model::address::{AdminBind, Bind};
-use crate::net::listen::listen;
-use crate::net::scope::Scope;
-use crate::net::unix::{UnixFile, UnixSocket};
+use isthmus_admin::Sources;
+use isthmus_admin::server::{self, Hosts, Part};
+use isthmus_config::Config;
+use isthmus_model::address::{AdminBind, Bind};
+use isthmus_net::listen::listen;
+use isthmus_net::unix::{UnixFile, UnixSocket};
+use isthmus_tasks::scope::Scope;
 
 /// The time within which the process that holds an address must answer.
 const ASK_WITHIN: Duration = Duration::from_secs(1);

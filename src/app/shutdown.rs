@@ -1,8 +1,8 @@
 //! Stops the gateway in this order: it reports that it is not ready, closes the listeners, and ends the connections. Each
 //! data-plane worker drains its own connections, and ends those that remain at the deadline.
 
-use crate::config::Drain;
-use crate::dataplane::handle::Dataplane;
+use isthmus_config::Drain;
+use isthmus_dataplane::handle::Dataplane;
 
 /// Drains the data plane, and calls `deaf` when the listeners close.
 pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, deaf: impl FnOnce()) {

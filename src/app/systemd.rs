@@ -12,8 +12,8 @@ use tokio::net::UnixDatagram;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::dataplane::handle::Control;
-use crate::net::scope::Scope;
+use isthmus_dataplane::handle::Control;
+use isthmus_tasks::scope::Scope;
 
 /// The largest number of messages that wait for a manager that does not read; further messages are lost.
 const MESSAGES_MAX: usize = 64;

@@ -5,23 +5,23 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
-use crate::discovery::Options;
-use crate::discovery::xds::hub::Hub;
-use crate::discovery::xds::incoming::{Tls, limits};
-use crate::discovery::xds::kind::Kind;
-use crate::discovery::xds::server::{self, Service};
-use crate::discovery::xds::status::Clients;
-use crate::model::address::Bind;
-use crate::net::incoming::Incoming;
-use crate::net::listen::listen;
-use crate::net::own::OwnAddresses;
-use crate::net::scope::Scope;
-use crate::telemetry::Telemetry;
-use crate::telemetry::discovery::Discovery;
-use crate::telemetry::recorder::Recorder;
-use crate::tls::context::NodeContext;
-use crate::tls::server::mutual;
-use crate::world::Reader;
+use isthmus_model::address::Bind;
+use isthmus_net::incoming::Incoming;
+use isthmus_net::listen::listen;
+use isthmus_net::own::OwnAddresses;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::Telemetry;
+use isthmus_telemetry::discovery::Discovery;
+use isthmus_telemetry::recorder::Recorder;
+use isthmus_tls::context::NodeContext;
+use isthmus_tls::server::mutual;
+use isthmus_world::Reader;
+use isthmus_xds::hub::Hub;
+use isthmus_xds::incoming::{Tls, limits};
+use isthmus_xds::kind::Kind;
+use isthmus_xds::options::Options;
+use isthmus_xds::server::{self, Service};
+use isthmus_xds::status::Clients;
 
 /// The xDS server, bound but not yet serving.
 pub(super) struct Xds {

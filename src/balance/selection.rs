@@ -7,8 +7,8 @@
 use std::net::SocketAddr;
 
 use super::{Ask, Availability, Load};
-use crate::model::endpoint::Health;
-use crate::snapshot::candidates::{Candidate, Candidates, Level};
+use isthmus_model::endpoint::Health;
+use isthmus_snapshot::candidates::{Candidate, Candidates, Level};
 
 /// The share of healthy weight below which a level passes a part of its traffic on to the next level.
 const HEALTHY_SHARE_FULL: f64 = 0.7;

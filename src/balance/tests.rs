@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::model::place::Distance;
-use crate::snapshot::candidates::tests::{candidate, candidates};
-use crate::snapshot::policy::{LocalityMode, Timeouts, Tuning};
+use isthmus_model::place::Distance;
+use isthmus_snapshot::policy::{LocalityMode, Timeouts, Tuning};
+use isthmus_snapshot::testing::{candidate, candidates};
 
 /// A seeded generator (SplitMix64), so that a failed case can be repeated.
 fn generator(seed: u64) -> impl FnMut() -> u64 {

@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::model::identity::TrustDomain;
-use crate::tls::development::{Authority, DevelopmentError};
+use isthmus_model::identity::TrustDomain;
+use isthmus_tls::development::{Authority, DevelopmentError};
 
 const AUTHORITY_CERTIFICATE: &str = "ca.pem";
 const AUTHORITY_KEY: &str = "ca-key.pem";

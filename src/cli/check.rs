@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::json;
 
-use super::output::{Colour, Format, paint, structured};
 use super::{Admin, Failure, client, read};
-use crate::admin::problems::Code;
-use crate::api::overview::{Overview, Refusal};
-use crate::api::status::{Problem, Status};
-use crate::api::text::clean;
-use crate::model::reason::Reason;
+use isthmus_admin::problems::Code;
+use isthmus_api::overview::{Overview, Refusal};
+use isthmus_api::status::{Problem, Status};
+use isthmus_api::text::clean;
+use isthmus_console::output::{Colour, Format, paint, structured};
+use isthmus_model::reason::Reason;
 
 /// The interval at which the gateway is checked again with `--wait`.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -414,8 +414,8 @@ fn print(checks: &[Check], format: Format, out: &mut impl Write) -> Result<(), F
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregator::status::RegistryState;
-    use crate::api::registry::Registry;
+    use isthmus_aggregator::status::RegistryState;
+    use isthmus_api::registry::Registry;
 
     #[test]
     fn every_problem_belongs_to_one_area() {

@@ -9,13 +9,13 @@ mod pages;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
-use crate::model::reason::Reason;
-use crate::snapshot::omitted::OmissionReason;
-use crate::telemetry::access_log::FIELDS;
-use crate::telemetry::{control, process};
-use crate::wire::alert::Alert;
-use crate::wire::connect::status_of;
+use isthmus_admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::omitted::OmissionReason;
+use isthmus_telemetry::access_log::FIELDS;
+use isthmus_telemetry::{control, process};
+use isthmus_wire::alert::Alert;
+use isthmus_wire::connect::status_of;
 
 /// The reasons that a response to a CONNECT can have.
 const ANSWERED: [Reason; 17] = [

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::{Admin, Failure, client};
-use crate::api::peer::{Invitation, Peer, Token, WrittenLink};
-use crate::api::text::{clean, encoded, lasting};
-use crate::discovery::peer::enrolment::JOIN_WITHIN;
+use isthmus_api::peer::{Invitation, Peer, Token, WrittenLink};
+use isthmus_api::text::{clean, encoded, lasting};
+use isthmus_peer::enrolment::JOIN_WITHIN;
 
 /// The interval at which commands request the state of an enrolment or link while they wait for a change.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

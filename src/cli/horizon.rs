@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::Value;
 
-use super::output::{Column, Format, columns, list, structured, text};
 use super::{Failure, Reading, client, read};
-use crate::admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
-use crate::api::horizon::{Entry, Horizon as View, Missing, Viewer};
+use isthmus_admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
+use isthmus_api::horizon::{Entry, Horizon as View, Missing, Viewer};
+use isthmus_console::output::{Column, Format, columns, list, structured, text};
 
 #[derive(Debug, Args)]
 pub(super) struct Horizon {

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::Failure;
-use super::output::{Format, structured};
-use crate::aggregator::kubernetes::remote::{ReaderAccount, kubeconfig_of, remote_secret};
-use crate::document::problem::Problems;
-use crate::document::scalar;
-use crate::document::tree::{Node, Source, parse};
-use crate::net::file;
+use isthmus_console::failure::Failure;
+use isthmus_console::output::{Format, structured};
+use isthmus_document::problem::Problems;
+use isthmus_document::scalar;
+use isthmus_document::tree::{Node, Source, parse};
+use isthmus_files::file;
+use isthmus_kubernetes::remote::{ReaderAccount, kubeconfig_of, remote_secret};
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use super::output::{Colour, Column, Format, columns, optional, paint, structured, text};
 use super::{Failure, Reading, client};
-use crate::api::peer::{Link, Peer};
+use isthmus_api::peer::{Link, Peer};
+use isthmus_console::output::{Colour, Column, Format, columns, optional, paint, structured, text};
 
 const PEERS: [Column<Peer>; 9] = [
     ("PEER", |peer| text(&peer.name)),
@@ -80,7 +80,7 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::network::Gateway;
+    use isthmus_api::network::Gateway;
 
     #[test]
     fn the_tables_have_state_links_and_what_is_left_out() {

@@ -9,23 +9,23 @@ use std::sync::Arc;
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{Colour, Format, paint, structured, text};
 use super::{Failure, Reading, client, config_path, read};
-use crate::admin::peers;
-use crate::aggregator::offline::own;
-use crate::api;
-use crate::api::peer::{Exchanged, Peer, PeerDetail};
-use crate::api::service::Service as Listed;
-use crate::api::text::encoded;
-use crate::model::name::HostName;
-use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
-use crate::snapshot::Snapshot;
-use crate::snapshot::build::all;
-use crate::snapshot::inputs::Inputs;
-use crate::snapshot::listing::Listing;
-use crate::snapshot::peer as policy;
-use crate::snapshot::policy::Policy;
-use crate::snapshot::routes::Resolved;
+use isthmus_admin::peers;
+use isthmus_aggregator::offline::own;
+use isthmus_api as api;
+use isthmus_api::peer::{Exchanged, Peer, PeerDetail};
+use isthmus_api::service::Service as Listed;
+use isthmus_api::text::encoded;
+use isthmus_console::output::{Colour, Format, paint, structured, text};
+use isthmus_model::name::HostName;
+use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::build::all;
+use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::listing::Listing;
+use isthmus_snapshot::peer as policy;
+use isthmus_snapshot::policy::Policy;
+use isthmus_snapshot::routes::Resolved;
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:

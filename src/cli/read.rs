@@ -10,30 +10,30 @@ use std::time::{Duration, SystemTime};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::output::{
-    Colour, Column, Format, columns, list, one_of_many, paint, rows, structured, table, text,
-};
 use super::watch::Contact;
 use super::{Explain, Failure, Filter, Reading, What, client, tables};
-use crate::admin::certificates::file_problems;
-use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
-use crate::aggregator::offline::{self, OfflineError, names_in};
-use crate::api::connection::Connection;
-use crate::api::explanation::Explanation as ExplanationView;
-use crate::api::service::Service;
-use crate::api::status::Status;
-use crate::api::text::clean;
-use crate::config::Config;
-use crate::model::address::canonical_ip;
-use crate::model::name::HostName;
-use crate::model::place::ClusterId;
-use crate::net::lookup::{Lookup, Resolution};
-use crate::snapshot::Snapshot;
-use crate::snapshot::build::all;
-use crate::snapshot::inputs::Inputs;
-use crate::snapshot::routes::Resolved;
-use crate::snapshot::service_view::network_of;
-use crate::telemetry::clock::rfc3339;
+use isthmus_admin::certificates::file_problems;
+use isthmus_admin::explain::{ExplainRequest, Explanation, explain as explain_name};
+use isthmus_aggregator::offline::{self, OfflineError, names_in};
+use isthmus_api::connection::Connection;
+use isthmus_api::explanation::Explanation as ExplanationView;
+use isthmus_api::service::Service;
+use isthmus_api::status::Status;
+use isthmus_api::text::clean;
+use isthmus_config::Config;
+use isthmus_console::output::{
+    Colour, Column, Format, columns, list, one_of_many, paint, rows, structured, table, text,
+};
+use isthmus_model::address::canonical_ip;
+use isthmus_model::name::HostName;
+use isthmus_model::place::ClusterId;
+use isthmus_net::lookup::{Lookup, Resolution};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::build::all;
+use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::routes::Resolved;
+use isthmus_snapshot::service_view::network_of;
+use isthmus_telemetry::clock::rfc3339;
 
 /// The interval between two requests of a command with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);

@@ -1,14 +1,14 @@
 //! The columns of the tables that the commands print.
 
-use super::output::{Column, list, optional, text};
-use crate::api::certificate::Certificate;
-use crate::api::client::Client;
-use crate::api::connection::Connection;
-use crate::api::endpoint::{Endpoint, LastFailure};
-use crate::api::explanation::Candidate;
-use crate::api::listener::{Exposed, Identities, Listener, Route};
-use crate::api::network::{Gateway, Network};
-use crate::api::registry::Registry;
+use isthmus_api::certificate::Certificate;
+use isthmus_api::client::Client;
+use isthmus_api::connection::Connection;
+use isthmus_api::endpoint::{Endpoint, LastFailure};
+use isthmus_api::explanation::Candidate;
+use isthmus_api::listener::{Exposed, Identities, Listener, Route};
+use isthmus_api::network::{Gateway, Network};
+use isthmus_api::registry::Registry;
+use isthmus_console::output::{Column, list, optional, text};
 
 pub(super) const CANDIDATES: [Column<Candidate>; 8] = [
     ("ENDPOINT", |candidate| text(&candidate.address)),

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::{Admin, Failure, client};
-use crate::api::overview::Overview;
+use isthmus_api::overview::Overview;
 use screen::Screen;
 use view::{Action, Top};
 

@@ -8,11 +8,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::output::{Format, one_of_many, rows};
 use super::{Failure, Reading, client, tables};
-use crate::api::connection::Connection;
-use crate::api::endpoint::Endpoint;
-use crate::telemetry::clock::rfc3339;
+use isthmus_api::connection::Connection;
+use isthmus_api::endpoint::Endpoint;
+use isthmus_console::output::{Format, one_of_many, rows};
+use isthmus_telemetry::clock::rfc3339;
 
 /// The interval at which the list is requested from the gateway.
 const EVERY: Duration = Duration::from_secs(1);

@@ -4,13 +4,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::document::problem::{Path, Position, Problems};
-use crate::document::services::ServicePosition;
-use crate::model::address::Bind;
-use crate::model::address::Host;
-use crate::model::service::ServiceKey;
-use crate::net::own::{host_addresses, reaches};
-use crate::snapshot::listing::Listing;
+use isthmus_document::problem::{Path, Position, Problems};
+use isthmus_document::services::ServicePosition;
+use isthmus_model::address::Bind;
+use isthmus_model::address::Host;
+use isthmus_model::service::ServiceKey;
+use isthmus_net::own::{host_addresses, reaches};
+use isthmus_snapshot::listing::Listing;
 
 /// An address that the gateway listens on.
 pub(super) struct Opened {

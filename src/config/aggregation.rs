@@ -3,13 +3,13 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::aggregator::options::Options;
-use crate::aggregator::resolver::Options as DnsOptions;
-use crate::discovery::{ClientRule, Options as DiscoveryOptions};
-use crate::document::form::{Timeout, Written};
-use crate::document::problem::{InvalidValue, Path, Problems};
-use crate::document::reader::Fields;
-use crate::model::address::Bind;
+use isthmus_aggregator::options::Options;
+use isthmus_aggregator::resolver::Options as DnsOptions;
+use isthmus_document::form::{Timeout, Written};
+use isthmus_document::problem::{InvalidValue, Path, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_model::address::Bind;
+use isthmus_xds::options::{ClientRule, Options as DiscoveryOptions};
 
 use super::addresses::Opened;
 use super::file::path_of;

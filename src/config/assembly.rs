@@ -4,21 +4,21 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::aggregator::options::Options as AggregatorOptions;
-use crate::document::form::{self, Form};
-use crate::document::key::Key;
-use crate::document::nearest::nearest;
-use crate::document::problem::{InvalidValue, Path, Problem, Problems};
-use crate::document::reader::{Fields, check};
-use crate::document::services::ServicePosition;
-use crate::document::tree::Node as Tree;
-use crate::model::endpoint::{Encapsulation, Endpoint};
-use crate::model::limits::{SourceLimits, SourcePrefix};
-use crate::model::name::{HostName, NAME_BYTES_MAX};
-use crate::model::place::ClusterId;
-use crate::model::service::ServiceKey;
-use crate::snapshot::listing::Listing;
-use crate::snapshot::policy::{
+use isthmus_aggregator::options::Options as AggregatorOptions;
+use isthmus_document::form::{self, Form};
+use isthmus_document::key::Key;
+use isthmus_document::nearest::nearest;
+use isthmus_document::problem::{InvalidValue, Path, Problem, Problems};
+use isthmus_document::reader::{Fields, check};
+use isthmus_document::services::ServicePosition;
+use isthmus_document::tree::Node as Tree;
+use isthmus_model::endpoint::{Encapsulation, Endpoint};
+use isthmus_model::limits::{SourceLimits, SourcePrefix};
+use isthmus_model::name::{HostName, NAME_BYTES_MAX};
+use isthmus_model::place::ClusterId;
+use isthmus_model::service::ServiceKey;
+use isthmus_snapshot::listing::Listing;
+use isthmus_snapshot::policy::{
     Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts, Tuning,
 };
 

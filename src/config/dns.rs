@@ -8,11 +8,11 @@ use ipnet::IpNet;
 use super::addresses::{Opened, Own};
 use super::table::Root;
 use super::table::dns::DnsServer;
-use crate::discovery::dns::Options;
-use crate::document::problem::{InvalidValue, Path, Problems};
-use crate::document::reader::Fields;
-use crate::model::address::Bind;
-use crate::snapshot::virtual_addresses::Ranges;
+use isthmus_dns::Options;
+use isthmus_document::problem::{InvalidValue, Path, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_model::address::Bind;
+use isthmus_snapshot::virtual_addresses::Ranges;
 
 /// The prefix lengths of an IPv4 range. The largest range is a whole class A network; the smallest range has six addresses for
 /// services.

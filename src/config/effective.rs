@@ -8,20 +8,20 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::{Config, Workers};
-use crate::aggregator::etcd::spec::EtcdSpec;
-use crate::aggregator::kubernetes::spec::{AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec};
-use crate::aggregator::spec::RegistryKind;
-use crate::discovery::ClientRule;
-use crate::discovery::peer::options::LinkOptions;
-use crate::model::address::{Bind, Host};
-use crate::model::endpoint::{Labels, ProxyVersion};
-use crate::model::limits::SourceLimits;
-use crate::snapshot::policy::{
+use isthmus_aggregator::spec::RegistryKind;
+use isthmus_aggregator::spec::etcd::EtcdSpec;
+use isthmus_aggregator::spec::kubernetes::{AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec};
+use isthmus_model::address::{Bind, Host};
+use isthmus_model::endpoint::{Labels, ProxyVersion};
+use isthmus_model::limits::SourceLimits;
+use isthmus_peer::options::LinkOptions;
+use isthmus_snapshot::policy::{
     AddressScope, ExportRule, Gateway, Listener, MarkCondition, NetworkPolicy, Policy, ProxyMode,
     ProxyProtocol, RegistryScope, Route, RouteEndpoint, RouteTarget, Tuning,
 };
-use crate::telemetry::access_log::{AccessLog, Sink};
-use crate::tls::source::Source;
+use isthmus_telemetry::access_log::{AccessLog, Sink};
+use isthmus_tls::source::Source;
+use isthmus_xds::options::ClientRule;
 
 /// Returns the config in use.
 pub fn effective(config: &Config) -> Value {

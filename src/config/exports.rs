@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::document::nearest::nearest;
-use crate::document::problem::{InvalidValue, Path, Problems};
-use crate::document::reader::Fields;
-use crate::model::place::ClusterId;
-use crate::snapshot::policy::{ExportRule, ExportScope, MarkCondition};
+use isthmus_document::nearest::nearest;
+use isthmus_document::problem::{InvalidValue, Path, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_model::place::ClusterId;
+use isthmus_snapshot::policy::{ExportRule, ExportScope, MarkCondition};
 
 use super::listeners::Listeners;
 use super::table as keys;

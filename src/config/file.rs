@@ -6,16 +6,16 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use crate::document::environment::Environment;
-use crate::document::form::{self, Form};
-use crate::document::key::Key;
-use crate::document::problem::{self, FileId, Position, Problems};
-use crate::document::reader::{Fields, check};
-use crate::document::scalar;
-use crate::document::services::{KeptPositions, ServiceReader};
-use crate::document::tree::{Node, Source, Stream, Value, parse};
+use isthmus_document::environment::Environment;
+use isthmus_document::form::{self, Form};
+use isthmus_document::key::Key;
+use isthmus_document::problem::{self, FileId, Position, Problems};
+use isthmus_document::reader::{Fields, check};
+use isthmus_document::scalar;
+use isthmus_document::services::{KeptPositions, ServiceReader};
+use isthmus_document::tree::{Node, Source, Stream, Value, parse};
 
-use crate::net::file;
+use isthmus_files::file;
 
 use super::table::{Include, Root};
 

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::document::problem::{Path, Position, Problems};
-use crate::document::reader::Fields;
-use crate::document::table::AnyKey;
-use crate::model::identity::{Identity, TrustDomain};
-use crate::snapshot::policy::{HboneLimits, Listener, ListenerProtocol, Mesh, Node};
-use crate::tls::roots::PeerTrust;
-use crate::tls::source::{IstioCa, Options, Source, TrustFile};
+use isthmus_document::problem::{Path, Position, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_document::table::AnyKey;
+use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_snapshot::policy::{HboneLimits, Listener, ListenerProtocol, Mesh, Node};
+use isthmus_tls::roots::PeerTrust;
+use isthmus_tls::source::{IstioCa, Options, Source, TrustFile};
 
 use super::IdentityPlaces;
 use super::file::path_of;

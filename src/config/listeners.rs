@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::document::form;
-use crate::document::key::Key;
-use crate::document::nearest::nearest;
-use crate::document::problem::{InvalidValue, Path, Problems};
-use crate::document::reader::Fields;
-use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol};
+use isthmus_document::form;
+use isthmus_document::key::Key;
+use isthmus_document::nearest::nearest;
+use isthmus_document::problem::{InvalidValue, Path, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol};
 
 use super::addresses::Opened;
 use super::table as keys;

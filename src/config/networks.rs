@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::document::problem::{Path, Position, Problems};
-use crate::document::reader::Fields;
-use crate::document::tree::Node;
-use crate::model::place::Network;
-use crate::snapshot::policy::{Gateway, NetworkPolicy};
+use isthmus_document::problem::{Path, Position, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_document::tree::Node;
+use isthmus_model::place::Network;
+use isthmus_snapshot::policy::{Gateway, NetworkPolicy};
 
 use super::table::Root;
 use super::table::mesh as keys;

@@ -4,22 +4,24 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::aggregator::peer::spec::PeerSpec;
-use crate::aggregator::resolver::Options as DnsOptions;
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::discovery::peer::enrolled::{Dialling, EnrolledLink};
-use crate::discovery::peer::options::{LinkOptions, Stored};
-use crate::document::problem::{Path, Position, Problems};
-use crate::document::reader::Fields;
-use crate::document::table::AnyKey;
-use crate::model::identity::TrustDomain;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::peer::{
+use isthmus_aggregator::resolver::Options as DnsOptions;
+use isthmus_aggregator::spec::peer::PeerSpec;
+use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_document::problem::{Path, Position, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_document::table::AnyKey;
+use isthmus_model::identity::TrustDomain;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_peer::enrolled::{Dialling, EnrolledLink};
+use isthmus_peer::options::{LinkOptions, Stored};
+use isthmus_snapshot::peer::{
     IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
-use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, NetworkPolicy, RegistryScope};
-use crate::tls::roots::PeerTrust;
-use crate::tls::source::TrustFile;
+use isthmus_snapshot::policy::{
+    AddressScope, Listener, ListenerProtocol, Mesh, NetworkPolicy, RegistryScope,
+};
+use isthmus_tls::roots::PeerTrust;
+use isthmus_tls::source::TrustFile;
 
 use super::aggregation;
 use super::file::path_of;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::document::form::Keys;
-use crate::document::table::{Kind, Object, Presence, Text};
+use isthmus_document::form::Keys;
+use isthmus_document::table::{Kind, Object, Presence, Text};
 
 use super::table::Root;
 

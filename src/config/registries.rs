@@ -5,19 +5,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::aggregator::etcd::spec::{EtcdSpec, Login};
-use crate::aggregator::kubernetes::spec::{
+use isthmus_aggregator::spec::etcd::{EtcdSpec, Login};
+use isthmus_aggregator::spec::kubernetes::{
     AccessSpec, ClusterSource, ClustersSpec, ExportWriterSpec, Knows, KubernetesSpec, NamespaceChoice,
 };
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::document::problem::{Path, Position, Problems};
-use crate::document::reader::Fields;
-use crate::document::table::AnyKey;
-use crate::model::address::Scheme;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::peer::is_place_of_peer;
-use crate::snapshot::policy::{self, AddressScope, ExportRule, MarkCondition, Mesh, RegistryScope};
-use crate::tls::client::{CertificateFiles, Files};
+use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_document::problem::{Path, Position, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_document::table::AnyKey;
+use isthmus_model::address::Scheme;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::peer::is_place_of_peer;
+use isthmus_snapshot::policy::{self, AddressScope, ExportRule, MarkCondition, Mesh, RegistryScope};
+use isthmus_tls::client::{CertificateFiles, Files};
 
 use super::file::{path_of, relative_to};
 use super::table::Root;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::document::form::{self, Form, TextForm};
-use crate::document::problem::{InvalidValue, Path, Position, Problems};
-use crate::document::reader::Fields;
-use crate::document::table::AnyKey;
-use crate::document::tree::{Node, Value, shortened};
-use crate::model::address::Host;
-use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
+use isthmus_document::form::{self, Form, TextForm};
+use isthmus_document::problem::{InvalidValue, Path, Position, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_document::table::AnyKey;
+use isthmus_document::tree::{Node, Value, shortened};
+use isthmus_model::address::Host;
+use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
 
 use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::document::form::Keys;
-use crate::document::table::{AnyKey, Kind, Object, Presence, Text, Union};
+use isthmus_document::form::Keys;
+use isthmus_document::table::{AnyKey, Kind, Object, Presence, Text, Union};
 
 use super::table::Root;
 

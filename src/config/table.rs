@@ -2,16 +2,15 @@
 
 use std::num::NonZeroUsize;
 
-use crate::config;
-use crate::document::form::{self, Form};
-use crate::document::key::keys;
-use crate::document::services;
-use crate::document::table::{Kind, Union};
-use crate::document::tree;
-use crate::model::identity::TrustDomain;
-use crate::model::limits;
-use crate::model::name::HostName;
-use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode};
+use isthmus_document::form::{self, Form};
+use isthmus_document::key::keys;
+use isthmus_document::services;
+use isthmus_document::table::{Kind, Union};
+use isthmus_document::tree;
+use isthmus_model::identity::TrustDomain;
+use isthmus_model::limits;
+use isthmus_model::name::HostName;
+use isthmus_snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode};
 
 pub(super) mod dns;
 pub(super) mod identity;
@@ -98,7 +97,7 @@ keys! {
         /// Metrics, health checks, logs and traces.
         TELEMETRY "telemetry": Telemetry => "defaults";
         /// Number of data-plane threads; `auto` is the CPU quota. A change takes effect after a restart.
-        WORKERS "workers": Workers = config::Workers::Auto;
+        WORKERS "workers": Workers = crate::Workers::Auto;
     }
 
     /// The workload that this gateway is. Logs and metrics carry these names.
@@ -275,9 +274,9 @@ keys! {
     /// Timing of a graceful stop.
     pub(super) Drain "drain" {
         /// Time between failing `/readyz` and closing the listeners.
-        DELAY "delay": form::Period = config::Drain::default().delay;
+        DELAY "delay": form::Period = crate::Drain::default().delay;
         /// Time that open connections may take to finish before the gateway resets them.
-        TIMEOUT "timeout": form::Period = config::Drain::default().timeout;
+        TIMEOUT "timeout": form::Period = crate::Drain::default().timeout;
     }
 }
 
@@ -304,26 +303,26 @@ impl Form for Include {
 pub(super) struct Workers;
 
 impl Form for Workers {
-    type Value = config::Workers;
+    type Value = crate::Workers;
     const KIND: Kind = Kind::Union(&Union {
         name: "workers",
         expects: "auto, or a whole number from 1 to 1024",
         kinds: &[Kind::Choice(&["auto"]), Kind::Integer { min: 1, max: 1024 }],
     });
 
-    fn read(node: &tree::Node) -> Option<config::Workers> {
+    fn read(node: &tree::Node) -> Option<crate::Workers> {
         match node.text()? {
-            "auto" => Some(config::Workers::Auto),
-            count => count.parse().ok().and_then(NonZeroUsize::new).map(config::Workers::Count),
+            "auto" => Some(crate::Workers::Auto),
+            count => count.parse().ok().and_then(NonZeroUsize::new).map(crate::Workers::Count),
         }
     }
 }
 
 impl form::Written for Workers {
-    fn write(value: &config::Workers) -> String {
+    fn write(value: &crate::Workers) -> String {
         match value {
-            config::Workers::Auto => "auto".to_owned(),
-            config::Workers::Count(count) => count.to_string(),
+            crate::Workers::Auto => "auto".to_owned(),
+            crate::Workers::Count(count) => count.to_string(),
         }
     }
 }

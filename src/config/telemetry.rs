@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::document::form::{self, Form, TextForm};
-use crate::document::key::Key;
-use crate::document::problem::{Path as KeyPath, Problems};
-use crate::document::reader::Fields;
-use crate::document::scalar::UNIX_PATH_MAX;
-use crate::document::table::Kind;
-use crate::document::tree::{Node, Value};
-use crate::model::address::{AdminBind, Bind};
-use crate::model::trace::Sampling;
-use crate::telemetry::access_log::{AccessLog, Sink};
-use crate::telemetry::spans::TracingOptions;
+use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_document::form::{self, Form, TextForm};
+use isthmus_document::key::Key;
+use isthmus_document::problem::{Path as KeyPath, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_document::scalar::UNIX_PATH_MAX;
+use isthmus_document::table::Kind;
+use isthmus_document::tree::{Node, Value};
+use isthmus_model::address::{AdminBind, Bind};
+use isthmus_model::trace::Sampling;
+use isthmus_telemetry::access_log::{AccessLog, Sink};
+use isthmus_telemetry::spans::TracingOptions;
 
 use super::Log;
 use super::addresses::Opened;

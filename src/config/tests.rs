@@ -6,10 +6,10 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::document::problem::Path as KeyPath;
-use crate::model::endpoint::Weight;
-use crate::snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
-use crate::telemetry::access_log::{Format, Sink};
+use isthmus_document::problem::Path as KeyPath;
+use isthmus_model::endpoint::Weight;
+use isthmus_snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
+use isthmus_telemetry::access_log::{Format, Sink};
 
 mod aggregation;
 mod bad;

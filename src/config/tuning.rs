@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::document::problem::{Path, Position, Problems};
-use crate::document::reader::Fields;
-use crate::model::name::NamePattern;
-use crate::snapshot::policy::{Ejection, HealthCheck, ServiceTuning, Timeouts, Tuning};
+use isthmus_document::problem::{Path, Position, Problems};
+use isthmus_document::reader::Fields;
+use isthmus_model::name::NamePattern;
+use isthmus_snapshot::policy::{Ejection, HealthCheck, ServiceTuning, Timeouts, Tuning};
 
 use super::table::Root;
 use super::table::routes as keys;

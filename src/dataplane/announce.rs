@@ -10,11 +10,11 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use super::core::Core;
 use super::entry::{ConnectionFacts, Entry, OutgoingHeader};
 use super::peek::Replay;
-use crate::model::address::Host;
-use crate::model::authority::Authority;
-use crate::model::endpoint::ProxyVersion;
-use crate::model::name::{NameBuffer, canonical};
-use crate::wire::proxy_protocol::{Announced, write};
+use isthmus_model::address::Host;
+use isthmus_model::authority::Authority;
+use isthmus_model::endpoint::ProxyVersion;
+use isthmus_model::name::{NameBuffer, canonical};
+use isthmus_wire::proxy_protocol::{Announced, write};
 
 /// Creates the PROXY header of a connection, unless the connection has one.
 pub(super) fn prepare(core: &Core, entry: &Entry, version: ProxyVersion) {

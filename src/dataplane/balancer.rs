@@ -12,12 +12,12 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::upstreams::{Group, Upstream, Upstreams};
-use crate::balance::selection::Selection;
-use crate::balance::{Ask, Availability, Load, choose, choose_from};
-use crate::model::place::ClusterId;
-use crate::model::reason::Reason;
-use crate::snapshot::candidates::Candidates;
-use crate::telemetry::local::LastDestination;
+use isthmus_balance::selection::Selection;
+use isthmus_balance::{Ask, Availability, Load, choose, choose_from};
+use isthmus_model::place::ClusterId;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::candidates::Candidates;
+use isthmus_telemetry::local::LastDestination;
 
 /// The number of balancers that one worker keeps. Beyond this number, each connection gets a balancer of its own.
 const KEPT_MAX: usize = 1 << 17;

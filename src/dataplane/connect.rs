@@ -17,16 +17,16 @@ use super::core::Core;
 use super::entry::Entry;
 use super::peek::Replay;
 use super::upstreams::{InFlight, Verdict};
-use crate::balance::Ask;
-use crate::model::endpoint::Encapsulation;
-use crate::model::place::ClusterId;
-use crate::model::reason::Reason;
-use crate::net::socket::{
+use isthmus_balance::Ask;
+use isthmus_model::endpoint::Encapsulation;
+use isthmus_model::place::ClusterId;
+use isthmus_model::reason::Reason;
+use isthmus_net::socket::{
     acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, keep_alive, relay_socket,
 };
-use crate::snapshot::admit::Admission;
-use crate::snapshot::candidates::{Candidate, Candidates};
-use crate::telemetry::local::RelayPath;
+use isthmus_snapshot::admit::Admission;
+use isthmus_snapshot::candidates::{Candidate, Candidates};
+use isthmus_telemetry::local::RelayPath;
 
 /// The largest number of endpoints that are tried for one connection.
 const ATTEMPTS_MAX: usize = 3;

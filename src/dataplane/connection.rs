@@ -12,12 +12,12 @@ use super::hbone;
 use super::peek::{Peeked, Replay, peek};
 use super::refuse;
 use super::relay::{self, relay};
-use crate::model::reason::Reason;
-use crate::net::admission::Holder;
-use crate::net::handed::{HandedOver, Purpose};
-use crate::net::socket::reset_on_close;
-use crate::snapshot::admit::{admit_proxy, admit_source};
-use crate::snapshot::policy::{Listener, ProxyProtocol};
+use isthmus_model::reason::Reason;
+use isthmus_net::admission::Holder;
+use isthmus_net::handed::{HandedOver, Purpose};
+use isthmus_net::socket::reset_on_close;
+use isthmus_snapshot::admit::{admit_proxy, admit_source};
+use isthmus_snapshot::policy::{Listener, ProxyProtocol};
 
 /// How a connection ended, as its client sees it.
 enum Ending {
@@ -127,7 +127,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataplane::connect::Connected;
+    use crate::connect::Connected;
 
     fn of_connection<F>(_: impl FnOnce(Registration, Arc<Listener>, TcpStream) -> F) -> usize {
         size_of::<F>()

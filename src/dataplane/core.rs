@@ -19,21 +19,21 @@ use super::entry::{ConnectionFacts, Entry, HeldBytes};
 use super::pacer::HandshakePacer;
 use super::seen_hello::SeenHello;
 use super::shared::{Message, Shared};
-use crate::model::reason::Reason;
-use crate::model::record::ConnectionRecord;
-use crate::net::admission::peers::PeerLimit;
-use crate::net::admission::{Holder, Limit, Released, Verdict, services};
-use crate::net::diag::{self, Diag};
-use crate::net::pipe::Pipes;
-use crate::net::ranking::Ranking;
-use crate::net::scope::LocalScope;
-use crate::net::spare::SpareSockets;
-use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, Refusal, admit_proxy, admit_source};
-use crate::snapshot::policy::Listener;
-use crate::telemetry::local::{Local, RelayPath};
-use crate::wire::client_hello;
-use crate::world::Reader;
+use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_net::admission::peers::PeerLimit;
+use isthmus_net::admission::{Holder, Limit, Released, Verdict, services};
+use isthmus_net::diag::{self, Diag};
+use isthmus_net::pipe::Pipes;
+use isthmus_net::ranking::Ranking;
+use isthmus_net::spare::SpareSockets;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::admit::{Admission, Refusal, admit_proxy, admit_source};
+use isthmus_snapshot::policy::Listener;
+use isthmus_tasks::scope::LocalScope;
+use isthmus_telemetry::local::{Local, RelayPath};
+use isthmus_wire::client_hello;
+use isthmus_world::Reader;
 
 /// The largest number of bytes that one read returns.
 const SCRATCH: usize = 64 * 1024;
@@ -586,7 +586,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::limits::SourcePrefix;
+    use isthmus_model::limits::SourcePrefix;
 
     #[test]
     fn no_block_of_addresses_is_that_of_unannounced_connections() {

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::seen_hello::SeenHello;
 use super::standstill::Standstill;
-use crate::model::reason::Reason;
-use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
-use crate::net::admission::{Holder, peers, services};
-use crate::net::latest::Latest;
-use crate::net::own::OwnDial;
-use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
-use crate::snapshot::candidates::Candidate;
-use crate::telemetry::local::{Destination, DestinationName, ListenerCounts, RelayPath};
-use crate::tls::proof::Proof;
-use crate::tls::trust::TrustBundles;
-use crate::wire::connect::Claims;
+use isthmus_model::reason::Reason;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Side};
+use isthmus_net::admission::{Holder, peers, services};
+use isthmus_net::own::OwnDial;
+use isthmus_snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
+use isthmus_snapshot::candidates::Candidate;
+use isthmus_tasks::latest::Latest;
+use isthmus_telemetry::local::{Destination, DestinationName, ListenerCounts, RelayPath};
+use isthmus_tls::proof::Proof;
+use isthmus_tls::trust::TrustBundles;
+use isthmus_wire::connect::Claims;
 
 /// One live connection or CONNECT stream. The task that serves it owns the sockets; the entry owns everything else.
 pub(crate) struct Entry {
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     proxied: OnceCell<Box<Proxied>>,
     /// The address of this gateway that the client, or the proxy, connected to.
     pub(crate) local: Cell<Option<SocketAddr>>,
-    /// The [holder](crate::net::admission) that the connection's admission slot is counted for.
+    /// The [holder](isthmus_net::admission) that the connection's admission slot is counted for.
     holder: RefCell<Holder>,
     /// The time of the accept, on the monotonic clock.
     pub(crate) accepted: Instant,

@@ -10,9 +10,9 @@ use super::connect::Connected;
 use super::core::Core;
 use super::entry::Entry;
 use super::standstill::Observed;
-use crate::model::reason::Reason;
-use crate::net::budget::stalled_memory;
-use crate::net::socket::bound_received;
+use isthmus_model::reason::Reason;
+use isthmus_net::budget::stalled_memory;
+use isthmus_net::socket::bound_received;
 
 /// The sockets of a connection's two peers, and whether bytes wait for them.
 pub(super) struct Sides<'a> {

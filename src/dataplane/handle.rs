@@ -18,22 +18,22 @@ use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
 use super::worker;
-use crate::model::limits::SourceLimits;
-use crate::model::record::ConnectionRecord;
-use crate::net::admission::Admission;
-use crate::net::admission::peers::Peers;
-use crate::net::admission::services::Services;
-use crate::net::budget::{
+use isthmus_model::limits::SourceLimits;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_net::admission::Admission;
+use isthmus_net::admission::peers::Peers;
+use isthmus_net::admission::services::Services;
+use isthmus_net::budget::{
     checks_for, connections_for, dns_connections_for, http_connections_for, xds_connections_for,
 };
-use crate::net::handed::HandedOver;
-use crate::net::listen::Listening;
-use crate::net::own::OwnAddresses;
-use crate::snapshot::policy::Limits;
-use crate::telemetry::Telemetry;
-use crate::tls::context::NodeContext;
-use crate::tls::server::mutual;
-use crate::world::Reader;
+use isthmus_net::handed::HandedOver;
+use isthmus_net::listen::Listening;
+use isthmus_net::own::OwnAddresses;
+use isthmus_snapshot::policy::Limits;
+use isthmus_telemetry::Telemetry;
+use isthmus_tls::context::NodeContext;
+use isthmus_tls::server::mutual;
+use isthmus_world::Reader;
 
 /// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
 const MAILBOX: usize = 64;
@@ -176,7 +176,7 @@ impl Dataplane {
     }
 
     /// Starts to accept connections on one more listener's sockets.
-    pub(crate) async fn open(&mut self, key: SocketKey, listening: Listening) {
+    pub async fn open(&mut self, key: SocketKey, listening: Listening) {
         self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
         for (worker, socket) in self.shared.workers.iter().zip(sockets) {
@@ -188,7 +188,7 @@ impl Dataplane {
 
     /// Stops accepting connections on a listener's sockets, and waits up to a second until the sockets are closed. The open
     /// connections stay open until their listener is retired.
-    pub(crate) async fn close(&mut self, key: &SocketKey) {
+    pub async fn close(&mut self, key: &SocketKey) {
         if let Some(address) = self.open.remove(key) {
             self.shared.own.closed(address);
         }

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::shared::Condemned;
-use crate::model::reason::Reason;
+use isthmus_model::reason::Reason;
 
 /// Ends the chosen connections in batches and sends their number to `answer`.
 pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Sender<usize>) {

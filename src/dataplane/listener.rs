@@ -19,11 +19,11 @@ use super::entry::Entry;
 use super::peek::announced_at_once;
 use super::refuse;
 use super::socket_key::SocketKey;
-use crate::model::address::{Bind, canonical_socket};
-use crate::net::admission::Holder;
-use crate::net::throttle::LogThrottle;
-use crate::snapshot::policy::{Listener, ProxyProtocol, admits};
-use crate::telemetry::local::ListenerCounts;
+use isthmus_model::address::{Bind, canonical_socket};
+use isthmus_net::admission::Holder;
+use isthmus_snapshot::policy::{Listener, ProxyProtocol, admits};
+use isthmus_tasks::throttle::LogThrottle;
+use isthmus_telemetry::local::ListenerCounts;
 
 /// The number of connections accepted before other tasks get their turn.
 const ACCEPTS_AT_ONCE: usize = 64;

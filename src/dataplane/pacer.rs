@@ -10,8 +10,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use crate::model::limits::SourcePrefix;
-use crate::net::scope::LocalScope;
+use isthmus_model::limits::SourcePrefix;
+use isthmus_tasks::scope::LocalScope;
 
 /// Decides which handshake of one worker makes the next step.
 #[derive(Clone, Default)]

@@ -13,19 +13,19 @@ use tokio::net::TcpStream;
 use super::core::{Core, NO_SOURCE, admit_caller, newest};
 use super::entry::{Entry, Proxied};
 use super::seen_hello::SeenHello;
-use crate::model::alpn::Protocols;
-use crate::model::reason::Reason;
-use crate::net::admission::{Holder, Limit};
-use crate::net::handed::Purpose;
-use crate::net::socket::original_destination;
-use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
-use crate::snapshot::missing::missing_for;
-use crate::snapshot::peer::{ENROL_PROTOCOL, LINK_PROTOCOL};
-use crate::snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
-use crate::wire::client_hello::{self, CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
-use crate::wire::proxy_protocol::read::{Header, HeaderFault, Verdict as HeaderVerdict};
-use crate::wire::proxy_protocol::{self, Announced, begins_header};
+use isthmus_model::alpn::Protocols;
+use isthmus_model::reason::Reason;
+use isthmus_net::admission::{Holder, Limit};
+use isthmus_net::handed::Purpose;
+use isthmus_net::socket::original_destination;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
+use isthmus_snapshot::missing::missing_for;
+use isthmus_snapshot::peer::{ENROL_PROTOCOL, LINK_PROTOCOL};
+use isthmus_snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
+use isthmus_wire::client_hello::{self, CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
+use isthmus_wire::proxy_protocol::read::{Header, HeaderFault, Verdict as HeaderVerdict};
+use isthmus_wire::proxy_protocol::{self, Announced, begins_header};
 
 /// The result of reading the first bytes.
 pub(crate) enum Peeked {

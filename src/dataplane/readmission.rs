@@ -5,10 +5,10 @@ use std::rc::Rc;
 use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
 use super::seen_hello::SeenHello;
-use crate::model::authority::Authority;
-use crate::model::reason::Reason;
-use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{AdmissionRequest, Requested, readmit};
+use isthmus_model::authority::Authority;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::admit::{AdmissionRequest, Requested, readmit};
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
 /// drain. The other connections are counted for their services, because the file may have added a limit.

@@ -9,8 +9,8 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::core::Core;
-use crate::model::reason::Reason;
-use crate::wire::alert::Alert;
+use isthmus_model::reason::Reason;
+use isthmus_wire::alert::Alert;
 
 /// The largest number of bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;

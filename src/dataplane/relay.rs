@@ -33,12 +33,12 @@ use super::core::Core;
 use super::entry::Entry;
 use super::examine::{self, Sides, examine};
 use super::peek::Replay;
-use crate::model::reason::Reason;
-use crate::model::record::Side;
-use crate::net::pipe::Pipe;
-use crate::net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
-use crate::telemetry::local::RelayPath;
-use crate::wire::client_hello::{answers_tls, looks_like};
+use isthmus_model::reason::Reason;
+use isthmus_model::record::Side;
+use isthmus_net::pipe::Pipe;
+use isthmus_net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
+use isthmus_telemetry::local::RelayPath;
+use isthmus_wire::client_hello::{answers_tls, looks_like};
 
 /// The size in bytes of a read after which the next bytes are spliced, so that they stay in the kernel.
 const SPLICE_FROM: usize = 16 * 1024;

@@ -1,8 +1,8 @@
 //! The parts of a hello that are kept for as long as its connection lives, in one allocation.
 
-use crate::model::alpn::Protocols;
-use crate::model::trace::TraceId;
-use crate::wire::client_hello::Hello;
+use isthmus_model::alpn::Protocols;
+use isthmus_model::trace::TraceId;
+use isthmus_wire::client_hello::Hello;
 
 /// The length in bytes of the trace id with which a [`SeenHello`] begins. The id is all zeroes if there is no trace.
 const TRACE: usize = 16;

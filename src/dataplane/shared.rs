@@ -13,16 +13,16 @@ use super::entry::{Entry, Proxied};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::Which;
-use crate::model::record::ConnectionRecord;
-use crate::net::admission::peers::Peers;
-use crate::net::admission::services::Services;
-use crate::net::admission::{Admission, Holder};
-use crate::net::handed::HandedOver;
-use crate::net::own::OwnAddresses;
-use crate::snapshot::policy::Listener;
-use crate::telemetry::Telemetry;
-use crate::telemetry::local::Local;
-use crate::tls::context::NodeContext;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_net::admission::peers::Peers;
+use isthmus_net::admission::services::Services;
+use isthmus_net::admission::{Admission, Holder};
+use isthmus_net::handed::HandedOver;
+use isthmus_net::own::OwnAddresses;
+use isthmus_snapshot::policy::Listener;
+use isthmus_telemetry::Telemetry;
+use isthmus_telemetry::local::Local;
+use isthmus_tls::context::NodeContext;
 
 /// The state that all workers share.
 pub(crate) struct Shared {

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::address::Bind;
-use crate::snapshot::policy::Listener;
+use isthmus_model::address::Bind;
+use isthmus_snapshot::policy::Listener;
 
 /// The sockets of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum SocketKey {
+pub enum SocketKey {
     /// The sockets that this process has bound to the address.
     Bound(Bind),
     /// The sockets that the service manager has passed for the listener of this name, whatever its `bind` is.

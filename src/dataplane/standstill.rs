@@ -9,9 +9,9 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use crate::model::reason::Reason;
-use crate::net::diag::TcpState;
-use crate::snapshot::policy::Timeouts;
+use isthmus_model::reason::Reason;
+use isthmus_net::diag::TcpState;
+use isthmus_snapshot::policy::Timeouts;
 
 /// The number of ticks without moved bytes after which a connection is examined.
 const QUIET: u32 = 15;

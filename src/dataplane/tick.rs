@@ -8,8 +8,8 @@ use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::examine;
 use super::hbone::held;
-use crate::model::reason::Reason;
-use crate::snapshot::policy::Timeouts;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::policy::Timeouts;
 
 /// The time for which a half-closed connection may continue if its endpoint has not sent a byte.
 const UNANSWERED: Duration = Duration::from_secs(30);

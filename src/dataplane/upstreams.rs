@@ -14,12 +14,12 @@ use metrics::Gauge;
 
 use super::clock::milliseconds;
 use super::withdrawals::{Withdrawal, Withdrawals};
-use crate::balance::{Availability, Load};
-use crate::model::endpoint::Health;
-use crate::model::reason::Reason;
-use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
-use crate::snapshot::policy::Ejection;
-use crate::telemetry::recorder::Recorder;
+use isthmus_balance::{Availability, Load};
+use isthmus_model::endpoint::Health;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
+use isthmus_snapshot::policy::Ejection;
+use isthmus_telemetry::recorder::Recorder;
 
 /// The time after which an endpoint without connections is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(60);

@@ -13,9 +13,9 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 
-use crate::balance::Availability;
-use crate::model::address::canonical_ip;
-use crate::snapshot::candidates::{EndpointKey, service_of};
+use isthmus_balance::Availability;
+use isthmus_model::address::canonical_ip;
+use isthmus_snapshot::candidates::{EndpointKey, service_of};
 
 /// The largest number of orders in force; further ones are refused.
 pub const WITHDRAWALS_MAX: usize = 1_000;

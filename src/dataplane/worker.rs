@@ -20,10 +20,10 @@ use super::readmission::readmit_all;
 use super::shared::{Message, Shared};
 use super::socket_key::SocketKey;
 use super::tick::tick;
-use crate::model::reason::Reason;
-use crate::model::record::ConnectionRecord;
-use crate::net::timer::Timer;
-use crate::world::Reader;
+use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_tasks::timer::Timer;
+use isthmus_world::Reader;
 
 /// The time between two looks whether all connections of a draining worker have finished.
 const FINISHED_EVERY: Duration = Duration::from_millis(10);

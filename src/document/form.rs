@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::model::address::{self, Url};
-use crate::model::endpoint;
-use crate::model::service::PortProtocol;
-use crate::model::{identity, name, place};
-use crate::snapshot::policy;
+use isthmus_model::address::{self, Url};
+use isthmus_model::endpoint;
+use isthmus_model::words::Words;
+use isthmus_model::{identity, name, place};
 
 use super::problem::InvalidValue;
 use super::scalar;
@@ -69,6 +68,7 @@ pub trait Items: Form {
 
 /// Defines forms of text: the type of a value, its parser, the name of the form, its pattern (ECMA-262, which may allow more
 /// than the parser), the form in words that fit behind "expected", and the function that writes a value.
+#[macro_export]
 macro_rules! text_forms {
     ($($(#[$doc:meta])* $visible:vis $form:ident: $value:ty = $parse:expr, $name:literal, $pattern:literal,
        $expects:literal $(, written by $write:expr)?;)+) => {$(
@@ -76,8 +76,8 @@ macro_rules! text_forms {
         #[derive(Debug)]
         $visible struct $form;
 
-        impl $crate::document::form::TextForm for $form {
-            const TEXT: &'static $crate::document::table::Text = &$crate::document::table::Text {
+        impl $crate::form::TextForm for $form {
+            const TEXT: &'static $crate::table::Text = &$crate::table::Text {
                 name: $name,
                 expects: $expects,
                 pattern: $pattern,
@@ -85,29 +85,29 @@ macro_rules! text_forms {
                 check: |text| Self::parse(text).map(drop),
             };
 
-            fn parse(text: &str) -> Result<$value, $crate::document::problem::InvalidValue> {
+            fn parse(text: &str) -> Result<$value, $crate::problem::InvalidValue> {
                 $parse(text)
             }
         }
 
-        impl $crate::document::form::Form for $form {
+        impl $crate::form::Form for $form {
             type Value = $value;
-            const KIND: $crate::document::table::Kind =
-                $crate::document::table::Kind::Text(<Self as $crate::document::form::TextForm>::TEXT);
+            const KIND: $crate::table::Kind =
+                $crate::table::Kind::Text(<Self as $crate::form::TextForm>::TEXT);
 
-            fn read(node: &$crate::document::tree::Node) -> Option<$value> {
-                <Self as $crate::document::form::TextForm>::parse(node.text()?).ok()
+            fn read(node: &$crate::tree::Node) -> Option<$value> {
+                <Self as $crate::form::TextForm>::parse(node.text()?).ok()
             }
         }
 
-        $(impl $crate::document::form::Written for $form {
+        $(impl $crate::form::Written for $form {
             fn write(value: &$value) -> String {
                 $write(value)
             }
         })?
     )+};
 }
-pub(crate) use text_forms;
+pub use text_forms;
 
 text_forms! {
     /// A path, as written.
@@ -407,52 +407,6 @@ impl Written for Weight {
         value.value().to_string()
     }
 }
-
-/// A type whose values a document writes as fixed words.
-pub trait Words: Copy + 'static {
-    /// All values of the type.
-    const ALL: &'static [Self];
-    /// The words of the values, in the same order.
-    const WORDS: &'static [&'static str];
-    /// Returns the word that documents use for this value.
-    fn word(self) -> &'static str;
-}
-
-/// Implements [`Words`] for types with `ALL` and `text`.
-macro_rules! words {
-    ($($type:ty),+ $(,)?) => {$(
-        impl $crate::document::form::Words for $type {
-            const ALL: &'static [Self] = &<$type>::ALL;
-            const WORDS: &'static [&'static str] = &{
-                let mut words = [""; <$type>::ALL.len()];
-                let mut at = 0;
-                while at < words.len() {
-                    words[at] = <$type>::ALL[at].text();
-                    at += 1;
-                }
-                words
-            };
-
-            fn word(self) -> &'static str {
-                self.text()
-            }
-        }
-    )+};
-}
-pub(crate) use words;
-
-words!(
-    PortProtocol,
-    endpoint::TlsMode,
-    endpoint::Encapsulation,
-    endpoint::Health,
-    endpoint::ProxyVersion,
-    policy::Access,
-    policy::ListenerProtocol,
-    policy::LoadBalancing,
-    policy::LocalityMode,
-    policy::ProxyMode,
-);
 
 /// A value that a document writes as one of a fixed set of words.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::model::endpoint::EndpointTemplate;
-use crate::model::identity::Identity;
-use crate::model::place::{Locality, Network};
+use isthmus_model::endpoint::EndpointTemplate;
+use isthmus_model::identity::Identity;
+use isthmus_model::place::{Locality, Network};
 
 use super::problem::InvalidValue;
 

@@ -134,15 +134,16 @@ impl<F: Written> ReadKey for Defaulted<F> {
 ///     }
 /// }
 /// ```
+#[macro_export]
 macro_rules! keys {
-    (@type $form:ty) => { $crate::document::key::Key<$form> };
-    (@type $form:ty, $default:expr) => { $crate::document::key::Defaulted<$form> };
+    (@type $form:ty) => { $crate::key::Key<$form> };
+    (@type $form:ty, $default:expr) => { $crate::key::Defaulted<$form> };
     (@key $name:literal, $doc:expr, = $default:expr) => {
-        $crate::document::key::Defaulted::new($name, || $default, $doc)
+        $crate::key::Defaulted::new($name, || $default, $doc)
     };
-    (@key $name:literal, $doc:expr, => required) => { $crate::document::key::Key::required($name, $doc) };
+    (@key $name:literal, $doc:expr, => required) => { $crate::key::Key::required($name, $doc) };
     (@key $name:literal, $doc:expr, => $absent:literal) => {
-        $crate::document::key::Key::optional($name, $absent, $doc)
+        $crate::key::Key::optional($name, $absent, $doc)
     };
     ($($(#[doc = $doc:literal])+ $visible:vis $object:ident $name:literal $(one of [$($one:ident),+])? {
         $($(#[doc = $key_doc:literal])+ $key:ident $text:literal: $form:ty $(= $default:expr)? $(=> $absent:tt)?;)*
@@ -153,22 +154,22 @@ macro_rules! keys {
 
         impl $object {
             $($(#[doc = $key_doc])+
-            $visible const $key: $crate::document::key::keys!(@type $form $(, $default)?) =
-                $crate::document::key::keys!(@key $text, concat!($($key_doc),+).trim_ascii_start(), $(= $default)? $(=> $absent)?);)*
+            $visible const $key: $crate::key::keys!(@type $form $(, $default)?) =
+                $crate::key::keys!(@key $text, concat!($($key_doc),+).trim_ascii_start(), $(= $default)? $(=> $absent)?);)*
         }
 
-        impl $crate::document::form::Form for $object {
+        impl $crate::form::Form for $object {
             type Value = ();
-            const KIND: $crate::document::table::Kind =
-                $crate::document::table::Kind::Object(<Self as $crate::document::form::Keys>::OBJECT);
+            const KIND: $crate::table::Kind =
+                $crate::table::Kind::Object(<Self as $crate::form::Keys>::OBJECT);
 
-            fn read(node: &$crate::document::tree::Node) -> Option<()> {
+            fn read(node: &$crate::tree::Node) -> Option<()> {
                 node.is_map().then_some(())
             }
         }
 
-        impl $crate::document::form::Keys for $object {
-            const OBJECT: &'static $crate::document::table::Object = &$crate::document::table::Object {
+        impl $crate::form::Keys for $object {
+            const OBJECT: &'static $crate::table::Object = &$crate::table::Object {
                 name: $name,
                 doc: concat!($($doc),+).trim_ascii_start(),
                 one_of: &[$($(Self::$one.name()),+)?],
@@ -177,4 +178,4 @@ macro_rules! keys {
         }
     )+};
 }
-pub(crate) use keys;
+pub use keys;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::model::address::{AdminBind, Bind, Host, Scheme, Url, canonical_ip};
-use crate::model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
-use crate::model::name::{HostName, NameError, NamePattern, PatternError};
-use crate::model::place::Locality;
-use crate::snapshot::policy::RouteName;
+use isthmus_model::address::{AdminBind, Bind, Host, Scheme, Url, canonical_ip};
+use isthmus_model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
+use isthmus_model::name::{HostName, NameError, NamePattern, PatternError};
+use isthmus_model::place::Locality;
+use isthmus_snapshot::policy::RouteName;
 
 use super::problem::InvalidValue;
 

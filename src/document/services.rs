@@ -7,11 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path;
 use std::sync::Arc;
 
-use crate::model::address::Host;
-use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, OwnPorts};
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Service, ServiceKey, ServicePort, Waypoint};
-use crate::snapshot::listing::Listing;
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, OwnPorts};
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::{Service, ServiceKey, ServicePort, Waypoint};
+use isthmus_snapshot::listing::Listing;
 
 use super::form::{self, Form};
 use super::intern::Interner;

@@ -21,8 +21,8 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use hashbrown::DefaultHashBuilder;
 
-use crate::model::limits::SourceLimits;
-use crate::model::reason::Reason;
+use isthmus_model::limits::SourceLimits;
+use isthmus_model::reason::Reason;
 
 pub mod peers;
 pub mod services;
@@ -493,7 +493,7 @@ mod tests {
 
     #[test]
     fn a_block_of_addresses_is_one_source() {
-        let prefix = crate::model::limits::SourcePrefix { ipv4: 24, ipv6: 64 };
+        let prefix = isthmus_model::limits::SourcePrefix { ipv4: 24, ipv6: 64 };
         let admission = limited(SourceLimits { connections: Some(2), prefix, ..SourceLimits::default() });
         let [one, other] = [1, 2].map(|host| admission.source(IpAddr::from([10, 0, 0, host])));
         assert_eq!((take(&admission, &one, 1), take(&admission, &other, 2)), (1, 1));

@@ -22,8 +22,8 @@ use tonic::client::{Grpc, GrpcService};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::scope::Scope;
-use crate::model::address::{Host, Url};
+use isthmus_model::address::{Host, Url};
+use isthmus_tasks::scope::Scope;
 
 /// The default limit of a message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;

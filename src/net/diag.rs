@@ -14,7 +14,7 @@ use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use socket2::SockRef;
 
-use crate::model::address::canonical_socket;
+use isthmus_model::address::canonical_socket;
 
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
 const BY_FAMILY: u16 = 20;

@@ -18,10 +18,10 @@ use tokio::time::{Instant, Sleep};
 use super::admission::{Admission, Holder, Verdict};
 use super::own::OwnAddresses;
 use super::ranking::Ranking;
-use super::throttle::LogThrottle;
-use crate::model::address::canonical_socket;
-use crate::model::limits::SourcePrefix;
-use crate::telemetry::recorder::Recorder;
+use isthmus_model::address::canonical_socket;
+use isthmus_model::limits::SourcePrefix;
+use isthmus_tasks::throttle::LogThrottle;
+use isthmus_telemetry::recorder::Recorder;
 
 /// The pause after the kernel refused a connection for lack of descriptors or memory.
 const REST: Duration = Duration::from_millis(50);

@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::inherited;
 use super::socket::{bound_unsent, keep_alive};
-use crate::model::address::Bind;
+use isthmus_model::address::Bind;
 
 /// The length of the kernel's accept queue; the kernel reduces it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;

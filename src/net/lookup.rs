@@ -9,8 +9,8 @@ use hickory_resolver::config::{NameServerConfig, ResolverConfig};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 
-use crate::model::address::canonical_ip;
-use crate::model::name::HostName;
+use isthmus_model::address::canonical_ip;
+use isthmus_model::name::HostName;
 
 /// The deadline of one look-up, with its retries.
 const LOOKUP: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use dashmap::{DashMap, Entry};
 use hashbrown::DefaultHashBuilder;
 
-use crate::model::address::{canonical_ip, canonical_socket};
+use isthmus_model::address::{canonical_ip, canonical_socket};
 
 /// The interval at which the addresses of the host's interfaces are read.
 pub const LOOK_UP_EVERY: Duration = Duration::from_secs(30);

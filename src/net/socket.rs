@@ -16,8 +16,8 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::diag;
-use crate::model::address::canonical_socket;
-use crate::model::reason::Reason;
+use isthmus_model::address::canonical_socket;
+use isthmus_model::reason::Reason;
 
 /// The silence after which keep-alive probes a peer. The next two constants are the interval and the number of probes.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(60);

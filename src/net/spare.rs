@@ -85,7 +85,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::net::socket::{begin_to_connect, relay_socket};
+    use crate::socket::{begin_to_connect, relay_socket};
 
     /// A connection to a listener on this address: both ends.
     fn connection(address: &str, spare: Option<OwnedFd>) -> (TcpStream, TcpStream) {

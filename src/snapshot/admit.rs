@@ -12,15 +12,15 @@ use super::peer::Peer;
 use super::policy::{ExportRule, Listener, ProxyProtocol, RouteTarget, admits};
 use super::routes::RouteEntry;
 use super::service_view::{AskedBy, PortView, ServiceView};
-use crate::model::address::Host;
-use crate::model::alpn::Protocols;
-use crate::model::authority::Authority;
-use crate::model::identity::Identity;
-use crate::model::limits::ServiceLimitKey;
-use crate::model::mesh_name::{Dialect, MeshName, read};
-use crate::model::name::{HostName, NameBuffer, canonical, is_ip_literal};
-use crate::model::place::ClusterId;
-use crate::model::reason::Reason;
+use isthmus_model::address::Host;
+use isthmus_model::alpn::Protocols;
+use isthmus_model::authority::Authority;
+use isthmus_model::identity::Identity;
+use isthmus_model::limits::ServiceLimitKey;
+use isthmus_model::mesh_name::{Dialect, MeshName, read};
+use isthmus_model::name::{HostName, NameBuffer, canonical, is_ip_literal};
+use isthmus_model::place::ClusterId;
+use isthmus_model::reason::Reason;
 
 /// All inputs of an admission except the snapshot.
 #[derive(Clone, Copy, Debug)]

@@ -302,7 +302,7 @@ mod tests {
     use proptest::{option, prop_assert_eq, proptest};
 
     use super::*;
-    use crate::model::name::HostName;
+    use isthmus_model::name::HostName;
 
     fn host(text: &str) -> HostName {
         HostName::parse(text).expect("legal")

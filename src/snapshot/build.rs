@@ -16,8 +16,8 @@ use super::owners::AddressIndex;
 use super::peer::Peer;
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
-use crate::model::name::HostName;
-use crate::model::place::Network;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
 
 /// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::policy::Tuning;
-use crate::model::endpoint::{Encapsulation, Health, Weight};
-use crate::model::place::{ClusterId, Distance, Locality};
+use isthmus_model::endpoint::{Encapsulation, Health, Weight};
+pub use isthmus_model::place::{ClusterId, Distance, Locality};
 
 /// The key of an endpoint's run-time state; two subsets of one service port share the state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,26 +158,10 @@ fn level(distance: Distance, start: usize, endpoints: &[Candidate], sums: &mut V
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::snapshot::policy::{LocalityMode, Timeouts};
-
-    pub(crate) fn candidate(port: u16, weight: u32, health: Health, distance: Distance) -> Candidate {
-        Candidate {
-            key: EndpointKey { group: "g".into(), address: SocketAddr::from(([10, 0, 0, 1], port)) },
-            weight: Weight::new(weight).expect("not 0"),
-            health,
-            cluster: ClusterId::default(),
-            locality: Locality::default(),
-            distance,
-            encapsulation: Encapsulation::None,
-        }
-    }
-
-    pub(crate) fn candidates(mode: LocalityMode, endpoints: Vec<Candidate>) -> Candidates {
-        let tuning = Tuning { locality: mode, ..Tuning::for_routes(&Timeouts::default()) };
-        Candidates::new("g".into(), tuning.into(), endpoints)
-    }
+    use crate::policy::LocalityMode;
+    use crate::testing::{candidate, candidates};
 
     #[test]
     fn weights_are_summed_by_level() {

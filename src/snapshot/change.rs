@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::policy::Gateway;
-use crate::model::endpoint::{Endpoint, Labels};
-use crate::model::name::HostName;
-use crate::model::place::Network;
-use crate::model::service::{Service, ServiceKey};
+use isthmus_model::endpoint::{Endpoint, Labels};
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+use isthmus_model::service::{Service, ServiceKey};
 
 /// One report of a registry (SPEC §15).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 //! ServiceExport applies. Each of the ServiceExports gets the condition `Conflict`, which describes the difference.
 
 use super::change::Export;
-use crate::model::place::ClusterId;
-use crate::model::service::ServicePort;
+use isthmus_model::place::ClusterId;
+use isthmus_model::service::ServicePort;
 
 /// The largest number of ports that a message lists; further ports are only counted.
 const PORTS_SHOWN: usize = 10;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::model::name::HostName;
-use crate::model::place::Network;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
 
 /// The difference between a snapshot and its predecessor, so that readers need not compare snapshots. It has names only: a
 /// reader takes the states from the snapshot that it goes on to, and no state is kept in memory for a delta.

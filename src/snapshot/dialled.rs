@@ -85,10 +85,10 @@ impl Dialled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::address::Bind;
-    use crate::model::service::PortProtocol;
-    use crate::snapshot::policy::{Listener, RouteName};
-    use crate::snapshot::tests::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
+    use crate::policy::{Listener, RouteName};
+    use crate::testing::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
+    use isthmus_model::address::Bind;
+    use isthmus_model::service::PortProtocol;
 
     #[test]
     fn what_is_dialled_follows_from_listeners_routes_and_exports() {

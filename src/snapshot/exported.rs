@@ -12,8 +12,8 @@ use super::delta::Delta;
 use super::owners::OwnerMap;
 use super::peer::{Peer, PeerExport};
 use super::service_view::ServiceView;
-use crate::model::identity::Identity;
-use crate::model::name::{HostName, NameError};
+use isthmus_model::identity::Identity;
+use isthmus_model::name::{HostName, NameError};
 
 /// The largest number of problems that are listed for one peer; further problems are only counted.
 const PROBLEMS_SHOWN: usize = 10;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::change::{Mark, MarkKind};
 use super::name_index::PatternMap;
 use super::policy::{ExportRule, MarkCondition, admits};
-use crate::model::endpoint::Labels;
-use crate::model::identity::{Identity, IdentityPattern};
-use crate::model::name::NamePattern;
-use crate::model::place::ClusterId;
-use crate::model::reason::Reason;
+use isthmus_model::endpoint::Labels;
+use isthmus_model::identity::{Identity, IdentityPattern};
+use isthmus_model::name::NamePattern;
+use isthmus_model::place::ClusterId;
+use isthmus_model::reason::Reason;
 
 /// The export rules, with an index by name pattern.
 #[derive(Clone, Debug, Default)]
@@ -178,7 +178,7 @@ pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::policy::ExportScope;
+    use crate::policy::ExportScope;
 
     fn rule(services: &[&str]) -> ExportRule {
         ExportRule {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Service, ServiceKey};
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::{Service, ServiceKey};
 
 /// All services of a `services:` list. Hosts of endpoints may be names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use super::Snapshot;
 use super::admit::Requested;
-use crate::model::address::Host;
-use crate::model::mesh_name::{self, Dialect};
-use crate::model::name::{NameBuffer, canonical};
-use crate::model::reason::Reason;
+use isthmus_model::address::Host;
+use isthmus_model::mesh_name::{self, Dialect};
+use isthmus_model::name::{NameBuffer, canonical};
+use isthmus_model::reason::Reason;
 
 /// Returns the explanation if the name is unknown and a registry that has not been read may have it. The explanation begins
 /// with the code of the problem in `status`.

@@ -2,7 +2,7 @@
 //! the number of patterns.
 
 use super::bucket_map::BucketMap;
-use crate::model::name::{HostName, NamePattern};
+use isthmus_model::name::{HostName, NamePattern};
 
 /// A map keyed by host name.
 pub type NameMap<V> = BucketMap<HostName, V>;

@@ -3,7 +3,7 @@
 use strsim::osa_distance;
 
 use super::Snapshot;
-use crate::model::mesh_name::{Dialect, MeshName, read};
+use isthmus_model::mesh_name::{Dialect, MeshName, read};
 
 const NEAR_MAX: usize = 3;
 

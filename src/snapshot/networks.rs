@@ -12,8 +12,8 @@ use super::inputs::Inputs;
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;
-use crate::model::name::HostName;
-use crate::model::place::Network;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
 
 /// All networks that the config or a registry names.
 #[derive(Clone, Debug, Default)]

@@ -11,10 +11,10 @@ use super::policy::RouteTarget;
 use super::routes::{RouteEntry, addresses};
 use super::service_view::{AskedBy, PortEndpoint, PortView, ServiceView, on_own_network};
 use super::shard::Standing;
-use crate::model::endpoint::{Encapsulation, HBONE_PORT};
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::Withheld;
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT};
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::Withheld;
 
 /// The reason why an endpoint cannot be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use super::bucket_map::BucketMap;
-use crate::model::name::HostName;
+use isthmus_model::name::HostName;
 
 /// The services by address: by each virtual address, and by the address of each endpoint on this network.
 ///

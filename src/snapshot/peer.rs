@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::model::identity::{Identity, TrustDomain};
-use crate::model::name::{HostName, NameError, NamePattern};
-use crate::model::place::Network;
+use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::name::{HostName, NameError, NamePattern};
+use isthmus_model::place::Network;
 
 /// Another organisation, which exchanges services with this mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]

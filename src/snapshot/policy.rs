@@ -9,12 +9,14 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::peer::Peer;
-use crate::model::address::{Bind, Host};
-use crate::model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
-use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
-use crate::model::limits::SourceLimits;
-use crate::model::name::{HostName, NamePattern};
-use crate::model::place::{ClusterId, Locality, Network};
+use isthmus_model::address::{Bind, Host};
+use isthmus_model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
+use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
+use isthmus_model::limits::SourceLimits;
+use isthmus_model::name::{HostName, NamePattern};
+use isthmus_model::place::{ClusterId, Locality, Network};
+
+isthmus_model::words!(Access, ListenerProtocol, LoadBalancing, LocalityMode, ProxyMode);
 
 /// All parts of the config file that the data path or the aggregator acts on.
 #[derive(Clone, Debug)]

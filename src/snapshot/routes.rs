@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::name_index::{NameMap, PatternMap};
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
-use crate::model::address::Host;
-use crate::model::endpoint::{Encapsulation, Health};
-use crate::model::name::{HostName, NamePattern};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{Encapsulation, Health};
+use isthmus_model::name::{HostName, NamePattern};
 
 /// The addresses of host names at their last look-up.
 pub type Resolved = NameMap<Arc<[IpAddr]>>;

@@ -16,12 +16,12 @@ use super::networks::NetworkTable;
 use super::policy::{ExportRule, Node, Tuning};
 use super::routes::{Resolved, addresses};
 use super::shard::{Origin, Shard, Standing};
-use crate::model::address::Host;
-use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health, Labels, TlsMode, Weight};
-use crate::model::identity::Identity;
-use crate::model::import::Import;
-use crate::model::place::{ClusterId, Distance, Locality, Network};
-use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health, Labels, TlsMode, Weight};
+use isthmus_model::identity::Identity;
+use isthmus_model::import::Import;
+use isthmus_model::place::{ClusterId, Distance, Locality, Network};
+use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 
 /// The inputs for merging one service: the shards and the networks' gateways.
 #[derive(Clone, Copy, Debug)]
@@ -401,10 +401,10 @@ impl ServiceView {
 impl super::policy::ServiceTuning {
     /// Returns the tuning of a service: the whole tuning of the most specific pattern that matches.
     pub fn of(&self, hostname: &str) -> &Arc<Tuning> {
-        let specificity = |pattern: &crate::model::name::NamePattern| match pattern {
-            crate::model::name::NamePattern::Exact(_) => usize::MAX,
-            crate::model::name::NamePattern::Suffix(suffix) => suffix.as_str().len(),
-            crate::model::name::NamePattern::Any => 0,
+        let specificity = |pattern: &isthmus_model::name::NamePattern| match pattern {
+            isthmus_model::name::NamePattern::Exact(_) => usize::MAX,
+            isthmus_model::name::NamePattern::Suffix(suffix) => suffix.as_str().len(),
+            isthmus_model::name::NamePattern::Any => 0,
         };
         self.policies
             .iter()

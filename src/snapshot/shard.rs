@@ -18,11 +18,11 @@ use super::change::{
 use super::listing::Listing;
 use super::name_index::NameMap;
 use super::policy::{AddressScope, Gateway, RegistryScope};
-use crate::model::address::Host;
-use crate::model::endpoint::{Endpoint, Health};
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Service, ServiceKey};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{Endpoint, Health};
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::{Service, ServiceKey};
 
 /// Tells whether the endpoints of a shard are used. Services and ports stay known in every case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::name_index::NameMap;
-use crate::model::name::{HostName, NamePattern};
+use isthmus_model::name::{HostName, NamePattern};
 
 /// The registries that have not been read, and the services that other registries have changed meanwhile.
 #[derive(Clone, Debug, Default)]

@@ -17,9 +17,9 @@ use super::policy::Access;
 use super::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, PortEndpoint, PortView, ServiceView};
 use super::shard::Standing;
 use super::weights::{Share, share, whole};
-use crate::model::address::Host;
-use crate::model::endpoint::{Encapsulation, Health, TlsMode};
-use crate::model::place::{ClusterId, Locality, Network};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
+use isthmus_model::place::{ClusterId, Locality, Network};
 
 /// The client that asks for endpoints. Equal viewers get the same endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -21,8 +21,8 @@ use twox_hash::XxHash3_64;
 
 use super::name_index::NameMap;
 use super::shard::Shard;
-use crate::model::import::Import;
-use crate::model::name::HostName;
+use isthmus_model::import::Import;
+use isthmus_model::name::HostName;
 
 /// The time for which the address of a removed service stays reserved for it.
 pub const KEPT: Duration = Duration::from_secs(24 * 3600);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::clock::rfc3339;
-use crate::api::connection::Connection;
-use crate::model::record::ConnectionRecord;
+use isthmus_api::connection::Connection;
+use isthmus_model::record::ConnectionRecord;
 
 /// The destination of the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,8 @@ impl Format {
         }
     }
 }
+
+isthmus_model::words!(Format);
 
 /// The names of this gateway in its access log; empty names are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -202,56 +204,13 @@ pub fn line(record: &ConnectionRecord, gateway: &GatewayName, format: Format) ->
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::net::SocketAddr;
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::Duration;
 
     use super::*;
-    use crate::model::reason::Reason;
-    use crate::model::record::ConnectionProtocol;
-
-    pub(crate) fn record(reason: Reason, sni: &[u8]) -> ConnectionRecord {
-        ConnectionRecord {
-            id: 7,
-            time: UNIX_EPOCH,
-            listener: "l".into(),
-            protocol: ConnectionProtocol::Sni,
-            authority: None,
-            peer: None,
-            source_claimed: None,
-            trace: None,
-            trace_state: None,
-            hello_trace: None,
-            span: None,
-            unique_id: None,
-            detail: None,
-            cancelled: false,
-            source: SocketAddr::from(([10, 0, 0, 1], 4000)),
-            proxy: None,
-            local: None,
-            attempts: 0,
-            ended_by: None,
-            first_byte: None,
-            source_network: "".into(),
-            sni: Some(sni.into()),
-            alpn: None,
-            route: None,
-            service: None,
-            service_namespace: None,
-            port: None,
-            subset: None,
-            endpoint: None,
-            endpoint_cluster: "".into(),
-            endpoint_locality: "".into(),
-            source_identity: None,
-            reason: Some(reason),
-            duration: Duration::from_micros(1_500),
-            hello: None,
-            connect: None,
-            bytes_up: 0,
-            bytes_down: 0,
-        }
-    }
+    use isthmus_model::reason::Reason;
+    use isthmus_model::testing::record;
 
     #[test]
     fn names_cannot_break_out_of_their_line() {
@@ -276,7 +235,7 @@ pub(crate) mod tests {
     fn a_whole_record_has_every_field_of_the_table_in_its_order() {
         let some = || Some("x".into());
         let address = SocketAddr::from(([10, 0, 0, 1], 4000));
-        let trace = crate::model::trace::TraceParent::parse(
+        let trace = isthmus_model::trace::TraceParent::parse(
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         );
         let whole = ConnectionRecord {
@@ -299,7 +258,7 @@ pub(crate) mod tests {
             trace,
             unique_id: some(),
             detail: some(),
-            ended_by: Some(crate::model::record::Side::Client),
+            ended_by: Some(isthmus_model::record::Side::Client),
             hello: Some(Duration::ZERO),
             connect: Some(Duration::ZERO),
             first_byte: Some(Duration::ZERO),

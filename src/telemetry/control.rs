@@ -204,7 +204,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
 
 impl Control {
     /// Describes all metrics to the recorder and creates the handles.
-    pub(crate) fn new(recorder: &Recorder) -> Self {
+    pub fn new(recorder: &Recorder) -> Self {
         for (name, text) in DESCRIPTIONS {
             recorder.describe_gauge((*name).into(), None, (*text).into());
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::model::record::ConnectionRecord;
+use isthmus_model::record::ConnectionRecord;
 
 /// The largest number of connections in the ring.
 const KEPT: usize = 1000;

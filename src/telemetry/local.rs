@@ -10,9 +10,9 @@ use metrics::{Counter, Gauge, Histogram};
 
 use super::Telemetry;
 use super::recorder::Shard;
-use crate::model::reason::Reason;
-use crate::model::record::{ConnectionProtocol, ConnectionRecord};
-use crate::model::trace::{Allowance, Span, TraceId, TraceParent};
+use isthmus_model::reason::Reason;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
+use isthmus_model::trace::{Allowance, Span, TraceId, TraceParent};
 
 /// The number of rules for which one worker keeps handles; further rules are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
@@ -425,7 +425,7 @@ impl Local {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::access_log::AccessLog;
+    use crate::access_log::AccessLog;
 
     /// The telemetry, and the metrics of one thread.
     fn local() -> (Telemetry, Local) {

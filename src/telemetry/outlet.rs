@@ -352,7 +352,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::telemetry::access_log::Format;
+    use crate::access_log::Format;
 
     fn to(path: &Path) -> AccessLog {
         AccessLog::To { sink: Sink::File(path.to_owned()), format: Format::Json }

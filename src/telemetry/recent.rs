@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::model::record::ConnectionRecord;
-use crate::model::trace::TraceId;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_model::trace::TraceId;
 
 /// The number of connections that are kept: about 4 MiB.
 const KEPT: usize = 4_096;
@@ -42,8 +42,8 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::reason::Reason;
-    use crate::telemetry::access_log::tests::record;
+    use isthmus_model::reason::Reason;
+    use isthmus_model::testing::record;
 
     fn of(trace: u8, id: u64) -> Arc<ConnectionRecord> {
         Arc::new(ConnectionRecord {

@@ -12,8 +12,8 @@ use metrics::Counter;
 use tokio::sync::mpsc;
 
 use super::recorder::Recorder;
-use crate::model::record::ConnectionRecord;
-use crate::model::trace::Sampling;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_model::trace::Sampling;
 
 /// The number of connections that may wait in the queue.
 const SPANS_MAX: usize = 8_192;
@@ -121,8 +121,8 @@ fn bytes(record: &ConnectionRecord) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::reason::Reason;
-    use crate::telemetry::access_log::tests::record;
+    use isthmus_model::reason::Reason;
+    use isthmus_model::testing::record;
 
     fn dropped(recorder: &Recorder) -> u64 {
         let text = recorder.render();

@@ -15,7 +15,7 @@ use super::failures::Failures;
 use super::outlet::{Lost, OpenLog, Outlet};
 use super::recent::Recent;
 use super::recorder::Recorder;
-use crate::model::record::ConnectionRecord;
+use isthmus_model::record::ConnectionRecord;
 
 /// The number of lines that may wait in a queue; further ones are lost.
 const QUEUE: usize = 16_384;

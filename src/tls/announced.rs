@@ -11,8 +11,8 @@ use super::pinned::Hash;
 use super::root_file::{FOLDER, RootFile};
 use super::roots::{Announced, PeerTrust, RootStore, kept_text};
 use super::status::trust_of;
-use crate::model::identity::TrustDomain;
-use crate::net::whole_file::{remove, set_aside};
+use isthmus_files::whole_file::{remove, set_aside};
+use isthmus_model::identity::TrustDomain;
 
 /// The kind of file that the first line names.
 const KIND: &str = "peer roots";
@@ -191,9 +191,9 @@ mod tests {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
-    use crate::model::identity::TrustDomain;
-    use crate::tls::certificate::certificates;
-    use crate::tls::development::Authority;
+    use crate::certificate::certificates;
+    use crate::development::Authority;
+    use isthmus_model::identity::TrustDomain;
 
     fn domain(name: &str) -> TrustDomain {
         TrustDomain::parse(name).expect("legal")

@@ -12,8 +12,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::model::identity::{Identity, IdentityError};
-use crate::telemetry::clock::rfc3339;
+use isthmus_model::identity::{Identity, IdentityError};
+use isthmus_telemetry::clock::rfc3339;
 
 /// The number of characters in a line of PEM (RFC 7468 §2).
 const PEM_LINE: usize = 64;
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn a_key_that_is_encrypted_or_a_certificate_is_told_so() {
         let fault = |key: &str| {
-            let read = Certificate::from_pem(b"", key.as_bytes(), &crate::tls::server::provider());
+            let read = Certificate::from_pem(b"", key.as_bytes(), &crate::server::provider());
             read.expect_err("no key").to_string()
         };
         let encrypted = "the private key is encrypted; give a key without a passphrase";

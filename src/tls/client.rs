@@ -22,9 +22,9 @@ use super::files::{read, read_roots};
 use super::server::{Newest, provider};
 use super::signatures::verify_signatures;
 use super::trust::{Shower, TrustBundles, anchors, describe};
-use crate::model::address::Host;
-use crate::model::identity::TrustDomain;
-use crate::net::latest::Latest;
+use isthmus_model::address::Host;
+use isthmus_model::identity::TrustDomain;
+use isthmus_tasks::latest::Latest;
 
 /// The files of a TLS client.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,11 +13,11 @@ use super::source::{Options, Sink, Source};
 use super::status::SourceStatus;
 use super::trust::TrustBundles;
 use super::{announced, files, istio_ca, workload_api};
-use crate::net::latest::{Latest, LatestWriter};
-use crate::net::scope::Scope;
-use crate::net::watch::FileWatch;
-use crate::telemetry::Telemetry;
-use crate::telemetry::control::CertificateKind;
+use isthmus_files::watch::FileWatch;
+use isthmus_tasks::latest::{Latest, LatestWriter};
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::Telemetry;
+use isthmus_telemetry::control::CertificateKind;
 
 /// Handles to this gateway's certificate and to the trusted roots.
 #[derive(Clone, Debug)]
@@ -193,9 +193,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::identity::TrustDomain;
-    use crate::tls::development::Authority;
-    use crate::tls::source::TrustFile;
+    use crate::development::Authority;
+    use crate::source::TrustFile;
+    use isthmus_model::identity::TrustDomain;
 
     #[tokio::test]
     async fn files_that_change_just_after_they_were_read_are_read_again() {

@@ -13,8 +13,8 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use crate::model::identity::{Identity, IdentityError, TrustDomain};
-use crate::model::name::{NamePattern, PatternError};
+use isthmus_model::identity::{Identity, IdentityError, TrustDomain};
+use isthmus_model::name::{NamePattern, PatternError};
 
 /// The validity of a CA in days.
 const AUTHORITY_DAYS: u32 = 3650;

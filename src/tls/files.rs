@@ -13,10 +13,10 @@ use super::roots::{RootList, shared, unfit, useless};
 use super::server::provider;
 use super::source::{Options, Sink, Source};
 use super::status::{CERTIFICATE, trust_of};
-use crate::model::identity::TrustDomain;
-use crate::net::file;
-use crate::net::reading::Readings;
-use crate::net::watch::FileWatch;
+use isthmus_files::file;
+use isthmus_files::reading::Readings;
+use isthmus_files::watch::FileWatch;
+use isthmus_model::identity::TrustDomain;
 
 /// The size limit of a PEM file in bytes.
 const BYTES_MAX: u64 = 4 << 20;
@@ -195,8 +195,8 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
-    use crate::tls::development::Authority;
-    use crate::tls::source::TrustFile;
+    use crate::development::Authority;
+    use crate::source::TrustFile;
 
     #[test]
     fn a_certificate_that_an_authority_issued_is_no_root() {

@@ -25,13 +25,13 @@ use super::client::{self, ConfigFault};
 use super::files;
 use super::source::{IstioCa, Sink, random, until};
 use super::trust::anchors;
-use crate::model::identity::{Identity, TrustDomain};
-use crate::net::backoff::Backoff;
-use crate::net::channel::{CallFault, Channel};
-use crate::net::reading::{ReadError, Readings};
-use crate::net::scope::Scope;
-use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
-use crate::telemetry::clock::rfc3339;
+use isthmus_files::reading::{ReadError, Readings};
+use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_net::channel::{CallFault, Channel};
+use isthmus_proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
+use isthmus_tasks::backoff::Backoff;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::clock::rfc3339;
 
 /// The deadline of one attempt, from the look-up of the name to the response.
 const ATTEMPT: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::certificate::Certificate;
 use super::server::{Newest, provider};
 use super::signatures::verify_signatures;
-use crate::net::latest::Latest;
+use isthmus_tasks::latest::Latest;
 
 /// A SHA-256 hash.
 pub type Hash = [u8; 32];

@@ -6,8 +6,8 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::{ClientConnection, Error, ServerConnection};
 
 use super::trust::{Shower, TrustBundles, describe};
-use crate::model::identity::Identity;
-use crate::net::latest::Latest;
+use isthmus_model::identity::Identity;
+use isthmus_tasks::latest::Latest;
 
 /// A verified party of a TLS connection: its identity and certificates.
 #[derive(Debug)]

@@ -21,8 +21,8 @@ use rustls::pki_types::CertificateDer;
 use twox_hash::XxHash3_64;
 
 use super::certificate::{certificates, pem};
-use crate::net::file;
-use crate::net::whole_file::write_whole;
+use isthmus_files::file;
+use isthmus_files::whole_file::write_whole;
 
 /// The subfolder of the state folder with the files about peers.
 pub const FOLDER: &str = "peers";

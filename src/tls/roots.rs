@@ -20,9 +20,9 @@ use super::pinned::{Hash, sha256};
 use super::server::provider;
 use super::status::{SourceStatus, trust_of};
 use super::trust::{Bundle, Owner, TrustBundles};
-use crate::model::identity::TrustDomain;
-use crate::net::latest::{Latest, LatestWriter};
-use crate::telemetry::clock::rfc3339;
+use isthmus_model::identity::TrustDomain;
+use isthmus_tasks::latest::{Latest, LatestWriter};
+use isthmus_telemetry::clock::rfc3339;
 
 /// The largest number of roots that a peer may announce.
 pub const ANNOUNCED_MAX: usize = 16;
@@ -97,7 +97,7 @@ impl Default for RootStore {
 
 impl RootStore {
     /// Returns a store with these roots of this mesh.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn of(configured: BTreeMap<TrustDomain, RootList>) -> Self {
         let store = Self::default();
         store.roots.send_modify(|roots| roots.configured = configured);

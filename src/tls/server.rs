@@ -14,8 +14,8 @@ use rustls::{CertificateError, DistinguishedName, Error, ServerConfig};
 use super::certificate::{Certificate, identity_of};
 use super::signatures::verify_signatures;
 use super::trust::TrustBundles;
-use crate::model::identity::Identity;
-use crate::net::latest::Latest;
+use isthmus_model::identity::Identity;
+use isthmus_tasks::latest::Latest;
 
 /// Returns the cryptography provider of all TLS of this process.
 pub fn provider() -> Arc<CryptoProvider> {

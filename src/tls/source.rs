@@ -2,7 +2,7 @@
 //! readers.
 //!
 //! A source is a task that offers certificates and roots to a [`Sink`]. The sink checks them, keeps the last
-//! good ones, and updates the status. Readers hold a [`Latest`](crate::net::latest::Latest) and do not know
+//! good ones, and updates the status. Readers hold a [`Latest`](isthmus_tasks::latest::Latest) and do not know
 //! the source.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use tokio::sync::watch;
 use super::certificate::Certificate;
 use super::roots::{PeerTrust, RootStore, Roots};
 use super::status::{CERTIFICATE, NEXT, SourceStatus};
-use crate::model::identity::{Identity, TrustDomain};
-use crate::model::place::ClusterId;
-use crate::net::latest::LatestWriter;
-use crate::telemetry::clock::rfc3339;
+use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::place::ClusterId;
+use isthmus_tasks::latest::LatestWriter;
+use isthmus_telemetry::clock::rfc3339;
 
 /// The configured certificate source and roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -290,9 +290,9 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
 
     use super::*;
-    use crate::tls::certificate::certificates;
-    use crate::tls::development::Authority;
-    use crate::tls::server::provider;
+    use crate::certificate::certificates;
+    use crate::development::Authority;
+    use crate::server::provider;
 
     fn domain(name: &str) -> TrustDomain {
         TrustDomain::parse(name).expect("legal")
@@ -300,7 +300,7 @@ mod tests {
 
     impl Sink {
         /// Returns a sink without readers.
-        pub(in crate::tls) fn alone(expected: Option<&str>, configured: &[&str]) -> Self {
+        pub(crate) fn alone(expected: Option<&str>, configured: &[&str]) -> Self {
             let store = RootStore::default();
             Self {
                 certificate: LatestWriter::default(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use crate::model::identity::TrustDomain;
+use isthmus_model::identity::TrustDomain;
 
 /// The status of the certificate source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

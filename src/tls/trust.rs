@@ -17,8 +17,8 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, Error, OtherError, RootCertStore};
 
 use super::certificate::{IdentityFault, identity_of, validity_of};
-use crate::model::identity::{Identity, TrustDomain};
-use crate::telemetry::clock::rfc3339;
+use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_telemetry::clock::rfc3339;
 
 /// The roots of all trust domains.
 #[derive(Debug, Default)]
@@ -288,8 +288,8 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
 
     use super::*;
-    use crate::tls::development::Authority;
-    use crate::tls::server::provider;
+    use crate::development::Authority;
+    use crate::server::provider;
 
     fn authority(domain: &str) -> Authority {
         Authority::new(TrustDomain::parse(domain).expect("legal")).expect("a CA")

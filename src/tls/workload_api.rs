@@ -22,12 +22,12 @@ use super::certificate::{Certificate, CertificateFault, Validity};
 
 use super::source::{Sink, random, until};
 use super::trust::anchors;
-use crate::model::identity::{Identity, IdentityError, TrustDomain};
-use crate::net::backoff::Backoff;
-use crate::net::channel::{CallFault, Channel};
-use crate::net::scope::Scope;
-use crate::proto::{X509svid, X509svidRequest, X509svidResponse};
-use crate::telemetry::clock::rfc3339;
+use isthmus_model::identity::{Identity, IdentityError, TrustDomain};
+use isthmus_net::channel::{CallFault, Channel};
+use isthmus_proto::{X509svid, X509svidRequest, X509svidResponse};
+use isthmus_tasks::backoff::Backoff;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::clock::rfc3339;
 
 /// The time limit for the first message. An agent that has just started may wait for its server.
 const FIRST_ANSWER: Duration = Duration::from_secs(30);

@@ -1,6 +1,6 @@
 //! The TLS alert that tells a refused client the reason (RFC 8446 §6).
 
-use crate::model::reason::Reason;
+use isthmus_model::reason::Reason;
 
 /// The description of an alert (RFC 8446 §6, RFC 6066 §9, RFC 7301 §3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! reported at the byte of the stream that shows it, and bytes are evaluated in order, so the verdict does not depend on
 //! how the bytes were cut.
 
-use crate::model::alpn::Protocols;
+use isthmus_model::alpn::Protocols;
 use tls_parser::{TlsExtension, parse_tls_extension_alpn_content, parse_tls_extension_sni_content};
 
 const RECORD_HEADER: usize = 5;

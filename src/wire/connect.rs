@@ -4,9 +4,9 @@ use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode};
 
-use crate::model::authority::{Authority, AuthorityFault};
-use crate::model::reason::Reason;
-use crate::model::trace::TraceParent;
+use isthmus_model::authority::{Authority, AuthorityFault};
+use isthmus_model::reason::Reason;
+use isthmus_model::trace::TraceParent;
 
 /// The response header that contains the reason, one word of a closed list.
 pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use crate::api::text::is_deceptive;
+use isthmus_api::text::is_deceptive;
 
 /// The longest value in characters. Longer values are cut, because a peer or a registry may choose their length.
 const TEXT_MAX: usize = 1000;

@@ -2,8 +2,8 @@
 //! line to each of them. The picture has a wide form, and a narrow form for small screens.
 
 use super::html::Html;
-use crate::api::network::{Gateway, Network};
-use crate::api::overview::Overview;
+use isthmus_api::network::{Gateway, Network};
+use isthmus_api::overview::Overview;
 
 /// The largest number of other networks in the picture; the table below the picture lists further networks.
 const NETWORKS_MAX: usize = 8;

@@ -3,16 +3,16 @@
 use super::Explained;
 use super::html::Html;
 use super::map;
-use crate::api::certificate::Certificate;
-use crate::api::client::Client;
-use crate::api::connection::Connection;
-use crate::api::explanation::Explanation;
-use crate::api::network::Gateway;
-use crate::api::overview::{Overview, Refusal, Service, states};
-use crate::api::peer::Peer;
-use crate::api::registry::Registry;
-use crate::api::status::Problem;
-use crate::api::text::{bytes, counted, encoded, lasting};
+use isthmus_api::certificate::Certificate;
+use isthmus_api::client::Client;
+use isthmus_api::connection::Connection;
+use isthmus_api::explanation::Explanation;
+use isthmus_api::network::Gateway;
+use isthmus_api::overview::{Overview, Refusal, Service, states};
+use isthmus_api::peer::Peer;
+use isthmus_api::registry::Registry;
+use isthmus_api::status::Problem;
+use isthmus_api::text::{bytes, counted, encoded, lasting};
 
 /// The largest number of problems that the page shows unfolded; further ones are folded.
 const PROBLEMS_OPEN: usize = 8;

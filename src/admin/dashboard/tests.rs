@@ -1,14 +1,14 @@
 //! Tests of the page for invented states: escaping, and the size of the page if everything is as large as possible.
 
 use super::*;
-use crate::api::client::Client;
-use crate::api::connection::Connection;
-use crate::api::explanation::Candidate;
-use crate::api::network::{Gateway, Network};
-use crate::api::overview::{Part, Refusal, Service, Services};
-use crate::api::peer::Peer;
-use crate::api::registry::Registry;
-use crate::api::status::Problem;
+use isthmus_api::client::Client;
+use isthmus_api::connection::Connection;
+use isthmus_api::explanation::Candidate;
+use isthmus_api::network::{Gateway, Network};
+use isthmus_api::overview::{Part, Refusal, Service, Services};
+use isthmus_api::peer::Peer;
+use isthmus_api::registry::Registry;
+use isthmus_api::status::Problem;
 
 /// A name that runs a script if a single place does not escape it.
 const HOSTILE: &str = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u{202e}";

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::admin::networks::{gateways, networks as networks_list};
-use crate::model::endpoint::{Endpoint, Labels};
-use crate::model::service::PortProtocol;
-use crate::snapshot::policy::Gateway;
-use crate::snapshot::tests::{Mesh, endpoint, gateway, network, place, port, service, shard};
+use crate::networks::{gateways, networks as networks_list};
+use isthmus_model::endpoint::{Endpoint, Labels};
+use isthmus_model::service::PortProtocol;
+use isthmus_snapshot::policy::Gateway;
+use isthmus_snapshot::testing::{Mesh, endpoint, gateway, network, place, port, service, shard};
 
 fn snapshot() -> Snapshot {
     let entrance = |host, weight| Gateway {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use super::{Code, FAILURES_MIN, Problem};
-use crate::dataplane::upstreams::{EndpointState, Upstreams};
-use crate::snapshot::candidates::EndpointKey;
-use crate::telemetry::clock::rfc3339;
+use isthmus_dataplane::upstreams::{EndpointState, Upstreams};
+use isthmus_snapshot::candidates::EndpointKey;
+use isthmus_telemetry::clock::rfc3339;
 
 /// Returns at most `most` problems of each code, in order of code, group and address, and for each code a line that gives the
 /// number of further ones. Thousands of endpoints may fail together, so the further ones are only counted.
@@ -101,9 +101,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::dataplane::upstreams::CheckResult;
-    use crate::model::reason::Reason;
-    use crate::telemetry::recorder::Recorder;
+    use isthmus_dataplane::upstreams::CheckResult;
+    use isthmus_model::reason::Reason;
+    use isthmus_telemetry::recorder::Recorder;
 
     #[test]
     fn of_many_failing_endpoints_the_first_are_listed_and_the_others_counted() {

@@ -10,21 +10,21 @@ use std::sync::Arc;
 use prost::Message;
 use twox_hash::XxHash3_64;
 
-use crate::document::intern::Interner;
-use crate::model::address::{Host, canonical_ip};
-use crate::model::endpoint::{
+use isthmus_document::intern::Interner;
+use isthmus_model::address::{Host, canonical_ip};
+use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, Weight,
 };
-use crate::model::identity::Identity;
-use crate::model::import::Import;
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Locality, Network};
-use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
-use crate::proto::isthmus::registry::v1 as proto;
-use crate::snapshot::change::{
+use isthmus_model::identity::Identity;
+use isthmus_model::import::Import;
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Locality, Network};
+use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
+use isthmus_proto::isthmus::registry::v1 as proto;
+use isthmus_snapshot::change::{
     EndpointSet, EndpointSetKey, Export, GatewayKey, Item, Mark, MarkKey, MarkKind, RegistryGateway,
 };
-use crate::snapshot::policy::Gateway;
+use isthmus_snapshot::policy::Gateway;
 
 const HEAD: &[u8] = b"isthmus registry copy 1\n";
 /// The largest record in bytes: a service with some millions of endpoints.
@@ -32,7 +32,7 @@ const RECORD_BYTES_MAX: u64 = 256 << 20;
 
 /// The reason why a copy cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::aggregator) enum CopyFault {
+pub(crate) enum CopyFault {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("the file is not a registry copy written by this version of isthmus")]
@@ -457,9 +457,9 @@ fn choice<T: Copy>(text: &str, all: &[T], name: impl Fn(T) -> &'static str) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::services::read_registry;
-    use crate::snapshot::policy::RegistryScope;
-    use crate::snapshot::shard::Shard;
+    use isthmus_document::services::read_registry;
+    use isthmus_snapshot::policy::RegistryScope;
+    use isthmus_snapshot::shard::Shard;
 
     fn items() -> Vec<Item> {
         let text = "services:\n\
@@ -485,7 +485,7 @@ mod tests {
         };
         let set = EndpointSetKey { service: key.clone(), name: "slice-1".into() };
         items.push(Item::Endpoints(EndpointSet { key: set, endpoints: [endpoint].into() }));
-        let gateway = crate::snapshot::tests::gateway("192.0.2.1", 2);
+        let gateway = isthmus_snapshot::testing::gateway("192.0.2.1", 2);
         let gateway_key = GatewayKey { network: Network::new("west"), name: "gw".into() };
         items.push(Item::Gateway(RegistryGateway { key: gateway_key, gateway }));
         let labels = Labels::from_iter([("a".into(), "b".into())]);

@@ -11,19 +11,19 @@ use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request};
 
-use super::spec::{EtcdSpec, Login};
-use crate::model::address::{Scheme, Url};
-use crate::net::channel::{CallFault, Channel, Limits, TwoWay, dial};
-use crate::net::file;
-use crate::net::reading::{ReadError, Readings};
-use crate::net::scope::Scope;
-use crate::proto::etcdserverpb::watch_request::RequestUnion;
-use crate::proto::etcdserverpb::{
+use crate::spec::etcd::{EtcdSpec, Login};
+use isthmus_files::file;
+use isthmus_files::reading::{ReadError, Readings};
+use isthmus_model::address::{Scheme, Url};
+use isthmus_net::channel::{CallFault, Channel, Limits, TwoWay, dial};
+use isthmus_proto::etcdserverpb::watch_request::RequestUnion;
+use isthmus_proto::etcdserverpb::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
-use crate::tls::client::{secure, server_name};
-use crate::tls::files::READ_WITHIN;
+use isthmus_tasks::scope::Scope;
+use isthmus_tls::client::{secure, server_name};
+use isthmus_tls::files::READ_WITHIN;
 
 /// The time limit of connecting to a member, from the look-up of its name to the login.
 const CONNECT: Duration = Duration::from_secs(5);

@@ -4,8 +4,8 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
-use crate::document::scalar;
-use crate::model::service::ServiceKey;
+use isthmus_document::scalar;
+use isthmus_model::service::ServiceKey;
 
 /// The number of characters after which a key is cut in messages.
 const SHOWN_MAX: usize = 200;

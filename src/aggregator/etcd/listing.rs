@@ -1,8 +1,8 @@
 //! Reads all keys of a registry at one revision, in pages of bounded size.
 
 use super::client::{EtcdClient, EtcdFault};
-use crate::proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
-use crate::proto::mvccpb::KeyValue;
+use isthmus_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
+use isthmus_proto::mvccpb::KeyValue;
 
 /// The wanted size of a page in bytes.
 const PAGE_BYTES: usize = 2 << 20;

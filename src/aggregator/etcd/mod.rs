@@ -8,4 +8,3 @@ pub mod keys;
 pub mod listing;
 pub mod reading;
 pub mod registry;
-pub mod spec;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::flaws::Flaws;
 use super::keys::{Keys, shown};
-use crate::document::services::{KeptPositions, ServiceReader};
-use crate::model::service::{Service, ServiceKey};
-use crate::proto::mvccpb::event::EventType;
-use crate::proto::mvccpb::{Event, KeyValue};
-use crate::snapshot::change::{Change, Item, Key};
+use isthmus_document::services::{KeptPositions, ServiceReader};
+use isthmus_model::service::{Service, ServiceKey};
+use isthmus_proto::mvccpb::event::EventType;
+use isthmus_proto::mvccpb::{Event, KeyValue};
+use isthmus_snapshot::change::{Change, Item, Key};
 
 /// The largest value that is parsed, in bytes.
 pub const VALUE_BYTES_MAX: usize = 4 << 20;

@@ -25,16 +25,16 @@ use super::client::{Connector, EtcdClient, EtcdFault, MemberFault};
 use super::keys::Keys;
 use super::listing::{Listing, Page};
 use super::reading::Reading;
-use super::spec::EtcdSpec;
-use crate::aggregator::registry::{Changes, Closed, Registry};
-use crate::aggregator::spec::RegistrySpec;
-use crate::model::address::Url;
-use crate::net::background;
-use crate::net::backoff::Backoff;
-use crate::net::scope::Scope;
-use crate::proto::etcdserverpb::WatchResponse;
-use crate::proto::mvccpb::{Event, KeyValue};
-use crate::snapshot::change::Change;
+use crate::registry::{Changes, Closed, Registry};
+use crate::spec::RegistrySpec;
+use crate::spec::etcd::EtcdSpec;
+use isthmus_model::address::Url;
+use isthmus_proto::etcdserverpb::WatchResponse;
+use isthmus_proto::mvccpb::{Event, KeyValue};
+use isthmus_snapshot::change::Change;
+use isthmus_tasks::background;
+use isthmus_tasks::backoff::Backoff;
+use isthmus_tasks::scope::Scope;
 
 /// The longest wait between attempts, before jitter of a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(10);

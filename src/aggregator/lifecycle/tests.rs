@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::*;
-use crate::aggregator::spec::RegistryKind;
-use crate::document::services::read_registry;
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Service, ServiceKey};
-use crate::snapshot::policy::RegistryScope;
+use crate::spec::RegistryKind;
+use isthmus_document::services::read_registry;
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::{Service, ServiceKey};
+use isthmus_snapshot::policy::RegistryScope;
 
 /// A registry and a time that the test advances.
 struct Scenario {
@@ -403,7 +403,7 @@ fn objects_with_mistakes_are_named_until_they_are_right_and_are_bounded() {
 fn under_another_config_it_keeps_what_the_new_scope_lets_it_say() {
     let mut scenario = Scenario::new();
     scenario.good(4);
-    let services = ["s1.mesh", "s2.mesh"].map(crate::snapshot::tests::pattern).to_vec();
+    let services = ["s1.mesh", "s2.mesh"].map(isthmus_snapshot::testing::pattern).to_vec();
     let narrow = RegistrySpec { scope: RegistryScope { services, ..RegistryScope::default() }, ..spec() };
     scenario.registry = scenario.registry.succeeded_by(narrow, Epoch(2));
     scenario.is(RegistryState::Live, 2);
@@ -469,8 +469,8 @@ fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
 
 /// Returns the registry of a peer that is demoted after 30 s without a link, and expires after 15 minutes.
 fn of_a_peer() -> Scenario {
-    use crate::aggregator::peer::spec::PeerSpec;
-    use crate::snapshot::peer::{Peer, PeerLimits};
+    use crate::spec::peer::PeerSpec;
+    use isthmus_snapshot::peer::{Peer, PeerLimits};
     let (from, exports, imports) = (Vec::new(), Vec::new(), Vec::new());
     let peer = Peer {
         name: "west".into(),

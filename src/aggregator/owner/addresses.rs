@@ -4,15 +4,15 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::aggregator::copies::CopyStore;
-use crate::aggregator::leases;
-use crate::aggregator::options::Options;
-use crate::aggregator::status::VirtualAddressStatus;
-use crate::model::name::HostName;
-use crate::snapshot::change::Dirty;
-use crate::snapshot::shard::Shard;
-use crate::snapshot::virtual_addresses::{VirtualAddresses, import_of};
-use crate::telemetry::clock::steady_seconds;
+use crate::copies::CopyStore;
+use crate::leases;
+use crate::options::Options;
+use crate::status::VirtualAddressStatus;
+use isthmus_model::name::HostName;
+use isthmus_snapshot::change::Dirty;
+use isthmus_snapshot::shard::Shard;
+use isthmus_snapshot::virtual_addresses::{VirtualAddresses, import_of};
+use isthmus_telemetry::clock::steady_seconds;
 
 /// The largest number of services without an address that the status names; further ones are counted.
 const LISTED_MAX: usize = 5;

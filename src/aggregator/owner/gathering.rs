@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Interval, timeout_at};
 
 use super::{Inbox, Message, Owner, ROUND};
-use crate::aggregator::registry::Epoch;
+use crate::registry::Epoch;
 
 /// The longest time for which the first reading of a registry waits for those of other registries.
 const GATHERING: Duration = Duration::from_millis(50);
@@ -45,8 +45,8 @@ mod tests {
 
     use super::super::simulation::process;
     use super::*;
-    use crate::net::scope::Scope;
-    use crate::snapshot::change::Change;
+    use isthmus_snapshot::change::Change;
+    use isthmus_tasks::scope::Scope;
 
     fn reading(epoch: Epoch) -> (Epoch, Vec<Change>) {
         (epoch, vec![Change::Begin, Change::Complete])

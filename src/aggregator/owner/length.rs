@@ -1,12 +1,12 @@
 //! Estimates how long a round of messages takes. A short one is applied at normal priority ([`background`]).
 //!
-//! [`background`]: crate::net::background
+//! [`background`]: isthmus_tasks::background
 
 use super::{Message, Owner};
-use crate::aggregator::registry::Epoch;
-use crate::aggregator::status::RegistryState;
-use crate::model::name::HostName;
-use crate::snapshot::change::{Change, Item, Key};
+use crate::registry::Epoch;
+use crate::status::RegistryState;
+use isthmus_model::name::HostName;
+use isthmus_snapshot::change::{Change, Item, Key};
 
 /// The largest size of a short round. A changed service counts 1, and 1 more for each endpoint that it has or gets.
 const SHORT: usize = 1_024;
@@ -74,9 +74,9 @@ mod tests {
 
     use super::super::simulation::process;
     use super::*;
-    use crate::document::services::read_registry;
-    use crate::model::service::Service;
-    use crate::net::scope::Scope;
+    use isthmus_document::services::read_registry;
+    use isthmus_model::service::Service;
+    use isthmus_tasks::scope::Scope;
 
     /// Returns a service of the simulation's first registry with this number of endpoints.
     fn service(owner: &Owner, endpoints: usize) -> Arc<Service> {

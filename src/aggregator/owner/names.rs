@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::model::address::Host;
-use crate::model::name::HostName;
-use crate::net::lookup::Resolution;
-use crate::snapshot::name_index::NameMap;
-use crate::snapshot::policy::Policy;
-use crate::snapshot::routes::{Resolved, RouteTable};
-use crate::snapshot::shard::Shard;
+use isthmus_model::address::Host;
+use isthmus_model::name::HostName;
+use isthmus_net::lookup::Resolution;
+use isthmus_snapshot::name_index::NameMap;
+use isthmus_snapshot::policy::Policy;
+use isthmus_snapshot::routes::{Resolved, RouteTable};
+use isthmus_snapshot::shard::Shard;
 
 /// Host names and their addresses. A name that is not used any more is removed.
 pub(super) struct Names {
@@ -38,7 +38,7 @@ impl Default for Names {
 }
 
 /// Returns the names that the config uses for gateways and routes.
-pub(in crate::aggregator) fn of_policy(policy: &Policy, routes: &RouteTable) -> BTreeSet<HostName> {
+pub(crate) fn of_policy(policy: &Policy, routes: &RouteTable) -> BTreeSet<HostName> {
     let gateways = policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host);
     gateways.filter_map(Host::name).chain(routes.host_names()).cloned().collect()
 }

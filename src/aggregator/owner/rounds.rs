@@ -10,15 +10,15 @@ use tokio::time::Instant;
 use super::Owner;
 use super::addresses::Addresses;
 use super::contained::{self, PanicSite, contained};
-use crate::aggregator::lifecycle::{Effect, Lifecycle};
-use crate::aggregator::registry::Epoch;
-use crate::aggregator::status::RegistryState;
-use crate::snapshot::Snapshot;
-use crate::snapshot::build;
-use crate::snapshot::change::Dirty;
-use crate::snapshot::delta::Delta;
-use crate::snapshot::inputs::Inputs;
-use crate::snapshot::shard::Shard;
+use crate::lifecycle::{Effect, Lifecycle};
+use crate::registry::Epoch;
+use crate::status::RegistryState;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::build;
+use isthmus_snapshot::change::Dirty;
+use isthmus_snapshot::delta::Delta;
+use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::shard::Shard;
 
 /// The time after which the task of a registry whose changes caused a panic is restarted.
 const RESTART: Duration = Duration::from_secs(10);
@@ -186,6 +186,6 @@ impl Owner {
 
     pub(super) fn publish(&mut self, snapshot: Snapshot, delta: Delta) {
         self.telemetry.published(snapshot.generation);
-        self.publisher.publish(Snapshot { unread: self.unread.clone(), ..snapshot }, delta);
+        self.publisher.publish(snapshot.with_unread(self.unread.clone()), delta);
     }
 }

@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use super::addresses::Addresses;
 use super::contained::{self, PanicSite, contained};
 use super::{Followed, NotApplied, Owner, Sources, own_shard};
-use crate::aggregator::lifecycle::Lifecycle;
-use crate::aggregator::resolver;
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::snapshot::build;
-use crate::snapshot::change::Dirty;
-use crate::snapshot::inputs::Inputs;
-use crate::snapshot::shard::Shard;
+use crate::lifecycle::Lifecycle;
+use crate::resolver;
+use crate::spec::{RegistryKind, RegistrySpec};
+use isthmus_snapshot::build;
+use isthmus_snapshot::change::Dirty;
+use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::shard::Shard;
 
 /// A registry of the next config: one that continues, or a new one.
 enum Successor {
@@ -166,11 +166,11 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregator::kubernetes::spec::{ClusterSource, ClustersSpec, KubernetesSpec};
-    use crate::aggregator::options::Options;
-    use crate::aggregator::owner::simulation::process;
-    use crate::net::scope::Scope;
-    use crate::snapshot::listing::Listing;
+    use crate::options::Options;
+    use crate::owner::simulation::process;
+    use crate::spec::kubernetes::{ClusterSource, ClustersSpec, KubernetesSpec};
+    use isthmus_snapshot::listing::Listing;
+    use isthmus_tasks::scope::Scope;
 
     #[tokio::test]
     async fn a_cluster_of_a_source_that_was_unread_since_the_start_is_unread_since_then() {

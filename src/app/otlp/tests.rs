@@ -7,11 +7,11 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::*;
-use crate::model::place::{ClusterId, Network};
-use crate::model::reason::Reason;
-use crate::model::record::{ConnectionProtocol, ConnectionRecord};
-use crate::model::trace::{Sampling, TraceParent};
-use crate::telemetry::access_log::tests::record;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::reason::Reason;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
+use isthmus_model::testing::record;
+use isthmus_model::trace::{Sampling, TraceParent};
 
 fn node() -> Node {
     Node {

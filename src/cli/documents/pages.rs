@@ -10,7 +10,7 @@ use clap::{CommandFactory, Parser};
 
 use super::super::Cli;
 use super::markdown::{Block, split};
-use crate::config;
+use isthmus_config as config;
 
 /// A complete config has at least one of these keys.
 const OPENERS: [&str; 3] = ["listen:", "listeners:", "xds:"];

@@ -9,8 +9,8 @@ use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
-use super::super::output::has_colours;
 use super::view::{Key, Line, Style};
+use isthmus_console::output::has_colours;
 
 /// Switches to the alternate screen, hides the cursor, and disables wrapping of long lines.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::api::overview::{Overview, Service, states};
-use crate::api::text::{bytes, clean, lasting};
-use crate::cli::client;
-use crate::cli::output::{cells, fitting, padded};
+use isthmus_api::overview::{Overview, Service, states};
+use isthmus_api::text::{bytes, clean, lasting};
+use isthmus_console::client;
+use isthmus_console::output::{cells, fitting, padded};
 
 /// The style of a part of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -401,7 +401,7 @@ impl Top {
 }
 
 fn failures(overview: &Overview) -> Vec<Line> {
-    let row = |failure: &crate::api::connection::Connection| {
+    let row = |failure: &isthmus_api::connection::Connection| {
         let time = failure.time.get(11..19).unwrap_or(&failure.time).to_owned();
         let detail = failure.detail.clone().unwrap_or_default();
         vec![

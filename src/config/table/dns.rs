@@ -2,13 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use crate::document::form;
-use crate::document::key::keys;
+use isthmus_document::form;
+use isthmus_document::key::keys;
 
 keys! {
     /// The DNS server. It answers for the services of other organisations with virtual addresses, and for exported services of our
     /// own with their addresses.
-    pub(in crate::config) DnsServer "dnsServer" {
+    pub(crate) DnsServer "dnsServer" {
         /// Address of the server, for UDP and TCP. `0.0.0.0` and `[::]` are not allowed, because a DNS server must
         /// answer from the address that received the query.
         BIND "bind": form::BindAddress = SocketAddr::from((Ipv4Addr::LOCALHOST, 15_053));

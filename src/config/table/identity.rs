@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::document::form;
-use crate::document::key::keys;
-use crate::snapshot::policy::HboneLimits;
+use isthmus_document::form;
+use isthmus_document::key::keys;
+use isthmus_snapshot::policy::HboneLimits;
 
 /// The default validity of certificates from Istio's authority.
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);
@@ -15,7 +15,7 @@ keys! {
     /// This gateway's own certificate, which HBONE callers and xDS clients verify. It must have exactly one SPIFFE
     /// URI. If `node` sets `namespace` and `serviceAccount`, that URI must be
     /// `spiffe://<mesh.trustDomain>/ns/<node.namespace>/sa/<node.serviceAccount>`.
-    pub(in crate::config) Identity "identity" one of [FILES, ISTIO_CA, WORKLOAD_API] {
+    pub(crate) Identity "identity" one of [FILES, ISTIO_CA, WORKLOAD_API] {
         /// PEM files, which are read again when they change. If the new certificate and key do not match, the
         /// gateway keeps the old pair.
         FILES "files": IdentityFiles => "none";
@@ -29,7 +29,7 @@ keys! {
     }
 
     /// A certificate and its key in PEM files.
-    pub(in crate::config) IdentityFiles "identityFiles" {
+    pub(crate) IdentityFiles "identityFiles" {
         /// Certificate chain, leaf first.
         CERTIFICATE "certificate": form::Path => required;
         /// Private key of the leaf certificate.
@@ -38,7 +38,7 @@ keys! {
 
     /// Istio's certificate authority, as istiod serves it. The gateway requests a certificate for `node.namespace`
     /// and `node.serviceAccount`, both of which are required, and sends `node.cluster` along.
-    pub(in crate::config) IstioCa "istioCa" {
+    pub(crate) IstioCa "istioCa" {
         /// Address of the authority: `https://host:port`.
         ADDRESS "address": form::Https => required;
         /// PEM file of the roots that verify the authority's own server certificate, read for each request.
@@ -50,14 +50,14 @@ keys! {
     }
 
     /// The SPIFFE Workload API.
-    pub(in crate::config) WorkloadApi "workloadApi" {
+    pub(crate) WorkloadApi "workloadApi" {
         /// Socket of the Workload API: `unix:///run/spire/agent.sock`.
         SOCKET "socket": form::UnixSocket => required;
     }
 
     /// The roots of one trust domain. A caller's certificate must chain to the roots of the trust domain in its
     /// SPIFFE ID. Envoy clients of `xds` get the roots of services whose endpoints are not of `mesh.trustDomain` alone.
-    pub(in crate::config) Trust "trust" {
+    pub(crate) Trust "trust" {
         /// Trust domain, unique in the list.
         TRUST_DOMAIN "trustDomain": form::TrustDomain => required;
         /// PEM file of the domain's root certificates, read again when it changes.
@@ -65,7 +65,7 @@ keys! {
     }
 
     /// Limits of HBONE connections and their streams. A change applies to new connections.
-    pub(in crate::config) Hbone "hbone" {
+    pub(crate) Hbone "hbone" {
         /// Simultaneous streams of one connection.
         STREAMS "streams": form::Integer<u32, 1, 65_536> = HboneLimits::default().streams;
         /// Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them. It is 600KiB for each

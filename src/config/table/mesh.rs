@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use crate::aggregator::options::Options;
-use crate::document::form::{self, Form, Written};
-use crate::document::key::keys;
-use crate::document::table::{Kind, Union};
-use crate::document::tree::Node;
-use crate::model::endpoint::Weight;
-use crate::snapshot::policy::Access;
+use isthmus_aggregator::options::Options;
+use isthmus_document::form::{self, Form, Written};
+use isthmus_document::key::keys;
+use isthmus_document::table::{Kind, Union};
+use isthmus_document::tree::Node;
+use isthmus_model::endpoint::Weight;
+use isthmus_snapshot::policy::Access;
 
 keys! {
     /// One network, and how other networks reach it.
-    pub(in crate::config) Network "network" {
+    pub(crate) Network "network" {
         /// How other networks reach the endpoints: `gateway`: only through the network's gateways; `direct`: by the
         /// endpoints' own addresses.
         ACCESS "access": form::Choice<Access> = Access::default();
@@ -24,7 +24,7 @@ keys! {
     }
 
     /// One gateway of a network. At least one of the two ports is required.
-    pub(in crate::config) Gateway "gateway" {
+    pub(crate) Gateway "gateway" {
         /// Address of the gateway. A host name is resolved and stands for all of its addresses.
         ADDRESS "address": form::Host => required;
         /// Port for TLS connections routed by SNI.
@@ -45,7 +45,7 @@ keys! {
 
     /// Start-up wait, staleness, and protection against mass removal of services. While a registry cannot be read,
     /// its last good state stays in use.
-    pub(in crate::config) Aggregator "aggregator" {
+    pub(crate) Aggregator "aggregator" {
         /// After a registry has been unreadable for this time, its endpoints are used only for service ports
         /// without a ready endpoint from another registry.
         STALE_AFTER "staleAfter": form::Timeout = Options::default().stale_after;
@@ -59,7 +59,7 @@ keys! {
     }
 
     /// DNS resolution of the host names of endpoints and gateways, also of the gateways of peers (`dial`).
-    pub(in crate::config) Dns "dns" {
+    pub(crate) Dns "dns" {
         /// DNS servers, which the gateway asks over UDP and TCP.
         SERVERS "servers": form::List<form::NameServer> => "the system's";
         /// Shortest time for which an answer is used, whatever its TTL.
@@ -69,14 +69,14 @@ keys! {
     }
 
     /// Files that a restart uses.
-    pub(in crate::config) State "state" {
+    pub(crate) State "state" {
         /// Directory for the last good copy of each registry, which a start uses if the registry cannot be read, and
         /// for the data of peers: enrolled links, announced roots, and the times of exports.
         DIR "dir": form::Path => required;
     }
 
     /// The xDS server. It gives each client the endpoints as seen from the client's network.
-    pub(in crate::config) Xds "xds" {
+    pub(crate) Xds "xds" {
         /// Address of the xDS server. An address other than loopback requires `tls` and `clients`.
         BIND "bind": form::BindAddress => required;
         /// Mutual TLS 1.3. The server uses this gateway's own `identity` and verifies clients against `trust`.
@@ -87,12 +87,12 @@ keys! {
     }
 
     /// TLS for xDS clients. It has no keys; write `tls: {}`.
-    pub(in crate::config) XdsTls "xdsTls" {
+    pub(crate) XdsTls "xdsTls" {
 
     }
 
     /// The networks and clusters that some clients may claim.
-    pub(in crate::config) XdsClient "xdsClient" {
+    pub(crate) XdsClient "xdsClient" {
         /// SPIFFE IDs of the clients, from their certificates; `/*` at the end matches one or more further path
         /// segments.
         IDENTITIES "identities": form::NonEmpty<form::IdentityPattern> => "any client, with or without identity";
@@ -107,7 +107,7 @@ keys! {
 
 /// A duration above 0, or `never`, which is read as `None`.
 #[derive(Debug)]
-pub(in crate::config) struct Expiry;
+pub(crate) struct Expiry;
 
 impl Form for Expiry {
     type Value = Option<Duration>;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::document::form::{self, text_forms};
-use crate::document::key::keys;
-use crate::document::problem::InvalidValue;
-use crate::snapshot::peer::{NameTemplate, PeerLimits};
+use isthmus_document::form::{self, text_forms};
+use isthmus_document::key::keys;
+use isthmus_document::problem::InvalidValue;
+use isthmus_snapshot::peer::{NameTemplate, PeerLimits};
 
 keys! {
     /// Another organisation that runs isthmus. Each side sends the other the services in its `export`, and takes those in its
     /// `import`: without both, nothing is exchanged. Neither side needs access to the other's clusters.
-    pub(in crate::config) Peer "peer" {
+    pub(crate) Peer "peer" {
         /// Your name for the other side, unique in the file.
         NAME "name": PeerName => required;
         /// `true`: the other side connects to a listener of protocol `auto` or `hbone`.
@@ -49,7 +49,7 @@ keys! {
     }
 
     /// Services that a peer may reach. The first rule that matches a service applies.
-    pub(in crate::config) PeerExport "peerExport" {
+    pub(crate) PeerExport "peerExport" {
         /// Host names of your services.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
         /// Host names to leave out.
@@ -60,7 +60,7 @@ keys! {
     }
 
     /// Services that are taken from a peer. The first rule that matches a service applies.
-    pub(in crate::config) PeerImport "peerImport" {
+    pub(crate) PeerImport "peerImport" {
         /// Host names, as the other side exports them.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
         /// Name of the service here. `{service}` is the first label of the exported name, `{namespace}` the namespace on the
@@ -71,7 +71,7 @@ keys! {
     }
 
     /// Limits of what a peer may use.
-    pub(in crate::config) PeerUse "peerLimits" {
+    pub(crate) PeerUse "peerLimits" {
         /// Largest number of services that this gateway takes from the peer.
         SERVICES "services": form::Integer<usize, 1, 1_000_000> = PeerLimits::default().services;
         /// Simultaneous connections and CONNECT streams of the peer's callers.
@@ -83,10 +83,10 @@ keys! {
 
 text_forms! {
     /// A name that can be part of other names.
-    pub(in crate::config) PeerName: Arc<str> = peer_name, "peerName", "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    pub(crate) PeerName: Arc<str> = peer_name, "peerName", "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
         "1 to 63 lower-case letters, digits and '-', beginning and ending with a letter or digit";
     /// A host name with placeholders.
-    pub(in crate::config) Template: NameTemplate =
+    pub(crate) Template: NameTemplate =
         |text| NameTemplate::parse(text).map_err(|error| InvalidValue::new(error.to_string())),
         "nameTemplate", "^[A-Za-z0-9_.{}-]+$",
         "a host name in which {service} and {namespace} stand for those of the service";

@@ -1,33 +1,33 @@
 //! The keys of `registries`: the sources of services, and the items that each may give.
 
-use crate::aggregator::etcd::spec::PREFIX;
-use crate::aggregator::kubernetes::spec::SYSTEM_NAMESPACE;
-use crate::document::form;
-use crate::document::key::{Defaulted, Key, keys};
+use isthmus_aggregator::spec::etcd::PREFIX;
+use isthmus_aggregator::spec::kubernetes::SYSTEM_NAMESPACE;
+use isthmus_document::form;
+use isthmus_document::key::{Defaulted, Key, keys};
 
 // The keys that `kubernetes` and `kubernetesClusters` share.
-pub(in crate::config) const TRUST_DOMAIN: Key<form::TrustDomain> =
+pub(crate) const TRUST_DOMAIN: Key<form::TrustDomain> =
     Key::optional("trustDomain", "`mesh.trustDomain`", "Trust domain of the pods' identities.");
-pub(in crate::config) const MESH_CONFIG: Defaulted<form::Boolean> = Defaulted::new(
+pub(crate) const MESH_CONFIG: Defaulted<form::Boolean> = Defaulted::new(
     "meshConfig",
     || false,
     "`true`: the trust domain in the ConfigMap `istio` of the system namespace applies, if there is one.",
 );
-pub(in crate::config) const SYSTEM: Defaulted<form::Text> =
+pub(crate) const SYSTEM: Defaulted<form::Text> =
     Defaulted::new("systemNamespace", || SYSTEM_NAMESPACE.into(), "Namespace of the mesh's control plane.");
-pub(in crate::config) const NAMESPACES: Key<Namespaces> =
+pub(crate) const NAMESPACES: Key<Namespaces> =
     Key::optional("namespaces", "all", "Namespaces that are read.");
-pub(in crate::config) const MANUAL_ENDPOINTS: Defaulted<form::Boolean> = Defaulted::new(
+pub(crate) const MANUAL_ENDPOINTS: Defaulted<form::Boolean> = Defaulted::new(
     "manualEndpoints",
     || false,
     "`true`: endpoints without a pod are used as well. Such endpoints have no identity.",
 );
-pub(in crate::config) const DESTINATION_RULES: Defaulted<form::Boolean> = Defaulted::new(
+pub(crate) const DESTINATION_RULES: Defaulted<form::Boolean> = Defaulted::new(
     "destinationRules",
     || false,
     "`true`: the subsets of DestinationRules (`networking.istio.io/v1`) become subsets of the services.",
 );
-pub(in crate::config) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key::optional(
+pub(crate) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key::optional(
     "gateways",
     "the system namespace",
     "Namespaces in which the registry looks for gateways of networks.",
@@ -35,7 +35,7 @@ pub(in crate::config) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key:
 
 keys! {
     /// A source of services.
-    pub(in crate::config) Registry "registry" one of [FILE, ETCD, KUBERNETES, KUBERNETES_CLUSTERS] {
+    pub(crate) Registry "registry" one of [FILE, ETCD, KUBERNETES, KUBERNETES_CLUSTERS] {
         /// A registry in a file.
         FILE "file": RegistryPath => "none";
         /// A registry in etcd.
@@ -50,7 +50,7 @@ keys! {
     }
 
     /// A registry kept in a file with a `services` list.
-    pub(in crate::config) RegistryPath "registryPath" {
+    pub(crate) RegistryPath "registryPath" {
         /// File, or directory of files.
         PATH "path": form::Path => required;
         /// Cluster of the registry's endpoints. The name must not begin with `peer/`.
@@ -62,7 +62,7 @@ keys! {
     /// A registry kept in etcd (API v3). Each service has one key, `<prefix><namespace>/<hostname>`, whose value is
     /// one item of a `services` list as YAML or JSON. `isthmus registry` writes these keys. While a value has
     /// mistakes, the last good value of its key stays in use.
-    pub(in crate::config) RegistryEtcd "registryEtcd" {
+    pub(crate) RegistryEtcd "registryEtcd" {
         /// Members of one etcd cluster. The next member is asked if the one before it does not answer.
         ENDPOINTS "endpoints": form::NonEmpty<form::Etcd> => required;
         /// Prefix of the registry's keys.
@@ -80,7 +80,7 @@ keys! {
     }
 
     /// TLS to etcd. The files are read for each connection.
-    pub(in crate::config) EtcdTls "etcdTls" {
+    pub(crate) EtcdTls "etcdTls" {
         /// PEM file of the roots that verify the etcd servers' certificates.
         ROOTS "roots": form::Path => required;
         /// PEM file of the client certificate chain, leaf first; requires `key`.
@@ -91,7 +91,7 @@ keys! {
 
     /// A Kubernetes cluster. Its Services become services, and the pods in their EndpointSlices become endpoints.
     /// An endpoint is used only if its pod exists with the same UID, namespace and address.
-    pub(in crate::config) Kubernetes "registryKubernetes" {
+    pub(crate) Kubernetes "registryKubernetes" {
         /// Cluster of the registry's endpoints. The name must not begin with `peer/`.
         CLUSTER "cluster": form::ClusterName => required;
         /// Kubeconfig file, read again when it changes. A kubeconfig that would start a program or read other files
@@ -107,7 +107,7 @@ keys! {
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
     /// withdrawn at once; changed credentials are tried beside those in use. The node's own cluster is left out.
-    pub(in crate::config) KubernetesClusters "registryKubernetesClusters" one of [FOLDER, SECRETS] {
+    pub(crate) KubernetesClusters "registryKubernetesClusters" one of [FOLDER, SECRETS] {
         /// Folder with one kubeconfig per cluster. The name of the cluster is the name of the file without its
         /// extension (the part from the last dot on).
         FOLDER "folder": form::Path => "none";
@@ -117,13 +117,13 @@ keys! {
 
     /// Secrets with the label `istio/multiCluster=true`: each key of their data is the name of a cluster, and its value
     /// is the kubeconfig of that cluster.
-    pub(in crate::config) ClusterSecrets "clusterSecrets" {
+    pub(crate) ClusterSecrets "clusterSecrets" {
         /// Namespace of the Secrets.
         NAMESPACE "namespace": form::Text => required;
     }
 
     /// Namespaces of a Kubernetes cluster. A namespace must match all keys that are set.
-    pub(in crate::config) Namespaces "namespaces" {
+    pub(crate) Namespaces "namespaces" {
         /// Names of namespaces. Up to 20 namespaces are watched individually, which needs fewer permissions.
         ONLY "only": form::NonEmpty<form::Text> => "all";
         /// Names of namespaces to leave out.
@@ -135,13 +135,13 @@ keys! {
     /// Namespaces in which a Service or Gateway object with the label `topology.istio.io/network` becomes a gateway
     /// of that network. The label is ignored in other namespaces, because anyone who may edit Services there could
     /// redirect a network's traffic.
-    pub(in crate::config) GatewayNamespaces "gatewayNamespaces" {
+    pub(crate) GatewayNamespaces "gatewayNamespaces" {
         /// Names of namespaces.
         NAMESPACES "namespaces": form::NonEmpty<form::Text> => required;
     }
 
     /// Services, networks and addresses that a registry may provide.
-    pub(in crate::config) Allow "allow" {
+    pub(crate) Allow "allow" {
         /// Host names of services. An allowed service is also allowed under the names derived from it: its name in the
         /// cluster set and the host names of its pods.
         SERVICES "services": form::NonEmpty<form::Pattern> => "any";

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use crate::document::form::{self, Form, Keys, text_forms};
-use crate::document::key::{Defaulted, Key, keys};
-use crate::document::problem::InvalidValue;
-use crate::document::scalar;
-use crate::document::table::{Kind, Union};
-use crate::document::tree::Node;
-use crate::model::endpoint::{ProxyVersion, Weight};
-use crate::snapshot::policy::{self, LocalityMode, RouteName, Timeouts, Tuning};
+use isthmus_document::form::{self, Form, Keys, text_forms};
+use isthmus_document::key::{Defaulted, Key, keys};
+use isthmus_document::problem::InvalidValue;
+use isthmus_document::scalar;
+use isthmus_document::table::{Kind, Union};
+use isthmus_document::tree::Node;
+use isthmus_model::endpoint::{ProxyVersion, Weight};
+use isthmus_snapshot::policy::{self, LocalityMode, RouteName, Timeouts, Tuning};
 
 text_forms! {
     /// The key of a route.
-    pub(in crate::config) RouteKey: RouteName = scalar::route_name, "routeKey", "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
+    pub(crate) RouteKey: RouteName = scalar::route_name, "routeKey", "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
         "a host name, \"*.suffix\", \"*\", or \"-\" for clients that send no server name";
     /// The interval of checks.
-    pub(in crate::config) CheckInterval: Duration = check_interval, "checkInterval",
+    pub(crate) CheckInterval: Duration = check_interval, "checkInterval",
         "^0*([1-9][0-9]{2,}ms|[1-9][0-9]*(s|m|h))$",
         "a whole number with its unit, at least 100ms: 250ms, 5s, 1m or 1h", written by form::Timeout::write;
 }
@@ -35,24 +35,24 @@ fn base() -> Tuning {
 }
 
 // The keys that routes, `defaults` and `policies` share.
-pub(in crate::config) const LOAD_BALANCING: Key<LoadBalancing> =
+pub(crate) const LOAD_BALANCING: Key<LoadBalancing> =
     Key::optional("loadBalancing", "defaults", "How the gateway chooses an endpoint.");
-pub(in crate::config) const EJECTION: Key<form::OrOff<Ejection>> =
+pub(crate) const EJECTION: Key<form::OrOff<Ejection>> =
     Key::optional("ejection", "defaults", "When a failing endpoint is left out for a while.");
-pub(in crate::config) const HEALTH: Key<form::OrOff<HealthCheck>> =
+pub(crate) const HEALTH: Key<form::OrOff<HealthCheck>> =
     Key::optional("health", "off", "How the gateway checks endpoints by connecting to them.");
-pub(in crate::config) const CONNECT_TIMEOUT: Key<form::Timeout> = Key::optional(
+pub(crate) const CONNECT_TIMEOUT: Key<form::Timeout> = Key::optional(
     "connectTimeout",
     "`timeouts.connect`",
     "Time that an endpoint may take to accept a connection.",
 );
-pub(in crate::config) const PANIC: Defaulted<form::Boolean> = Defaulted::new(
+pub(crate) const PANIC: Defaulted<form::Boolean> = Defaulted::new(
     "panic",
     || base().panic,
     "If no endpoint is healthy: `true` tries all endpoints, `false` refuses the connection.",
 );
 
-pub(in crate::config) const SEND_PROXY_PROTOCOL: Key<form::Choice<ProxyVersion>> = Key::optional(
+pub(crate) const SEND_PROXY_PROTOCOL: Key<form::Choice<ProxyVersion>> = Key::optional(
     "sendProxyProtocol",
     "none",
     "PROXY header that an endpoint is sent before the client's first byte, with the client's address. `v2` adds the name that \
@@ -61,7 +61,7 @@ pub(in crate::config) const SEND_PROXY_PROTOCOL: Key<form::Choice<ProxyVersion>>
 
 keys! {
     /// The target of a name: endpoints, or a service of the mesh.
-    pub(in crate::config) Route "route" one of [ENDPOINTS, SERVICE] {
+    pub(crate) Route "route" one of [ENDPOINTS, SERVICE] {
         /// Endpoints of the route.
         ENDPOINTS "endpoints": form::NonEmpty<RouteEndpointForms> => "none";
         /// Listeners that the route applies to.
@@ -75,7 +75,7 @@ keys! {
     } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
     /// One endpoint of a route.
-    pub(in crate::config) RouteEndpoint "routeEndpoint" {
+    pub(crate) RouteEndpoint "routeEndpoint" {
         /// Address and port of the endpoint. A host name is resolved, and resolved again when its TTL has passed.
         ADDRESS "address": form::Target => required;
         /// Share of new connections, relative to the weights of the other endpoints.
@@ -85,16 +85,16 @@ keys! {
     }
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for all services of the mesh.
-    pub(in crate::config) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
+    pub(crate) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for some services.
-    pub(in crate::config) Policy "policy" {
+    pub(crate) Policy "policy" {
         /// Host names of the services. The same name may not be in two policies.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
     } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
     /// How the gateway chooses one of several endpoints.
-    pub(in crate::config) LoadBalancing "loadBalancing" {
+    pub(crate) LoadBalancing "loadBalancing" {
         /// `leastRequest`: of two random endpoints, the less busy one. `roundRobin`: endpoints in turn. `random`: a
         /// random endpoint. `sourceHash`: the same endpoint for the same source address.
         POLICY "policy": form::Choice<policy::LoadBalancing> = base().policy;
@@ -104,7 +104,7 @@ keys! {
 
     /// Checks of endpoints by a TCP connect. An endpoint that services share is checked once, with the strictest of their
     /// settings: the shortest `interval` and `timeout`, the lowest `unhealthyAfter`, the highest `healthyAfter`.
-    pub(in crate::config) HealthCheck "healthCheck" {
+    pub(crate) HealthCheck "healthCheck" {
         /// Time from one check of an endpoint to the next. The checks of different endpoints are spread over the interval.
         INTERVAL "interval": CheckInterval = policy::HealthCheck::default().interval;
         /// Time that an endpoint may take to accept the connection of a check. A check takes no longer than the interval.
@@ -116,7 +116,7 @@ keys! {
     }
 
     /// When a failing endpoint is left out.
-    pub(in crate::config) Ejection "ejection" {
+    pub(crate) Ejection "ejection" {
         /// Consecutive failures after which an endpoint is ejected.
         FAILURES "failures": form::Integer<u32, 1, 1_000_000> = policy::Ejection::default().failures;
         /// Time that an ejected endpoint is left out.
@@ -129,7 +129,7 @@ keys! {
 
 /// The forms of a route; its reader looks at the type of the node.
 #[derive(Debug)]
-pub(in crate::config) struct RouteForms;
+pub(crate) struct RouteForms;
 
 impl Form for RouteForms {
     type Value = ();
@@ -146,7 +146,7 @@ impl Form for RouteForms {
 
 /// The forms of an endpoint of a route; its reader looks at the type of the node.
 #[derive(Debug)]
-pub(in crate::config) struct RouteEndpointForms;
+pub(crate) struct RouteEndpointForms;
 
 impl Form for RouteEndpointForms {
     type Value = ();

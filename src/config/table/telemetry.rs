@@ -2,26 +2,27 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::config::{LogFormat, LogLevel};
-use crate::document::form::{self, words};
-use crate::document::key::keys;
-use crate::model::address::AdminBind;
-use crate::telemetry::access_log::Format;
+use crate::{LogFormat, LogLevel};
+use isthmus_document::form;
+use isthmus_document::key::keys;
+use isthmus_model::address::AdminBind;
+use isthmus_model::words;
+use isthmus_telemetry::access_log::Format;
 
 /// The address of the admin API.
 const ADMIN: AdminBind = AdminBind::Address(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15_000));
 
-words!(Format, LogFormat, LogLevel);
+words!(LogFormat, LogLevel);
 
 keys! {
     /// The HTTP API for operators.
-    pub(in crate::config) Admin "admin" {
+    pub(crate) Admin "admin" {
         /// Address of the admin API, or a unix socket, which is created with mode 0600; `off` disables the API.
         BIND "bind": form::OrOff<form::AdminBind> = Some(ADMIN);
     }
 
     /// Metrics, health checks, logs and traces.
-    pub(in crate::config) Telemetry "telemetry" {
+    pub(crate) Telemetry "telemetry" {
         /// A separate listener for Prometheus. The admin listener serves the same metrics.
         METRICS "metrics": form::OrOff<Metrics> => "not opened";
         /// A separate listener for readiness and liveness probes. The admin listener serves the same probes.
@@ -35,19 +36,19 @@ keys! {
     }
 
     /// A separate listener for Prometheus.
-    pub(in crate::config) Metrics "metrics" {
+    pub(crate) Metrics "metrics" {
         /// Address and port of the listener.
         BIND "bind": form::Bind => required;
     }
 
     /// A separate listener for readiness and liveness probes.
-    pub(in crate::config) Health "health" {
+    pub(crate) Health "health" {
         /// Address and port of the listener.
         BIND "bind": form::Bind => required;
     }
 
     /// One line per connection.
-    pub(in crate::config) AccessLog "accessLog" {
+    pub(crate) AccessLog "accessLog" {
         /// `stdout`, `stderr`, or a file. The gateway creates the file with mode 0640 and reopens it on SIGUSR1 and
         /// at a reload. A file that cannot be opened, or that the gateway reads, such as this one, is an error.
         PATH "path": form::OrOff<form::Path> = Some("stdout".into());
@@ -57,7 +58,7 @@ keys! {
 
     /// Spans over OTLP. A span that the collector does not accept in time is dropped and counted; connections never
     /// wait for the collector.
-    pub(in crate::config) Tracing "tracing" {
+    pub(crate) Tracing "tracing" {
         /// Address of the collector, which must accept OTLP over gRPC without TLS.
         OTLP "otlp": form::Collector => required;
         /// Fraction of traces that are exported if the caller sent no `traceparent`, or one without the `sampled`
@@ -66,7 +67,7 @@ keys! {
     }
 
     /// The program's own log.
-    pub(in crate::config) Log "log" {
+    pub(crate) Log "log" {
         /// Minimum severity of the lines that are written.
         LEVEL "level": form::Choice<LogLevel> = LogLevel::Info;
         /// Format of a line.

@@ -2,11 +2,11 @@
 
 use super::bad::{refused, refused_with};
 use super::*;
-use crate::aggregator::options::Options;
-use crate::discovery::{ClientRule, Options as Discovery};
-use crate::model::address::Host;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::Access;
+use isthmus_aggregator::options::Options;
+use isthmus_model::address::Host;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::policy::Access;
+use isthmus_xds::options::{ClientRule, Options as Discovery};
 
 fn loaded_with(lines: &str) -> Config {
     loaded(&format!("listen: ':15443'\n{lines}\n"))

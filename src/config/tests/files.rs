@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::aggregator::spec::RegistryKind;
+use isthmus_aggregator::spec::RegistryKind;
 
 /// Makes a directory with these files.
 fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use super::super::reference::{objects, texts};
 use super::super::table::Root;
 use super::*;
-use crate::document::form::Keys;
-use crate::document::problem::Problems;
-use crate::document::reader::check;
-use crate::document::table::{Kind, Presence};
-use crate::document::tree::{Source, parse};
+use isthmus_document::form::Keys;
+use isthmus_document::problem::Problems;
+use isthmus_document::reader::check;
+use isthmus_document::table::{Kind, Presence};
+use isthmus_document::tree::{Source, parse};
 
 const EXAMPLE: &str = "config/isthmus.yaml";
 
@@ -292,13 +292,13 @@ fn as_json(text: &str) -> Value {
     json_of(&tree(text, &mut Problems::new()))
 }
 
-fn tree(text: &str, problems: &mut Problems) -> crate::document::tree::Node {
+fn tree(text: &str, problems: &mut Problems) -> isthmus_document::tree::Node {
     let file = problems.add_file(Path::new("x")).expect("a file");
     parse(Source { file, text, environment: None }, None, problems).expect("YAML")
 }
 
-fn json_of(node: &crate::document::tree::Node) -> Value {
-    use crate::document::tree::{ScalarType, Value as Tree};
+fn json_of(node: &isthmus_document::tree::Node) -> Value {
+    use isthmus_document::tree::{ScalarType, Value as Tree};
     match &node.value {
         Tree::Null => Value::Null,
         Tree::Sequence(items) => items.iter().map(json_of).collect(),

@@ -2,8 +2,8 @@
 
 use super::bad::{refused, refused_with};
 use super::*;
-use crate::snapshot::policy::{HboneLimits, ListenerProtocol};
-use crate::tls::source::{IstioCa, Source};
+use isthmus_snapshot::policy::{HboneLimits, ListenerProtocol};
+use isthmus_tls::source::{IstioCa, Source};
 
 const TRUST: &str = "trust: [{trustDomain: td, roots: r.pem}]";
 

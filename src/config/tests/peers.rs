@@ -2,8 +2,8 @@
 
 use super::bad::refused_with;
 use super::*;
-use crate::aggregator::spec::RegistryKind;
-use crate::snapshot::peer::PeerLimits;
+use isthmus_aggregator::spec::RegistryKind;
+use isthmus_snapshot::peer::PeerLimits;
 
 /// The other keys that a config with `peers` needs.
 const GATEWAY: &str = "listeners: [{name: l, bind: ':15443', protocol: auto}]\n\

@@ -2,9 +2,9 @@
 
 use super::bad::refused_with;
 use super::*;
-use crate::aggregator::etcd::spec::{EtcdSpec, PREFIX};
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::tls::client::CertificateFiles;
+use isthmus_aggregator::spec::etcd::{EtcdSpec, PREFIX};
+use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_tls::client::CertificateFiles;
 
 fn etcd(registry: &RegistrySpec) -> &EtcdSpec {
     match &registry.kind {

@@ -2,7 +2,7 @@
 
 use super::bad::refused_with;
 use super::*;
-use crate::model::trace::Sampling;
+use isthmus_model::trace::Sampling;
 
 #[test]
 fn it_is_off_unless_there_is_a_collector() {

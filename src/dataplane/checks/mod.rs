@@ -21,12 +21,12 @@ use tokio::time::Instant;
 
 use super::clock::milliseconds;
 use super::upstreams::Upstreams;
-use crate::model::reason::Reason;
-use crate::net::background;
-use crate::net::own::OwnAddresses;
-use crate::snapshot::Snapshot;
-use crate::telemetry::recorder::Recorder;
-use crate::world::{Reader, Since};
+use isthmus_model::reason::Reason;
+use isthmus_net::own::OwnAddresses;
+use isthmus_snapshot::Snapshot;
+use isthmus_tasks::background;
+use isthmus_telemetry::recorder::Recorder;
+use isthmus_world::{Reader, Since};
 use schedule::{Due, Late, Member, Schedule, Share};
 use sockets::{Outcome, Sockets};
 use targets::{Difference, Targets};

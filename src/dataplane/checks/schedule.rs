@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use crate::dataplane::clock::milliseconds;
-use crate::dataplane::upstreams::{CheckResult, Upstream};
-use crate::model::reason::Reason;
-use crate::snapshot::candidates::{EndpointKey, service_of};
-use crate::snapshot::policy::HealthCheck;
+use crate::clock::milliseconds;
+use crate::upstreams::{CheckResult, Upstream};
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::candidates::{EndpointKey, service_of};
+use isthmus_snapshot::policy::HealthCheck;
 
 /// The time in milliseconds after which a check that waits for capacity is late.
 const LATE: u64 = 1_000;

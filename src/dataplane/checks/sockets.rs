@@ -16,9 +16,9 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, connect_unspec};
 
 use super::schedule::Due;
-use crate::dataplane::clock::milliseconds;
-use crate::model::reason::Reason;
-use crate::net::socket::{begin_to_connect, dial_reason, reset_on_close, unconnected};
+use crate::clock::milliseconds;
+use isthmus_model::reason::Reason;
+use isthmus_net::socket::{begin_to_connect, dial_reason, reset_on_close, unconnected};
 
 /// The result of a check; `None` if the check says nothing about the endpoint.
 pub(super) type Outcome = Option<Result<(), Reason>>;

@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::schedule::{User, place};
-use crate::snapshot::Snapshot;
-use crate::snapshot::candidates::{Candidate, Candidates};
-use crate::snapshot::delta::Delta;
-use crate::snapshot::dialled::Dialled;
-use crate::snapshot::policy::{Policy, Route, Tuning};
-use crate::snapshot::routes::RouteTable;
-use crate::snapshot::service_view::ServiceView;
-use crate::wire::proxy_protocol::write::local;
-use crate::world::Since;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::{Candidate, Candidates};
+use isthmus_snapshot::delta::Delta;
+use isthmus_snapshot::dialled::Dialled;
+use isthmus_snapshot::policy::{Policy, Route, Tuning};
+use isthmus_snapshot::routes::RouteTable;
+use isthmus_snapshot::service_view::ServiceView;
+use isthmus_wire::proxy_protocol::write::local;
+use isthmus_world::Since;
 
 /// A service or a route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,9 +165,9 @@ fn greeting_of(tuning: &Tuning, candidate: &Candidate) -> &'static [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::service::PortProtocol;
-    use crate::snapshot::policy::{HealthCheck, ServiceTuning, Timeouts};
-    use crate::snapshot::tests::{Mesh, endpoint, port, rule, service, shard};
+    use isthmus_model::service::PortProtocol;
+    use isthmus_snapshot::policy::{HealthCheck, ServiceTuning, Timeouts};
+    use isthmus_snapshot::testing::{Mesh, endpoint, port, rule, service, shard};
 
     fn mesh(endpoints: &[&str], checked: &str) -> Mesh {
         let endpoints = || endpoints.iter().map(|host| endpoint(host, 1)).collect();
@@ -177,7 +177,7 @@ mod tests {
         let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", services)]);
         let plain = || Tuning::for_services(&Timeouts::default());
         let tuning = Tuning { health: Some(HealthCheck::default()), ..plain() };
-        let policies = vec![(crate::snapshot::tests::pattern(checked), tuning.into())];
+        let policies = vec![(isthmus_snapshot::testing::pattern(checked), tuning.into())];
         let policy = Arc::make_mut(&mut mesh.policy);
         policy.tuning = ServiceTuning { default: plain().into(), policies };
         policy.exports = vec![rule("a.mesh"), rule("b.mesh")];

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::meter::ConnectionStats;
-use crate::dataplane::entry::{Peer, Proxied};
-use crate::model::reason::Reason;
-use crate::snapshot::policy::{HboneLimits, Listener};
+use crate::entry::{Peer, Proxied};
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::policy::{HboneLimits, Listener};
 
 /// The state that the streams of one connection share.
 pub(super) struct HboneConnection {

@@ -28,11 +28,11 @@ use super::held::{Holding, is_over_share};
 use super::metered::Metered;
 use super::stream;
 use super::transport::RECORDS;
-use crate::dataplane::core::Core;
-use crate::dataplane::entry::Entry;
-use crate::dataplane::refuse;
-use crate::model::reason::Reason;
-use crate::snapshot::policy::{HboneLimits, Listener};
+use crate::core::Core;
+use crate::entry::Entry;
+use crate::refuse;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::policy::{HboneLimits, Listener};
 
 /// The time limit for the last frames to reach the client.
 const LINGER: Duration = Duration::from_secs(1);

@@ -18,15 +18,15 @@ use tokio_rustls::server::TlsStream;
 use super::meter::ConnectionStats;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
-use crate::dataplane::core::{Core, admit_caller, newest};
-use crate::dataplane::entry::{Entry, Peer};
-use crate::dataplane::peek::Waiting;
-use crate::dataplane::shared::Hbone;
-use crate::model::reason::Reason;
-use crate::snapshot::policy::{HboneLimits, Listener};
-use crate::tls::proof::{Proof, tls_error_of};
-use crate::tls::server::refused_identity;
-use crate::tls::trust::{describe, is_expired};
+use crate::core::{Core, admit_caller, newest};
+use crate::entry::{Entry, Peer};
+use crate::peek::Waiting;
+use crate::shared::Hbone;
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::policy::{HboneLimits, Listener};
+use isthmus_tls::proof::{Proof, tls_error_of};
+use isthmus_tls::server::refused_identity;
+use isthmus_tls::trust::{describe, is_expired};
 
 /// The number of streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::dataplane::core::Core;
-use crate::dataplane::entry::{Entry, HeldBytes};
-use crate::model::reason::Reason;
-use crate::snapshot::policy::HboneLimits;
+use crate::core::Core;
+use crate::entry::{Entry, HeldBytes};
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::policy::HboneLimits;
 
 /// Counts the bytes that one stream holds, until this value is dropped.
 pub(super) struct Holding {

@@ -8,9 +8,9 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use crate::snapshot::policy::HboneLimits;
-use crate::wire::frames::{Counts, FrameMeter};
-use crate::wire::records::Records;
+use isthmus_snapshot::policy::HboneLimits;
+use isthmus_wire::frames::{Counts, FrameMeter};
+use isthmus_wire::records::Records;
 
 /// The counts of one client's records and frames.
 pub(crate) struct ConnectionStats {

@@ -33,9 +33,9 @@ use tokio::net::TcpStream;
 
 use super::core::{Core, Registration};
 use super::shared::{Arrival, HbonePlace, Message, Opening, WorkerHandle};
-use crate::model::reason::Reason;
-use crate::snapshot::policy::Listener;
 use handshake::{Failed, handshake};
+use isthmus_model::reason::Reason;
+use isthmus_snapshot::policy::Listener;
 use transport::Transport;
 
 /// Moves a connection whose hello has been read to the worker with the fewest HBONE connections, before the costly

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use bytes::{Buf, Bytes};
 use tokio::net::TcpStream;
 
-use crate::net::socket::send;
+use isthmus_net::socket::send;
 
 /// Pieces smaller than this are copied together while they wait, because each piece keeps the whole buffer that it was read
 /// into.

@@ -19,16 +19,16 @@ use super::held::Holding;
 use super::meter::Place;
 use super::queue::Queue;
 use super::transport::FRAME;
-use crate::dataplane::connect::Connected;
-use crate::dataplane::core::Core;
-use crate::dataplane::entry::Entry;
-use crate::dataplane::examine::{self, Sides, examine};
-use crate::model::endpoint::Encapsulation as Carried;
-use crate::model::reason::Reason;
-use crate::model::record::Side;
-use crate::net::diag::Diag;
-use crate::net::socket::{is_again, receive, receive_more, receive_unasked, reset_on_close};
-use crate::telemetry::local::RelayPath;
+use crate::connect::Connected;
+use crate::core::Core;
+use crate::entry::Entry;
+use crate::examine::{self, Sides, examine};
+use isthmus_model::endpoint::Encapsulation as Carried;
+use isthmus_model::reason::Reason;
+use isthmus_model::record::Side;
+use isthmus_net::diag::Diag;
+use isthmus_net::socket::{is_again, receive, receive_more, receive_unasked, reset_on_close};
+use isthmus_telemetry::local::RelayPath;
 
 /// The number of bytes that one direction may move before other streams get their turn.
 const TURN: usize = 256 * 1024;

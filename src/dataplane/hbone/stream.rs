@@ -11,14 +11,14 @@ use http::{Request, StatusCode};
 
 use super::connection::HboneConnection;
 use super::relay::relay;
-use crate::dataplane::connect::{Attempts, Connected, connect};
-use crate::dataplane::core::{Core, newest};
-use crate::dataplane::entry::{ConnectStream, Entry};
-use crate::model::reason::Reason;
-use crate::net::admission::Holder;
-use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
-use crate::snapshot::missing::missing_for;
-use crate::wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
+use crate::connect::{Attempts, Connected, connect};
+use crate::core::{Core, newest};
+use crate::entry::{ConnectStream, Entry};
+use isthmus_model::reason::Reason;
+use isthmus_net::admission::Holder;
+use isthmus_snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
+use isthmus_snapshot::missing::missing_for;
+use isthmus_wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
 
 /// Counts a stream in its connection's number of streams, until this value is dropped.
 struct Counted(Rc<HboneConnection>);

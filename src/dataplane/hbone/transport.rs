@@ -13,10 +13,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::meter::ConnectionStats;
-use crate::dataplane::core::Core;
-use crate::net::socket::{is_again, receive, send};
-use crate::wire::frames::HEADER;
-use crate::wire::records::RecordMeter;
+use crate::core::Core;
+use isthmus_net::socket::{is_again, receive, send};
+use isthmus_wire::frames::HEADER;
+use isthmus_wire::records::RecordMeter;
 
 /// The number of bytes written to the client with one system call: eight full TLS records.
 pub(super) const RECORDS: usize = 128 * 1024;

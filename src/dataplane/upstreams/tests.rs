@@ -1,11 +1,11 @@
 //! Tests of ejection, of health checks, and of how long endpoints are remembered.
 
 use super::*;
-use crate::dataplane::withdrawals::Which;
-use crate::model::endpoint::Health;
-use crate::model::place::Distance;
-use crate::snapshot::candidates::tests::candidate;
-use crate::snapshot::policy::{Timeouts, Tuning};
+use crate::withdrawals::Which;
+use isthmus_model::endpoint::Health;
+use isthmus_model::place::Distance;
+use isthmus_snapshot::policy::{Timeouts, Tuning};
+use isthmus_snapshot::testing::candidate;
 
 fn set(endpoints: u16, ejection: Ejection) -> Candidates {
     let tuning = Tuning { ejection: Some(ejection), ..Tuning::for_services(&Timeouts::default()) };

@@ -1,9 +1,9 @@
 //! The keys of the `services:` list.
 
-use crate::document::form;
-use crate::document::key::keys;
-use crate::model::endpoint::{Encapsulation, HBONE_PORT, Health, TlsMode, Weight};
-use crate::model::service::PortProtocol;
+use crate::form;
+use crate::key::keys;
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, TlsMode, Weight};
+use isthmus_model::service::PortProtocol;
 
 keys! {
     /// The services of one registry.

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use super::*;
-use crate::document::form::Keys;
-use crate::document::table::{Kind, Object};
-use crate::model::address::Host;
-use crate::model::endpoint::{DeclaredTls, Health, TlsMode, Weight};
-use crate::model::service::PortProtocol;
+use crate::form::Keys;
+use crate::table::{Kind, Object};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{DeclaredTls, Health, TlsMode, Weight};
+use isthmus_model::service::PortProtocol;
 
 fn registry(text: &str) -> Result<Listing, Vec<String>> {
     let read =

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dashmap::DashMap;
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-use crate::model::limits::ServiceLimitKey;
+use isthmus_model::limits::ServiceLimitKey;
 
 /// The value that means that no limit is configured.
 const OFF: usize = usize::MAX;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::{Holder, Limit};
-use crate::model::limits::{SourceLimits, SourcePrefix};
+use isthmus_model::limits::{SourceLimits, SourcePrefix};
 
 /// A second, in nanoseconds.
 pub(super) const SECOND: u64 = 1_000_000_000;

@@ -8,20 +8,20 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::*;
-use crate::model::address::Host;
-use crate::model::endpoint::Labels;
-use crate::model::service::{Service, ServiceKey};
-use crate::snapshot::change::{
+use crate::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
-use crate::snapshot::policy::{NetworkPolicy, Policy, RouteName};
-use crate::snapshot::service_view::AskedBy;
-use crate::snapshot::shard::Standing;
-use crate::snapshot::tests::{
+use crate::policy::{NetworkPolicy, Policy, RouteName};
+use crate::service_view::AskedBy;
+use crate::shard::Standing;
+use crate::testing::{
     Addresses, Mesh, NAMES, NETWORKS, Numbering, answers, gateway, host_name, meshes, network, services,
     standings, viewers,
 };
-use crate::snapshot::view::{Viewer, view};
+use crate::view::{Viewer, view};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::Labels;
+use isthmus_model::service::{Service, ServiceKey};
 use std::collections::BTreeMap;
 
 const CASES: u32 = 120;
@@ -49,7 +49,7 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
         let routes = snapshot.routes();
         let found = match &route.key {
             RouteName::NoSni => routes.no_sni().cloned(),
-            RouteName::Name(crate::model::name::NamePattern::Exact(name)) => {
+            RouteName::Name(isthmus_model::name::NamePattern::Exact(name)) => {
                 routes.exact(name.as_str()).cloned()
             }
             RouteName::Name(_) => routes.wildcards("a.test").next().cloned(),
@@ -78,7 +78,7 @@ fn behind(snapshot: &Snapshot) -> Vec<(&Network, Vec<&HostName>)> {
 fn observe_port(
     snapshot: &Snapshot,
     service: &ServiceView,
-    port: &crate::snapshot::service_view::PortView,
+    port: &crate::service_view::PortView,
     viewers: &[Viewer],
     out: &mut String,
 ) {

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
-use crate::model::endpoint::Labels;
-use crate::model::name::HostName;
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::{PortProtocol, Service, ServiceKey};
-use crate::snapshot::build;
-use crate::snapshot::change::{Dirty, Item, Mark, MarkKey, MarkKind};
-use crate::snapshot::inputs::Inputs;
-use crate::snapshot::policy::RegistryScope;
-use crate::snapshot::routes::Resolved;
-use crate::snapshot::service_view::ServiceView;
-use crate::snapshot::shard::Shard;
-use crate::snapshot::tests::policy_of;
+use crate::build;
+use crate::change::{Dirty, Item, Mark, MarkKey, MarkKind};
+use crate::inputs::Inputs;
+use crate::policy::RegistryScope;
+use crate::routes::Resolved;
+use crate::service_view::ServiceView;
+use crate::shard::Shard;
+use crate::testing::policy_of;
+use isthmus_model::endpoint::Labels;
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::{PortProtocol, Service, ServiceKey};
 
 const ALIAS: &str = "web.shop.svc.clusterset.local";
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::authority::Authority;
-use crate::model::import::Import;
-use crate::model::reason::Reason;
-use crate::model::service::PortProtocol;
-use crate::snapshot::admit::{AdmissionRequest, Requested, admit, readmit};
-use crate::snapshot::policy::Policy;
-use crate::snapshot::tests::{Mesh, endpoint, host_name, peer, port, service, shard};
+use crate::admit::{AdmissionRequest, Requested, admit, readmit};
+use crate::policy::Policy;
+use crate::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
+use isthmus_model::authority::Authority;
+use isthmus_model::import::Import;
+use isthmus_model::reason::Reason;
+use isthmus_model::service::PortProtocol;
 
 /// Returns a mesh of these services, and one peer with these rules.
 fn mesh(services: &[&str], rules: &[(&str, Option<&str>)]) -> Mesh {
@@ -200,7 +200,7 @@ fn a_service_of_a_peer_is_exported_to_nobody() {
     let known = shard.services_of("cart.shop.mesh")[0].clone();
     let exported_name = host_name("cart.south.global");
     let import = Some(Arc::new(Import { peer: "south".into(), exported_name, exported_at: 0 }));
-    let imported = crate::model::service::Service { import, ..(*known).clone() };
-    shard.put(crate::snapshot::change::Item::Service(imported.into()), &mut Default::default());
+    let imported = isthmus_model::service::Service { import, ..(*known).clone() };
+    shard.put(crate::change::Item::Service(imported.into()), &mut Default::default());
     assert_eq!(names(&mesh.snapshot(), "west"), [""; 0]);
 }

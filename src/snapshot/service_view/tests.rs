@@ -1,14 +1,14 @@
 //! Tests which parts of a service provide the endpoints of a port when registries are demoted or expired.
 
 use super::*;
-use crate::document::services::read_registry;
-use crate::model::name::HostName;
-use crate::model::place::ClusterId;
-use crate::snapshot::build;
-use crate::snapshot::change::{Dirty, Item, MarkKey, MarkKind};
-use crate::snapshot::inputs::Inputs;
-use crate::snapshot::policy::RegistryScope;
-use crate::snapshot::tests::policy_of;
+use crate::build;
+use crate::change::{Dirty, Item, MarkKey, MarkKind};
+use crate::inputs::Inputs;
+use crate::policy::RegistryScope;
+use crate::testing::{self, policy_of};
+use isthmus_document::services::read_registry;
+use isthmus_model::name::HostName;
+use isthmus_model::place::ClusterId;
 
 const NETWORK: &str = "net";
 
@@ -16,8 +16,9 @@ const NETWORK: &str = "net";
 fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc<Shard> {
     let text =
         format!("services: [{{hostname: a.mesh, namespace: n, ports: [{ports}], endpoints: [{endpoints}]}}]");
-    let shard = read_registry("x.yaml".as_ref(), &text, &ClusterId::new(cluster), &Network::new(NETWORK))
-        .expect("good");
+    let read = read_registry("x.yaml".as_ref(), &text, &ClusterId::new(cluster), &Network::new(NETWORK));
+    let services = read.expect("good").services.into_values().map(|service| (*service).clone());
+    let shard = testing::shard(cluster, NETWORK, services.collect());
     let scope = RegistryScope { networks: Some(vec![Network::new("other")]), ..RegistryScope::default() };
     Arc::new(Shard::of(shard, &scope).with_standing(standing))
 }

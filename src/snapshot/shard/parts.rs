@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::endpoint::Endpoint;
-use crate::model::service::Service;
+use isthmus_model::endpoint::Endpoint;
+use isthmus_model::service::Service;
 
 /// The services of one host name.
 #[derive(Clone, Debug)]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::Shard;
-use crate::model::address::Host;
-use crate::model::endpoint::Endpoint;
-use crate::model::name::HostName;
-use crate::model::place::Network;
-use crate::model::service::{Service, ServiceKey};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::Endpoint;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+use isthmus_model::service::{Service, ServiceKey};
 
 /// The parts of one item that the scope denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! Tests that add, change and remove items of a shard in any order, and that limit items to the scope.
 
 use super::*;
-use crate::document::services::read_registry;
-use crate::model::endpoint::Labels;
-use crate::model::place::Locality;
-use crate::snapshot::change::MarkKind;
-use crate::snapshot::policy::RegistryScope;
-use crate::snapshot::tests::{gateway, pattern};
+use crate::change::MarkKind;
+use crate::policy::RegistryScope;
+use crate::testing::{gateway, pattern};
+use isthmus_document::services::read_registry;
+use isthmus_model::endpoint::Labels;
+use isthmus_model::place::Locality;
 
 fn service(hostname: &str, endpoints: &str) -> Arc<Service> {
     let text = format!(

@@ -3,12 +3,10 @@
 mod properties;
 
 use super::*;
-use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels};
-use crate::model::service::PortProtocol;
-use crate::snapshot::policy::Gateway;
-use crate::snapshot::tests::{
-    Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard,
-};
+use crate::policy::Gateway;
+use crate::testing::{Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard};
+use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels};
+use isthmus_model::service::PortProtocol;
 
 const SERVICE: &str = "s.shop.mesh";
 
@@ -67,7 +65,7 @@ fn a_cluster_of_three_zones_is_one_entry_of_its_total() {
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "6")]);
     assert_eq!(seen(&mesh, &east()).entries[0].locality, place("us"));
     let near = service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.1", 4)]);
-    mesh.shards.push(crate::snapshot::tests::scoped(shard("a", "east", vec![near])));
+    mesh.shards.push(crate::testing::scoped(shard("a", "east", vec![near])));
     assert_eq!(entries(&mesh, &east()), [entry("10.1.0.1:8080", 2, "4"), entry("192.0.2.1:15443", 3, "6")]);
 }
 
@@ -310,7 +308,7 @@ fn a_neighbour_at_a_gateways_address_is_one_entry() {
         Arc::make_mut(&mut near.template).ports = [(Arc::from("p443"), 15443)].into();
         let mut mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
         let near = shard("a", "east", vec![service(SERVICE, ports, vec![near])]);
-        mesh.shards.push(crate::snapshot::tests::scoped(near));
+        mesh.shards.push(crate::testing::scoped(near));
         mesh
     };
     assert_eq!(entries(&mesh(TlsMode::Mesh), &east()), [entry("192.0.2.1:15443", 1, "4")]);
@@ -373,7 +371,7 @@ fn the_largest_weights_are_scaled() {
     let near = |weight| {
         let endpoints = vec![endpoint("10.1.0.1", weight)];
         let near = shard("a", "east", vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints)]);
-        crate::snapshot::tests::scoped(near)
+        crate::testing::scoped(near)
     };
     mesh.shards.push(near(1));
     let gateways = |weight| [entry("192.0.2.1:15443", weight, &max), entry("192.0.2.2:15443", weight, &max)];

@@ -6,7 +6,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, ParsedExtension, X509CertificationRequest};
 
 use super::*;
-use crate::tls::server::provider;
+use crate::server::provider;
 
 fn identity() -> Identity {
     Identity::parse("spiffe://td/ns/istio-system/sa/eastwest").expect("legal")

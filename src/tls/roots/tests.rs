@@ -7,12 +7,12 @@ use rustls::pki_types::{PrivateKeyDer, UnixTime};
 use rustls::{ClientConnection, ServerConnection};
 
 use super::*;
-use crate::model::identity::Identity;
-use crate::tls::certificate::{Certificate, certificates};
-use crate::tls::development::Authority;
-use crate::tls::proof::Proof;
-use crate::tls::trust::describe;
-use crate::tls::{client, server};
+use crate::certificate::{Certificate, certificates};
+use crate::development::Authority;
+use crate::proof::Proof;
+use crate::trust::describe;
+use crate::{client, server};
+use isthmus_model::identity::Identity;
 
 fn domain(name: &str) -> TrustDomain {
     TrustDomain::parse(name).expect("legal")

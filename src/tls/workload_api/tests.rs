@@ -3,7 +3,7 @@
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
 
 use super::*;
-use crate::tls::server::provider;
+use crate::server::provider;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 

@@ -8,7 +8,7 @@ use super::{
     Announced, LOCAL, PROXY, TCP4, TCP6, TLV_CRC32C, V1_BYTES_MAX, V1_PREFIX, V2_BYTES_MAX, V2_FIXED,
     V2_SIGNATURE,
 };
-use crate::model::address::canonical_ip;
+use isthmus_model::address::canonical_ip;
 
 /// The content of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

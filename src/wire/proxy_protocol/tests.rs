@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::read::{Header, HeaderFault, Verdict, crc32c, read};
 use super::write::{local, v1, v2};
 use super::*;
-use crate::model::endpoint::ProxyVersion;
+use isthmus_model::endpoint::ProxyVersion;
 
 fn announced(source: &str, destination: &str) -> Announced {
     let address = |text: &str| text.parse().expect("an address");
@@ -198,7 +198,7 @@ fn headers_are_written_as_the_specification_says() {
 
 fn any_address() -> impl Strategy<Value = SocketAddr> {
     (any::<std::net::IpAddr>(), any::<u16>())
-        .prop_map(|(ip, port)| SocketAddr::new(crate::model::address::canonical_ip(ip), port))
+        .prop_map(|(ip, port)| SocketAddr::new(isthmus_model::address::canonical_ip(ip), port))
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{Announced, PROXY, TCP4, TCP6, TLV_AUTHORITY, TLV_UNIQUE_ID, V2_SIGNATURE};
-use crate::model::endpoint::ProxyVersion;
+use isthmus_model::endpoint::ProxyVersion;
 
 /// Returns a header of version 1.
 pub fn v1(announced: &Announced) -> Vec<u8> {

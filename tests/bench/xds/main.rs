@@ -175,7 +175,7 @@ impl Gateway {
             .args(["run", "-c", config])
             .current_dir(folder)
             // At this level the log has the times of parsing and building, and nothing of the HTTP/2 library.
-            .env("RUST_LOG", "info,isthmus::aggregator=debug")
+            .env("RUST_LOG", "info,isthmus_aggregator=debug")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;

@@ -4,10 +4,10 @@
 
 use std::cell::OnceCell;
 
-use isthmus::discovery::peer::enrolled::{Dialling, GatewayAddress};
-use isthmus::discovery::peer::party::{Expected, Shown, check};
-use isthmus::discovery::peer::token::{ADDRESSES_MAX, Token, sealed};
 use isthmus::model::identity::{Identity, TrustDomain};
+use isthmus::peer::enrolled::{Dialling, GatewayAddress};
+use isthmus::peer::party::{Expected, Shown, check};
+use isthmus::peer::token::{ADDRESSES_MAX, Token, sealed};
 use isthmus::proto::isthmus::peer::v1::EnrolRequest;
 use isthmus::tls::certificate::certificates;
 use isthmus::tls::development::Authority;

@@ -9,12 +9,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use isthmus::config::load;
-use isthmus::discovery::xds::budget::Budget;
-use isthmus::discovery::xds::hub::Hub;
-use isthmus::discovery::xds::kind::Kind;
-use isthmus::discovery::xds::node::NodeInfo;
-use isthmus::discovery::xds::server::{DiscoveryRequest, Parts};
-use isthmus::discovery::xds::session::{NAME_BYTES_MAX, Protocol, Session};
 use isthmus::document::services::read_registry;
 use isthmus::model::place::{ClusterId, Network};
 use isthmus::proto::envoy::service::discovery::v3 as discovery;
@@ -26,6 +20,12 @@ use isthmus::snapshot::policy::{Policy, RegistryScope};
 use isthmus::snapshot::routes::Resolved;
 use isthmus::snapshot::shard::Shard;
 use isthmus::world::Publisher;
+use isthmus::xds::budget::Budget;
+use isthmus::xds::hub::Hub;
+use isthmus::xds::kind::Kind;
+use isthmus::xds::node::NodeInfo;
+use isthmus::xds::server::{DiscoveryRequest, Parts};
+use isthmus::xds::session::{NAME_BYTES_MAX, Protocol, Session};
 
 /// The largest number of responses that the target takes after one request.
 const RESPONSES_MAX: usize = 64;

@@ -9,21 +9,21 @@ use tokio::time::Instant;
 
 use super::super::{Message, Owner, Sources};
 use super::*;
-use crate::aggregator::registry::{Changes, Registry};
-use crate::aggregator::spec::{RegistryKind, RegistrySpec};
-use crate::document::services::read_registry;
-use crate::model::import::Import;
-use crate::model::place::{ClusterId, Network};
-use crate::model::service::Service;
-use crate::net::scope::Scope;
-use crate::snapshot::change::{Change, Item, Key};
-use crate::snapshot::listing::Listing;
-use crate::snapshot::policy::RegistryScope;
-use crate::snapshot::tests::policy_of;
-use crate::snapshot::virtual_addresses::Ranges;
-use crate::telemetry::control::Control;
-use crate::telemetry::recorder::Recorder;
-use crate::world::Reader;
+use crate::registry::{Changes, Registry};
+use crate::spec::{RegistryKind, RegistrySpec};
+use isthmus_document::services::read_registry;
+use isthmus_model::import::Import;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::Service;
+use isthmus_snapshot::change::{Change, Item, Key};
+use isthmus_snapshot::listing::Listing;
+use isthmus_snapshot::policy::RegistryScope;
+use isthmus_snapshot::testing::policy_of;
+use isthmus_snapshot::virtual_addresses::Ranges;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::control::Control;
+use isthmus_telemetry::recorder::Recorder;
+use isthmus_world::Reader;
 
 /// A registry whose changes the test sends.
 struct Silent(RegistrySpec);

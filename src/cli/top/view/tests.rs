@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::api::connection::Connection;
-use crate::api::overview::Services;
-use crate::api::status::Problem;
-use crate::api::text::is_deceptive;
+use isthmus_api::connection::Connection;
+use isthmus_api::overview::Services;
+use isthmus_api::status::Problem;
+use isthmus_api::text::is_deceptive;
 
 fn text(lines: &[Line]) -> Vec<String> {
     lines.iter().map(|line| line.iter().map(|(_, part)| part.as_str()).collect()).collect()

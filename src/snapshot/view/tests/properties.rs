@@ -7,11 +7,11 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::*;
-use crate::model::address::Host;
-use crate::snapshot::policy::NetworkPolicy;
-use crate::snapshot::service_view::network_of;
-use crate::snapshot::shard::Standing;
-use crate::snapshot::tests::{Addresses, meshes, scoped, viewers};
+use crate::policy::NetworkPolicy;
+use crate::service_view::network_of;
+use crate::shard::Standing;
+use crate::testing::{Addresses, meshes, scoped, viewers};
+use isthmus_model::address::Host;
 
 const CASES: u32 = 600;
 
@@ -487,9 +487,9 @@ proptest! {
                 let mut order: Vec<usize> = (0..endpoints.len()).collect();
                 order.sort_by_key(|at| by(*at));
                 endpoints = order.into_iter().map(|at| endpoints[at].clone()).collect();
-                crate::model::service::Service { endpoints: endpoints.into(), ..(**service).clone() }
+                isthmus_model::service::Service { endpoints: endpoints.into(), ..(**service).clone() }
             });
-            let other = crate::snapshot::tests::shard(shard.origin.cluster.as_str(), shard.origin.network.as_str(), services.collect());
+            let other = crate::testing::shard(shard.origin.cluster.as_str(), shard.origin.network.as_str(), services.collect());
             Arc::new(scoped(other).with_standing(shard.origin.standing))
         }).collect();
         let (one, other) = (mesh.snapshot(), other.snapshot());

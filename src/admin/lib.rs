@@ -1,0 +1,140 @@
+//! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes nothing itself; it sends
+//! requests for changes to `app` as a [`Command`].
+
+pub mod certificates;
+pub mod check_metrics;
+pub mod clients;
+pub mod dashboard;
+pub mod endpoints;
+pub mod enrolment;
+pub mod explain;
+pub mod horizon;
+pub mod limit_metrics;
+pub mod limits;
+pub mod maintenance;
+pub mod networks;
+pub mod overview;
+pub mod peer_metrics;
+pub mod peers;
+mod probe;
+pub mod problems;
+pub mod readiness;
+mod recent;
+pub mod registry_metrics;
+pub mod server;
+mod traces;
+pub mod views;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use certificates::Identities;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use isthmus_aggregator::status::Status as AggregatorStatus;
+use isthmus_dataplane::handle::{Control, EffectiveLimits};
+use isthmus_dns::server::Server as DnsServer;
+use isthmus_model::place::ClusterId;
+use isthmus_net::own::OwnAddresses;
+use isthmus_peer::enrolment::Enrolment;
+use isthmus_peer::status::LinkTable;
+use isthmus_telemetry::Telemetry;
+use isthmus_world::Reader;
+use isthmus_xds::status::Clients;
+
+/// A change that an operator requests through the API.
+pub enum Command {
+    /// Reload the config. The answer is a summary of the changes, or the problems, one per line.
+    Reload(oneshot::Sender<Result<String, Vec<String>>>),
+    /// Drain and stop.
+    Drain,
+    /// Set the log level or filter, in the form of `log.level` or `RUST_LOG`; refused if a part of it is
+    /// malformed.
+    LogLevel(String, oneshot::Sender<Result<(), String>>),
+}
+
+/// A function that returns the config in use as JSON, on demand because it may be large.
+#[derive(Clone)]
+pub struct InUse(pub Arc<dyn Fn() -> serde_json::Value + Send + Sync>);
+
+impl fmt::Debug for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InUse")
+    }
+}
+
+/// The state of the process: its config, listeners and limits. It is replaced as a whole when a part changes.
+#[derive(Clone, Debug)]
+pub struct ProgramStatus {
+    /// The path of the config file.
+    pub config: PathBuf,
+    /// The time at which the config in use was applied.
+    pub config_since: SystemTime,
+    /// The config in use.
+    pub in_use: InUse,
+    /// The problems of the config file when it was last read, one per line; empty if the file is in use.
+    pub rejected: Vec<String>,
+    /// The warnings about the config in use, one per line.
+    pub warnings: Vec<String>,
+    /// Keys whose values in the file differ from those at the start of the process, and take effect only after a restart.
+    pub restart: Vec<String>,
+    /// True as soon as the wait for registries at the start is over. From then on the configured listeners are open, and the
+    /// xDS server, if there is one, serves clients.
+    pub serving: bool,
+    /// The bound address of each listener, by name.
+    pub listening: Vec<(Arc<str>, SocketAddr)>,
+    /// The effective limits, which the limits of the process may reduce.
+    pub limits: EffectiveLimits,
+    /// The number of data-plane threads.
+    pub workers: usize,
+    /// True while the gateway drains.
+    pub draining: bool,
+}
+
+/// All inputs of the API.
+#[derive(Clone)]
+pub struct Sources {
+    /// The reader of the snapshots.
+    pub reader: Reader,
+    /// The clients of the xDS server; empty if there is no server.
+    pub clients: Arc<Clients>,
+    /// The DNS server; `None` if none is configured.
+    pub names: Option<Arc<DnsServer>>,
+    /// The enrolments of peers.
+    pub enrolment: Enrolment,
+    /// The links with peers.
+    pub links: Arc<LinkTable>,
+    /// The handle to the data plane's state.
+    pub dataplane: Control,
+    /// The status of registries and of resolved host names.
+    pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
+    /// The metrics and the failures list.
+    pub telemetry: Telemetry,
+    /// The gateway's certificate, the trusted roots, and their source.
+    pub identities: Identities,
+    /// The state of the process: its config, listeners and limits, and whether it drains.
+    pub program: Arc<ArcSwap<ProgramStatus>>,
+    /// The channel for requests to change something.
+    pub commands: mpsc::Sender<Command>,
+    /// The addresses on which this process listens.
+    pub own: Arc<OwnAddresses>,
+    /// The time at which the process started.
+    pub started: Instant,
+    /// The data that is kept between two evaluations of the problems.
+    pub history: Arc<problems::History>,
+    /// The list of services for the overview, made at most once a second.
+    pub overviews: Arc<overview::Cache>,
+}
+
+impl Sources {
+    /// Returns the readiness gates.
+    pub fn gates(&self, own_cluster: &ClusterId) -> Vec<readiness::Gate> {
+        let names = self.names.as_ref().map(|server| server.is_serving());
+        let further = readiness::Further { identity: self.identities.gate(), names };
+        readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, further)
+    }
+}

@@ -1,0 +1,23 @@
+//! The one maker of snapshots: applies the changes of registries, the config file and name servers, and publishes a snapshot.
+//! One task owns the state; all other tasks send messages to it.
+//!
+//! - `registry`, `spec`: the interface of registries, and their settings; `file`, `etcd`, `kubernetes`, `peer`: the kinds of
+//!   registry; `offline`: registries that a command reads once.
+//! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
+//!   an update looks like a fault of the registry; `options`: the settings of the task.
+//! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
+//! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
+
+pub mod copies;
+pub mod etcd;
+pub mod file;
+mod leases;
+mod lifecycle;
+pub mod offline;
+pub mod options;
+pub mod owner;
+pub mod registry;
+pub mod resolver;
+pub mod spec;
+pub mod status;
+mod withdrawal;

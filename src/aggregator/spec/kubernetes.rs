@@ -1,0 +1,202 @@
+//! The settings of a registry in Kubernetes: its API server, credentials, and the objects that are read.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use isthmus_model::endpoint::Labels;
+use isthmus_model::identity::TrustDomain;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+
+/// The default of `systemNamespace`: the namespace of Istio's control plane and gateways.
+pub const SYSTEM_NAMESPACE: &str = "istio-system";
+/// The largest number of namespaces in `only` that have watches of their own. If `only` has more, the whole cluster is watched,
+/// and objects of other namespaces are filtered out here.
+pub const WATCHED_APART_MAX: usize = 20;
+
+/// A Kubernetes cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesSpec {
+    /// The API server and the credentials.
+    pub access: AccessSpec,
+    /// The network of the cluster; absent: the value of the label `topology.istio.io/network` of the system namespace.
+    pub network: Option<Network>,
+    /// Networks other than the cluster's own that its pods and gateways may be on (`allow.networks`).
+    pub networks: Vec<Network>,
+    /// The trust domain of the pods' identities.
+    pub trust_domain: TrustDomain,
+    /// True if a trust domain in the ConfigMap `istio` of the system namespace replaces `trust_domain`.
+    pub mesh_config: bool,
+    /// The suffix of services' host names.
+    pub cluster_domain: HostName,
+    /// The namespace of Istio's control plane.
+    pub system_namespace: Arc<str>,
+    /// The namespaces that are read.
+    pub namespaces: NamespaceChoice,
+    /// True if endpoints without a pod are used.
+    pub manual_endpoints: bool,
+    /// True if the subsets of DestinationRules are read.
+    pub destination_rules: bool,
+    /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
+    pub gateways: Option<Vec<Arc<str>>>,
+    /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
+    pub export_writer: Option<ExportWriterSpec>,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl KubernetesSpec {
+    /// Returns a spec without credentials and options.
+    pub fn plain() -> Self {
+        Self {
+            access: AccessSpec::Unknown,
+            network: None,
+            networks: Vec::new(),
+            trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
+            mesh_config: false,
+            cluster_domain: HostName::parse("cluster.local").expect("legal"),
+            system_namespace: SYSTEM_NAMESPACE.into(),
+            namespaces: NamespaceChoice::default(),
+            manual_endpoints: false,
+            destination_rules: false,
+            gateways: None,
+            export_writer: None,
+        }
+    }
+}
+
+/// The replica that may write the conditions of ServiceExports, while it holds a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportWriterSpec {
+    /// The namespace of the Lease.
+    pub namespace: Arc<str>,
+    /// The name of this replica in the Lease.
+    pub holder: Arc<str>,
+    /// The clusters whose exports this replica reads.
+    pub knows: Knows,
+}
+
+/// The clusters whose exports a replica reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knows {
+    /// Only its own cluster: the replica cannot compare clusters.
+    OwnCluster,
+    /// Its own cluster and other clusters.
+    OtherClusters,
+}
+
+impl Knows {
+    /// Returns the value of the Lease's annotation.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::OwnCluster => "own",
+            Self::OtherClusters => "several",
+        }
+    }
+}
+
+/// The source of the API server's address and of the credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessSpec {
+    /// The service account of the pod that this process runs in.
+    ServiceAccount,
+    /// A kubeconfig file.
+    Kubeconfig {
+        /// The path of the file.
+        path: PathBuf,
+        /// The context; absent: the current context of the file.
+        context: Option<String>,
+        /// A file with a token, read again when it changes; absent: the credentials in the kubeconfig are used.
+        token_file: Option<PathBuf>,
+    },
+    /// A kubeconfig that was found in a Secret.
+    Found(FoundKubeconfig),
+    /// The kubeconfig of a cluster that is known only from its last good copy, because its source was not read yet.
+    Unknown,
+}
+
+/// Clusters that are found while the gateway runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClustersSpec {
+    /// The location of the kubeconfigs.
+    pub source: ClusterSource,
+    /// The settings of each cluster; `access` is not used.
+    pub template: KubernetesSpec,
+}
+
+/// The location of kubeconfigs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterSource {
+    /// A folder with one file for each cluster, named like the cluster.
+    Folder(PathBuf),
+    /// Secrets with the label `istio/multiCluster=true`, in the cluster that this process runs in.
+    Secrets {
+        /// The namespace of the Secrets.
+        namespace: Arc<str>,
+    },
+}
+
+/// The choice of namespaces to read. The labels of the system namespace are always read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceChoice {
+    /// The namespaces to read; empty: all.
+    pub only: Vec<Arc<str>>,
+    /// Namespaces that are not read although `only` allows them.
+    pub except: Vec<Arc<str>>,
+    /// Labels that a namespace must have.
+    pub labels: Labels,
+}
+
+impl NamespaceChoice {
+    /// Returns true if a namespace with these labels is read.
+    pub fn takes(&self, namespace: &str, labels: &Labels) -> bool {
+        let is = |name: &Arc<str>| &**name == namespace;
+        (self.only.is_empty() || self.only.iter().any(is))
+            && !self.except.iter().any(is)
+            && labels.has_all(&self.labels)
+    }
+}
+
+/// A kubeconfig that was found in a Secret, whose text may change. Two values are equal if they share their text.
+#[derive(Clone, Debug)]
+pub struct FoundKubeconfig {
+    /// The name that messages show as its file, such as `Secret istio-system/istio-remote-secret-west[west]`.
+    pub name: Arc<str>,
+    text: Arc<Mutex<Secret>>,
+}
+
+/// A text that is never printed.
+struct Secret(Arc<str>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl PartialEq for FoundKubeconfig {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.text, &other.text)
+    }
+}
+
+impl Eq for FoundKubeconfig {}
+
+impl FoundKubeconfig {
+    /// Returns a kubeconfig with this name and text.
+    pub fn new(name: &str, text: &str) -> Self {
+        Self { name: name.into(), text: Arc::new(Mutex::new(Secret(text.into()))) }
+    }
+
+    /// Returns the newest text of the kubeconfig.
+    pub fn text(&self) -> Arc<str> {
+        self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0.clone()
+    }
+
+    /// Replaces the text.
+    pub fn set(&self, text: &str) {
+        let mut known = self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *known.0 != *text {
+            known.0 = text.into();
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Tests of the conversion of whole HAProxy configs.
+
+use super::*;
+
+/// Every line of a file is in the draft or in a remark.
+#[test]
+fn no_line_is_lost() {
+    let text = include_str!("../../../tests/corpus/haproxy/everything.cfg");
+    let draft = convert(text);
+    let yaml = draft.yaml("everything.cfg");
+    let told: BTreeSet<usize> = draft.remarks.iter().map(|remark| remark.line).collect();
+    let (sections, _) = sections(text);
+    // If a whole section is not converted, the remark on its first line applies to all its lines.
+    let whole: Vec<(usize, usize)> = sections
+        .iter()
+        .filter(|section| {
+            draft.remarks.iter().any(|one| one.line == section.head.number && one.text.contains("lines "))
+        })
+        .map(|section| (section.head.number, section.end()))
+        .collect();
+    // Lines with these keywords are represented in the result only by their values.
+    let values = [
+        "use_backend",
+        "acl",
+        "default_backend",
+        "bind",
+        "server",
+        "mode",
+        "balance",
+        "timeout",
+        "maxconn",
+        "hard-stop-after",
+    ];
+    for line in sections.iter().flat_map(|section| &section.lines) {
+        let is_told = told.contains(&line.number)
+            || whole.iter().any(|(first, last)| (*first..=*last).contains(&line.number))
+            || yaml.contains(&format!("# line {}", line.number))
+            || values.contains(&line.words[0].as_str())
+            || line.words[..].iter().any(|word| word == "inspect-delay")
+            || line.words[0] == "default-server";
+        assert!(is_told, "line {} is lost: {:?}\n{yaml}", line.number, line.words);
+    }
+}
+
+#[test]
+fn the_first_rule_of_haproxy_is_the_route() {
+    let draft = convert(
+        "frontend f\n bind :1\n use_backend a if { req_ssl_sni -m end .x.test }\n use_backend b if { req_ssl_sni w.x.test }\n \
+         use_backend b if { req_ssl_sni x.test }\n default_backend b\nbackend a\n server s 10.0.0.1:1\nbackend b\n server s 10.0.0.2:1\n",
+    );
+    let routes: Vec<_> =
+        draft.routes.iter().map(|route| (route.key.as_str(), route.target.backend.as_str())).collect();
+    assert_eq!(routes, [("*.x.test", "a"), ("x.test", "b"), ("*", "b"), ("-", "b")]);
+    assert!(draft.remarks.iter().any(|remark| (remark.line, remark.fate) == (4, Fate::NotNeeded)));
+}
+
+#[test]
+fn a_listener_without_routes_and_an_http_section_are_said() {
+    let draft = convert(
+        "defaults\n mode http\nfrontend web\n bind :80\n default_backend x\nbackend x\n server s 10.0.0.1:80\n",
+    );
+    let lines: Vec<usize> = draft.remarks.iter().map(|remark| remark.line).collect();
+    assert_eq!((lines, draft.listeners.len()), (vec![3, 6], 0));
+}
+
+fn has(draft: &Draft, line: usize, fate: Fate, part: &str) {
+    let found =
+        draft.remarks.iter().any(|one| (one.line, one.fate) == (line, fate) && one.text.contains(part));
+    assert!(found, "line {line} has no {fate:?} with {part:?}: {:#?}", draft.remarks);
+}
+
+fn keys(draft: &Draft) -> Vec<&str> {
+    draft.routes.iter().map(|route| route.key.as_str()).collect()
+}
+
+fn binds(draft: &Draft) -> Vec<String> {
+    draft.listeners.iter().map(|listener| listener.bind.to_string()).collect()
+}
+
+#[test]
+fn a_defaults_section_inherits_from_the_one_that_it_names() {
+    let draft = convert(
+        "defaults web\n mode http\ndefaults tcp\n mode tcp\n balance leastconn\n default-server send-proxy-v2\n\
+         defaults special from tcp\ndefaults pages from web\ndefaults lost from nowhere\n\
+         frontend f from special\n bind :1\n default_backend b\nfrontend p from pages\n bind :2\n default_backend b\n\
+         backend b from special\n server s 10.0.0.1:1\n",
+    );
+    let target = &draft.routes[0].target;
+    assert_eq!((target.policy, target.send_proxy), (Some("leastRequest"), Some("v2")));
+    has(&draft, 9, Fate::NotConverted, "no `defaults nowhere`");
+    has(&draft, 13, Fate::NotConverted, "mode http");
+}
+
+#[test]
+fn a_name_that_haproxy_refuses_reaches_no_wider_route() {
+    let draft = convert(
+        "frontend f\n bind :1\n use_backend deny if { req_ssl_sni -i no.x.test }\n use_backend w if { req_ssl_sni -m end -i .x.test }\n \
+         use_backend w if { req_ssl_sni -m end -i .y.test }\n default_backend w\nbackend deny\nbackend w\n server s 10.0.0.1:1\n",
+    );
+    assert_eq!(keys(&draft), ["*.y.test", "-"]);
+    has(&draft, 4, Fate::NotConverted, "*.x.test: left out");
+    has(&draft, 6, Fate::NotConverted, "no.x.test");
+    // A disabled backend refuses as an empty one does, and names that are not known may be any.
+    let draft = convert(
+        "frontend f\n bind :1\n use_backend off if { req_ssl_sni -m reg ^a }\n use_backend w if { req_ssl_sni -i b.test }\n \
+         default_backend w\nbackend off\n disabled\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
+    );
+    assert_eq!(keys(&draft), ["b.test"]);
+    has(&draft, 6, Fate::NotNeeded, "disabled");
+    // Clients of a rule that leads elsewhere reach the default; the remark says so.
+    let draft = convert(
+        "frontend f\n bind :1\n use_backend v if { req_ssl_sni -m reg ^a }\n default_backend w\n\
+         backend v\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
+    );
+    assert_eq!(keys(&draft), ["*", "-"]);
+    has(&draft, 4, Fate::Differs, "the rule in line 3, which is not converted, reach w");
+}
+
+#[test]
+fn a_reject_leaves_out_wide_routes_unless_all_clients_were_accepted() {
+    let of = |accept: &str| {
+        convert(&format!(
+            "frontend f\n bind :1\n tcp-request content accept if {accept}\n tcp-request content reject\n \
+             use_backend b if {{ req_ssl_sni -i a.test }}\n default_backend b\nbackend b\n server s 10.0.0.1:1\n"
+        ))
+    };
+    assert_eq!(keys(&of("{ req_ssl_sni -i a.test }")), ["a.test"]);
+    let draft = of("{ req_ssl_hello_type 1 }");
+    assert_eq!(keys(&draft), ["a.test", "*", "-"]);
+    has(&draft, 4, Fate::NotNeeded, "accepts all clients");
+}
+
+#[test]
+fn a_disabled_frontend_and_one_without_address_open_nothing() {
+    let draft = convert(
+        "frontend off\n disabled\n bind :1\n default_backend b\nfrontend tls\n bind :2 ssl\n default_backend b\n\
+         frontend on\n bind :3\n use_backend b if { req_ssl_sni -i a.test }\nbackend b\n server s 10.0.0.1:1\n",
+    );
+    assert_eq!((binds(&draft), keys(&draft)), (vec!["0.0.0.0:3".to_owned()], vec!["a.test"]));
+    has(&draft, 5, Fate::NotConverted, "(lines 5 to 7) has no address");
+}
+
+#[test]
+fn a_parameter_with_no_undoes_that_of_default_server() {
+    let draft = convert(
+        "frontend f\n bind :1\n default_backend b\nbackend b\n default-server send-proxy check disabled ssl backup\n \
+         server s 10.0.0.1:1 no-send-proxy no-check enabled no-ssl no-backup\n",
+    );
+    let target = &draft.routes[0].target;
+    assert_eq!((target.endpoints.len(), target.send_proxy, &target.health), (1, None, &None));
+    assert!(draft.remarks.iter().all(|remark| remark.line < 5), "{:?}", draft.remarks);
+}
+
+#[test]
+fn a_timeout_of_0_is_the_longest() {
+    let draft =
+        convert("defaults\n timeout client 2s\nlisten l\n bind :1\n timeout client 0\n timeout server 3s\n");
+    assert_eq!(draft.timeouts, [("idle", "0s".to_owned())]);
+}
+
+#[test]
+fn values_that_the_config_refuses_are_replaced_or_left_out() {
+    let draft = convert(
+        "defaults\n timeout connect 0\n timeout check 0\nfrontend f\n bind :1\n tcp-request inspect-delay 0\n default_backend b\n\
+         backend b\n timeout connect 0\n balance random(2)\n server s 10.0.0.1:1 check inter 50ms\n",
+    );
+    let target = &draft.routes[0].target;
+    let health = target.health.as_ref().expect("checks");
+    assert_eq!((health.interval.as_deref(), &health.timeout), (Some("100ms"), &None));
+    assert_eq!((&target.connect_timeout, target.policy), (&None, Some("random")));
+    assert_eq!((draft.timeouts.len(), &draft.listeners[0].hello_timeout), (0, &None));
+    has(&draft, 2, Fate::NotConverted, "timeouts.connect");
+    has(&draft, 6, Fate::Differs, "hello.timeout");
+    has(&draft, 9, Fate::NotConverted, "timeouts.connect");
+    has(&draft, 11, Fate::Differs, "100ms");
+}
+
+#[test]
+fn listeners_do_not_overlap_and_have_the_families_of_haproxy() {
+    for (lines, wanted) in [
+        ("bind *:1\n bind :::1", &[":1"][..]),
+        ("bind *:1\n bind :::1 v6only", &[":1"]),
+        ("bind :::1 v6only", &["[::]:1"]),
+        ("bind 10.0.0.1:1\n bind 10.0.0.2:1\n bind *:1", &["0.0.0.0:1"]),
+        ("bind 10.0.0.1:1\n bind [::1]:1", &["10.0.0.1:1", "[::1]:1"]),
+        ("bind *:1\nfrontend g\n bind 127.0.9.1:1\n bind :2", &["0.0.0.0:1", "0.0.0.0:2"]),
+        ("bind *:1\nfrontend g\n bind :::1 v6only", &["0.0.0.0:1", "[::]:1"]),
+    ] {
+        let draft = convert(&format!("frontend f\n {lines}\n"));
+        assert_eq!(binds(&draft), wanted, "{lines}");
+    }
+    has(
+        &convert("frontend f\n bind *:1\nfrontend g\n bind 127.0.9.1:1\n"),
+        4,
+        Fate::NotConverted,
+        "overlaps",
+    );
+}
+
+#[test]
+fn servers_below_a_faulty_first_line_belong_to_no_other_backend() {
+    let draft = convert(
+        "frontend f\n bind :1\n default_backend a\nbackend a\n server s 10.0.0.1:1\nbackend \"${B}\"\n server t 10.0.0.2:1\n",
+    );
+    assert_eq!(draft.routes[0].target.endpoints.len(), 1);
+    has(&draft, 6, Fate::NotConverted, "(lines 6 to 7) is left out");
+}
+
+#[test]
+fn a_server_that_is_a_frontend_of_the_file_is_left_out() {
+    let draft = convert(
+        "frontend f\n bind :443\n bind 10.0.0.9:8443\n default_backend all\n use_backend inner if { req_ssl_sni a.test }\n\
+         frontend g\n bind 127.0.0.1:444 accept-proxy\n default_backend all\n\
+         backend inner\n server s 127.0.0.1:444 send-proxy-v2\n\
+         backend all\n server s 10.0.0.1:443\n server loop 10.0.0.9:8443\n server local localhost:443\n server near 127.0.0.1:445\n",
+    );
+    for line in [10, 13, 14] {
+        has(&draft, line, Fate::NotConverted, "is an address of a frontend of this file");
+    }
+    let addresses: BTreeSet<&str> =
+        draft.routes.iter().flat_map(|route| &route.target.endpoints).map(|one| &*one.address).collect();
+    assert_eq!(addresses, BTreeSet::from(["10.0.0.1:443", "127.0.0.1:445"]));
+    // A name that HAProxy sends to the second frontend must not reach another backend, so the first one has no wide route.
+    let wide = draft.routes.iter().find(|route| route.key == "*").expect("a route of the second frontend");
+    assert_eq!(wide.listeners, ["g"]);
+}
+
+#[test]
+fn a_section_without_a_name_is_left_out() {
+    let draft = convert(
+        "frontend\n bind :1\n default_backend b\nbackend\n server s 10.0.0.1:1\nfrontend f\n bind :2\n default_backend b\n\
+         backend b\n server s 10.0.0.1:1\n",
+    );
+    has(
+        &draft,
+        1,
+        Fate::NotConverted,
+        "this frontend has no name, which HAProxy refuses; it (lines 1 to 3) is left out",
+    );
+    has(&draft, 4, Fate::NotConverted, "this backend has no name");
+    assert_eq!(binds(&draft), ["0.0.0.0:2"]);
+    assert!(draft.remarks.iter().all(|remark| [1, 4, 8].contains(&remark.line)), "{:#?}", draft.remarks);
+}

@@ -1,0 +1,54 @@
+//! The data plane: accept → peek → admit → choose → dial → relay; `hbone` does the same for each CONNECT stream.
+//!
+//! There is one thread per core. Each has a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
+//! connections. A connection takes only one lock that the workers share: that of its source's entry in the admission table,
+//! at its accept and at its end. The cost of a connection is kept low as follows:
+//!
+//! - The first read is tried when the connection is accepted, and the first write when the endpoint is dialled: on a fast
+//!   network neither waits for the poller.
+//! - The hello is read into the worker's scratch buffer; only a hello that comes in pieces has a buffer of its own.
+//! - The socket to the endpoint of a short connection serves a later connection, once both peers have ended the first one.
+//! - The first bytes for the endpoint acknowledge its part of the handshake, which saves a packet.
+//! - The snapshot is borrowed, endpoints are found by index in a `balancer`, and metrics are counted in cells of the
+//!   worker.
+//! - An idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer.
+//! - A task that handles many connections yields to other tasks after each batch.
+//!
+//! The files:
+//!
+//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `connect` chooses an endpoint
+//!   (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
+//!   for CONNECT.
+//! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the state that its connections borrow,
+//!   `entry` one connection in its table, `seen_hello` the stored part of the hello. `shared` is the state that all workers
+//!   share, `handle` the interface to the rest of the program.
+//! - `upstreams` is the run-time state of endpoints, with ejection.
+//! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
+//!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses.
+
+pub(crate) mod announce;
+pub(crate) mod balancer;
+pub mod checks;
+pub(crate) mod clock;
+pub(crate) mod connect;
+pub(crate) mod connection;
+pub(crate) mod core;
+pub(crate) mod entry;
+pub(crate) mod examine;
+pub mod handle;
+pub(crate) mod hbone;
+pub(crate) mod killing;
+pub(crate) mod listener;
+pub(crate) mod pacer;
+pub(crate) mod peek;
+pub(crate) mod readmission;
+pub(crate) mod refuse;
+pub(crate) mod relay;
+pub(crate) mod seen_hello;
+pub(crate) mod shared;
+pub mod socket_key;
+pub(crate) mod standstill;
+pub(crate) mod tick;
+pub mod upstreams;
+pub mod withdrawals;
+pub(crate) mod worker;

@@ -1,0 +1,134 @@
+//! Queries over TCP (RFC 7766): a client may send several queries before it reads an answer, and gets each answer as soon as it
+//! is ready.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::answer::{Extent, HEADER_BYTES, Reply, Transport};
+use super::server::{Next, Server};
+use isthmus_net::incoming::{Guarded, Incoming, Limits, Seat};
+use isthmus_tasks::scope::Scope;
+
+/// The longest query in bytes.
+const QUERY_BYTES_MAX: usize = 4_096;
+/// The largest number of queries of one connection that wait for another server. Further queries are not read meanwhile.
+pub const PENDING_MAX: usize = 16;
+/// The longest time without a byte from a client while no answer is pending.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// Returns the limits of the listener for this many connections.
+pub fn limits(connections: usize) -> Limits {
+    Limits { connections, unsettled: connections, first_request: Some(IDLE) }
+}
+
+/// Answers the queries of all connections.
+pub async fn serve(server: Arc<Server>, incoming: Incoming, scope: Scope) {
+    loop {
+        let (stream, seat) = incoming.accept().await;
+        let server = server.clone();
+        scope.spawn(async move {
+            let peer = seat.peer();
+            if let Err(error) = connection(&server, stream, &seat).await {
+                tracing::debug!(listener = "dns", %peer, %error, "a DNS connection over TCP ended");
+            }
+        });
+    }
+}
+
+async fn connection(server: &Server, stream: TcpStream, seat: &Arc<Seat>) -> io::Result<()> {
+    let client = seat.peer().ip();
+    let mut stream = Guarded::new(stream, seat);
+    let mut buffer = BytesMut::new();
+    let mut pending = FuturesUnordered::new();
+    loop {
+        while pending.len() < PENDING_MAX
+            && let Some(query) = take(&mut buffer)?
+        {
+            seat.settle();
+            match server.decide(&query, client, Transport::Tcp, Extent::Full) {
+                Next::Send(reply) => write(server, &mut stream, &reply).await?,
+                Next::Ask(question) => pending.push(async move { server.ask(&question).await }),
+                Next::Ignore => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        let is_full = pending.len() >= PENDING_MAX;
+        // Answers come first, because they make room for queries. Both futures can be dropped without losing data.
+        tokio::select! {
+            biased;
+            Some(reply) = pending.next() => write(server, &mut stream, &reply).await?,
+            read = timeout(IDLE, stream.read_buf(&mut buffer)), if !is_full => match read {
+                // Queries that came before the client's FIN are answered below.
+                Ok(Ok(0)) => break,
+                Ok(read) => drop(read?),
+                Err(_) if pending.is_empty() => return Err(io::ErrorKind::TimedOut.into()),
+                Err(_) => {}
+            },
+        }
+    }
+    while let Some(reply) = pending.next().await {
+        write(server, &mut stream, &reply).await?;
+    }
+    stream.shutdown().await
+}
+
+/// Removes the next query from the buffer; `None` if it is not complete yet.
+fn take(buffer: &mut BytesMut) -> io::Result<Option<BytesMut>> {
+    let Some([high, low]) = buffer.get(..2) else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes([*high, *low]));
+    if !(HEADER_BYTES..=QUERY_BYTES_MAX).contains(&length) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if buffer.len() < 2 + length {
+        buffer.reserve(2 + length - buffer.len());
+        return Ok(None);
+    }
+    buffer.advance(2);
+    Ok(Some(buffer.split_to(length)))
+}
+
+async fn write(server: &Server, stream: &mut Guarded<TcpStream>, reply: &Reply) -> io::Result<()> {
+    let length = u16::try_from(reply.bytes.len()).map_err(|_| io::ErrorKind::InvalidData)?;
+    let mut framed = Vec::with_capacity(2 + reply.bytes.len());
+    framed.extend_from_slice(&length.to_be_bytes());
+    framed.extend_from_slice(&reply.bytes);
+    stream.write_all(&framed).await?;
+    server.metrics.answered(reply.code.into());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_taken_whole_however_they_arrive() {
+        let query = [7; HEADER_BYTES + 9];
+        let mut sent = Vec::new();
+        for _ in 0..3 {
+            sent.extend_from_slice(&[0, 21]);
+            sent.extend_from_slice(&query);
+        }
+        for piece in 1..sent.len() {
+            let (mut buffer, mut found) = (BytesMut::new(), 0);
+            for bytes in sent.chunks(piece) {
+                buffer.extend_from_slice(bytes);
+                while let Some(whole) = take(&mut buffer).expect("legal") {
+                    assert_eq!(&whole[..], &query[..]);
+                    found += 1;
+                }
+            }
+            assert_eq!((found, buffer.len()), (3, 0));
+        }
+        for bad in [[0, 11], [0x10, 1], [0xff, 0xff], [0, 0]] {
+            take(&mut BytesMut::from(&bad[..])).expect_err("no length of a query");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Makes endpoints from the slices of a service and the pods that the slices name. A slice alone proves nothing: an endpoint is
+//! used only if its pod is known with that UID, namespace and address (CVE-2021-25740).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::records::{
+    Interner, Listed, NodeRecord, PodRecord, PodTemplate, Pods, ServiceRecord, SliceEndpoint, SliceRecord,
+    Uid,
+};
+use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, OwnPorts, Weight};
+use isthmus_model::place::{Locality, Network};
+use isthmus_model::service::Withheld;
+
+/// The objects from which endpoints are made.
+pub(super) struct Sources<'a> {
+    pub(super) spec: &'a KubernetesSpec,
+    /// The network of the cluster.
+    pub(super) network: &'a Network,
+    pub(super) pods: &'a Pods,
+    pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
+}
+
+/// The endpoints of a service.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Made {
+    /// The endpoints, in order of address.
+    pub(super) endpoints: Vec<Endpoint>,
+    /// The host name of each endpoint that has a host name, with the index of the endpoint.
+    pub(super) named: Vec<(Arc<str>, usize)>,
+    /// The number of endpoints that are left out, by reason.
+    pub(super) withheld: BTreeMap<Withheld, u32>,
+}
+
+/// One instance, merged from all slices.
+struct Instance<'a> {
+    addresses: Vec<IpAddr>,
+    ports: BTreeMap<&'a str, u16>,
+    health: Health,
+    pod: Option<&'a PodRecord>,
+    hostname: Option<&'a Arc<str>>,
+    node: Option<&'a Arc<str>>,
+    zone: Option<&'a Arc<str>>,
+}
+
+/// The key of an instance, by which the entries of several slices are merged.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    Pod(Uid),
+    Address(IpAddr),
+}
+
+/// Makes the endpoints of a service from its slices. The result does not depend on the order of the slices.
+pub(super) fn made<'a>(
+    sources: &Sources<'a>,
+    service: &ServiceRecord,
+    slices: impl Iterator<Item = (&'a Arc<str>, &'a SliceRecord)>,
+    texts: &mut Interner,
+) -> Made {
+    let mut made = Made::default();
+    let mut instances: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
+    for (namespace, slice) in slices {
+        for endpoint in &slice.endpoints {
+            match believed(sources.spec, sources.pods, namespace, endpoint) {
+                Ok(pod) => join(&mut instances, pod, slice, endpoint),
+                Err(why) => *made.withheld.entry(why).or_default() += 1,
+            }
+        }
+    }
+    let mut all: Vec<(Endpoint, Option<&Arc<str>>)> = Vec::with_capacity(instances.len());
+    for mut instance in instances.into_values() {
+        let Some(network) = sources.network_of(instance.pod) else {
+            *made.withheld.entry(Withheld::ForeignNetwork).or_default() += 1;
+            continue;
+        };
+        instance.addresses.sort_by_key(|ip| (ip.is_ipv6() != service.prefers_v6, *ip));
+        instance.addresses.dedup();
+        let host = match instance.addresses.as_slice() {
+            [one] => Host::Ip(*one),
+            several => Host::Ips(several.into()),
+        };
+        let endpoint = Endpoint {
+            host,
+            locality: sources.locality(&instance),
+            weight: Weight::ONE,
+            health: instance.health,
+            template: texts.endpoint_template(endpoint_template(&instance, service, network)),
+        };
+        all.push((endpoint, instance.hostname));
+    }
+    all.sort_by(|(one, _), (other, _)| one.host.cmp(&other.host));
+    for (at, (endpoint, hostname)) in all.into_iter().enumerate() {
+        made.named.extend(hostname.map(|name| (name.clone(), at)));
+        made.endpoints.push(endpoint);
+    }
+    made
+}
+
+/// Adds a slice's entry to an instance. The better of two health states applies, except that draining overrides both.
+fn join<'a>(
+    instances: &mut BTreeMap<Whose, Instance<'a>>,
+    pod: Option<&'a PodRecord>,
+    slice: &'a SliceRecord,
+    endpoint: &'a SliceEndpoint,
+) {
+    let whose = endpoint.pod.flatten().map_or(Whose::Address(endpoint.address), Whose::Pod);
+    let instance = instances.entry(whose).or_insert_with(|| Instance {
+        addresses: Vec::new(),
+        ports: BTreeMap::new(),
+        health: endpoint.health,
+        pod,
+        hostname: None,
+        node: None,
+        zone: None,
+    });
+    instance.addresses.push(endpoint.address);
+    for (name, number) in &slice.ports {
+        let known = instance.ports.entry(&**name).or_insert(*number);
+        // The smallest number is used, so that the result does not depend on the order of the slices.
+        *known = (*known).min(*number);
+    }
+    instance.health = match (instance.health, endpoint.health) {
+        (Health::Draining, _) | (_, Health::Draining) => Health::Draining,
+        (Health::Healthy, _) | (_, Health::Healthy) => Health::Healthy,
+        (Health::Unhealthy, Health::Unhealthy) => Health::Unhealthy,
+    };
+    instance.hostname = instance.hostname.max(endpoint.names.hostname.as_ref());
+    instance.node = instance.node.max(endpoint.names.node.as_ref());
+    instance.zone = instance.zone.max(endpoint.names.zone.as_ref());
+}
+
+/// Returns the pod of an endpoint in a slice of `namespace`, or the reason why the endpoint is not used. With
+/// `manualEndpoints`, an endpoint without a pod is used.
+pub(super) fn believed<'p>(
+    spec: &KubernetesSpec,
+    pods: &'p Pods,
+    namespace: &Arc<str>,
+    endpoint: &SliceEndpoint,
+) -> Result<Option<&'p PodRecord>, Withheld> {
+    let uid = match endpoint.pod {
+        None if spec.manual_endpoints => return Ok(None),
+        None => return Err(Withheld::NoPod),
+        Some(None) => return Err(Withheld::Claimed),
+        Some(Some(uid)) => uid,
+    };
+    let pod = pods.get(&uid).and_then(|entry| entry.pod.as_ref());
+    let pod = pod.ok_or(Withheld::WaitingForPod)?;
+    if pod.template.namespace != *namespace {
+        return Err(Withheld::Claimed);
+    }
+    let addresses = pod.addresses.as_slice();
+    if addresses.is_empty() {
+        return Err(Withheld::WaitingForPod);
+    }
+    if !addresses.contains(&endpoint.address) {
+        return Err(Withheld::Claimed);
+    }
+    Ok(Some(pod))
+}
+
+impl<'a> Sources<'a> {
+    /// Returns the network of an instance. Inner `None`: the configured network of the registry. Outer `None`: the registry may
+    /// not have endpoints on the network.
+    fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
+        let own =
+            || self.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown());
+        match pod.and_then(|pod| pod.template.network.as_ref()) {
+            None => Some(own()),
+            Some(network) if network == self.network => Some(own()),
+            Some(network) if self.spec.networks.contains(network) => Some(Some(network.clone())),
+            Some(_) => None,
+        }
+    }
+
+    /// Returns the locality of an instance: that of its pod's label, else of its node, else the zone in its slice.
+    fn locality(&self, instance: &Instance<'_>) -> Locality {
+        if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
+            return locality.clone();
+        }
+        let node = instance.pod.and_then(PodRecord::node).or(instance.node);
+        if let Some(node) = node.and_then(|name| self.nodes.get(name)) {
+            return node.value.locality.clone();
+        }
+        let of_zone = |zone: &Arc<str>| Locality::parse(&format!("/{zone}"));
+        instance.zone.and_then(of_zone).unwrap_or_default()
+    }
+}
+
+fn endpoint_template(
+    instance: &Instance<'_>,
+    service: &ServiceRecord,
+    network: Option<Network>,
+) -> EndpointTemplate {
+    let none = PodTemplate::default();
+    let template = instance.pod.map_or(&none, |pod| &pod.template);
+    let mut ports = OwnPorts::new();
+    for port in &service.ports {
+        let own = instance.ports.get(&*port.name).copied();
+        if own != Some(port.target.unwrap_or(port.number)) {
+            // The port 0 says that the pod does not have the named port.
+            ports.insert(port.name.clone(), own.unwrap_or(0));
+        }
+    }
+    EndpointTemplate {
+        ports,
+        labels: template.labels.clone(),
+        network,
+        tls: Some(if template.is_meshed {
+            DeclaredTls::Mode(isthmus_model::endpoint::TlsMode::Mesh)
+        } else {
+            DeclaredTls::Application
+        }),
+        encapsulation: template.encapsulation,
+        identity: template.identity.clone(),
+    }
+}

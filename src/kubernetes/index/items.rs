@@ -1,0 +1,170 @@
+//! Makes the registry items of a Service and the objects that belong to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::endpoints::{Made, Sources, made};
+use super::super::records::{Listed, ObjectKey, PortRecord, ServiceClass};
+use super::{Index, RuleRecord, inside};
+use isthmus_model::endpoint::Labels;
+use isthmus_model::name::HostName;
+use isthmus_model::service::{Service, ServiceKey, ServicePort};
+use isthmus_snapshot::change::{Export, Item, Mark, MarkKey, MarkKind};
+
+/// The domain of the names under which a service is known in all clusters that export it (KEP-1645).
+const CLUSTERSET: &str = "clusterset.local";
+
+/// Returns the name of a service in the cluster set.
+pub(crate) fn alias(key: &ObjectKey) -> Option<HostName> {
+    HostName::parse(&format!("{}.{}.svc.{CLUSTERSET}", key.name, key.namespace)).ok()
+}
+
+impl Index {
+    /// Returns the items of a Service: the service itself, its alias if it is exported, each named pod of a headless service,
+    /// and the export marks of all of them.
+    pub(super) fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
+        self.withheld.remove(key);
+        let none = Labels::default();
+        let namespace = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
+        if !self.spec.namespaces.takes(&key.namespace, namespace) {
+            return Vec::new();
+        }
+        let Some(Listed { value: record, .. }) = self.services.get(key) else { return Vec::new() };
+        if record.class == ServiceClass::ExternalName || record.ports.is_empty() {
+            return Vec::new();
+        }
+        let Ok(hostname) =
+            HostName::parse(&format!("{}.{}.svc.{}", key.name, key.namespace, self.spec.cluster_domain))
+        else {
+            return Vec::new();
+        };
+        let network = self.network();
+        let sources = Sources { spec: &self.spec, network: &network, pods: &self.pods, nodes: &self.nodes };
+        let slices = self.slices_of.get(key).into_iter().flatten();
+        let slices = slices.filter_map(|name| Some((&name.namespace, &self.slices.get(name)?.value)));
+        let Made { endpoints, named, withheld } = made(&sources, record, slices, &mut self.texts);
+        let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
+        let service = Service {
+            key: ServiceKey { namespace: key.namespace.clone(), hostname: hostname.clone() },
+            addresses: record.vips.to_vec(),
+            ports,
+            subsets: self.subsets(key, &hostname),
+            waypoint: None,
+            endpoints: endpoints.into(),
+            exported_as: None,
+            import: None,
+            withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
+        };
+        let exported = self.exports.get(key).filter(|_| record.unmarkable.is_none());
+        let is_exported = exported.is_some();
+        let alias = exported.and_then(|_| alias(key));
+        let export = exported.map(|known| {
+            Arc::new(Export {
+                created: known.value.created.clone(),
+                is_headless: record.class == ServiceClass::Headless,
+                session_affinity: record.session_affinity.clone(),
+                session_seconds: record.session_seconds,
+            })
+        });
+        let mut services = Vec::new();
+        if let Some(alias) = alias.clone() {
+            let imported = self.imports.get(key).map(|known| known.value.clone()).unwrap_or_default();
+            services.push(Service { addresses: imported, ..service.standing_for(alias) });
+        }
+        if record.class == ServiceClass::Headless {
+            for (name, at) in named {
+                let of_pod = |rest: &str| HostName::parse(&format!("{name}.{rest}"));
+                let one: Arc<[_]> = [service.endpoints[at].clone()].into();
+                let mut names = vec![of_pod(hostname.as_str())];
+                if is_exported {
+                    let cluster = self.cluster.as_str();
+                    names.push(of_pod(&format!("{cluster}.{}.{}.svc.{CLUSTERSET}", key.name, key.namespace)));
+                }
+                let of_pod = names.into_iter().flatten().map(|name| Service {
+                    endpoints: one.clone(),
+                    withheld: Box::default(),
+                    ..service.standing_for(name)
+                });
+                services.extend(of_pod);
+            }
+        }
+        services.push(service);
+        let marks = if record.unmarkable.is_none() {
+            marks(key, is_exported, &record.labels, namespace)
+        } else {
+            Vec::new()
+        };
+        if !withheld.is_empty() {
+            self.withheld.insert(key.clone(), withheld);
+        }
+        let of_service = |service: Service| {
+            let is_alias = alias.as_ref() == Some(&service.key.hostname);
+            let marks = marks.iter().map(|(kind, object, labels)| {
+                let key = MarkKey { service: service.key.clone(), object: object.clone() };
+                let export = export.clone().filter(|_| is_alias && *kind == MarkKind::ServiceExport);
+                Item::Mark(Mark { key, kind: *kind, labels: labels.clone(), export })
+            });
+            let marks: Vec<Item> = marks.collect();
+            std::iter::once(Item::Service(Arc::new(service))).chain(marks)
+        };
+        services.into_iter().flat_map(of_service).collect()
+    }
+
+    /// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets
+    /// have the same name, those from the service's own namespace come first, and among these the one of the oldest rule is
+    /// used.
+    fn subsets(&self, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
+        let mut subsets = BTreeMap::new();
+        if self.rules.is_empty() {
+            return subsets;
+        }
+        for namespace in [&key.namespace, &self.spec.system_namespace] {
+            let names_it = |rule: &RuleRecord| {
+                *rule.host == *hostname.as_str()
+                    || (*namespace == key.namespace && rule.host == key.name)
+                    || *rule.host == *format!("{}.{}", key.name, key.namespace)
+            };
+            let mut rules: Vec<_> =
+                inside(&self.rules, namespace).filter(|(_, rule)| names_it(&rule.value)).collect();
+            rules.sort_by(|(one_key, one), (other_key, other)| {
+                (&one.value.created, one_key).cmp(&(&other.value.created, other_key))
+            });
+            for (_, rule) in rules {
+                for (name, labels) in &rule.value.subsets {
+                    subsets.entry(name.clone()).or_insert_with(|| labels.clone());
+                }
+            }
+        }
+        subsets
+    }
+}
+
+fn service_port(port: &PortRecord) -> ServicePort {
+    let number = port.number;
+    ServicePort {
+        name: if port.name.is_empty() { number.to_string().into() } else { port.name.clone() },
+        port: number,
+        target_port: port.target.unwrap_or(number),
+        protocol: port.protocol,
+    }
+}
+
+/// Returns the marks of a service: its ServiceExport, its own labels, and the labels of its namespace.
+fn marks(
+    key: &ObjectKey,
+    is_exported: bool,
+    labels: &Labels,
+    namespace: &Labels,
+) -> Vec<(MarkKind, Arc<str>, Labels)> {
+    let mut marks = Vec::new();
+    if is_exported {
+        marks.push((MarkKind::ServiceExport, format!("ServiceExport {key}").into(), Labels::default()));
+    }
+    if !labels.is_empty() {
+        marks.push((MarkKind::Service, format!("Service {key}").into(), labels.clone()));
+    }
+    if !namespace.is_empty() {
+        marks.push((MarkKind::Namespace, format!("Namespace {}", key.namespace).into(), namespace.clone()));
+    }
+    marks
+}

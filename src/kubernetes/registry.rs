@@ -1,0 +1,553 @@
+//! Follows a cluster. A session watches it with one set of credentials. New credentials are tried in a second session, which
+//! replaces the first session after it has read all objects.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::access::{Found, find};
+use super::client::{Client, Fault};
+use super::exports::{ExportWriter, Exports, Writing};
+use super::index::{Failures, Index, WatchState, trust_domain_of};
+use super::kinds::Kind;
+use super::objects::ConfigMap;
+use super::watch::{Event, Watcher, Way, What};
+use isthmus_aggregator::registry::{Changes, Closed, Registry};
+use isthmus_aggregator::spec::RegistrySpec;
+use isthmus_aggregator::spec::kubernetes::{KubernetesSpec, WATCHED_APART_MAX};
+use isthmus_files::reading::Readings;
+use isthmus_model::identity::TrustDomain;
+use isthmus_model::place::ClusterId;
+use isthmus_net::channel::cut;
+use isthmus_snapshot::change::{Change, Report};
+use isthmus_tasks::background;
+use isthmus_tasks::scope::Scope;
+use isthmus_world::LaterReader;
+
+/// The interval at which credentials are read again, and the report is renewed.
+const TICK: Duration = Duration::from_secs(1);
+/// How long the watch of a kind may fail before the registry is reported as unreadable. The restart of a server, or the move of
+/// a connection to another server, takes less.
+const GRACE: Duration = Duration::from_secs(3);
+/// How long a first session waits for kinds that are not needed while they fail in a way that may pass, such as 429 or 503. That
+/// is half of the default of `aggregator.startTimeout`, and enough for five attempts: so a gateway that starts while an API
+/// server is overloaded has the cluster's network and gateways, and a kind that fails forever does not make it start without
+/// the cluster.
+const AWAITED: Duration = Duration::from_secs(15);
+/// The largest number of batches of events that may wait; then the watches wait.
+const EVENTS_MAX: usize = 64;
+/// The largest number of batches that are applied before the registry's changes are sent.
+const ROUND: usize = 256;
+/// The largest number of services whose items are made on the registry's task; more are made on a background thread.
+const MADE_HERE_MAX: usize = 64;
+/// How long the start waits for the server's version and the mesh's configuration; then the registry starts without them.
+const ABOUT_WITHIN: Duration = Duration::from_secs(10);
+/// The largest number of reads of credentials that may hang at the same time.
+const READINGS: usize = 3;
+
+/// A registry in Kubernetes.
+pub struct KubernetesRegistry {
+    spec: RegistrySpec,
+    kubernetes: Arc<KubernetesSpec>,
+    scope: Scope,
+    world: LaterReader,
+}
+
+impl KubernetesRegistry {
+    /// Makes the registry. Tasks of its connections run in `scope`; the condition `Conflict` of ServiceExports is read from
+    /// `world`.
+    pub fn new(spec: RegistrySpec, kubernetes: KubernetesSpec, scope: Scope, world: LaterReader) -> Self {
+        Self { spec, kubernetes: Arc::new(kubernetes), scope, world }
+    }
+}
+
+impl Registry for KubernetesRegistry {
+    fn spec(&self) -> &RegistrySpec {
+        &self.spec
+    }
+
+    fn run(self: Box<Self>, changes: Changes) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+        let follower = Follower::new(*self, changes);
+        // Ends when the receiver of changes is gone.
+        Box::pin(async move {
+            let _ = follower.run().await;
+        })
+    }
+}
+
+/// The watches of a cluster with one set of credentials.
+struct Session {
+    client: Arc<Client>,
+    way: Arc<Way>,
+    version: String,
+    /// The digest of the credentials.
+    digest: u64,
+    /// The time at which the watches began.
+    started: Instant,
+    index: Index,
+    events: mpsc::Receiver<Vec<Event>>,
+    tasks: Vec<AbortHandle>,
+    last_event: Option<SystemTime>,
+    /// The ServiceExports for the task that writes their conditions; `None`: this registry does not write conditions.
+    exports: Option<watch::Sender<Arc<Exports>>>,
+    /// The result of the last attempt to write the conditions of ServiceExports.
+    export_writing: watch::Receiver<Writing>,
+    /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
+    /// was listed again.
+    relisted: Option<(SystemTime, &'static str)>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// A cluster that cannot be read at the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failing {
+    since: Instant,
+    /// The problems that were reported; empty: none yet.
+    reported: Vec<String>,
+}
+
+struct Follower {
+    registry: KubernetesRegistry,
+    changes: Changes,
+    readings: Readings,
+    /// The session in use.
+    current: Option<Session>,
+    /// The task that starts a session with new credentials; `None` if there is none.
+    starting: Option<JoinHandle<Result<Session, Fault>>>,
+    /// The session with new credentials that is reading everything.
+    candidate: Option<Session>,
+    /// The digest of the credentials that were tried last.
+    tried: Option<u64>,
+    /// Errors of the newest credentials, a line each.
+    refused: Vec<String>,
+    failing: Option<Failing>,
+    report: Report,
+}
+
+impl Follower {
+    fn new(registry: KubernetesRegistry, changes: Changes) -> Self {
+        Self {
+            registry,
+            changes,
+            readings: Readings::new(READINGS),
+            current: None,
+            starting: None,
+            candidate: None,
+            tried: None,
+            refused: Vec::new(),
+            failing: None,
+            report: Report::default(),
+        }
+    }
+
+    async fn run(mut self) -> Result<(), Closed> {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {
+                    self.renew_credentials().await;
+                    self.report().await?;
+                }
+                batch = next_event(&mut self.current) => take(&mut self.current, batch),
+                batch = next_event(&mut self.candidate) => take(&mut self.candidate, batch),
+                started = ended(&mut self.starting) => self.started(started),
+            }
+            self.promote();
+            self.publish().await?;
+            self.judge().await?;
+        }
+    }
+
+    /// Reads the credentials again. If they differ from those tried last, a second session tries them.
+    async fn renew_credentials(&mut self) {
+        if self.starting.is_some() {
+            return;
+        }
+        let found = match find(&self.registry.kubernetes.access, &self.readings).await {
+            Ok(found) => found,
+            Err(problems) => {
+                if self.refused != problems {
+                    let registry = &*self.registry.spec.name;
+                    tracing::error!(registry, ?problems, "the credentials cannot be used");
+                }
+                self.refused = problems;
+                // The credentials on trial are not those of the cluster any more.
+                if self.current.is_some() {
+                    (self.candidate, self.tried) = (None, None);
+                }
+                return;
+            }
+        };
+        self.refused.clear();
+        let in_use = self.current.as_ref().filter(|session| !session.index.is_outdated);
+        let is_new = self.tried != Some(found.digest) || (in_use.is_none() && self.candidate.is_none());
+        if !is_new {
+            return;
+        }
+        self.tried = Some(found.digest);
+        // The credentials in use were found again, so the second session is not needed.
+        if in_use.is_some_and(|session| session.digest == found.digest) {
+            self.candidate = None;
+            return;
+        }
+        self.candidate = None;
+        let (spec, scope) = (self.registry.kubernetes.clone(), self.registry.scope.clone());
+        let known = (self.registry.spec.cluster.clone(), self.registry.world.clone());
+        let start = async move { Session::start(found, spec, known, scope).await };
+        self.starting = Some(self.registry.scope.spawn(start));
+    }
+
+    fn started(&mut self, started: Result<Session, Fault>) {
+        self.starting = None;
+        match started {
+            Ok(session) => self.candidate = Some(session),
+            Err(fault) => {
+                self.tried = None;
+                self.refused = vec![fault.to_string()];
+            }
+        }
+    }
+
+    /// Replaces the session in use by the one with new credentials, once the new session has read everything that the session in
+    /// use has. The first session is used when it has read everything, or after [`AWAITED`] without kinds that are not needed.
+    fn promote(&mut self) {
+        let in_use = self.current.as_ref().map(|session| &session.index);
+        let is_whole = |candidate: &mut Session| {
+            let index = &candidate.index;
+            let failures =
+                if candidate.started.elapsed() < AWAITED { Failures::Await } else { Failures::Accept };
+            index.is_ready(failures) && in_use.is_none_or(|in_use| index.lacking(in_use).next().is_none())
+        };
+        let Some(mut session) = self.candidate.take_if(is_whole) else { return };
+        // The failures were those of the session before, or they only held this session back.
+        self.failing = None;
+        if self.current.is_some() {
+            session.relisted = Some((SystemTime::now(), "new credentials"));
+            let server = session.client.server();
+            tracing::info!(registry = &*self.registry.spec.name, %server, "the registry now uses the new credentials");
+        }
+        session.index.begin_listing();
+        self.current = Some(session);
+    }
+
+    /// Sends the changes of the session in use.
+    async fn publish(&mut self) -> Result<(), Closed> {
+        let Some(session) = self.current.as_mut().filter(|session| session.index.is_dirty()) else {
+            return Ok(());
+        };
+        let Some(mut changes) = session.changes().await else {
+            // The objects of the cluster are lost with the index. The registry keeps its items until another session has read
+            // everything.
+            tracing::error!(
+                registry = &*self.registry.spec.name,
+                "internal error: computing the endpoints of the cluster panicked"
+            );
+            self.current = None;
+            let problem =
+                "internal error: computing the endpoints of the cluster panicked; the gateway reads the \
+                 cluster again"
+                    .to_owned();
+            return self.changes.send(vec![Change::Failed(vec![problem])]).await;
+        };
+        session.renew_exports();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        if self.report.server.is_empty() {
+            // The first report is sent with the first listing.
+            self.report = self.report_now();
+            changes.push(Change::Report(Arc::new(self.report.clone())));
+        }
+        // The changes alone would mean that the whole registry can be read again. One of its kinds still cannot be read, so the
+        // failure is reported once more.
+        if let Some(failing) = self.failing.as_ref().filter(|failing| !failing.reported.is_empty()) {
+            changes.push(Change::Failed(failing.reported.clone()));
+        }
+        self.changes.send(changes).await
+    }
+
+    /// Reports that the cluster cannot be read, or that it can be read again.
+    async fn judge(&mut self) -> Result<(), Closed> {
+        let problems = self.problems();
+        if problems.is_empty() {
+            let was_reported = self.failing.take().is_some_and(|failing| !failing.reported.is_empty());
+            if was_reported && self.current.is_some() {
+                return self.changes.send(Vec::new()).await;
+            }
+            return Ok(());
+        }
+        let failing =
+            self.failing.get_or_insert_with(|| Failing { since: Instant::now(), reported: Vec::new() });
+        let is_due = self.current.is_none() || failing.since.elapsed() >= GRACE;
+        if !is_due || failing.reported == problems {
+            return Ok(());
+        }
+        failing.reported.clone_from(&problems);
+        self.changes.send(vec![Change::Failed(problems)]).await
+    }
+
+    /// Returns the problems that keep the cluster from being read, a line each.
+    fn problems(&self) -> Vec<String> {
+        let of_session = |session: &Session, failures: Vec<String>| {
+            let server = session.client.server();
+            failures.iter().map(|why| format!("{server}: {why}")).collect::<Vec<_>>()
+        };
+        match (&self.current, &self.candidate) {
+            (Some(current), _) => of_session(current, current.index.failures()),
+            (None, Some(candidate)) => of_session(candidate, candidate.index.holding()),
+            (None, None) => self.refused.clone(),
+        }
+    }
+
+    /// Sends the report on how the cluster is read, if the report has changed.
+    async fn report(&mut self) -> Result<(), Closed> {
+        let report = self.report_now();
+        if report == self.report {
+            return Ok(());
+        }
+        self.report = report.clone();
+        self.changes.send(vec![Change::Report(Arc::new(report))]).await
+    }
+
+    fn report_now(&self) -> Report {
+        let mut report = Report { problems: self.refused.clone(), ..Report::default() };
+        if self.current.is_some() {
+            report
+                .problems
+                .iter_mut()
+                .for_each(|line| line.push_str("; the credentials read before stay in use"));
+        }
+        if let (Some(current), Some(candidate)) = (&self.current, &self.candidate) {
+            let mut failures = candidate.index.failures();
+            let lacking = candidate.index.lacking(&current.index).filter(|watch| !watch.kind.is_needed());
+            failures.extend(lacking.filter_map(WatchState::failure));
+            report.problems.extend(failures.iter().map(|why| {
+                format!(
+                    "the new credentials do not work: {why}; the credentials read before stay in \
+                                                   use"
+                )
+            }));
+        }
+        let Some(session) = self.current.as_ref().or(self.candidate.as_ref()) else { return report };
+        session.describe(&mut report);
+        report
+    }
+}
+
+/// Returns the next events of a session; waits without end while there is no session.
+async fn next_event(session: &mut Option<Session>) -> Option<Vec<Event>> {
+    match session {
+        Some(session) => session.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns the result of starting a session; waits without end while none is started.
+async fn ended(starting: &mut Option<JoinHandle<Result<Session, Fault>>>) -> Result<Session, Fault> {
+    match starting {
+        Some(handle) => match handle.await {
+            Ok(started) => started,
+            Err(_) => Err(Fault::Answer("internal error: starting a session panicked".to_owned())),
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// Applies a batch of events, and further batches that are already in the queue. `None` in place of a batch means that all
+/// watches have ended: the session is dropped.
+fn take(holder: &mut Option<Session>, batch: Option<Vec<Event>>) {
+    let Some(session) = holder else { return };
+    if batch.is_none() {
+        *holder = None;
+        return;
+    }
+    let mut next = batch;
+    let mut taken = 0;
+    while let Some(events) = next {
+        events.into_iter().for_each(|event| session.take(event));
+        taken += 1;
+        next = if taken < ROUND { session.events.try_recv().ok() } else { None };
+    }
+    session.way.note_crowded(session.index.crowded());
+}
+
+impl Session {
+    async fn start(
+        found: Found,
+        spec: Arc<KubernetesSpec>,
+        (cluster, world): (ClusterId, LaterReader),
+        scope: Scope,
+    ) -> Result<Self, Fault> {
+        let Found { access, digest } = found;
+        let client = Arc::new(Client::new(access, scope.clone())?);
+        let about = async { (version(&client).await, trust_domain(&client, &spec).await) };
+        let (version, trust_domain) =
+            timeout(ABOUT_WITHIN, about).await.unwrap_or_else(|_| (String::new(), spec.trust_domain.clone()));
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let watches = watches(&spec);
+        let way = Arc::new(Way::default());
+        let (writing, export_writing) = watch::channel(Writing::default());
+        let (exports, wanted) = watch::channel(Arc::default());
+        let writer = spec.export_writer.clone().map(|writer| {
+            let known = (cluster.clone(), world);
+            let writer = ExportWriter::new(client.clone(), writer, known, wanted, writing);
+            scope.spawn(writer.run()).abort_handle()
+        });
+        let exports = writer.as_ref().map(|_| exports);
+        let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {
+            let of = (*kind, namespace.clone());
+            let watcher = Watcher::new((client.clone(), way.clone()), id, of, sender.clone());
+            scope.spawn(watcher.run()).abort_handle()
+        });
+        Ok(Self {
+            tasks: tasks.chain(writer).collect(),
+            exports,
+            export_writing,
+            index: Index::new(spec, cluster, trust_domain, &watches),
+            client,
+            way,
+            version,
+            digest,
+            started: Instant::now(),
+            events,
+            last_event: None,
+            relisted: None,
+        })
+    }
+
+    fn take(&mut self, event: Event) {
+        match &event.what {
+            What::Begin if self.index.watches[event.watch].is_synced => {
+                self.relisted = Some((SystemTime::now(), event.kind.plural()));
+            }
+            What::Put(_) | What::Gone(_) => self.last_event = Some(SystemTime::now()),
+            _ => {}
+        }
+        self.index.apply(event);
+    }
+
+    /// Sends the ServiceExports to the task that writes their conditions, if they have changed.
+    fn renew_exports(&mut self) {
+        let Some(exports) = &self.exports else { return };
+        if let Some(wanted) = self.index.new_conditions() {
+            exports.send_replace(Arc::new(wanted));
+        }
+    }
+
+    /// Returns the changes of the index. Many changes are computed on a background thread. `None`: the computation has
+    /// panicked, and the index is lost.
+    async fn changes(&mut self) -> Option<Vec<Change>> {
+        if self.index.work() <= MADE_HERE_MAX {
+            return Some(self.index.changes());
+        }
+        let none = self.index.placeholder();
+        let mut index = std::mem::replace(&mut self.index, none);
+        let made = background::run(move || {
+            let changes = index.changes();
+            (index, changes)
+        });
+        let (index, changes) = made.await.ok()?;
+        self.index = index;
+        Some(changes)
+    }
+
+    fn describe(&self, report: &mut Report) {
+        use isthmus_telemetry::clock::rfc3339;
+        report.server = self.client.server().to_string();
+        report.version = self.version.clone();
+        report.objects = self.index.objects();
+        report.left_out = self.index.left_out();
+        let network = self.index.network();
+        if network.is_unknown() {
+            report.problems.push(format!(
+                "the network of the cluster is unknown: the namespace {} has no label topology.istio.io/network, and the \
+                 registry has no `network`",
+                self.index.spec.system_namespace
+            ));
+        }
+        report.network = network;
+        let (streamed, paged) =
+            (self.way.streamed.load(Ordering::Relaxed), self.way.paged.load(Ordering::Relaxed));
+        report.facts.push(("listed on watches", streamed.to_string()));
+        report.facts.push(("listed in pages", paged.to_string()));
+        report.facts.push(("watches resumed", self.way.resumed.load(Ordering::Relaxed).to_string()));
+        if let Some(at) = self.last_event {
+            report.facts.push(("last event", rfc3339(at)));
+        }
+        if let Some((at, why)) = self.relisted {
+            report.facts.push(("last relisting", format!("{} ({why})", rfc3339(at))));
+        }
+        for watch in &self.index.watches {
+            if let Some((why, _)) = watch.failing.as_ref().filter(|_| !watch.kind.is_needed()) {
+                report.problems.push(format!("{}: {why}", watch.kind.plural()));
+            }
+        }
+        report.problems.extend(self.client.clock.problem());
+        self.export_writing.borrow().describe(report);
+        report.problems.extend(self.index.unusable_exports());
+        report.problems.extend(self.index.gateway_notes.iter().cloned());
+        for watch in self.index.watches.iter().filter(|watch| watch.too_many > 0) {
+            let (count, kind) = (watch.too_many, watch.kind.plural());
+            report.problems.push(format!("at least {count} {kind} are ignored, because there are too many"));
+        }
+    }
+}
+
+/// Returns the kinds to watch, each in all namespaces or in single ones.
+fn watches(spec: &KubernetesSpec) -> Vec<(Kind, Option<Arc<str>>)> {
+    let is_wanted = |kind: &Kind| match kind {
+        Kind::Gateway => spec.gateways.is_some(),
+        Kind::DestinationRule => spec.destination_rules,
+        Kind::ConfigMap => spec.mesh_config,
+        Kind::Secret => false,
+        _ => true,
+    };
+    let only = &spec.namespaces.only;
+    let is_apart = !only.is_empty() && only.len() <= WATCHED_APART_MAX;
+    let mut all = Vec::new();
+    for kind in Kind::ALL.into_iter().filter(is_wanted) {
+        if kind == Kind::ConfigMap {
+            all.push((kind, Some(spec.system_namespace.clone())));
+        } else if is_apart && kind.is_namespaced() {
+            let mut namespaces = only.clone();
+            if matches!(kind, Kind::Service | Kind::EndpointSlice | Kind::Pod | Kind::Gateway) {
+                namespaces.extend(spec.gateways.iter().flatten().cloned());
+            }
+            namespaces.sort();
+            namespaces.dedup();
+            all.extend(namespaces.into_iter().map(|namespace| (kind, Some(namespace))));
+        } else {
+            all.push((kind, None));
+        }
+    }
+    all
+}
+
+async fn version(client: &Client) -> String {
+    let Ok(answer) = client.object("/version").await else { return String::new() };
+    let value: serde_json::Value = serde_json::from_slice(&answer).unwrap_or_default();
+    value["gitVersion"].as_str().map(cut).unwrap_or_default()
+}
+
+/// Returns the trust domain of the cluster's mesh configuration, if `mesh_config` is set and the mesh configuration names one.
+/// Otherwise returns `trust_domain` of the settings.
+async fn trust_domain(client: &Client, spec: &KubernetesSpec) -> TrustDomain {
+    let configured = spec.trust_domain.clone();
+    if !spec.mesh_config {
+        return configured;
+    }
+    let path = format!("/api/v1/namespaces/{}/configmaps/istio", spec.system_namespace);
+    let Ok(answer) = client.object(&path).await else { return configured };
+    let map: ConfigMap = serde_json::from_slice(&answer).unwrap_or_default();
+    trust_domain_of(map.data.get("mesh").map(String::as_str)).unwrap_or(configured)
+}

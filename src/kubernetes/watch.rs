@@ -1,0 +1,698 @@
+//! Follows the objects of one kind: lists them, watches them from the listed revision, and starts again after a fault. Each
+//! kind has a task of its own, so that a fault of one kind does not delay another.
+//!
+//! An API server can send the list on the watch itself (`sendInitialEvents`). If it refuses that, the list is requested in
+//! pages.
+
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use hyper::body::Incoming;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
+use super::kinds::Kind;
+use super::objects::{
+    Bare, ConfigMap, DestinationRule, Gateway, Items, List, Meta, Node, Pod, Secret, Service, ServiceExport,
+    ServiceImport, Slice, Status, WatchLine,
+};
+use isthmus_net::channel::cut;
+use isthmus_tasks::backoff::Backoff;
+
+/// The longest wait between attempts, before jitter of a fifth.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// The interval at which the server is asked for a kind that it does not have.
+const ABSENT_WAIT: Duration = Duration::from_secs(60);
+/// The time limit of a whole listing.
+const LIST_WITHIN: Duration = Duration::from_secs(600);
+/// The server is asked to end a watch after this number of seconds, plus a random time of up to half of it. The next watch
+/// resumes at the last revision.
+const WATCH_SECONDS: u64 = 240;
+/// The number of objects of one page.
+const PAGE: usize = 500;
+/// The largest size of a page, in bytes. An object in etcd usually has at most 1.5 MiB.
+const PAGE_BYTES_MAX: usize = 64 << 20;
+/// The largest size of a line of a watch, which is one object, in bytes.
+const LINE_BYTES_MAX: usize = 8 << 20;
+/// The largest size of an object of a page, in bytes. A larger object counts as unreadable.
+const OBJECT_BYTES_MAX: usize = LINE_BYTES_MAX;
+/// The largest number of objects of a page that are sent in one batch.
+const BATCH: usize = PAGE;
+/// The largest number of objects of one listing.
+const LISTED_MAX: usize = 2_000_000;
+/// The largest number of empty pages in a row.
+const EMPTY_PAGES_MAX: usize = 100;
+/// The number of expired listings in a row after which all objects are requested in one response, and the fault is reported.
+const EXPIRED_MAX: u32 = 2;
+/// The number of useless responses in a row after which the kind is listed again: a watch that resumes from the same revision
+/// would get the same response.
+const USELESS_MAX: u32 = 2;
+/// A watch that has lasted this long may end without a fault, and resets the counts of expired listings and useless responses.
+const STEADY: Duration = Duration::from_secs(10);
+/// The time without a fault after which a watch that has received nothing counts as working. Its kind is then reported as
+/// followed again.
+const SETTLED: Duration = Duration::from_secs(1);
+/// The annotation of the bookmark that ends the list on a watch.
+const INITIAL_END: &str = "k8s.io/initial-events-end";
+
+/// The index of a watch among the watches of a cluster.
+pub(super) type WatchId = usize;
+
+/// An event of a watch.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) watch: WatchId,
+    pub(super) kind: Kind,
+    pub(super) what: What,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    /// A listing begins; it replaces an unfinished listing.
+    Begin,
+    Put(Object),
+    Gone(Meta),
+    /// An object that cannot be read: its last good state stays.
+    Broken(Meta, String),
+    /// The listing is complete.
+    Complete,
+    /// The cluster does not have the kind.
+    Absent,
+    /// The kind cannot be followed at the moment.
+    Failing(Arc<str>, Option<StatusCode>),
+    /// The kind is followed again, from the last revision.
+    Resumed,
+}
+
+/// An object of a kind that is followed.
+#[derive(Debug)]
+pub(super) enum Object {
+    Namespace(Bare),
+    Service(Box<Service>),
+    Slice(Box<Slice>),
+    Pod(Box<Pod>),
+    Node(Box<Node>),
+    Gateway(Box<Gateway>),
+    ServiceExport(Box<ServiceExport>),
+    ServiceImport(Box<ServiceImport>),
+    DestinationRule(Box<DestinationRule>),
+    ConfigMap(Box<ConfigMap>),
+    Secret(Box<Secret>),
+}
+
+/// How one API server sends lists, on watches or in pages. All watches of the server share this state.
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    /// True if the server has refused to send a list on a watch.
+    pages: AtomicBool,
+    /// One bit for each kind of which objects were left out because there are too many. Only a listing shows whether there is
+    /// room again.
+    crowded: AtomicU32,
+    pub(super) streamed: AtomicU64,
+    pub(super) paged: AtomicU64,
+    pub(super) resumed: AtomicU64,
+}
+
+impl Way {
+    /// Sets the kinds that are listed again when their watches end.
+    pub(super) fn note_crowded(&self, kinds: impl Iterator<Item = Kind>) {
+        let bits = kinds.fold(0, |bits, kind| bits | 1 << kind as u32);
+        self.crowded.store(bits, Ordering::Relaxed);
+    }
+
+    fn is_crowded(&self, kind: Kind) -> bool {
+        self.crowded.load(Ordering::Relaxed) & 1 << kind as u32 != 0
+    }
+}
+
+/// The events in the complete lines of a watch.
+#[derive(Default)]
+struct Heard {
+    batch: Vec<What>,
+    /// True if one of the lines ends the list on the watch.
+    is_whole: bool,
+    /// The reason to stop following the kind after the batch; `None` if the watch continues.
+    ended: Option<Ended>,
+}
+
+/// The part of a watch that is being read. The list comes first; its objects are not in the order of their revisions. The
+/// events come after the list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Listing,
+    Watching,
+}
+
+/// The reason why a kind is not followed any more.
+enum Ended {
+    /// The receiver of events is gone.
+    Closed,
+    /// The server has ended the watch at the requested time.
+    InTime,
+    /// The last revision is too old to resume from.
+    Expired,
+    Absent,
+    Fault(Fault),
+}
+
+impl From<Fault> for Ended {
+    fn from(fault: Fault) -> Self {
+        match fault.status() {
+            Some(StatusCode::GONE) => Self::Expired,
+            _ => Self::Fault(fault),
+        }
+    }
+}
+
+/// The task that follows one kind.
+pub(super) struct Watcher {
+    client: Arc<Client>,
+    way: Arc<Way>,
+    id: WatchId,
+    kind: Kind,
+    namespace: Option<Arc<str>>,
+    events: mpsc::Sender<Vec<Event>>,
+    /// The index of the requested version in [`Kind::versions`].
+    version: usize,
+    /// The revision to watch from; `None`: the kind has to be listed.
+    revision: Option<String>,
+    /// The number of expired listings in a row.
+    expired: u32,
+    /// The number of useless responses in a row.
+    useless: u32,
+    backoff: Backoff,
+}
+
+impl Watcher {
+    /// Makes the task for a kind in one namespace, or in all.
+    pub(super) fn new(
+        (client, way): (Arc<Client>, Arc<Way>),
+        id: WatchId,
+        (kind, namespace): (Kind, Option<Arc<str>>),
+        events: mpsc::Sender<Vec<Event>>,
+    ) -> Self {
+        Self {
+            client,
+            way,
+            id,
+            kind,
+            namespace,
+            events,
+            version: 0,
+            revision: None,
+            expired: 0,
+            useless: 0,
+            backoff: Backoff::up_to(WAIT_MAX),
+        }
+    }
+
+    /// Follows the kind until the receiver of events is gone.
+    pub(super) async fn run(mut self) {
+        loop {
+            let Err(ended) = self.follow().await;
+            if self.way.is_crowded(self.kind) {
+                self.revision = None;
+            }
+            let wait = match ended {
+                Ended::Closed => return,
+                Ended::InTime => continue,
+                Ended::Expired => {
+                    self.revision = None;
+                    self.expired += 1;
+                    let wait = self.wait();
+                    if self.expired >= EXPIRED_MAX && self.send(vec![expired_again(wait)]).await.is_err() {
+                        return;
+                    }
+                    wait
+                }
+                Ended::Absent => {
+                    self.revision = None;
+                    self.version = 0;
+                    if self.send(vec![What::Absent]).await.is_err() {
+                        return;
+                    }
+                    ABSENT_WAIT
+                }
+                Ended::Fault(fault) => {
+                    // The next listing is in pages, because a response with all objects may have been too large.
+                    self.expired = 0;
+                    self.useless += u32::from(matches!(fault, Fault::Answer(_)));
+                    if self.useless >= USELESS_MAX {
+                        self.useless = 0;
+                        self.revision = None;
+                    }
+                    let wait = self.wait().max(fault.retry_after().unwrap_or_default());
+                    let text = format!("{fault}; {}", next_attempt(wait));
+                    if self.send(vec![What::Failing(text.into(), fault.status())]).await.is_err() {
+                        return;
+                    }
+                    wait
+                }
+            };
+            sleep(wait).await;
+        }
+    }
+
+    fn wait(&mut self) -> Duration {
+        // The random number need not be secret; it only has to differ between gateways.
+        self.backoff.wait(RandomState::new().hash_one(self.id))
+    }
+
+    async fn send(&self, what: Vec<What>) -> Result<(), Ended> {
+        let (watch, kind) = (self.id, self.kind);
+        let events = what.into_iter().map(|what| Event { watch, kind, what }).collect();
+        self.events.send(events).await.map_err(|_| Ended::Closed)
+    }
+
+    async fn follow(&mut self) -> Result<Infallible, Ended> {
+        let (mut body, mut lines) = match self.revision.clone() {
+            Some(revision) => {
+                let body = self.watch(&format!("&resourceVersion={revision}")).await?;
+                self.way.resumed.fetch_add(1, Ordering::Relaxed);
+                (body, Lines::default())
+            }
+            None => match self.listed_on_watch().await? {
+                Some(begun) => begun,
+                None => {
+                    let pages = timeout(LIST_WITHIN, self.pages()).await;
+                    let revision = pages.map_err(|_| Fault::Late(LIST_WITHIN))??;
+                    self.revision = Some(revision.clone());
+                    (self.watch(&format!("&resourceVersion={revision}")).await?, Lines::default())
+                }
+            },
+        };
+        let begun = Instant::now();
+        let Err(ended) = self.attend(&mut body, &mut lines).await;
+        let lasted = begun.elapsed();
+        if lasted >= STEADY {
+            self.backoff.reset();
+            self.expired = 0;
+            self.useless = 0;
+            return Err(ended);
+        }
+        Err(match ended {
+            Ended::InTime => Fault::Broken(format!("the watch ended after {} s", lasted.as_secs())).into(),
+            ended => ended,
+        })
+    }
+
+    /// Sends the events of a watch until the watch ends.
+    async fn attend(&mut self, body: &mut Incoming, lines: &mut Lines) -> Result<Infallible, Ended> {
+        let mut is_settled = false;
+        loop {
+            // The server ends the watch long before this time.
+            let within = if is_settled { Duration::from_secs(WATCH_SECONDS * 2) } else { SETTLED };
+            let part = match next(body, within).await {
+                Err(Fault::Late(_)) if !is_settled => {
+                    is_settled = true;
+                    self.settled();
+                    self.send(vec![What::Resumed]).await?;
+                    continue;
+                }
+                part => part?,
+            };
+            let Some(part) = part else {
+                return Err(if lines.is_between() { Ended::InTime } else { Ended::Fault(cut_off()) });
+            };
+            lines.push(&part)?;
+            let mut heard = self.read(lines, Phase::Watching);
+            if !is_settled && heard.ended.is_none() && lines.is_between() {
+                is_settled = true;
+                self.settled();
+                heard.batch.push(What::Resumed);
+            }
+            if !heard.batch.is_empty() {
+                self.send(heard.batch).await?;
+            }
+            if let Some(ended) = heard.ended {
+                return Err(ended);
+            }
+        }
+    }
+
+    /// Resets the back-off, because the server works. Does nothing after an expired listing or a useless response: then a watch
+    /// must have lasted for [`STEADY`] before the back-off is reset.
+    fn settled(&mut self) {
+        if self.expired == 0 && self.useless == 0 {
+            self.backoff.reset();
+        }
+    }
+
+    /// Begins a watch.
+    async fn watch(&mut self, more: &str) -> Result<Incoming, Ended> {
+        let seconds = WATCH_SECONDS + RandomState::new().hash_one(self.id) % (WATCH_SECONDS / 2);
+        let more = format!("watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}{more}");
+        self.get(&more).await
+    }
+
+    /// Requests the kind in the first version that the server has.
+    async fn get(&mut self, more: &str) -> Result<Incoming, Ended> {
+        loop {
+            let version = self.kind.versions()[self.version];
+            let path = self.kind.request(version, self.namespace.as_deref(), more);
+            match self.client.get(&path).await {
+                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) && self.kind.is_custom() => {
+                    if self.version + 1 == self.kind.versions().len() {
+                        return Err(Ended::Absent);
+                    }
+                    self.version += 1;
+                }
+                answer => return Ok(answer?),
+            }
+        }
+    }
+
+    /// Requests a watch that begins with the list, and reads the list. Returns the watch, with the bytes after the list that
+    /// were read already; `None` if the server does not send lists on watches.
+    async fn listed_on_watch(&mut self) -> Result<Option<(Incoming, Lines)>, Ended> {
+        if self.way.pages.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let more = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let mut body = match self.watch(more).await {
+            Ok(body) => body,
+            Err(Ended::Fault(Fault::Refused {
+                status: StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST,
+                message,
+                ..
+            })) => {
+                tracing::debug!(
+                    kind = self.kind.plural(),
+                    message,
+                    "the API server cannot list on a watch, so the gateway \
+                                                                     lists in pages"
+                );
+                self.way.pages.store(true, Ordering::Relaxed);
+                return Ok(None);
+            }
+            Err(ended) => return Err(ended),
+        };
+        let end = Instant::now() + LIST_WITHIN;
+        let mut lines = Lines::default();
+        let mut listed = 0;
+        self.send(vec![What::Begin]).await?;
+        loop {
+            let part = timeout_at(end, next(&mut body, ANSWER)).await;
+            let part = part.map_err(|_| Fault::Late(LIST_WITHIN))??;
+            let part =
+                part.ok_or_else(|| Fault::Broken("the watch ended before the end of its list".to_owned()))?;
+            lines.push(&part)?;
+            let Heard { mut batch, is_whole, ended } = self.read(&mut lines, Phase::Listing);
+            listed += batch.len();
+            if listed > LISTED_MAX {
+                return Err(Fault::Answer(format!("the list has more than {LISTED_MAX} objects")).into());
+            }
+            if is_whole {
+                self.way.streamed.fetch_add(1, Ordering::Relaxed);
+            }
+            if !batch.is_empty() {
+                batch.shrink_to_fit();
+                self.send(batch).await?;
+            }
+            if let Some(ended) = ended {
+                return Err(ended);
+            }
+            if is_whole {
+                return Ok(Some((body, lines)));
+            }
+        }
+    }
+
+    /// Lists the objects page by page, and returns the revision to watch from.
+    async fn pages(&mut self) -> Result<String, Ended> {
+        let (mut token, mut listed, mut empty) = (String::new(), 0, 0);
+        self.send(vec![What::Begin]).await?;
+        // Listings in pages have expired several times. One response with all objects comes from the server's cache, and does
+        // not expire.
+        let first = if self.expired >= EXPIRED_MAX {
+            "resourceVersion=0&resourceVersionMatch=NotOlderThan".to_owned()
+        } else {
+            format!("limit={PAGE}")
+        };
+        loop {
+            let more =
+                if token.is_empty() { first.clone() } else { format!("limit={PAGE}&continue={token}") };
+            let body = self.get(&more).await?;
+            let page = collected(body, PAGE_BYTES_MAX).await?;
+            let list: List<'_> =
+                serde_json::from_slice(&page).map_err(|error| unreadable("the list", &error))?;
+            let Items(items) = list.items;
+            listed += items.len();
+            empty = if items.is_empty() { empty + 1 } else { 0 };
+            for items in items.chunks(BATCH) {
+                let batch = items.iter().map(|item| self.object(item)).collect();
+                self.send(batch).await?;
+            }
+            let next = percent_encoded(&list.metadata.token);
+            if next.is_empty() {
+                if list.metadata.resource_version.is_empty() {
+                    return Err(Fault::Answer("the list has no resourceVersion".to_owned()).into());
+                }
+                self.way.paged.fetch_add(1, Ordering::Relaxed);
+                self.send(vec![What::Complete]).await?;
+                return Ok(list.metadata.resource_version);
+            }
+            if next == token || empty > EMPTY_PAGES_MAX || listed > LISTED_MAX {
+                return Err(Fault::Answer("the list never ends".to_owned()).into());
+            }
+            token = next;
+        }
+    }
+
+    /// Parses the complete lines of a watch, up to a line that ends the watch.
+    fn read(&mut self, lines: &mut Lines, mut phase: Phase) -> Heard {
+        let mut heard = Heard::default();
+        while let Some(line) = lines.next() {
+            if line.is_empty() {
+                continue;
+            }
+            let taken = match serde_json::from_slice::<WatchLine<'_>>(line) {
+                Ok(line) => self.take(&line, &mut phase, &mut heard),
+                Err(error) => Err(unreadable("an event of the watch", &error).into()),
+            };
+            if let Err(ended) = taken {
+                heard.ended = Some(ended);
+                break;
+            }
+        }
+        heard
+    }
+
+    fn take(&mut self, line: &WatchLine<'_>, phase: &mut Phase, heard: &mut Heard) -> Result<(), Ended> {
+        match line.kind {
+            "ADDED" | "MODIFIED" => {
+                let what = self.object(line.object);
+                match &what {
+                    What::Put(object) => self.reached(*phase, &object.meta().resource_version),
+                    What::Broken(meta, _) => self.reached(*phase, &meta.resource_version),
+                    _ => {}
+                }
+                heard.batch.push(what);
+            }
+            "DELETED" => {
+                let meta = Meta::lenient(line.object);
+                // The deleted object is not known, so the kind is listed again.
+                if meta.name.is_empty() {
+                    self.revision = None;
+                    let fault = "a deleted object has no name".to_owned();
+                    return Err(Fault::Answer(fault).into());
+                }
+                self.reached(*phase, &meta.resource_version);
+                heard.batch.push(What::Gone(meta));
+            }
+            "BOOKMARK" => {
+                let meta = Meta::lenient(line.object);
+                if meta.annotations.get(INITIAL_END).is_some_and(|value| value == "true") {
+                    if meta.resource_version.is_empty() {
+                        let fault = "the bookmark that ends the watch's initial list has no resourceVersion"
+                            .to_owned();
+                        return Err(Fault::Answer(fault).into());
+                    }
+                    *phase = Phase::Watching;
+                    heard.batch.push(What::Complete);
+                    heard.is_whole = true;
+                }
+                self.reached(*phase, &meta.resource_version);
+            }
+            "ERROR" => {
+                let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
+                return Err(of_status(&status));
+            }
+            // An unknown type of event comes from a newer server.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Stores the revision that the watch has reached. Nothing is stored during the list, because an unfinished list starts
+    /// again after a fault.
+    fn reached(&mut self, phase: Phase, revision: &str) {
+        if phase == Phase::Watching && !revision.is_empty() {
+            self.revision = Some(revision.to_owned());
+        }
+    }
+
+    fn object(&self, raw: &RawValue) -> What {
+        if raw.get().len() > OBJECT_BYTES_MAX {
+            let why = format!("the object is larger than {} MiB", OBJECT_BYTES_MAX >> 20);
+            return What::Broken(Meta::lenient(raw), why);
+        }
+        match Object::read(self.kind, raw.get()) {
+            Ok(object) => match object.meta().lack() {
+                None => What::Put(object),
+                Some(lack) => What::Broken(Meta::lenient(raw), format!("the object has no {lack}")),
+            },
+            Err(error) => What::Broken(Meta::lenient(raw), cut(error)),
+        }
+    }
+}
+
+fn unreadable(what: &str, error: &serde_json::Error) -> Fault {
+    Fault::Answer(format!("{what} is malformed: {}", cut(error)))
+}
+
+fn cut_off() -> Fault {
+    Fault::Broken("the watch ended in the middle of a line".to_owned())
+}
+
+fn next_attempt(wait: Duration) -> String {
+    format!("next attempt in {:.0?}", wait.max(Duration::from_secs(1)))
+}
+
+fn expired_again(wait: Duration) -> What {
+    let text = format!(
+        "the API server repeatedly refuses the revision of its own list as too old; {}",
+        next_attempt(wait)
+    );
+    What::Failing(text.into(), Some(StatusCode::GONE))
+}
+
+fn of_status(status: &Status) -> Ended {
+    let code = u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
+    let code = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Fault::Refused { status: code, message: cut(&status.message), retry_after: retry_after(status) }.into()
+}
+
+/// Encodes a token for a query.
+fn percent_encoded(text: &str) -> String {
+    use std::fmt::Write as _;
+    text.bytes().fold(String::with_capacity(text.len()), |mut all, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => all.push(byte.into()),
+            byte => drop(write!(all, "%{byte:02X}")),
+        }
+        all
+    })
+}
+
+impl Object {
+    /// Parses an object of this kind.
+    fn read(kind: Kind, text: &str) -> Result<Self, serde_json::Error> {
+        Ok(match kind {
+            Kind::Namespace => Self::Namespace(serde_json::from_str(text)?),
+            Kind::Service => Self::Service(serde_json::from_str(text)?),
+            Kind::EndpointSlice => Self::Slice(serde_json::from_str(text)?),
+            Kind::Pod => Self::Pod(serde_json::from_str(text)?),
+            Kind::Node => Self::Node(serde_json::from_str(text)?),
+            Kind::Gateway => Self::Gateway(serde_json::from_str(text)?),
+            Kind::ServiceExport => Self::ServiceExport(serde_json::from_str(text)?),
+            Kind::ServiceImport => Self::ServiceImport(serde_json::from_str(text)?),
+            Kind::DestinationRule => Self::DestinationRule(serde_json::from_str(text)?),
+            Kind::ConfigMap => Self::ConfigMap(serde_json::from_str(text)?),
+            Kind::Secret => Self::Secret(serde_json::from_str(text)?),
+        })
+    }
+
+    pub(super) fn meta(&self) -> &Meta {
+        match self {
+            Self::Namespace(object) => &object.metadata,
+            Self::Service(object) => &object.metadata,
+            Self::Slice(object) => &object.metadata,
+            Self::Pod(object) => &object.metadata,
+            Self::Node(object) => &object.metadata,
+            Self::Gateway(object) => &object.metadata,
+            Self::ServiceExport(object) => &object.metadata,
+            Self::ServiceImport(object) => &object.metadata,
+            Self::DestinationRule(object) => &object.metadata,
+            Self::ConfigMap(object) => &object.metadata,
+            Self::Secret(object) => &object.metadata,
+        }
+    }
+}
+
+/// The bytes of a body, split into lines.
+#[derive(Default)]
+struct Lines {
+    bytes: Vec<u8>,
+    /// The offset of the first line that was not returned yet.
+    begin: usize,
+    /// The offset up to which no line end was found.
+    looked: usize,
+}
+
+impl Lines {
+    fn push(&mut self, part: &[u8]) -> Result<(), Fault> {
+        self.bytes.drain(..self.begin);
+        self.looked -= self.begin;
+        self.begin = 0;
+        if self.bytes.len() + part.len() > LINE_BYTES_MAX {
+            return Err(Fault::Answer(format!("an object is larger than {} MiB", LINE_BYTES_MAX >> 20)));
+        }
+        self.bytes.extend_from_slice(part);
+        Ok(())
+    }
+
+    /// Returns true if all lines were taken, and no part of a further line has arrived.
+    fn is_between(&self) -> bool {
+        self.begin == self.bytes.len()
+    }
+
+    fn next(&mut self) -> Option<&[u8]> {
+        let end = self.bytes[self.looked..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = end else {
+            self.looked = self.bytes.len();
+            return None;
+        };
+        let (begin, end) = (self.begin, self.looked + end);
+        self.begin = end + 1;
+        self.looked = self.begin;
+        debug_assert!(begin <= end && self.begin <= self.bytes.len());
+        Some(&self.bytes[begin..end])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_whatever_the_parts() {
+        let text = b"{\"a\":1}\n{\"b\":2}\n\n{\"c\":3}\nrest";
+        for size in 1..text.len() {
+            let mut lines = Lines::default();
+            let mut found = Vec::new();
+            for part in text.chunks(size) {
+                lines.push(part).expect("short");
+                while let Some(line) = lines.next() {
+                    found.push(String::from_utf8(line.to_vec()).expect("text"));
+                }
+            }
+            assert_eq!(found, ["{\"a\":1}", "{\"b\":2}", "", "{\"c\":3}"], "parts of {size}");
+            assert_eq!(&lines.bytes[lines.begin..], b"rest");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut lines = Lines::default();
+        let part = vec![b'x'; 1 << 20];
+        let pushed = (0..9).map(|_| lines.push(&part)).collect::<Result<Vec<()>, Fault>>();
+        assert!(pushed.is_err());
+    }
+}

@@ -1,0 +1,37 @@
+//! The link with a peer: another organisation with which services are exchanged (SPEC §18). docs/peer-protocol.md describes
+//! the protocol.
+//!
+//! - `options`: the settings of a link. `links`: the owner of all links, which dials peers and accepts links from a listener.
+//! - `transport`: TLS and gRPC under a link. `session`: one link, from Hello to Goodbye.
+//! - `instances`: the newest link of each process of a peer.
+//! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
+//!   time of each service's first export. `taken`: the items that the peer has sent. `record`: a service as the link carries
+//!   it.
+//! - `unknown`: connections that are not authenticated yet. `status`: the links for operators. `refusals`: the
+//!   items that an importer has refused.
+//! - `enrolment`: two gateways exchange identities and roots by a token. `token`: the token. `invitations`: the secrets that
+//!   can be used, each once. `party`: the identity, roots and clock that a gateway sends about itself. `enrolled`: the file of
+//!   a link that an enrolment created. `removed`: the stored links of peers that the config does not have.
+//!
+//! The services of a peer are handed to an [`importer::Importer`], which is not part of this module.
+
+pub mod enrolled;
+pub mod enrolment;
+mod export_times;
+pub mod importer;
+pub mod imports;
+mod instances;
+pub mod invitations;
+pub mod links;
+mod offer;
+pub mod options;
+pub mod party;
+mod record;
+pub mod refusals;
+mod removed;
+mod session;
+pub mod status;
+mod taken;
+pub mod token;
+mod transport;
+mod unknown;

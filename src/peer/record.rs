@@ -1,0 +1,146 @@
+//! Services and gateways as a link carries them. The weights of ready endpoints are summed, so that one pod more or less
+//! changes one number.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use isthmus_model::endpoint::{Encapsulation, Health};
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::networks::NetworkTable;
+use isthmus_snapshot::peer::{Peer, is_place_of_peer};
+use isthmus_snapshot::service_view::{PortEndpoint, ServiceView};
+
+/// Returns a service as it is sent to the peer.
+pub(super) fn service(
+    snapshot: &Snapshot,
+    view: &ServiceView,
+    name: &HostName,
+    exported_at: u64,
+) -> proto::Service {
+    let networks = snapshot.networks();
+    let mut groups: BTreeMap<GroupKey, (BTreeSet<&str>, u64)> = BTreeMap::new();
+    for port in &view.ports {
+        let mut sums: BTreeMap<GroupKey, u64> = BTreeMap::new();
+        let endpoints = view.endpoints_of(port, "", networks).into_iter().flatten();
+        for endpoint in endpoints.filter(|endpoint| is_offered(endpoint)) {
+            let sum = sums.entry(GroupKey::of(&endpoint, networks)).or_default();
+            *sum = sum.saturating_add(endpoint.endpoint.weight.value().into());
+        }
+        for (key, sum) in sums {
+            // Ports of equal weight are one group.
+            let key = GroupKey { weight: u32::try_from(sum).unwrap_or(u32::MAX), ..key };
+            let (ports, _) = groups.entry(key).or_insert_with(|| (BTreeSet::new(), sum));
+            ports.insert(&port.name);
+        }
+    }
+    proto::Service {
+        name: name.to_string(),
+        namespace: view.namespace.to_string(),
+        exported_at,
+        ports: view
+            .ports
+            .iter()
+            .map(|port| proto::Port {
+                name: port.name.to_string(),
+                number: port.port.into(),
+                protocol: port.protocol.text().to_owned(),
+            })
+            .collect(),
+        groups: groups
+            .into_iter()
+            .map(|(key, (ports, _))| proto::Group {
+                network: key.network,
+                locality: key.locality,
+                tls: key.tls.to_owned(),
+                hbone: key.hbone,
+                identity: key.identity,
+                ports: ports.into_iter().map(str::to_owned).collect(),
+                weight: key.weight.max(1),
+            })
+            .collect(),
+    }
+}
+
+/// Returns true if peers may use the endpoint: the endpoint is ready, and on a network of ours that has a name.
+fn is_offered(endpoint: &PortEndpoint<'_>) -> bool {
+    endpoint.endpoint.health == Health::Healthy
+        && !endpoint.network.is_unknown()
+        && !is_place_of_peer(endpoint.network.as_str())
+}
+
+/// The properties that the endpoints of a group share.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKey {
+    network: String,
+    locality: String,
+    tls: &'static str,
+    hbone: bool,
+    identity: String,
+    weight: u32,
+}
+
+impl GroupKey {
+    fn of(endpoint: &PortEndpoint<'_>, networks: &NetworkTable) -> Self {
+        let template = &endpoint.endpoint.template;
+        Self {
+            network: way_to(endpoint.network, &endpoint.origin.cluster, networks),
+            locality: endpoint.endpoint.locality.to_string(),
+            tls: endpoint.tls.text(),
+            hbone: endpoint.encapsulation() == Encapsulation::Hbone,
+            identity: template.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+            weight: 0,
+        }
+    }
+}
+
+/// Returns the key in [`gateways`] for the endpoints of a cluster. If the cluster has gateways of its own, this is the key of
+/// these gateways, otherwise the key of all gateways of the network.
+fn way_to(network: &Network, cluster: &ClusterId, networks: &NetworkTable) -> String {
+    let own = networks.get(network).is_some_and(|entry| {
+        !cluster.as_str().is_empty() && entry.gateways.iter().any(|known| known.gateway.cluster == *cluster)
+    });
+    if own { way(network, cluster) } else { network.to_string() }
+}
+
+fn way(network: &Network, cluster: &ClusterId) -> String {
+    format!("{network}/{cluster}")
+}
+
+/// Returns the gateways of our networks by the key under which each is sent to a peer. A gateway is listed under its network,
+/// and a second time under its cluster if its cluster is known. SNI callers have no identity and are known by their address alone,
+/// so a peer without `from` gets no port for them.
+pub(super) fn gateways(snapshot: &Snapshot, peer: &Peer) -> BTreeMap<String, proto::Gateway> {
+    let takes_sni = !peer.from.is_empty();
+    let mut all = BTreeMap::new();
+    for (network, entry) in snapshot.networks().iter() {
+        if is_place_of_peer(network.as_str()) || network.is_unknown() {
+            continue;
+        }
+        for known in &entry.gateways {
+            let gateway = &known.gateway;
+            let sni = gateway.sni_port.filter(|_| takes_sni).unwrap_or(0);
+            let hbone = gateway.hbone_port.unwrap_or(0);
+            if (sni, hbone) == (0, 0) {
+                continue;
+            }
+            let of_cluster = (!gateway.cluster.as_str().is_empty()).then(|| way(network, &gateway.cluster));
+            for way in std::iter::once(network.to_string()).chain(of_cluster) {
+                let key = format!("{way} {} {sni} {hbone}", gateway.host);
+                let told = proto::Gateway {
+                    key: key.clone(),
+                    network: way,
+                    host: gateway.host.to_string(),
+                    sni_port: sni.into(),
+                    hbone_port: hbone.into(),
+                    locality: gateway.locality.to_string(),
+                    weight: gateway.weight.value(),
+                    identity: gateway.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+                };
+                all.entry(key).or_insert(told);
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,565 @@
+//! One link, from Hello to its end. Both gateways run the same code, whichever of them has dialled.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::CertificateDer;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
+use tonic::{Status, Streaming};
+
+use super::export_times::ExportTimes;
+use super::importer::{Importer, Received};
+use super::instances::Newest;
+use super::offer::{Next, Offer};
+use super::status::{LinkState, LinkStatus, LinkTable};
+use super::taken::Taken;
+use isthmus_model::link::{Extent, LinkKey};
+use isthmus_model::name::NamePattern;
+use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_proto::isthmus::peer::v1::message::Kind;
+use isthmus_snapshot::peer::{IMPORT_PATTERNS_MAX, Peer};
+use isthmus_tasks::latest::Latest;
+use isthmus_telemetry::clock::steady_seconds;
+use isthmus_tls::roots::RootStore;
+use isthmus_tls::trust::TrustBundles;
+use isthmus_world::Reader;
+
+/// The version of the protocol.
+const VERSION: u32 = 1;
+/// The time within which the peer must send Hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// The time between two heartbeats.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Two numbers of unanswered heartbeats: after the first number the link is suspect, and after the second it ends.
+const MISSED: (u32, u32) = (2, 4);
+/// The shortest time between two messages with changes. One message carries all changes of this time.
+const FLUSH: Duration = Duration::from_millis(100);
+/// The longest time that a message may wait for the peer to read.
+const SEND_WITHIN: Duration = Duration::from_secs(20);
+/// The longest time for the last messages of a link that ends.
+pub(super) const LAST_MESSAGES_WITHIN: Duration = Duration::from_secs(1);
+/// The shortest time between two full listings that we request.
+const LIST_AGAIN: Duration = Duration::from_secs(60);
+/// The largest length of a displayed text of the peer, in characters.
+const WORDS_MAX: usize = 200;
+
+const CLOSED: &str = "the peer closed the link";
+const DIFFERS: &str = "the services received from the peer do not match its checksum";
+const HAS_PLACE: &str = "the peer has fewer services than limits.services again";
+
+/// An order to a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The link continues.
+    GoOn,
+    /// The link ends: the gateway stops, or the peer's configuration has changed.
+    End,
+    /// The operator has removed the peer. The link ends, and this gateway asks the peer to remove our services.
+    Part,
+}
+
+/// The sending direction of a link.
+pub(super) enum Outgoing {
+    /// The sender of a link that we dialled.
+    Dialled(mpsc::Sender<proto::Message>),
+    /// The sender of a link that the peer dialled.
+    Accepted(mpsc::Sender<Result<proto::Message, Status>>),
+}
+
+impl Outgoing {
+    fn is_dialled(&self) -> bool {
+        matches!(self, Self::Dialled(_))
+    }
+
+    async fn send(&self, kind: Kind) -> Result<(), Ended> {
+        let message = proto::Message { kind: Some(kind) };
+        let sent = timeout(SEND_WITHIN, async {
+            match self {
+                Self::Dialled(to) => to.send(message).await.is_ok(),
+                Self::Accepted(to) => to.send(Ok(message)).await.is_ok(),
+            }
+        });
+        match sent.await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Ended::Closed),
+            Err(_) => Err(Ended::Lost("the peer does not read".to_owned())),
+        }
+    }
+}
+
+/// The reason why a link ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The connection broke, a gateway broke the protocol, or this gateway ended the link.
+    Lost(String),
+    /// The peer has asked for something that it cannot have, and must learn why.
+    Refused(String),
+    /// The peer has closed the link, so nothing can be sent. Messages that the peer sent before may still be unread.
+    Closed,
+    /// The peer has sent Goodbye with this reason; true if the peer's services are to be removed.
+    Goodbye(String, bool),
+}
+
+impl Ended {
+    /// Returns the reason for the log and the link's status.
+    pub(super) fn why(&self) -> &str {
+        match self {
+            Self::Lost(why) | Self::Refused(why) | Self::Goodbye(why, _) => why,
+            Self::Closed => CLOSED,
+        }
+    }
+}
+
+/// One running link with a peer: its connection, and the handles that the link needs.
+pub(super) struct Session {
+    pub(super) peer: Arc<Peer>,
+    /// The key of the link in `table`, unique in this process.
+    pub(super) number: u64,
+    /// The ID of this process, which tells the replicas of this gateway apart.
+    pub(super) instance: Arc<str>,
+    pub(super) reader: Reader,
+    pub(super) times: Arc<ExportTimes>,
+    pub(super) trust: Latest<TrustBundles>,
+    pub(super) roots: Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync>,
+    /// Verifies and stores the roots that the peer announces.
+    pub(super) peer_roots: RootStore,
+    pub(super) importer: Arc<dyn Importer>,
+    pub(super) table: Arc<LinkTable>,
+    pub(super) outgoing: Outgoing,
+    pub(super) incoming: Streaming<proto::Message>,
+    /// Orders the link to end with Goodbye.
+    pub(super) stop: watch::Receiver<Order>,
+    /// Becomes true when a newer link replaces this one.
+    pub(super) replaced: watch::Receiver<bool>,
+    pub(super) newest: Newest,
+}
+
+/// The progress of both directions of a link.
+struct Exchange {
+    offer: Offer,
+    taken: Taken,
+    /// The numbers of the last heartbeat, and of the last answered heartbeat.
+    beat: u64,
+    answered: u64,
+    beat_at: Instant,
+    /// The number of the last message with items that we sent.
+    sequence: u64,
+    /// True until the peer acknowledges the message with the number `sequence`.
+    in_flight: bool,
+    /// The earliest time of the next message with items.
+    next_flush: Instant,
+    /// The time at which a full listing was last requested because of [`DIFFERS`] or [`HAS_PLACE`].
+    listed_at: Option<Instant>,
+}
+
+impl Session {
+    /// Runs the link to its end.
+    pub(super) async fn run(mut self) -> Ended {
+        let link = match self.greet().await {
+            Ok(instance) => LinkKey { instance, is_dialled: self.outgoing.is_dialled(), number: self.number },
+            Err(ended) => return ended,
+        };
+        self.newest.register(&link);
+        self.importer.up(&self.peer.name, &link).await;
+        let Err(mut ended) = self.exchange(&link).await;
+        match &ended {
+            Ended::Closed => ended = last_message(&mut self.incoming).await,
+            Ended::Refused(why) => self.part(&why.clone(), false).await,
+            Ended::Lost(_) | Ended::Goodbye(..) => {}
+        }
+        let forget = matches!(ended, Ended::Goodbye(_, true));
+        self.importer.down(&self.peer.name, &link, ended.why(), forget);
+        ended
+    }
+
+    /// Sends Hello and waits for the Hello of the peer; returns the ID of the peer's process.
+    async fn greet(&mut self) -> Result<Arc<str>, Ended> {
+        let hello = proto::Hello {
+            version: VERSION,
+            features: Vec::new(),
+            instance: self.instance.to_string(),
+            time_ms: now_ms(),
+            software: concat!("isthmus ", env!("CARGO_PKG_VERSION")).to_owned(),
+        };
+        self.outgoing.send(Kind::Hello(hello)).await?;
+        let first = timeout(HELLO_WITHIN, receive(&mut self.incoming)).await;
+        let first = first.map_err(|_| Ended::Lost("the peer sent no Hello message in time".to_owned()))??;
+        let Kind::Hello(hello) = first else {
+            return Err(Ended::Lost("the first message of the peer is not Hello".to_owned()));
+        };
+        if hello.version == 0 {
+            return Err(Ended::Lost("the Hello message of the peer has no protocol version".to_owned()));
+        }
+        let skew = i64::try_from(i128::from(hello.time_ms) - i128::from(now_ms())).ok();
+        let instance: Arc<str> = words(&hello.instance).into();
+        tracing::info!(
+            peer = &*self.peer.name,
+            instance = &*instance,
+            software = words(&hello.software),
+            "the link with a peer opened"
+        );
+        self.note(|link| {
+            (link.instance, link.software) = (instance.clone(), words(&hello.software));
+            (link.state, link.clock_skew_ms, link.problem) = (LinkState::Live, skew, None);
+        });
+        Ok(instance)
+    }
+
+    fn note(&self, change: impl FnOnce(&mut LinkStatus)) {
+        self.table.change(&self.peer.name, self.number, change);
+    }
+
+    async fn exchange(&mut self, link: &LinkKey) -> Result<std::convert::Infallible, Ended> {
+        let mut exchange = Exchange {
+            offer: Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone()),
+            taken: Taken::default(),
+            beat: 0,
+            answered: 0,
+            beat_at: Instant::now(),
+            sequence: 0,
+            in_flight: false,
+            next_flush: Instant::now(),
+            listed_at: None,
+        };
+        let mut beats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut renewals = self.importer.renewals(&self.peer.name);
+        renewals.mark_unchanged();
+        self.trust.see();
+        self.outgoing.send(self.subscription()).await?;
+        loop {
+            let may_tell = !exchange.in_flight && exchange.offer.has_more();
+            tokio::select! {
+                biased;
+                order = end_ordered(&mut self.stop) => {
+                    let (forget, why) = match order {
+                        Order::Part => (true, "the peer was removed from the config"),
+                        Order::End | Order::GoOn => (false, "the config has changed, or the gateway stops"),
+                    };
+                    self.part(why, forget).await;
+                    return Err(Ended::Lost(why.to_owned()));
+                }
+                () = ordered(&mut self.replaced) => {
+                    return Err(Ended::Lost("the same process has dialled a newer link".to_owned()));
+                }
+                _ = beats.tick() => self.beat(&mut exchange).await?,
+                message = receive(&mut self.incoming) => self.heard(message?, link, &mut exchange).await?,
+                () = sleep_until(exchange.next_flush), if may_tell => self.tell(&mut exchange).await?,
+                is_there = exchange.offer.changed(), if exchange.offer.is_wanted() && !may_tell => {
+                    if !is_there {
+                        return Err(Ended::Lost("the gateway stops".to_owned()));
+                    }
+                    exchange.offer.follow();
+                }
+                _ = self.trust.changed() => exchange.offer.roots_changed(),
+                renewed = renewals.changed() => {
+                    // The task that imports the peer's services was restarted, and has none of them yet.
+                    if renewed.is_err() {
+                        return Err(Ended::Lost("the gateway stops".to_owned()));
+                    }
+                    self.importer.up(&self.peer.name, link).await;
+                    self.outgoing.send(self.subscription()).await?;
+                }
+            }
+        }
+    }
+
+    /// Sends a heartbeat, or ends the link if too many were not answered. Requests a full listing if services that were refused
+    /// because of `limits.services` may get places that have become free.
+    async fn beat(&self, exchange: &mut Exchange) -> Result<(), Ended> {
+        let missed = u32::try_from(exchange.beat - exchange.answered).unwrap_or(u32::MAX);
+        if missed >= MISSED.1 {
+            return Err(Ended::Lost(format!("{missed} heartbeats were not answered")));
+        }
+        let state = if missed >= MISSED.0 { LinkState::Suspect } else { LinkState::Live };
+        self.note(|link| link.state = state);
+        (exchange.beat, exchange.beat_at) = (exchange.beat + 1, Instant::now());
+        let heartbeat = proto::Heartbeat { number: exchange.beat, answer: false };
+        self.outgoing.send(Kind::Heartbeat(heartbeat)).await?;
+        match exchange.taken.has_place(self.peer.limits.services) {
+            true => self.list_again(HAS_PLACE, exchange).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Handles a message of the peer.
+    async fn heard(&self, message: Kind, link: &LinkKey, exchange: &mut Exchange) -> Result<(), Ended> {
+        match message {
+            Kind::Heartbeat(heartbeat) if !heartbeat.answer => {
+                let answer = proto::Heartbeat { answer: true, ..heartbeat };
+                self.outgoing.send(Kind::Heartbeat(answer)).await
+            }
+            Kind::Heartbeat(heartbeat) => {
+                if heartbeat.number == exchange.beat {
+                    let round_trip = exchange.beat_at.elapsed();
+                    self.note(|link| (link.round_trip, link.state) = (Some(round_trip), LinkState::Live));
+                }
+                exchange.answered = exchange.answered.max(heartbeat.number.min(exchange.beat));
+                Ok(())
+            }
+            Kind::Subscribe(wanted) => {
+                match patterns(&wanted) {
+                    Ok(patterns) => exchange.offer.subscribe(patterns),
+                    Err(why) => return Err(Ended::Refused(why)),
+                }
+                exchange.in_flight = false;
+                Ok(())
+            }
+            Kind::Ack(ack) if ack.sequence == exchange.sequence => {
+                exchange.in_flight = false;
+                let given = exchange.offer.services_given();
+                self.note(|link| {
+                    link.services.0 = given;
+                    for item in &ack.refused {
+                        link.refused.put(words(&item.item), words(&item.problem));
+                    }
+                    ack.taken.iter().for_each(|item| link.refused.remove(&words(item)));
+                });
+                Ok(())
+            }
+            // The Ack answers a listing that a newer listing has replaced, so it is ignored.
+            Kind::Ack(_) => Ok(()),
+            Kind::Delta(delta) => {
+                let sequence = delta.sequence;
+                let (ack, differs) = self.take(link, delta, &mut exchange.taken).await?;
+                self.outgoing.send(Kind::Ack(proto::Ack { sequence, ..ack })).await?;
+                if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
+            }
+            Kind::SnapshotEnd(end) => {
+                let differs = exchange.taken.end(end.contents.as_ref());
+                let given = exchange.taken.services();
+                let extent = if end.partial { Extent::Partial } else { Extent::Complete };
+                if end.partial {
+                    tracing::info!(
+                        peer = &*self.peer.name,
+                        "the peer has not read all its registries yet, so earlier services that it does not list stay"
+                    );
+                }
+                let ack = self.importer.deliver(&self.peer.name, link, Received::Listed(extent)).await;
+                self.note_answer(given, &ack);
+                self.outgoing.send(Kind::Ack(proto::Ack { sequence: end.sequence, ..ack })).await?;
+                if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
+            }
+            Kind::Goodbye(goodbye) => Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
+            Kind::Hello(_) => Err(Ended::Lost("the peer sent two Hello messages".to_owned())),
+        }
+    }
+
+    /// Sends the next items that the peer does not have yet.
+    async fn tell(&self, exchange: &mut Exchange) -> Result<(), Ended> {
+        exchange.offer.follow();
+        let next = exchange.offer.next(exchange.sequence + 1, steady_seconds(), || (self.roots)());
+        let message = match next {
+            None => return Ok(()),
+            Some(Next::Delta(delta)) => {
+                self.note(|link| link.refused.renew(&delta));
+                // Within a listing, the next message waits only for the peer's Ack.
+                let pause = if delta.after.is_some() { FLUSH } else { Duration::ZERO };
+                exchange.next_flush = Instant::now() + pause;
+                Kind::Delta(delta)
+            }
+            Some(Next::End(end)) => Kind::SnapshotEnd(end),
+        };
+        exchange.sequence += 1;
+        exchange.in_flight = true;
+        self.outgoing.send(message).await
+    }
+
+    /// Ends the link with Goodbye.
+    async fn part(&mut self, why: &str, forget: bool) {
+        // The link ends even if Goodbye cannot be sent.
+        let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.to_owned(), forget })).await;
+        // The peer closes the link when it has read Goodbye. A link that we have dialled must stay open until then: closing it
+        // would drop the messages that are still to be sent.
+        last_message(&mut self.incoming).await;
+    }
+
+    fn subscription(&self) -> Kind {
+        let wanted = self.peer.imports.iter().flat_map(|rule| &rule.services);
+        Kind::Subscribe(proto::Subscribe { services: wanted.map(ToString::to_string).collect() })
+    }
+
+    /// Requests a full listing, unless one was requested a short time ago.
+    async fn list_again(&self, why: &str, exchange: &mut Exchange) -> Result<(), Ended> {
+        if exchange.listed_at.is_some_and(|at| at.elapsed() < LIST_AGAIN) {
+            return Ok(());
+        }
+        exchange.listed_at = Some(Instant::now());
+        tracing::warn!(peer = &*self.peer.name, "{why}; the gateway requests a full listing");
+        self.outgoing.send(self.subscription()).await
+    }
+
+    /// Delivers the items of a message to the importer. Returns what is refused, and true if the peer's items do not match the
+    /// checksum that the peer sent.
+    async fn take(
+        &self,
+        link: &LinkKey,
+        mut delta: proto::Delta,
+        taken: &mut Taken,
+    ) -> Result<(proto::Ack, bool), Ended> {
+        let mut refused = Vec::new();
+        if let Some(roots) = delta.roots.take()
+            && let Err(problem) = self.take_roots(&roots)
+        {
+            tracing::warn!(peer = &*self.peer.name, "refused the roots that the peer announced: {problem}");
+            refused.push(proto::Refusal { item: "roots".to_owned(), problem });
+        }
+        self.note(|link| link.left_out.renew(&delta));
+        taken.note(&mut delta, self.peer.limits.services, &mut refused);
+        let after = delta.after.take();
+        let is_change = !taken.is_listing;
+        let received = Received::Delta(Box::new(delta));
+        let mut ack = self.importer.deliver(&self.peer.name, link, received).await;
+        ack.refused.extend(refused);
+        let differs = is_change && after.is_some_and(|after| taken.differs(&after));
+        self.note_answer(taken.services(), &ack);
+        Ok((ack, differs))
+    }
+
+    /// Records the number of services that the peer has sent, and the answer to the last message.
+    fn note_answer(&self, given: usize, ack: &proto::Ack) {
+        self.note(|link| {
+            (link.services.1, link.changed) = (given, Some(SystemTime::now()));
+            for item in &ack.refused {
+                link.left_out.put(words(&item.item), item.problem.clone());
+            }
+            ack.taken.iter().for_each(|item| link.left_out.remove(&words(item)));
+        });
+    }
+
+    /// Stores the roots that the peer announces for its own trust domain.
+    fn take_roots(&self, roots: &proto::Roots) -> Result<(), String> {
+        let Some(who) = &self.peer.who else { return Ok(()) };
+        if roots.trust_domain != who.trust_domain.as_str() {
+            return Err(format!(
+                "the roots are of the trust domain {}, expected {}",
+                words(&roots.trust_domain),
+                who.trust_domain
+            ));
+        }
+        self.peer_roots.announce(&who.alias, certificates(roots))
+    }
+}
+
+/// Waits until the flag is true.
+async fn ordered(flag: &mut watch::Receiver<bool>) {
+    if flag.wait_for(|flag| *flag).await.is_err() {
+        // The sender is gone, so that the flag cannot become true.
+        std::future::pending().await
+    }
+}
+
+/// Waits for an order to end the link.
+async fn end_ordered(order: &mut watch::Receiver<Order>) -> Order {
+    let ordered = order.wait_for(|order| *order != Order::GoOn).await.map(|order| *order);
+    match ordered {
+        Ok(order) => order,
+        // The sender is gone, so that no order can come.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended> {
+    loop {
+        match incoming.message().await {
+            Ok(Some(proto::Message { kind: Some(kind) })) => return Ok(kind),
+            // A peer with a later version of the protocol may send kinds of messages that this version does not know. They are
+            // ignored.
+            Ok(Some(proto::Message { kind: None })) => {}
+            Ok(None) => return Err(Ended::Lost(CLOSED.to_owned())),
+            // A status with a source is of this side: the connection broke without a word of the peer.
+            Err(status) if status.source().is_some() => {
+                return Err(Ended::Lost(format!("the connection broke ({})", words(status.message()))));
+            }
+            Err(status) => return Err(Ended::Lost(words(status.message()))),
+        }
+    }
+}
+
+/// Reads the messages that are left on a link that the peer has closed; returns its Goodbye if it is among them.
+async fn last_message(incoming: &mut Streaming<proto::Message>) -> Ended {
+    let reading = async {
+        loop {
+            match receive(incoming).await {
+                Ok(Kind::Goodbye(goodbye)) => return Ended::Goodbye(words(&goodbye.why), goodbye.forget),
+                Ok(_) => {}
+                // The link is closed, so any error means that nothing is left.
+                Err(_) => return Ended::Closed,
+            }
+        }
+    };
+    timeout(LAST_MESSAGES_WITHIN, reading).await.unwrap_or(Ended::Closed)
+}
+
+/// Returns the patterns that a peer subscribes to, or the reason why there are too many.
+fn patterns(wanted: &proto::Subscribe) -> Result<Vec<NamePattern>, String> {
+    let count = wanted.services.len();
+    if count > IMPORT_PATTERNS_MAX {
+        return Err(format!(
+            "the importer subscribed to {count} patterns, and at most {IMPORT_PATTERNS_MAX} are allowed"
+        ));
+    }
+    // A pattern that cannot be parsed matches nothing.
+    Ok(wanted.services.iter().filter_map(|text| NamePattern::parse(text).ok()).collect())
+}
+
+/// Returns a text of the peer for display: at most [`WORDS_MAX`] characters, without control characters.
+fn words(text: &str) -> String {
+    text.chars().filter(|character| !character.is_control()).take(WORDS_MAX).collect()
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the certificates that the peer announces as its roots.
+fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
+    roots.certificates.iter().map(|der| CertificateDer::from(der.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport;
+    use isthmus_tasks::scope::Scope;
+
+    #[test]
+    fn a_subscription_of_more_patterns_than_the_limit_is_refused() {
+        let of = |count: usize| proto::Subscribe { services: vec!["*.a.test".to_owned(); count] };
+        assert_eq!(
+            patterns(&of(IMPORT_PATTERNS_MAX)).map(|patterns| patterns.len()),
+            Ok(IMPORT_PATTERNS_MAX)
+        );
+        let refused = patterns(&of(IMPORT_PATTERNS_MAX + 1)).expect_err("too many");
+        assert_eq!(refused, "the importer subscribed to 1025 patterns, and at most 1024 are allowed");
+    }
+
+    #[tokio::test]
+    async fn goodbye_is_read_although_nothing_can_be_sent_any_more() {
+        let scope = Scope::default();
+        let (client, server) = tokio::io::duplex(64 << 10);
+        let (opened, mut arriving) = mpsc::channel(1);
+        let of_server = scope.clone();
+        scope.spawn(async move { transport::serve(server, &of_server, opened).await });
+        let mut link = transport::open(client, &scope).await.expect("a link");
+        let peer = arriving.recv().await.expect("an opened link");
+        let goodbye = proto::Goodbye { why: "the peer was removed from the config".to_owned(), forget: true };
+        for kind in [Kind::Delta(proto::Delta::default()), Kind::Goodbye(goodbye)] {
+            Outgoing::Accepted(peer.outgoing.clone()).send(kind).await.expect("sent");
+        }
+        drop(peer);
+        let outgoing = Outgoing::Dialled(link.requests);
+        let closed = loop {
+            if let Err(ended) = outgoing.send(Kind::Ack(proto::Ack::default())).await {
+                break ended;
+            }
+        };
+        assert!(matches!(closed, Ended::Closed), "{closed:?}");
+        let last = last_message(&mut link.answers).await;
+        assert!(matches!(last, Ended::Goodbye(_, true)), "{last:?}");
+        assert!(matches!(last_message(&mut link.answers).await, Ended::Closed));
+    }
+}

@@ -1,0 +1,136 @@
+//! The world as one immutable value, and the pure functions over it.
+//!
+//! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
+//! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
+//!
+//! - Inputs: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
+//! - Used by admission: [`admit`], [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
+//! - Results for viewers: [`view`] (split horizon), [`networks`], [`weights`].
+//! - Addresses of imported services: [`virtual_addresses`].
+//! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`].
+
+pub mod admit;
+pub mod bucket_map;
+pub mod build;
+pub mod candidates;
+pub mod change;
+pub mod clusterset;
+pub mod delta;
+pub mod dialled;
+pub mod exported;
+pub mod exports;
+pub mod inputs;
+pub mod listing;
+pub mod missing;
+pub mod name_index;
+pub mod near;
+pub mod networks;
+pub mod omitted;
+pub mod owners;
+pub mod peer;
+pub mod policy;
+pub mod routes;
+pub mod service_view;
+pub mod shard;
+pub mod trust_roots;
+pub mod unread;
+pub mod view;
+pub mod virtual_addresses;
+pub mod weights;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+use std::sync::Arc;
+
+use build::ServicesBehind;
+use exported::PeerNames;
+use exports::ExportIndex;
+use name_index::NameMap;
+use networks::NetworkTable;
+use owners::AddressIndex;
+use policy::{Listener, Policy};
+use routes::{Resolved, RouteTable};
+use service_view::ServiceView;
+use trust_roots::TrustRoots;
+use unread::Unread;
+
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+
+/// The state of the mesh at one time: policy, services, networks and peers.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The number of snapshots that were published, this one included.
+    pub generation: u64,
+    /// The number of config files that were applied.
+    pub policy_generation: u64,
+    /// The operator's policy.
+    pub policy: Arc<Policy>,
+    /// The routes, by the keys that clients ask for.
+    pub routes: Arc<RouteTable>,
+    /// The export rules, by the services that they match.
+    pub exports: Arc<ExportIndex>,
+    pub(crate) services: NameMap<Arc<ServiceView>>,
+    /// The services by address; empty if no listener accepts HBONE.
+    pub(crate) addresses: AddressIndex,
+    /// The names under which peers know our services.
+    pub(crate) peer_names: Arc<PeerNames>,
+    /// The root certificates of trust domains at the time of the build.
+    pub trust_roots: Arc<TrustRoots>,
+    pub(crate) behind: Arc<ServicesBehind>,
+    /// The networks and their gateways.
+    pub networks: Arc<NetworkTable>,
+    /// The resolved addresses of host names at the time of the build.
+    pub(crate) resolved: Arc<Resolved>,
+    /// The registries that were not read yet at the time of the build. The aggregator makes this list.
+    pub unread: Arc<Unread>,
+}
+
+impl Snapshot {
+    /// Returns the snapshot with another list of unread registries.
+    #[must_use]
+    pub fn with_unread(self, unread: Arc<Unread>) -> Self {
+        Self { unread, ..self }
+    }
+
+    /// Returns the listener of this name.
+    pub fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
+        self.policy.listeners.iter().find(|listener| &*listener.name == name)
+    }
+
+    /// Returns the merged service of this host name.
+    pub fn service(&self, hostname: &str) -> Option<&Arc<ServiceView>> {
+        self.services.get(hostname)
+    }
+
+    /// Returns all services in order of host name.
+    pub fn services(&self) -> Vec<&Arc<ServiceView>> {
+        self.services.sorted().into_iter().map(|(_, service)| service).collect()
+    }
+
+    /// Returns the number of services.
+    pub fn service_count(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Returns the services with an endpoint on a network, in no particular order.
+    pub fn services_behind(&self, network: &Network) -> impl Iterator<Item = &HostName> {
+        self.behind.get(network).into_iter().flat_map(|services| services.iter()).map(|(name, ())| name)
+    }
+
+    /// Returns the networks with their gateways.
+    pub fn networks(&self) -> &NetworkTable {
+        &self.networks
+    }
+
+    /// Returns the resolved addresses of host names at the time of the build.
+    pub fn resolved(&self) -> &Resolved {
+        &self.resolved
+    }
+
+    /// Returns the operator's routes.
+    pub fn routes(&self) -> &RouteTable {
+        &self.routes
+    }
+}

@@ -1,0 +1,165 @@
+//! Tests of the order in which the hub renders, and of the renderings that it keeps.
+
+use super::*;
+use crate::session::tests::{Stage, snapshot};
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::delta::Delta;
+
+const SERVICES: usize = 200;
+
+/// Returns services with one endpoint each on this host; one service may have a second endpoint.
+fn services<'a>(
+    names: &'a [String],
+    host: &'a [u8],
+    other: Option<(usize, &'a [u8])>,
+) -> Vec<(&'a str, &'a [u8])> {
+    let of = |at| other.filter(|(other, _)| *other == at).map_or(host, |(_, host)| host);
+    names.iter().enumerate().map(|(at, name)| (name.as_str(), of(at))).collect()
+}
+
+/// Returns the assignments that a mailbox has: those to be sent at once, and those of wide changes.
+fn marked(mailbox: &Mailbox) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
+    let News { marks: [_, assignments, ..], mut wide, .. } = mailbox.take();
+    (assignments.names.into_iter().collect(), std::iter::from_fn(|| wide.pop()).collect())
+}
+
+/// Counts how often it wakes somebody.
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_service_that_changes_overtakes_all_that_may_have_changed() {
+    let names: Vec<String> = (0..SERVICES).map(|number| format!("s{number}")).collect();
+    let mut stage = Stage::new(&services(&names, &[1], None));
+    let (hub, mailbox) = (stage.hub.clone(), Arc::<Mailbox>::default());
+    let viewer = Arc::new(Viewer { network: Network::new("east"), ..Viewer::default() });
+    let name = |number: usize| -> Arc<str> { format!("outbound|80||s{number}").into() };
+    let subscribe = |number| hub.subscribe(&mailbox, Kind::Assignment, &name(number), &viewer);
+    let subscriptions: Vec<Subscription> = (0..SERVICES).map(subscribe).collect();
+    let first: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
+    let mut queue = Queue::new(stage.publisher.current());
+
+    let everything = Delta { generation: 2, everything: true, ..Delta::default() };
+    stage.publisher.publish(snapshot(&stage.policy, 2, &services(&names, &[2], None)), everything);
+    assert!(hub.run_turn(&mut queue), "there is more than one turn allows");
+    let (urgent, wide) = marked(&mailbox);
+    assert!(urgent.is_empty() && !wide.is_empty() && wide.len() < SERVICES / 2, "{urgent:?} {wide:?}");
+
+    for (generation, changed) in [(3, 150), (4, 151), (5, 152)] {
+        let next = snapshot(&stage.policy, generation, &services(&names, &[2], Some((changed, &[3]))));
+        let hostname = next.service(&names[changed]).expect("there").key.hostname.clone();
+        let delta = Delta { generation, services: [hostname].into(), ..Delta::default() };
+        stage.publisher.publish(next, delta);
+        assert!(hub.run_turn(&mut queue), "the others wait");
+        assert_eq!(
+            marked(&mailbox),
+            (vec![name(changed)], vec![]),
+            "its sessions run before the next is rendered"
+        );
+    }
+
+    // The hub reads the change of one service together with a change after which any service may differ.
+    let next = |generation, changed, last| {
+        snapshot(&stage.policy, generation, &services(&names, &[2], Some((changed, last))))
+    };
+    let everything = Delta { generation: 6, everything: true, ..Delta::default() };
+    let (policy, alone) = (next(6, 153, &[3]), next(7, 154, &[3]));
+    let hostname = alone.service(&names[154]).expect("there").key.hostname.clone();
+    stage.publisher.publish(policy, everything);
+    let delta = Delta { generation: 7, services: [hostname].into(), ..Delta::default() };
+    stage.publisher.publish(alone, delta);
+    assert!(hub.run_turn(&mut queue), "the others wait");
+    assert_eq!(marked(&mailbox).0, [name(154)]);
+
+    while hub.run_turn(&mut queue) {}
+    let last: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
+    assert!(
+        first.iter().zip(&last).all(|(first, last)| first != last),
+        "each was rendered from a newer world"
+    );
+    drop(subscriptions);
+    assert_eq!(hub.renderings(), 0);
+}
+
+#[test]
+fn sessions_that_want_all_share_one_list_which_the_hub_makes() {
+    let stage = Stage::new(&[("a", &[1]), ("b", &[1])]);
+    let mailboxes = [(); 2].map(|()| Arc::<Mailbox>::default());
+    let wishes = mailboxes.each_ref().map(|mailbox| stage.hub.subscribe_all(mailbox, Kind::Cluster));
+    assert!(
+        !stage.hub.is_listed(Kind::Cluster) && stage.hub.all_of(Kind::Cluster).is_empty(),
+        "no session makes it"
+    );
+    stage.hub.settle();
+    assert!(stage.hub.is_listed(Kind::Cluster));
+    let list = stage.hub.all_of(Kind::Cluster);
+    assert_eq!(list.len(), 2);
+    for mailbox in &mailboxes {
+        let [clusters, ..] = mailbox.take().marks;
+        assert!(clusters.all);
+    }
+    stage.hub.settle();
+    assert!(Arc::ptr_eq(&list, &stage.hub.all_of(Kind::Cluster)), "it is made once");
+    drop(wishes);
+    assert!(lock(stage.hub.list(Kind::Cluster)).subscribers.is_empty());
+}
+
+#[test]
+fn sessions_take_turns_with_a_wide_change() {
+    let mut stage = Stage::new(&[("a", &[1])]);
+    let (hub, name): (_, Arc<str>) = (stage.hub.clone(), "outbound|80||a".into());
+    let viewer = Arc::new(Viewer { network: Network::new("east"), ..Viewer::default() });
+    let mailboxes: Vec<Arc<Mailbox>> = (0..3 * SENDERS).map(|_| Arc::default()).collect();
+    let subscribe = |mailbox| hub.subscribe(mailbox, Kind::Assignment, &name, &viewer);
+    let subscriptions: Vec<Subscription> = mailboxes.iter().map(subscribe).collect();
+    drop(subscriptions[0].current());
+    let wakes = Arc::new(Wakes::default());
+    let waker = wakes.clone().into();
+    let context = &mut std::task::Context::from_waker(&waker);
+    let mut waits: Vec<_> = mailboxes.iter().map(|mailbox| Box::pin(mailbox.changed())).collect();
+    assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_pending()));
+    let mut queue = Queue::new(stage.publisher.current());
+    let everything = Delta { generation: 2, everything: true, ..Delta::default() };
+    stage.publisher.publish(snapshot(&stage.policy, 2, &[("a", &[2])]), everything);
+    while hub.run_turn(&mut queue) {}
+    assert_eq!(wakes.0.load(Ordering::Relaxed), SENDERS as u64);
+    // Sessions that have sent their part let the next sessions begin. The changes are in all mailboxes already.
+    for (at, mailbox) in mailboxes.iter().enumerate() {
+        let News { mut wide, turn, .. } = mailbox.take();
+        assert_eq!((wide.pop(), turn.is_some()), (Some(name.clone()), true), "{at}");
+    }
+    assert_eq!(wakes.0.load(Ordering::Relaxed), mailboxes.len() as u64);
+}
+
+#[test]
+fn viewers_who_get_the_same_share_its_bytes() {
+    let mut stage = Stage::new(&[("a", &[1])]);
+    let (hub, mailbox) = (stage.hub.clone(), Arc::<Mailbox>::default());
+    let subscriptions = ["one", "two"].map(|cluster| {
+        let cluster = ClusterId::new(cluster);
+        let viewer = Arc::new(Viewer { network: Network::new("east"), cluster, ..Viewer::default() });
+        hub.subscribe(&mailbox, Kind::Assignment, &"outbound|80||a".into(), &viewer)
+    });
+    assert_eq!(hub.renderings(), 2, "another world may tell the clusters apart");
+    let [one, two] = &subscriptions;
+    assert!(Arc::ptr_eq(one.name(), two.name()));
+    let shared = || {
+        let [one, two] = [one, two].map(|one| one.current().expect("there"));
+        assert!(Arc::ptr_eq(&one, &two));
+        one
+    };
+    let first = shared();
+    let next = snapshot(&stage.policy, 2, &[("a", &[2])]);
+    let (seen, delta) =
+        (stage.publisher.current(), Delta { generation: 2, everything: true, ..Delta::default() });
+    stage.publisher.publish(next, delta);
+    let mut queue = Queue::new(seen);
+    while hub.run_turn(&mut queue) {}
+    assert_ne!(first, shared());
+}

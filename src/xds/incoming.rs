@@ -1,0 +1,203 @@
+//! Connections of xDS clients, after the TLS handshake if TLS is on.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+
+use isthmus_model::identity::Identity;
+use isthmus_net::incoming::{Guarded, Limits, Seat};
+use isthmus_tasks::latest::Latest;
+use isthmus_tls::proof::{Proof, tls_error_of};
+use isthmus_tls::trust::{TrustBundles, describe};
+
+/// The deadline of a client's first request, counted from accept and including TLS.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
+/// The deadline of a client's first byte, if TLS is on.
+const FIRST_BYTE: Duration = Duration::from_secs(3);
+/// The largest number of connections that are still in the TLS handshake or have sent no request. Above it, the oldest such
+/// connection of the source with the most of them is closed. Each such connection may cost about 20 KiB.
+const UNSETTLED_MAX: usize = 2_048;
+
+/// Returns the limits of the listener for this many connections.
+pub fn limits(connections: usize, tls: Option<&Tls>) -> Limits {
+    let unsettled = if tls.is_some() { UNSETTLED_MAX.min(connections) } else { connections };
+    Limits { connections, unsettled, first_request: Some(FIRST_REQUEST) }
+}
+
+/// The client of a connection.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The address of the client.
+    pub peer: SocketAddr,
+    /// The identity of the client's certificate; `None` without TLS.
+    pub identity: Option<Identity>,
+}
+
+/// The client and the [`Seat`] of a connection; each stream on the connection gets a copy.
+#[derive(Clone)]
+pub struct CalledOn {
+    /// The client.
+    pub caller: Caller,
+    /// The seat of the connection; [`Seat::settle`] is called for the first request.
+    pub seat: Arc<Seat>,
+}
+
+/// The TLS settings of the listener.
+#[derive(Clone)]
+pub struct Tls {
+    /// The TLS configuration of the handshakes.
+    pub config: Arc<ServerConfig>,
+    /// The roots that verify clients.
+    pub trust: Latest<TrustBundles>,
+}
+
+/// A connection that can be served.
+pub struct Connection {
+    io: Pin<Box<dyn Io>>,
+    called_on: CalledOn,
+    /// Completes when the connection must end.
+    end: End,
+}
+
+/// A future that completes with the reason when a connection must end.
+pub(super) type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
+
+trait Io: AsyncRead + AsyncWrite + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
+
+/// The reason why a connection is not served.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// The client is refused.
+    Refused {
+        /// The client's identity, or its address if it has proven no identity.
+        who: String,
+        /// The reason.
+        why: String,
+    },
+    /// The connection ended, or was too slow, before the TLS handshake was complete.
+    Ended(io::Error),
+}
+
+/// Performs the TLS handshake if TLS is on.
+pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
+    match tls {
+        Some(tls) => Box::pin(secure(tls, socket, seat)).await,
+        None => Ok(plain(socket, seat)),
+    }
+}
+
+fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
+    let caller = Caller { peer: seat.peer(), identity: None };
+    let called_on = CalledOn { caller, seat: seat.clone() };
+    Connection { io: Box::pin(guarded(socket, seat)), called_on, end: Box::pin(seat.clone().ended()) }
+}
+
+/// Wraps `io`. Reads and writes return an error if the client leaves responses unread for too long. The other reasons to end
+/// the connection are not polled with each read and write, because the connection's task watches for them.
+fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
+    Guarded::until(io, seat, Box::pin(std::future::pending()))
+}
+
+async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
+    let Tls { config, mut trust } = tls;
+    let peer = seat.peer();
+    tokio::select! {
+        biased;
+        error = seat.clone().ended() => return Err(NotOpened::Ended(error)),
+        readable = socket.readable() => readable.map_err(NotOpened::Ended)?,
+        () = tokio::time::sleep(FIRST_BYTE) => {
+            seat.was_silent();
+            let silent = io::Error::new(io::ErrorKind::TimedOut, "the client sent nothing in time");
+            return Err(NotOpened::Ended(silent));
+        }
+    }
+    // If the roots change after this line, the client's certificate is verified again.
+    trust.see();
+    let accepted = tokio::select! {
+        biased;
+        error = seat.clone().ended() => return Err(NotOpened::Ended(error)),
+        accepted = TlsAcceptor::from(config).accept(guarded(socket, seat)) => accepted,
+    };
+    let refused = |why: String| NotOpened::Refused { who: peer.ip().to_string(), why };
+    let stream = accepted.map_err(|error| match tls_error_of(&error).map(describe) {
+        Some(why) => refused(why),
+        None => NotOpened::Ended(error),
+    })?;
+    let proof = Proof::of(stream.get_ref().1, &mut trust).map_err(refused)?;
+    if proof.is_of_peer {
+        let who = proof.identity.to_string();
+        let why = format!("{who} is the identity of a peer, and peers receive services only over their link");
+        return Err(NotOpened::Refused { who, why });
+    }
+    let caller = Caller { peer, identity: Some(proof.identity.clone()) };
+    let called_on = CalledOn { caller, seat: seat.clone() };
+    let ended = seat.clone().ended();
+    let end = Box::pin(async move {
+        tokio::select! {
+            error = ended => error,
+            error = proof.until_distrusted(trust) => {
+                tracing::info!(%peer, identity = %proof.identity, "xDS client disconnected: {}", describe(&error));
+                io::Error::new(io::ErrorKind::PermissionDenied, error)
+            }
+        }
+    });
+    Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, end })
+}
+
+impl Connection {
+    /// Returns the client and the seat, for a stream on this connection.
+    pub fn called_on(&self) -> &CalledOn {
+        &self.called_on
+    }
+
+    /// Takes the future that completes when the connection must end; the caller must poll it.
+    pub(super) fn take_end(&mut self) -> End {
+        std::mem::replace(&mut self.end, Box::pin(std::future::pending()))
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.get_mut().io.as_mut().poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().io.as_mut().poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().io.as_mut().poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().io.as_mut().poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().io.as_mut().poll_shutdown(context)
+    }
+}

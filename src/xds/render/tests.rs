@@ -1,0 +1,373 @@
+//! Tests of the clusters of services that are imported from a peer, or have endpoints of several trust domains.
+
+use std::sync::Arc;
+
+use prost::Message;
+
+use super::*;
+use isthmus_model::endpoint::{DeclaredTls, EndpointTemplate};
+use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::import::Import;
+use isthmus_model::place::Network;
+use isthmus_model::service::{PortProtocol, Service};
+use isthmus_proto::envoy::service::discovery::v3 as discovery;
+use isthmus_snapshot::build;
+use isthmus_snapshot::change::Dirty;
+use isthmus_snapshot::peer::PeerIdentity;
+use isthmus_snapshot::policy::Policy;
+use isthmus_snapshot::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
+use isthmus_snapshot::trust_roots::TrustRoots;
+use isthmus_snapshot::view::{Families, Tunnel};
+
+/// Returns a mesh with a service of its own, a service of the peer west and one of the peer south. The certificates of both
+/// peers name the trust domain cluster.local.
+fn mesh() -> Mesh {
+    let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.1", 1)]);
+    mesh_with(vec![own, imported("pay-west.here", "west"), imported("pay-south.here", "south")])
+}
+
+fn imported(name: &str, peer: &str) -> Service {
+    let identity = Identity::parse(&format!("spiffe://{peer}/ns/pay/sa/pay")).expect("legal");
+    let template = EndpointTemplate {
+        network: Some(Network::new(&format!("peer/{peer}/n"))),
+        tls: Some(DeclaredTls::Mode(TlsMode::Mesh)),
+        identity: Some(identity),
+        ..EndpointTemplate::default()
+    };
+    let there = isthmus_model::endpoint::Endpoint { template: template.into(), ..endpoint("10.1.0.2", 1) };
+    let exported_name = host_name(&format!("pay.{peer}.global"));
+    let mut service = service(name, vec![port(443, PortProtocol::Tcp)], vec![there]);
+    service.import = Some(Arc::new(Import { peer: peer.into(), exported_name, exported_at: 0 }));
+    service
+}
+
+fn mesh_with(services: Vec<Service>) -> Mesh {
+    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", services)]);
+    let peers = ["west", "south"].map(|name| {
+        let peer = peer(name, &[]);
+        let trust_domain = TrustDomain::parse("cluster.local").expect("legal");
+        let who = peer.who.clone().map(|who| PeerIdentity { trust_domain, ..who });
+        Arc::new(isthmus_snapshot::peer::Peer { who, ..peer })
+    });
+    mesh.policy = Policy { peers: peers.to_vec(), ..(*mesh.policy).clone() }.into();
+    mesh.trust_roots = roots(&[("west", "the roots of west"), ("south", "the roots of south")]);
+    mesh
+}
+
+fn roots(all: &[(&str, &str)]) -> Arc<TrustRoots> {
+    TrustRoots(all.iter().map(|(domain, roots)| ((*domain).into(), (*roots).into())).collect()).into()
+}
+
+/// Returns the server name and the validation of servers in the cluster of a service for Envoy.
+fn validation(
+    snapshot: &Snapshot,
+    history: &SanHistory,
+    hostname: &str,
+) -> (String, tls::CertificateValidationContext) {
+    let all = clusters(snapshot, &host_name(hostname), history);
+    let read = discovery::Resource::decode(all[0].message().clone()).expect("a resource");
+    let cluster = cluster::Cluster::decode(&*read.resource.expect("an Any").value).expect("a cluster");
+    let socket = cluster.transport_socket_matches[0].transport_socket.clone().expect("a socket");
+    let core::transport_socket::ConfigType::TypedConfig(config) = socket.config_type.expect("a config");
+    let context = tls::UpstreamTlsContext::decode(&*config.value).expect("a context");
+    use tls::common_tls_context::ValidationContextType;
+    let common = context.common_tls_context.expect("there");
+    assert_eq!(common.tls_certificate_sds_secret_configs[0].name, CERTIFICATE_SECRET);
+    let validation = match common.validation_context_type.expect("there") {
+        ValidationContextType::CombinedValidationContext(both) => {
+            both.default_validation_context.expect("names")
+        }
+        ValidationContextType::ValidationContext(validation) => validation,
+    };
+    (context.sni, validation)
+}
+
+fn inline(source: Option<core::DataSource>) -> Option<String> {
+    source.and_then(|source| source.specifier).map(|specifier| {
+        let core::data_source::Specifier::InlineString(text) = specifier;
+        text
+    })
+}
+
+/// Returns the server name, the accepted names and the roots of all names in the cluster of a service for Envoy.
+fn verified(
+    snapshot: &Snapshot,
+    history: &SanHistory,
+    hostname: &str,
+) -> (String, Vec<String>, Option<String>) {
+    let (sni, validation) = validation(snapshot, history, hostname);
+    let names = validation.match_typed_subject_alt_names.iter().map(|name| {
+        format!(
+            "{:?}",
+            name.matcher.as_ref().and_then(|matcher| matcher.match_pattern.clone()).expect("a pattern")
+        )
+    });
+    (sni, names.collect(), inline(validation.trusted_ca))
+}
+
+/// Returns the roots of each trust domain in the cluster of a service for Envoy; empty if all names have the same roots.
+fn bundles(snapshot: &Snapshot, history: &SanHistory, hostname: &str) -> Vec<(String, String)> {
+    let Some(custom) = validation(snapshot, history, hostname).1.custom_validator_config else {
+        return Vec::new();
+    };
+    let config = custom.typed_config.expect("a config");
+    assert_eq!(
+        (&*custom.name, &*config.type_url),
+        (
+            "envoy.tls.cert_validator.spiffe",
+            "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
+        )
+    );
+    let config = tls::SpiffeCertValidatorConfig::decode(&*config.value).expect("a config of the validator");
+    let of = |domain: tls::spiffe_cert_validator_config::TrustDomain| {
+        (domain.name, inline(domain.trust_bundle).expect("roots"))
+    };
+    config.trust_domains.into_iter().map(of).collect()
+}
+
+/// Returns a mesh in the trust domain cluster.local whose service `web.mesh` has an endpoint in each of these trust domains.
+/// The roots of cluster.local, north and south are known.
+fn mesh_of(domains: &[&str]) -> Mesh {
+    let endpoints = domains.iter().zip(1..).map(|(domain, host)| {
+        let identity = Identity::parse(&format!("spiffe://{domain}/ns/shop/sa/web")).expect("legal");
+        let template = EndpointTemplate { identity: Some(identity), ..EndpointTemplate::default() };
+        isthmus_model::endpoint::Endpoint {
+            template: template.into(),
+            ..endpoint(&format!("10.1.0.{host}"), 1)
+        }
+    });
+    let web = service("web.mesh", vec![port(443, PortProtocol::Tcp)], endpoints.collect());
+    let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.9", 1)]);
+    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![web, own])]);
+    mesh.trust_roots =
+        roots(&[("cluster.local", "our roots"), ("north", "roots of north"), ("south", "roots of south")]);
+    mesh
+}
+
+/// Returns pairs of strings.
+fn pairs<const N: usize>(all: [(&str, &str); N]) -> Vec<(String, String)> {
+    all.map(|(one, other)| (one.to_owned(), other.to_owned())).to_vec()
+}
+
+#[test]
+fn endpoints_of_several_trust_domains_are_verified_by_the_roots_of_their_own() {
+    let history = SanHistory::default();
+    let snapshot = mesh_of(&["cluster.local", "north"]).snapshot();
+    let both = pairs([("cluster.local", "our roots"), ("north", "roots of north")]);
+    assert_eq!(bundles(&snapshot, &history, "web.mesh"), both, "and no domain that no name is in");
+    let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
+    let exact = |domain| format!("Exact(\"spiffe://{domain}/ns/shop/sa/web\")");
+    assert_eq!((names, roots), (vec![exact("cluster.local"), exact("north")], None));
+    assert_eq!(bundles(&snapshot, &history, "own.mesh"), pairs([]));
+}
+
+#[test]
+fn endpoints_of_one_trust_domain_are_verified_by_its_roots() {
+    let found = |domain| {
+        let (snapshot, history) = (mesh_of(&[domain]).snapshot(), SanHistory::default());
+        assert_eq!(bundles(&snapshot, &history, "web.mesh"), pairs([]));
+        verified(&snapshot, &history, "web.mesh").2
+    };
+    assert_eq!(found("cluster.local"), None, "the client has the roots of its own mesh");
+    assert_eq!(found("north").as_deref(), Some("roots of north"));
+}
+
+#[test]
+fn the_clients_own_roots_verify_all_domains_if_the_roots_of_one_are_unknown() {
+    for domains in [&["cluster.local", "north", "west"][..], &["west"]] {
+        let (snapshot, history) = (mesh_of(domains).snapshot(), SanHistory::default());
+        assert_eq!(bundles(&snapshot, &history, "web.mesh"), pairs([]));
+        let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
+        assert_eq!((names.len(), roots), (domains.len(), None));
+    }
+}
+
+#[test]
+fn a_rotation_of_roots_changes_the_clusters_that_have_them_and_no_others() {
+    let mut mesh = mesh_of(&["cluster.local", "north"]);
+    let (mut world, history) = (mesh.snapshot(), SanHistory::default());
+    let dirty = Dirty { trust_roots: true, ..Dirty::default() };
+    let mut next = |all: [(&str, &str); 3]| {
+        mesh.trust_roots = roots(&all);
+        let (after, delta) = build::next(&world, mesh.world(), &dirty);
+        world = after;
+        let changed: Vec<String> = delta.services.iter().map(ToString::to_string).collect();
+        (changed, bundles(&world, &history, "web.mesh"))
+    };
+    let (changed, found) = next([("cluster.local", "our roots"), ("north", "both"), ("south", "others")]);
+    assert_eq!(changed, ["web.mesh"]);
+    assert_eq!(found, pairs([("cluster.local", "our roots"), ("north", "both")]));
+    let (changed, found) = next([("cluster.local", "new"), ("north", "both"), ("south", "others")]);
+    assert_eq!(changed, ["web.mesh"]);
+    assert_eq!(found, pairs([("cluster.local", "new"), ("north", "both")]));
+    let (changed, _) = next([("cluster.local", "new"), ("north", "both"), ("south", "new")]);
+    assert!(changed.is_empty(), "{changed:?}");
+}
+
+#[test]
+fn the_last_endpoint_of_a_trust_domain_goes_without_a_change_of_the_cluster() {
+    let history = SanHistory::default();
+    let (first, mut fewer) = (mesh_of(&["cluster.local", "north"]), mesh_of(&["cluster.local"]));
+    let both = bundles(&first.snapshot(), &history, "web.mesh");
+    assert_eq!(both.len(), 2);
+    assert_eq!(bundles(&fewer.snapshot(), &history, "web.mesh"), both);
+    // Roots that are not trusted any more do not stay with the names.
+    fewer.trust_roots = roots(&[("cluster.local", "our roots"), ("north", "other roots of north")]);
+    let after = fewer.snapshot();
+    assert_eq!(bundles(&after, &history, "web.mesh"), pairs([]));
+    assert_eq!(verified(&after, &history, "web.mesh").1.len(), 1);
+}
+
+#[test]
+fn a_service_of_a_peer_is_verified_by_that_peers_roots_alone() {
+    let (snapshot, history) = (mesh().snapshot(), SanHistory::default());
+    let found = |name| verified(&snapshot, &history, name);
+    let exact = vec!["Exact(\"spiffe://cluster.local/ns/pay/sa/pay\")".to_owned()];
+    assert_eq!(
+        found("pay-west.here"),
+        ("outbound_.443_._.pay.west.global".to_owned(), exact.clone(), Some("the roots of west".to_owned()))
+    );
+    assert_eq!(
+        found("pay-south.here"),
+        ("outbound_.443_._.pay.south.global".to_owned(), exact, Some("the roots of south".to_owned()))
+    );
+    let (sni, names, roots) = found("own.mesh");
+    assert_eq!((&*sni, roots), ("outbound_.443_._.own.mesh", None));
+    assert!(names[0].contains("spiffe://cluster.local/ns/shop/"), "{names:?}");
+}
+
+#[test]
+fn a_rotation_of_a_peers_roots_changes_the_clusters_of_its_services_alone() {
+    let mut mesh = mesh();
+    let (before, history) = (mesh.snapshot(), SanHistory::default());
+    verified(&before, &history, "pay-west.here");
+    mesh.trust_roots = roots(&[("west", "both roots of west"), ("south", "the roots of south")]);
+    let dirty = Dirty { trust_roots: true, ..Dirty::default() };
+    assert!(!dirty.is_empty());
+    let (after, delta) = build::next(&before, mesh.world(), &dirty);
+    let changed: Vec<&str> = delta.services.iter().map(|name| name.as_str()).collect();
+    assert_eq!((changed, delta.everything), (vec!["pay-west.here"], false));
+    assert_eq!(verified(&after, &history, "pay-west.here").2.as_deref(), Some("both roots of west"));
+    assert_eq!(verified(&after, &history, "pay-south.here").2.as_deref(), Some("the roots of south"));
+}
+
+#[test]
+fn without_roots_no_server_is_taken_for_the_peers() {
+    let mut mesh = mesh();
+    mesh.trust_roots = Arc::default();
+    let (_, names, roots) = verified(&mesh.snapshot(), &SanHistory::default(), "pay-west.here");
+    assert_eq!((names, roots), (vec![format!("Exact({NOBODY:?})")], None));
+}
+
+#[test]
+fn servers_of_a_peer_without_known_identity_may_be_any_of_the_namespace_in_the_peers_trust_domain() {
+    let mut service = imported("pay-west.here", "west");
+    service.key.namespace = "west/pay".into();
+    let named = service.endpoints[0].clone();
+    let template = EndpointTemplate { identity: None, ..(*named.template).clone() };
+    let nameless = isthmus_model::endpoint::Endpoint { template: template.into(), ..named.clone() };
+    let names_of = |endpoints| {
+        let mesh = mesh_with(vec![Service { endpoints, ..service.clone() }]);
+        let (_, names, roots) = verified(&mesh.snapshot(), &SanHistory::default(), "pay-west.here");
+        assert_eq!(roots.as_deref(), Some("the roots of west"));
+        names
+    };
+    let prefix = "Prefix(\"spiffe://cluster.local/ns/pay/\")".to_owned();
+    assert_eq!(names_of([nameless.clone()].into()), std::slice::from_ref(&prefix));
+    let exact = "Exact(\"spiffe://cluster.local/ns/pay/sa/pay\")".to_owned();
+    assert_eq!(names_of([named, nameless].into()), [exact, prefix]);
+}
+
+#[test]
+fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
+    let history = SanHistory::default();
+    let before = verified(&mesh().snapshot(), &history, "pay-west.here");
+    let empty = Service { endpoints: Arc::default(), ..imported("pay-west.here", "west") };
+    let mut mesh = mesh_with(vec![empty]);
+    assert_eq!(verified(&mesh.snapshot(), &history, "pay-west.here"), before);
+    mesh.trust_roots = Arc::default();
+    let (_, names, roots) = verified(&mesh.snapshot(), &history, "pay-west.here");
+    assert_eq!((names, roots), (vec![format!("Exact({NOBODY:?})")], None));
+}
+
+#[test]
+fn grpc_is_not_given_what_needs_a_peers_roots() {
+    let (snapshot, history) = (mesh().snapshot(), SanHistory::default());
+    let viewer = |client| Viewer {
+        network: Network::new("n1"),
+        cluster: isthmus_model::place::ClusterId::new("a"),
+        families: Families::Both,
+        client,
+        tunnel: Tunnel::Sni,
+        sees: Arc::from([]),
+    };
+    let asked = |name: &str, client| {
+        let target = Target { hostname: host_name(name), port: 443, subset: "".into() };
+        let name: Arc<str> = cluster_name(443, "", name).into();
+        resource(&snapshot, Kind::Cluster, &name, Some(&target), &viewer(client), &history).is_some()
+    };
+    assert!(asked("pay-west.here", ClientKind::Envoy) && asked("own.mesh", ClientKind::Grpc));
+    assert!(!asked("pay-west.here", ClientKind::Grpc));
+}
+
+#[test]
+fn grpc_verifies_servers_by_its_own_credentials_whatever_their_trust_domains() {
+    let snapshot = mesh_of(&["cluster.local", "north"]).snapshot();
+    let target = Target { hostname: host_name("web.mesh"), port: 443, subset: "".into() };
+    let viewer = Viewer {
+        network: Network::new("n1"),
+        cluster: isthmus_model::place::ClusterId::new("a"),
+        families: Families::Both,
+        client: ClientKind::Grpc,
+        tunnel: Tunnel::Sni,
+        sees: Arc::from([]),
+    };
+    let given = |kind| {
+        let name: Arc<str> = cluster_name(443, "", "web.mesh").into();
+        resource(&snapshot, kind, &name, Some(&target), &viewer, &SanHistory::default()).expect("given")
+    };
+    let read = |resource: Resource| {
+        let read = discovery::Resource::decode(resource.message().clone()).expect("a resource");
+        read.resource.expect("an Any").value
+    };
+    let cluster = cluster::Cluster::decode(&*read(given(Kind::Cluster))).expect("a cluster");
+    assert!(cluster.transport_socket_matches.is_empty(), "{cluster:?}");
+    let assignment = endpoint::ClusterLoadAssignment::decode(&*read(given(Kind::Assignment)));
+    let localities = assignment.expect("an assignment").endpoints;
+    assert_eq!(localities.iter().map(|locality| locality.lb_endpoints.len()).sum::<usize>(), 2);
+}
+
+#[test]
+fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
+    let imported = |name: &str| {
+        let template = EndpointTemplate {
+            network: Some(Network::new("peer/west/n")),
+            tls: Some(DeclaredTls::Mode(TlsMode::Own)),
+            ..EndpointTemplate::default()
+        };
+        let there =
+            isthmus_model::endpoint::Endpoint { template: template.into(), ..endpoint("10.1.0.2", 1) };
+        let mut service = service(name, vec![port(443, PortProtocol::Tls)], vec![there]);
+        let exported_name = host_name("pay.west.global");
+        service.import = Some(Arc::new(Import { peer: "west".into(), exported_name, exported_at: 0 }));
+        service
+    };
+    let all = vec![imported("pay.west.global"), imported("pay-west.here")];
+    let snapshot = Mesh::new(Vec::new(), vec![shard("a", "n1", all)]).snapshot();
+    let asked = |name: &str, client| {
+        let target = Target { hostname: host_name(name), port: 443, subset: "".into() };
+        let viewer = Viewer {
+            network: Network::new("n1"),
+            cluster: isthmus_model::place::ClusterId::new("a"),
+            families: Families::Both,
+            client,
+            tunnel: Tunnel::Sni,
+            sees: Arc::from([]),
+        };
+        let name: Arc<str> = cluster_name(443, "", name).into();
+        resource(&snapshot, Kind::Cluster, &name, Some(&target), &viewer, &SanHistory::default()).is_some()
+    };
+    assert!(asked("pay.west.global", ClientKind::Grpc) && asked("pay.west.global", ClientKind::Envoy));
+    assert!(!asked("pay-west.here", ClientKind::Grpc), "its gateway would refuse the name");
+    assert!(asked("pay-west.here", ClientKind::Envoy), "its cluster asks for the exported name");
+}

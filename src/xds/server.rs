@@ -1,0 +1,473 @@
+//! The gRPC methods: all types over one stream (ADS), and one method per type, in both variants of the
+//! protocol.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use tonic::Status;
+
+use super::budget::Budget;
+use super::connection;
+use super::hub::Hub;
+use super::incoming::{self, CalledOn, Caller, NotOpened, Tls};
+use super::kind::Kind;
+use super::message::Message;
+use super::node::NodeInfo;
+use super::requests::{Requests, Whole};
+use super::resource::Version;
+use super::session::{
+    Acknowledgement, NAME_BYTES_MAX, NAMES_MAX, Protocol, Request as SessionRequest, RequestRefusal,
+    Response, Session,
+};
+use super::status::{ClientEntry, Clients};
+use crate::options::Options;
+use isthmus_net::incoming::Incoming;
+use isthmus_proto::envoy::config::core::v3::Node;
+use isthmus_proto::envoy::service::discovery::v3 as discovery;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::discovery::Discovery as Metrics;
+
+/// The largest request in bytes. A client that reconnects sends all of its names with their versions, about 120 bytes each.
+const REQUEST_BYTES_MAX: usize = 16 << 20;
+/// The largest later request of a type in bytes, in addition to the names that the client subscribes to.
+const LATER_BYTES_MAX: usize = 1 << 20;
+/// The largest number of bytes in incomplete requests of all clients. A client may have one incomplete request.
+const REQUESTS_BYTES_MAX: usize = 128 << 20;
+/// The memory limits for the names that clients subscribe to, in bytes: of one client, and of all clients together.
+const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
+/// The largest number of concurrent streams.
+const STREAMS_MAX: usize = 20_000;
+
+/// The state of the xDS server that all streams share.
+pub struct Service {
+    hub: Arc<Hub>,
+    clients: Arc<Clients>,
+    metrics: Metrics,
+    options: Options,
+    scope: Scope,
+    names: Arc<Budget>,
+    unfinished: Arc<Budget>,
+}
+
+impl Service {
+    /// Makes the service; streams run in `scope`.
+    pub fn new(hub: Arc<Hub>, metrics: Metrics, options: Options, scope: Scope) -> Arc<Self> {
+        let (names, unfinished) = (Budget::new(NAMES_BYTES_MAX.1), Budget::new(REQUESTS_BYTES_MAX));
+        Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, names, unfinished })
+    }
+
+    /// Returns the connected clients.
+    pub fn clients(&self) -> Arc<Clients> {
+        self.clients.clone()
+    }
+}
+
+/// Serves clients until the process ends.
+pub fn serve(service: &Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
+    service.scope.spawn(service.hub.clone().run());
+    service.scope.spawn(accept(service.clone(), incoming, tls));
+}
+
+async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
+    loop {
+        let (socket, seat) = incoming.accept().await;
+        let (client, tls) = (service.clone(), tls.clone());
+        // One task per connection, so that a slow handshake delays no other client.
+        service.scope.spawn(async move {
+            let connection = match incoming::open(tls, socket, &seat).await {
+                Ok(connection) => connection,
+                Err(NotOpened::Refused { who, why }) => {
+                    client.metrics.refused();
+                    return client.clients.refuse_in_tls(seat.peer(), who, why);
+                }
+                Err(NotOpened::Ended(error)) => {
+                    let peer = seat.peer();
+                    return tracing::debug!(%peer, %error, "an xDS connection ended within its TLS handshake");
+                }
+            };
+            drop(seat);
+            let called_on = connection.called_on().clone();
+            let peer = called_on.caller.peer;
+            let open = move |request, respond| open(&client, &called_on, request, respond);
+            // The future is boxed because the task would otherwise contain it several times.
+            if let Err(error) = Box::pin(connection::serve(connection, open)).await {
+                tracing::debug!(%peer, %error, "an xDS connection ended");
+            }
+        });
+    }
+}
+
+/// The gRPC services: service name, method name without its prefix, and resource type; `None`: all types.
+const SERVICES: [(&str, &str, Option<Kind>); 5] = [
+    ("envoy.service.discovery.v3.AggregatedDiscoveryService", "AggregatedResources", None),
+    ("envoy.service.cluster.v3.ClusterDiscoveryService", "Clusters", Some(Kind::Cluster)),
+    ("envoy.service.endpoint.v3.EndpointDiscoveryService", "Endpoints", Some(Kind::Assignment)),
+    ("envoy.service.listener.v3.ListenerDiscoveryService", "Listeners", Some(Kind::Listener)),
+    ("envoy.service.route.v3.RouteDiscoveryService", "Routes", Some(Kind::Route)),
+];
+
+/// Returns the protocol variant and the resource type of a method; `None` if the method does not exist.
+fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let (_, what, only) = SERVICES.into_iter().find(|(name, ..)| *name == service)?;
+    let protocol = match method.strip_suffix(what)? {
+        "Delta" => Protocol::Delta,
+        "Stream" => Protocol::StateOfTheWorld,
+        _ => return None,
+    };
+    Some((protocol, only))
+}
+
+/// A request of either protocol variant.
+pub trait DiscoveryRequest: prost::Message + Default + 'static {
+    /// The protocol variant.
+    const PROTOCOL: Protocol;
+
+    /// Splits the request into the parts that the server uses.
+    fn take_apart(self) -> Parts;
+}
+
+/// The parts of a request.
+pub struct Parts {
+    /// The client's node. The first request of a stream has it.
+    pub node: Option<Node>,
+    /// The type of the resources; may be empty on a stream of a single type.
+    pub type_url: String,
+    /// The remaining fields, in the form that the session accepts.
+    pub request: SessionRequest,
+}
+
+impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
+    const PROTOCOL: Protocol = Protocol::Delta;
+
+    fn take_apart(self) -> Parts {
+        let request = SessionRequest {
+            names: self.resource_names_subscribe,
+            unsubscribe: self.resource_names_unsubscribe,
+            returns: !self.initial_resource_versions.is_empty(),
+            has: self.initial_resource_versions.into_iter().collect(),
+            nonce: self.response_nonce,
+            error: self.error_detail.map(|status| status.message),
+        };
+        Parts { node: self.node, type_url: self.type_url, request }
+    }
+}
+
+impl DiscoveryRequest for discovery::DiscoveryRequest {
+    const PROTOCOL: Protocol = Protocol::StateOfTheWorld;
+
+    fn take_apart(self) -> Parts {
+        let request = SessionRequest {
+            names: self.resource_names,
+            returns: !self.version_info.is_empty(),
+            nonce: self.response_nonce,
+            error: self.error_detail.map(|status| status.message),
+            ..SessionRequest::default()
+        };
+        Parts { node: self.node, type_url: self.type_url, request }
+    }
+}
+
+/// Starts the stream that a client opened with this HTTP request, or refuses the request if it names no xDS method.
+fn open(
+    service: &Arc<Service>,
+    called_on: &CalledOn,
+    request: http::Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) -> connection::Stream {
+    match method(request.uri().path()).filter(|_| request.method() == http::Method::POST) {
+        Some((Protocol::Delta, only)) => {
+            let body = request.into_body();
+            open_stream::<discovery::DeltaDiscoveryRequest>(service, called_on, body, respond, only)
+        }
+        Some((Protocol::StateOfTheWorld, only)) => {
+            let body = request.into_body();
+            open_stream::<discovery::DiscoveryRequest>(service, called_on, body, respond, only)
+        }
+        None => refuse(
+            respond,
+            Status::unimplemented(format!("there is no gRPC method {}", request.uri().path())),
+        ),
+    }
+}
+
+/// Ends a stream with an error before it begins.
+fn refuse(mut respond: SendResponse<Bytes>, status: Status) -> connection::Stream {
+    let (head, ()) = status.into_http::<()>().into_parts();
+    // Sending fails only if the client is gone.
+    let _ = respond.send_response(http::Response::from_parts(head, ()), true);
+    Box::pin(std::future::ready(()))
+}
+
+fn open_stream<R: DiscoveryRequest>(
+    service: &Arc<Service>,
+    CalledOn { caller, seat }: &CalledOn,
+    body: RecvStream,
+    respond: SendResponse<Bytes>,
+    only: Option<Kind>,
+) -> connection::Stream {
+    seat.settle();
+    let Some(entry) = service.clients.register(caller, R::PROTOCOL, STREAMS_MAX) else {
+        return refuse(respond, Status::resource_exhausted("too many clients"));
+    };
+    // Twice the request limit, so that a large request is refused for its size and not by the account.
+    let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
+    service.metrics.come();
+    // The stream is boxed because the future would otherwise contain it twice.
+    let client = Box::new(ClientStream {
+        service: service.clone(),
+        requests: Requests::<R>::new(body, account),
+        caller: caller.clone(),
+        only,
+        entry,
+        session: None,
+        unknown: None,
+        held_back: 0,
+        refused: [false; Kind::ALL.len()],
+        is_half_closed: false,
+    });
+    Box::pin(client.serve_stream(respond))
+}
+
+/// One client's stream.
+struct ClientStream<R> {
+    service: Arc<Service>,
+    requests: Requests<R>,
+    caller: Caller,
+    only: Option<Kind>,
+    entry: ClientEntry,
+    /// The session; `None` before the first request.
+    session: Option<Session>,
+    /// The response to a request of an unknown type, which no session handles.
+    unknown: Option<Response>,
+    /// The last reported number of names that are held back from the client.
+    held_back: usize,
+    /// The types of which the client has refused a response.
+    refused: [bool; Kind::ALL.len()],
+    /// True if the client has closed its sending direction of the stream.
+    is_half_closed: bool,
+}
+
+impl<R> Drop for ClientStream<R> {
+    fn drop(&mut self) {
+        self.service.metrics.gone();
+    }
+}
+
+impl<R: DiscoveryRequest> ClientStream<R> {
+    /// Sends responses one after another, each when the previous one was sent. On an error, ends the stream with the status of
+    /// the error. Requests are read only while the next response is made. Therefore nothing is read from a client that does not
+    /// read responses.
+    async fn serve_stream(mut self: Box<Self>, mut respond: SendResponse<Bytes>) {
+        let mut head = http::Response::new(());
+        let content = http::HeaderValue::from_static("application/grpc");
+        head.headers_mut().insert(http::header::CONTENT_TYPE, content);
+        let Ok(mut send) = respond.send_response(head, false) else { return };
+        loop {
+            let mut message = match self.next().await {
+                Ok(response) => Message::new(response),
+                Err(status) => {
+                    let mut trailers = http::HeaderMap::new();
+                    // A text that is not a legal header is dropped. The client then gets no text.
+                    let _ = status.add_header(&mut trailers);
+                    let _ = send.send_trailers(trailers);
+                    return;
+                }
+            };
+            while let Some(piece) = message.next() {
+                if !write(&mut send, piece).await {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Returns the next response; an error ends the stream.
+    async fn next(&mut self) -> Result<Response, Status> {
+        let end = loop {
+            if let Some(response) = self.next_response().await {
+                return Ok(response);
+            }
+            // A client that sends no further requests gets the responses to earlier requests, then the status OK.
+            if self.is_half_closed && !self.session.as_ref().is_some_and(Session::waits_for_list) {
+                break Status::ok("");
+            }
+            let request = tokio::select! {
+                // Requests come first: the client may unsubscribe from resources that changed.
+                biased;
+                request = self.requests.next(REQUEST_BYTES_MAX), if !self.is_half_closed => Some(request),
+                () = changed(self.session.as_ref()) => None,
+            };
+            let heard = match request {
+                None => Ok(()),
+                Some(Ok(Some(request))) => self.handle(request),
+                Some(Ok(None)) => {
+                    self.is_half_closed = true;
+                    Ok(())
+                }
+                Some(Err(status)) => Err(status),
+            };
+            if let Err(status) = heard {
+                break status;
+            }
+        };
+        tracing::debug!(peer = %self.caller.peer, status = %end, "xDS stream ended");
+        Err(end)
+    }
+
+    fn handle(&mut self, request: Whole<R>) -> Result<(), Status> {
+        let Self { service, entry, session, .. } = self;
+        let Whole { request, bytes } = request;
+        let Parts { node, type_url, request } = request.take_apart();
+        let session = match session {
+            Some(session) => session,
+            None => {
+                let node_info = NodeInfo::of(&node.unwrap_or_default())
+                    .map_err(|long| Status::invalid_argument(long.to_string()))?;
+                if let Err(denied) = node_info.check(&self.caller, &service.options) {
+                    service.metrics.refused();
+                    service.clients.refuse(&self.caller, &node_info, &denied);
+                    return Err(Status::permission_denied(denied.to_string()));
+                }
+                let (viewer, takes_listeners) = (node_info.viewer.clone(), node_info.takes_listeners);
+                entry.set_node(node_info);
+                let account = service.names.account(self.caller.peer.ip(), NAMES_BYTES_MAX.0);
+                let made =
+                    Session::new(service.hub.clone(), viewer, R::PROTOCOL).with_listeners(takes_listeners);
+                session.insert(made.paid_from(account))
+            }
+        };
+        let kind = match self.only {
+            Some(only) if type_url.is_empty() || type_url == only.type_url() => Some(only),
+            Some(only) => {
+                return Err(Status::invalid_argument(format!(
+                    "the request is for another type than {}, which this stream serves; send it on a stream of its own type or \
+                     on an aggregated stream (ADS)",
+                    only.type_url()
+                )));
+            }
+            None => Kind::of_type_url(&type_url),
+        };
+        let Some(kind) = kind else {
+            if type_url.len() > NAME_BYTES_MAX || request.names.iter().any(|name| name.len() > NAME_BYTES_MAX)
+            {
+                return Err(refused(&RequestRefusal::TooLongName));
+            }
+            if bytes > LATER_BYTES_MAX || request.names.len() > NAMES_MAX {
+                return Err(Status::resource_exhausted(format!(
+                    "a request of {bytes} bytes for an unknown type"
+                )));
+            }
+            self.unknown = unknown(session, R::PROTOCOL, type_url, request);
+            return Ok(());
+        };
+        if bytes > LATER_BYTES_MAX && session.has_asked(kind) {
+            let bytes_max = LATER_BYTES_MAX + session.names_bytes(kind);
+            if bytes > bytes_max {
+                let text = format!(
+                    "a request of {bytes} bytes exceeds the limit of {bytes_max} for requests after the \
+                             first"
+                );
+                return Err(Status::resource_exhausted(text));
+            }
+        }
+        let answer = session.request(kind, request).map_err(|refusal| refused(&refusal))?;
+        match &answer {
+            Acknowledgement::None => {}
+            Acknowledgement::Ack(since) => {
+                if let Some(since) = since {
+                    service.metrics.converged(Instant::now() - *since);
+                }
+            }
+            Acknowledgement::Nack(text) => {
+                service.metrics.rejected(kind.text());
+                // The log gets one line per type, because a client that refuses everything would fill it.
+                if !std::mem::replace(&mut self.refused[kind as usize], true) {
+                    tracing::warn!(peer = %self.caller.peer, kind = kind.text(), text, "an xDS client refused a response");
+                }
+            }
+        }
+        entry.note(kind, session.overview(kind), &answer);
+        Ok(())
+    }
+
+    /// Returns the next response if there is one.
+    async fn next_response(&mut self) -> Option<Response> {
+        let session = self.session.as_mut()?;
+        if let Some(response) = self.unknown.take() {
+            return Some(response);
+        }
+        loop {
+            if let Some(response) = session.response() {
+                if let Some(kind) = Kind::of_type_url(&response.type_url) {
+                    self.service.metrics.pushed(kind.text());
+                    self.entry.note(kind, session.overview(kind), &Acknowledgement::None);
+                }
+                return Some(response);
+            }
+            if !session.is_unfinished() {
+                let held_back = session.held_back();
+                if std::mem::replace(&mut self.held_back, held_back) != held_back {
+                    for kind in Kind::ALL {
+                        self.entry.note(kind, session.overview(kind), &Acknowledgement::None);
+                    }
+                }
+                return None;
+            }
+            // Other tasks run between two parts of the work.
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Sends a piece when the client's window allows; returns false if the client is gone.
+async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
+    // Only one byte is reserved, because other streams of the connection cannot use the capacity that this stream reserves.
+    send.reserve_capacity(1);
+    while send.capacity() == 0 {
+        if !matches!(poll_fn(|context| send.poll_capacity(context)).await, Some(Ok(_))) {
+            return false;
+        }
+    }
+    send.send_data(piece, false).is_ok()
+}
+
+/// Answers a request of an unknown type: a delta client gets all names as removed, other clients get no response.
+fn unknown(
+    session: &mut Session,
+    protocol: Protocol,
+    type_url: String,
+    request: SessionRequest,
+) -> Option<Response> {
+    let names: Vec<Arc<str>> = request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
+    (protocol == Protocol::Delta && !names.is_empty()).then(|| Response {
+        protocol,
+        type_url: type_url.into(),
+        nonce: session.next_nonce(),
+        version: Version::of_all(std::iter::empty()),
+        resources: Vec::new(),
+        removed: names,
+        missing: Vec::new(),
+    })
+}
+
+/// Returns the status for a client whose request exceeds a limit.
+fn refused(refusal: &RequestRefusal) -> Status {
+    let text = refusal.to_string();
+    match refusal {
+        RequestRefusal::TooLongName => Status::invalid_argument(text),
+        RequestRefusal::TooManyNames | RequestRefusal::TooManyBytes(_) => Status::resource_exhausted(text),
+    }
+}
+
+/// Waits until the session may have a response to send. Without a session, that is before the first request, waits forever.
+async fn changed(session: Option<&Session>) {
+    match session {
+        Some(session) => session.changed().await,
+        None => std::future::pending().await,
+    }
+}
