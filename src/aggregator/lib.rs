@@ -1,8 +1,8 @@
 //! The one maker of snapshots: applies the changes of registries, the config file and name servers, and publishes a snapshot.
 //! One task owns the state; all other tasks send messages to it.
 //!
-//! - `registry`, `spec`: the interface of registries, and their settings; `file`, `etcd`, `kubernetes`, `peer`: the kinds of
-//!   registry; `offline`: registries that a command reads once.
+//! - `registry`, `spec`: the interface of registries, and their settings; `file`, `etcd`: two kinds of registry (the crates
+//!   `isthmus-kubernetes` and `isthmus-peer` have the others); `offline`: registries that a command reads once.
 //! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.

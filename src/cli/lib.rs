@@ -1,4 +1,10 @@
-//! The commands of `isthmus`.
+//! The commands of `isthmus`: the command line, and a file for each command that is more than one request.
+//!
+//! - `read`, `tables`, `traces`, `horizon`, `peers`: what is shown of a gateway. `check`, `watch`, `top`: what is followed.
+//! - `registry`, `kubeconfig`, `certs`, `enrol`, `plan`: what is prepared.
+//! - `examples`: the examples in the help. `documents` (tests): the generated parts of docs/.
+//!
+//! The commands `demo` and `convert` are crates of their own.
 
 pub mod certs;
 mod check;

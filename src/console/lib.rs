@@ -1,4 +1,7 @@
-//! What every command has in common: the client of the admin API, the output, and the failures that become exit codes.
+//! What every command shares.
+//!
+//! - `client`: the client of the admin API. `output`: tables, JSON, YAML and colours.
+//! - `failure`: why a command failed, from which the exit code follows.
 
 pub mod client;
 pub mod failure;

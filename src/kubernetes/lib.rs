@@ -1,8 +1,8 @@
 //! Registries in Kubernetes: a cluster's Services, EndpointSlices and pods as services and endpoints, its gateways, and the
 //! objects that mark services for export.
 //!
-//! - `spec`: the settings. `access`, `credentials`, `kubeconfig`: how the API server is reached. `client`: the connection to
-//!   it.
+//! - `access`, `credentials`, `kubeconfig`: how the API server is reached. `client`: the connection to it. The settings are in
+//!   [`isthmus_aggregator::spec::kubernetes`].
 //! - `watch`: follows one kind of object (`kinds`). `objects`: the fields that are read. `records`: the fields that are kept.
 //! - `index`: the objects of a cluster, and the items made from them. `endpoints`: converts slices to endpoints, and decides
 //!   which of them are believed. `gateways`: the gateways of networks.

@@ -1,6 +1,12 @@
-//! Sockets and what they need: listening, dialling, resetting, spare sockets, pipes, timers, descriptor budgets, admission by source
-//! and identity, gRPC, backoff, task scopes, files and the threads that read them, and threads for long
-//! computations.
+//! Sockets, and the limits on what connections may take.
+//!
+//! - `listen`, `inherited`, `unix`, `handed`: listening sockets, those that a service manager or another listener hands over.
+//! - `incoming`: accepted connections of the control plane's servers, with their limits.
+//! - `admission`: limits of connections, per process, source, service and peer. `ranking`: which
+//!   waiting entry gives way. `budget`: descriptors.
+//! - `socket`: options, resets, the kernel's view. `spare`: sockets ready for the next dial. `pipe`: pipes for splice. `diag`: the
+//!   kernel's connection table.
+//! - `channel`: gRPC over our own TLS. `lookup`: host names. `own`: the addresses of this host.
 
 pub mod admission;
 pub mod budget;

@@ -1,5 +1,5 @@
-//! The link with a peer: another organisation with which services are exchanged (SPEC §18). docs/peer-protocol.md describes
-//! the protocol.
+//! Federation: the link with a peer, another organisation with which services are exchanged (SPEC §18), and the registry of
+//! its services. docs/peer-protocol.md describes the protocol.
 //!
 //! - `options`: the settings of a link. `links`: the owner of all links, which dials peers and accepts links from a listener.
 //! - `transport`: TLS and gRPC under a link. `session`: one link, from Hello to Goodbye.
@@ -13,7 +13,7 @@
 //!   can be used, each once. `party`: the identity, roots and clock that a gateway sends about itself. `enrolled`: the file of
 //!   a link that an enrolment created. `removed`: the stored links of peers that the config does not have.
 //!
-//! The services of a peer are handed to an [`importer::Importer`], which is not part of this module.
+//! The services of a peer are handed to an [`importer::Importer`]. `imports` has the registry that takes them.
 
 pub mod enrolled;
 pub mod enrolment;

@@ -1,5 +1,8 @@
-//! Tasks and the values between them: scopes that a stop waits for, threads for long computations, the newest value of a
-//! kind, backoff, throttles and timers.
+//! Tasks, and what they share.
+//!
+//! - `scope`: tasks that a stop waits for. `background`: threads for long computations, at a low priority.
+//! - `latest`: a value that is set later and may change; readers wait for it.
+//! - `backoff`, `throttle`, `timer`: when to try again, how often to say something, and a timer of the kernel.
 
 pub mod background;
 pub mod backoff;
