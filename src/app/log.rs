@@ -53,7 +53,7 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     LogControl { filter: handle }
 }
 
-/// Checks a level or filter as [`LogControl::set`] takes it.
+/// Checks a level or filter as `LogControl::set` takes it.
 pub fn checked(text: &str) -> Result<String, String> {
     filter(text, LogLevel::Info).map(|_| text.to_owned())
 }
