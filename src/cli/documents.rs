@@ -1,5 +1,5 @@
 //! Documents that are generated from the code: tables of reasons, problem codes, access log fields and metrics.
-//! `ISTHMUS_BLESS=1 cargo test --lib documents` writes them.
+//! `ISTHMUS_BLESS=1 cargo test -p isthmus-cli documents` writes them.
 
 #[allow(dead_code, unreachable_pub, reason = "the end-to-end tests use the same file")]
 #[path = "../../tests/support/markdown.rs"]
@@ -7,7 +7,6 @@ mod markdown;
 mod pages;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use isthmus_admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
 use isthmus_model::reason::Reason;
@@ -130,7 +129,7 @@ fn metrics() -> String {
 
 #[test]
 fn documents_are_what_the_code_says() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let folder = pages::root().join("docs");
     for (name, text) in [
         ("reasons.md", reasons()),
         ("problems.md", problem_codes()),

@@ -18,8 +18,10 @@ const OPENERS: [&str; 3] = ["listen:", "listeners:", "xds:"];
 const MIXED: [&str; 3] = ["kubernetes.md", "replace-istio-gateway.md", "ambient.md"];
 const CONFIG_KEYS: [&str; 5] = ["listen:", "listeners:", "routes:", "registries:", "exports:"];
 
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+/// Returns the folder of the repository.
+pub(super) fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).expect("the folder of src").to_owned()
 }
 
 fn markdown_in(folder: &Path) -> Vec<PathBuf> {

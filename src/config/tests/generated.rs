@@ -15,7 +15,7 @@ use isthmus_document::tree::{Source, parse};
 const EXAMPLE: &str = "config/isthmus.yaml";
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the folder of src").to_owned()
 }
 
 #[test]
