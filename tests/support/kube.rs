@@ -210,8 +210,11 @@ impl Cluster {
         let threads = format!("/proc/{}/task", self.api.child.id());
         eventually("the process has stopped", || {
             let mut threads = std::fs::read_dir(&threads).expect("the process").flatten();
-            let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
-            threads.all(|at| std::fs::read_to_string(at.path().join("stat")).is_ok_and(is_stopped)).then_some(())
+            let is_stopped =
+                |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+            threads
+                .all(|at| std::fs::read_to_string(at.path().join("stat")).is_ok_and(is_stopped))
+                .then_some(())
         });
     }
 
