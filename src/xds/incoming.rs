@@ -4,11 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -61,16 +60,14 @@ pub struct Tls {
 
 /// A connection that can be served.
 pub struct Connection {
-    io: Pin<Box<dyn Io>>,
-    called_on: CalledOn,
-    /// Completes when the connection must end.
-    end: End,
+    pub(super) io: Pin<Box<dyn Io>>,
+    pub(super) called_on: CalledOn,
+    /// Completes with the reason when the connection must end.
+    pub(super) ended: Pin<Box<dyn Future<Output = io::Error> + Send>>,
 }
 
-/// A future that completes with the reason when a connection must end.
-pub(super) type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
-
-trait Io: AsyncRead + AsyncWrite + Send {}
+/// The bytes of a connection.
+pub(super) trait Io: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
@@ -99,7 +96,7 @@ pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Resu
 fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
     let caller = Caller { peer: seat.peer(), identity: None };
     let called_on = CalledOn { caller, seat: seat.clone() };
-    Connection { io: Box::pin(guarded(socket, seat)), called_on, end: Box::pin(seat.clone().ended()) }
+    Connection { io: Box::pin(guarded(socket, seat)), called_on, ended: Box::pin(seat.clone().ended()) }
 }
 
 /// Wraps `io`. Reads and writes return an error if the client leaves responses unread for too long. The other reasons to end
@@ -141,63 +138,15 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
     }
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
     let called_on = CalledOn { caller, seat: seat.clone() };
-    let ended = seat.clone().ended();
-    let end = Box::pin(async move {
+    let limited = seat.clone().ended();
+    let ended = Box::pin(async move {
         tokio::select! {
-            error = ended => error,
+            error = limited => error,
             error = proof.until_distrusted(trust) => {
                 tracing::info!(%peer, identity = %proof.identity, "xDS client disconnected: {}", describe(&error));
                 io::Error::new(io::ErrorKind::PermissionDenied, error)
             }
         }
     });
-    Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, end })
-}
-
-impl Connection {
-    /// Returns the client and the seat, for a stream on this connection.
-    pub fn called_on(&self) -> &CalledOn {
-        &self.called_on
-    }
-
-    /// Takes the future that completes when the connection must end; the caller must poll it.
-    pub(super) fn take_end(&mut self) -> End {
-        std::mem::replace(&mut self.end, Box::pin(std::future::pending()))
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.get_mut().io.as_mut().poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.get_mut().io.as_mut().poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.get_mut().io.as_mut().poll_write_vectored(context, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().io.as_mut().poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().io.as_mut().poll_shutdown(context)
-    }
+    Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, ended })
 }

@@ -8,7 +8,6 @@
 //!
 //! - [`budget`]: limits on the bytes that the server holds for clients.
 //! - `connection`: one client's HTTP/2 connection, its frames and its streams in one task.
-//! - `turns`: the parts of that task, each with a waker of its own.
 //! - [`incoming`]: connections of clients, after the TLS handshake if TLS is on.
 //! - [`kind`]: the resource types, and the syntax of their names.
 //! - [`node`]: a client's node, and the rules for its claims.
@@ -37,4 +36,3 @@ pub mod resource;
 pub mod server;
 pub mod session;
 pub mod status;
-mod turns;

@@ -90,7 +90,7 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
                 }
             };
             drop(seat);
-            let called_on = connection.called_on().clone();
+            let called_on = connection.called_on.clone();
             let peer = called_on.caller.peer;
             let open = move |request, respond| open(&client, &called_on, request, respond);
             // The future is boxed because the task would otherwise contain it several times.
