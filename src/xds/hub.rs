@@ -4,7 +4,7 @@
 //! service. If the bytes are the same as before, no session is notified. Different viewers may get the same endpoints of a
 //! service: they share one copy of the bytes, and from the next change on, the resource is rendered once for all of them. A
 //! session is notified by a mark in its mailbox; the marks are a set of names, which does not grow with the number of changes.
-//! Changes of a service's own data wake its sessions at once. Sessions with marks of wide changes wait for a turn, and a session
+//! Changes of a service's own data wake its sessions at once. Sessions with marks of wide changes wait for a permit, and a session
 //! sends its urgent marks first.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //!                │ one service at a time; a newer snapshot is checked for before each
 //!                ▼
 //!            renderings ──▶ mailboxes of the subscribed sessions, as soon as the service is rendered
-//!                                      └── wide changes ──▶ pace: the sessions take turns
+//!                                      └── wide changes ──▶ pace: a few sessions at a time
 //! ```
 //!
 //! - `queue`: services to be rendered, the most urgent first.
@@ -35,9 +35,9 @@ use tokio::sync::Notify;
 pub use all::Clusters;
 pub(super) use all::{are_same, clusters_of, put_clusters};
 pub use mailbox::{Mailbox, Marks, News, Wide};
+pub use pace::Permit;
 #[cfg(test)]
 pub(super) use pace::SENDERS;
-pub use pace::Turn;
 pub use rendering::Subscription;
 
 use self::all::{All, Stage};
@@ -64,9 +64,9 @@ mod rendering;
 mod subscribers;
 
 /// The number of services that are rendered before the task yields.
-const TURN: usize = 64;
+const BATCH: usize = 64;
 /// The time after which the task yields although it has rendered fewer services.
-const TURN_TIME: Duration = Duration::from_micros(500);
+const BATCH_TIME: Duration = Duration::from_micros(500);
 /// The largest number of renderings of a service that are compared with a new one, so that equal ones share their bytes. A
 /// limit is needed because a client may subscribe to very many names of one service.
 const COMPARED: usize = 64;
@@ -172,26 +172,26 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let mut queue = Queue::new(self.reader.latest());
-        while self.run_turn(&mut queue) {}
+        while self.run_batch(&mut queue) {}
     }
 
     async fn run_queue(&self, queue: &mut Queue) {
-        while self.run_turn(queue) {
+        while self.run_batch(queue) {
             tokio::task::yield_now().await;
         }
     }
 
     /// Renders some services of the queue and wakes some sessions; returns false if the queue is done.
-    fn run_turn(&self, queue: &mut Queue) -> bool {
+    fn run_batch(&self, queue: &mut Queue) -> bool {
         let begun = Instant::now();
-        for _ in 0..TURN {
+        for _ in 0..BATCH {
             // A newer change may be more urgent than the next service of the queue.
             self.read_inputs(queue);
             let Some(step) = queue.pop() else { break };
             self.execute(queue, &step);
             // The sessions that urgent changes have woken run before less urgent services are rendered.
             let was_last_urgent = matches!(step, Step::Front(..)) && queue.is_front_done();
-            if was_last_urgent || begun.elapsed() >= TURN_TIME {
+            if was_last_urgent || begun.elapsed() >= BATCH_TIME {
                 break;
             }
         }
@@ -444,8 +444,8 @@ impl Hub {
     }
 
     /// Returns the permission to send a part of a wide change, if nobody waits for one; else the mailbox gets it later.
-    pub fn turn(&self, mailbox: &Arc<Mailbox>) -> Option<Turn> {
-        self.pace.turn_or_wait(mailbox)
+    pub fn permit(&self, mailbox: &Arc<Mailbox>) -> Option<Permit> {
+        self.pace.permit_or_wait(mailbox)
     }
 
     /// Subscribes a mailbox to one resource.

@@ -8,7 +8,7 @@
 //!                        └─────── ACK or NACK ────────┘
 //! ```
 //!
-//! Assignments of a wide change are sent behind all others, in bounded responses, and only in the session's turn.
+//! Assignments of a wide change are sent behind all others, in bounded responses, and only with a permit.
 //!
 //! Each type is independent. While a response is in flight, changed names of the type are collected; after the acknowledgement
 //! the newest state of these names is sent. There is no timer: a client that never acknowledges costs a set of names.
@@ -25,7 +25,7 @@ use draft::Draft;
 use names::Names;
 
 use super::budget::{Account, Exhausted};
-use super::hub::{Clusters, Hub, ListEntry, Mailbox, News, Subscription, Turn, Wide};
+use super::hub::{Clusters, Hub, ListEntry, Mailbox, News, Permit, Subscription, Wide};
 use super::kind::Kind;
 use super::resource::{Resource, Version};
 use isthmus_model::name::HostName;
@@ -144,9 +144,9 @@ pub struct Session {
     /// Assignments that may have changed with those of many other services.
     wide: Wide,
     /// The permission to send some of `wide`.
-    turn: Option<Turn>,
-    /// The turn that a response with assignments of `wide` has used, while that response is in flight.
-    used_turn: Option<Turn>,
+    permit: Option<Permit>,
+    /// The permit that a response with assignments of `wide` has used, while that response is in flight.
+    used_permit: Option<Permit>,
     responses: u64,
     unfinished: bool,
     /// Counts the bytes of the names against the limits; `None`: the names are not limited.
@@ -250,8 +250,8 @@ impl Session {
             protocol,
             types,
             wide: Wide::default(),
-            turn: None,
-            used_turn: None,
+            permit: None,
+            used_permit: None,
             responses: 0,
             unfinished: false,
             account: None,
@@ -336,10 +336,10 @@ impl Session {
     /// Returns the next response if there is one to send.
     pub fn response(&mut self) -> Option<Response> {
         self.collect_marks();
-        self.ask_for_turn();
+        self.ask_for_permit();
         let response = self.next_response();
         self.note_held_back();
-        self.end_turn();
+        self.return_permit();
         response
     }
 
@@ -377,25 +377,25 @@ impl Session {
         self.unfinished
     }
 
-    /// Asks the hub for a turn if assignments of a wide change wait to be sent. Does nothing while the session has a turn, or
-    /// while the response of its last turn is not answered.
-    fn ask_for_turn(&mut self) {
-        if !self.wide.is_empty() && self.turn.is_none() && self.used_turn.is_none() {
-            self.turn = self.hub.turn(&self.mailbox);
+    /// Asks the hub for a permit if assignments of a wide change wait to be sent. Does nothing while the session has a permit, or
+    /// while the response of its last permit is not answered.
+    fn ask_for_permit(&mut self) {
+        if !self.wide.is_empty() && self.permit.is_none() && self.used_permit.is_none() {
+            self.permit = self.hub.permit(&self.mailbox);
         }
     }
 
-    /// Gives back the turn if there are no names to send in it. A turn that the session gets while a response is in flight is
-    /// kept for the next response: under urgent changes without end, a response is always in flight when a turn comes.
-    fn end_turn(&mut self) {
+    /// Gives back the permit if there are no names to send in it. A permit that the session gets while a response is in flight is
+    /// kept for the next response: under urgent changes without end, a response is always in flight when a permit comes.
+    fn return_permit(&mut self) {
         if self.wide.is_empty() {
-            (self.wide.since, self.turn) = (None, None);
+            (self.wide.since, self.permit) = (None, None);
         }
     }
 
     /// Moves the changes that the hub has recorded in the mailbox to the pending changes.
     fn collect_marks(&mut self) {
-        let News { marks, wide, turn } = self.mailbox.take();
+        let News { marks, wide, permit } = self.mailbox.take();
         for (of, marks) in self.types.iter_mut().zip(marks).filter(|(_, marks)| marks.since.is_some()) {
             of.pending.extend(marks.names.into_iter().filter(|name| of.named.contains(name)));
             of.all_changed |= marks.all && of.wildcard;
@@ -403,7 +403,7 @@ impl Session {
         }
         let assignments = &self.types[Kind::Assignment as usize];
         self.wide.append(wide, |name| assignments.named.contains(name));
-        self.turn = turn.or_else(|| self.turn.take());
+        self.permit = permit.or_else(|| self.permit.take());
         // The hub adds a registry to the unread ones before it renders resources without that registry. Therefore the changes
         // are taken from the mailbox first, and the list of unread registries is read afterwards: it then includes every
         // registry that the changed resources lack.
@@ -516,7 +516,7 @@ impl Session {
             return Acknowledgement::None;
         }
         if kind == Kind::Assignment {
-            self.used_turn = None;
+            self.used_permit = None;
         }
         match (of.in_flight.take(), &request.error) {
             (None, _) => Acknowledgement::None,
@@ -543,7 +543,7 @@ impl Session {
         let mut since = of.since.take();
         if draft.has_wide() {
             since = since.into_iter().chain(self.wide.since).min();
-            self.used_turn = self.turn.take();
+            self.used_permit = self.permit.take();
         }
         of.in_flight = Some(InFlight { since, sent: SystemTime::now() });
         of.last_nonce = Some(nonce.clone());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use super::pace::{Turn, Waiter};
+use super::pace::{Permit, Waiter};
 use crate::kind::Kind;
 
 /// Changes that a session has not read yet.
@@ -20,19 +20,19 @@ pub struct Mailbox {
 struct Inside {
     marks: [Marks; Kind::ALL.len()],
     wide: Wide,
-    turn: Option<Turn>,
+    permit: Option<Permit>,
     /// True if the session has a change to check.
     news: bool,
-    /// True if the session waits for a turn.
+    /// True if the session waits for a permit.
     queued: bool,
     /// The waker of the session's task while the task waits.
     waiting: Option<Waker>,
 }
 
 impl Inside {
-    /// Notes that the session waits for a turn; returns false if it does already, or has one.
+    /// Notes that the session waits for a permit; returns false if it does already, or has one.
     fn enqueue(&mut self) -> bool {
-        self.turn.is_none() && !std::mem::replace(&mut self.queued, true)
+        self.permit.is_none() && !std::mem::replace(&mut self.queued, true)
     }
 
     fn mark(&mut self, kind: Kind, name: Option<&Arc<str>>, since: Instant) {
@@ -54,7 +54,7 @@ pub struct News {
     /// Assignments that may have changed with those of many other services.
     pub wide: Wide,
     /// The permission to send a part of them.
-    pub turn: Option<Turn>,
+    pub permit: Option<Permit>,
 }
 
 /// Assignments of a wide change, in the order in which they are sent.
@@ -127,7 +127,7 @@ pub struct Marks {
 
 impl Mailbox {
     /// Marks a resource, or the list of all (`None`), as changed with many others, without waking the session. Returns true if
-    /// the session must get a turn, which wakes it.
+    /// the session must get a permit, which wakes it.
     pub(super) fn mark_wide(&self, kind: Kind, name: Option<&Arc<str>>, since: Instant) -> bool {
         let mut inside = self.inside();
         match name {
@@ -167,7 +167,7 @@ impl Mailbox {
             true => News {
                 marks: std::mem::take(&mut inside.marks),
                 wide: std::mem::take(&mut inside.wide),
-                turn: inside.turn.take(),
+                permit: inside.permit.take(),
             },
             false => News::default(),
         }
@@ -199,12 +199,12 @@ impl Waiter for Mailbox {
         self.inside().enqueue()
     }
 
-    fn give_turn(&self, turn: Turn) {
+    fn give_permit(&self, permit: Permit) {
         let mut inside = self.inside();
         inside.queued = false;
         inside.news = true;
-        let (before, waiting) = (inside.turn.replace(turn), inside.waiting.take());
-        // A turn that is dropped begins the next, perhaps of this session.
+        let (before, waiting) = (inside.permit.replace(permit), inside.waiting.take());
+        // Dropping a permit gives the next one, perhaps to this session.
         drop(inside);
         drop(before);
         waiting.into_iter().for_each(Waker::wake);

@@ -47,7 +47,7 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
 
     let everything = Delta { generation: 2, everything: true, ..Delta::default() };
     stage.publisher.publish(snapshot(&stage.policy, 2, &services(&names, &[2], None)), everything);
-    assert!(hub.run_turn(&mut queue), "there is more than one turn allows");
+    assert!(hub.run_batch(&mut queue), "there is more than one batch");
     let (urgent, wide) = marked(&mailbox);
     assert!(urgent.is_empty() && !wide.is_empty() && wide.len() < SERVICES / 2, "{urgent:?} {wide:?}");
 
@@ -56,7 +56,7 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
         let hostname = next.service(&names[changed]).expect("there").key.hostname.clone();
         let delta = Delta { generation, services: [hostname].into(), ..Delta::default() };
         stage.publisher.publish(next, delta);
-        assert!(hub.run_turn(&mut queue), "the others wait");
+        assert!(hub.run_batch(&mut queue), "the others wait");
         assert_eq!(
             marked(&mailbox),
             (vec![name(changed)], vec![]),
@@ -74,10 +74,10 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
     stage.publisher.publish(policy, everything);
     let delta = Delta { generation: 7, services: [hostname].into(), ..Delta::default() };
     stage.publisher.publish(alone, delta);
-    assert!(hub.run_turn(&mut queue), "the others wait");
+    assert!(hub.run_batch(&mut queue), "the others wait");
     assert_eq!(marked(&mailbox).0, [name(154)]);
 
-    while hub.run_turn(&mut queue) {}
+    while hub.run_batch(&mut queue) {}
     let last: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
     assert!(
         first.iter().zip(&last).all(|(first, last)| first != last),
@@ -111,7 +111,7 @@ fn sessions_that_want_all_share_one_list_which_the_hub_makes() {
 }
 
 #[test]
-fn sessions_take_turns_with_a_wide_change() {
+fn sessions_take_permits_for_a_wide_change() {
     let mut stage = Stage::new(&[("a", &[1])]);
     let (hub, name): (_, Arc<str>) = (stage.hub.clone(), "outbound|80||a".into());
     let viewer = Arc::new(Viewer { network: Network::new("east"), ..Viewer::default() });
@@ -127,12 +127,12 @@ fn sessions_take_turns_with_a_wide_change() {
     let mut queue = Queue::new(stage.publisher.current());
     let everything = Delta { generation: 2, everything: true, ..Delta::default() };
     stage.publisher.publish(snapshot(&stage.policy, 2, &[("a", &[2])]), everything);
-    while hub.run_turn(&mut queue) {}
+    while hub.run_batch(&mut queue) {}
     assert_eq!(wakes.0.load(Ordering::Relaxed), SENDERS as u64);
     // Sessions that have sent their part let the next sessions begin. The changes are in all mailboxes already.
     for (at, mailbox) in mailboxes.iter().enumerate() {
-        let News { mut wide, turn, .. } = mailbox.take();
-        assert_eq!((wide.pop(), turn.is_some()), (Some(name.clone()), true), "{at}");
+        let News { mut wide, permit, .. } = mailbox.take();
+        assert_eq!((wide.pop(), permit.is_some()), (Some(name.clone()), true), "{at}");
     }
     assert_eq!(wakes.0.load(Ordering::Relaxed), mailboxes.len() as u64);
 }
@@ -160,6 +160,6 @@ fn viewers_who_get_the_same_share_its_bytes() {
         (stage.publisher.current(), Delta { generation: 2, everything: true, ..Delta::default() });
     stage.publisher.publish(next, delta);
     let mut queue = Queue::new(seen);
-    while hub.run_turn(&mut queue) {}
+    while hub.run_batch(&mut queue) {}
     assert_ne!(first, shared());
 }

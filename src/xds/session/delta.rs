@@ -146,8 +146,8 @@ impl Session {
             Kind::Assignment | Kind::Listener | Kind::Route => (&mut others[kind as usize - 1], None),
         };
         let (client, unread) = (self.viewer.client, &*self.unread);
-        let is_turn = kind == Kind::Assignment && self.turn.is_some();
-        let mut wide = is_turn.then_some(&mut self.wide);
+        let is_permitted = kind == Kind::Assignment && self.permit.is_some();
+        let mut wide = is_permitted.then_some(&mut self.wide);
         let mut waiting = Vec::new();
         while let Some((name, owed)) = of.next_name(&mut draft, wide.as_deref_mut()) {
             draft.looked_at += 1;

@@ -550,7 +550,7 @@ fn a_wide_change_is_sent_in_parts_behind_urgent_ones() {
         expected.retain(|name| name != A);
         expected.sort();
         assert_eq!(heard, expected, "{protocol:?}: each once, and nothing that did not change");
-        assert!(client.session.wide.is_empty() && client.session.turn.is_none());
+        assert!(client.session.wide.is_empty() && client.session.permit.is_none());
     }
 }
 
@@ -561,9 +561,9 @@ fn urgent_changes_without_end_do_not_hold_up_a_wide_one() {
         let mut stage = Stage::new(&one_host_each(&names, &[1], &[1]));
         let mut client = stage.client(protocol);
         client.has_all(&names);
-        // Other sessions have all turns at first.
+        // Other sessions have all permits at first.
         let others: Vec<Arc<Mailbox>> = (0..100).map(|_| Arc::default()).collect();
-        let mut turns: Vec<Turn> = others.iter().filter_map(|other| stage.hub.turn(other)).collect();
+        let mut permits: Vec<Permit> = others.iter().filter_map(|other| stage.hub.permit(other)).collect();
         stage.becomes(&one_host_each(&names, &[2], &[1]));
         let mut heard = BTreeSet::new();
         let parts = (2..20).find(|part| {
@@ -571,13 +571,13 @@ fn urgent_changes_without_end_do_not_hold_up_a_wide_one() {
             stage.changes_alone("a", &one_host_each(&names, &[2], &[*part]));
             let response = client.session.response().expect("the urgent change");
             assert_eq!(&*response.resources[0].name, A, "{protocol:?}");
-            turns.clear();
+            permits.clear();
             others.iter().for_each(|other| drop(other.take()));
             assert!(client.session.response().is_none());
             heard.extend(client.acknowledges(&response));
             heard.len() == names.len() - 1
         });
-        // One response without a turn, and not one more than the wide change has parts.
+        // One response without a permit, and not one more than the wide change has parts.
         let bytes: usize = names.iter().map(|name| 2 * name.len()).sum();
         assert!(parts.is_some_and(|parts| usize::from(parts) - 1 <= 2 + 2 * bytes / WIDE_BYTES), "{parts:?}");
     }
@@ -590,9 +590,9 @@ fn names_that_are_unsubscribed_are_not_sent_with_a_wide_change() {
         let mut stage = Stage::new(&one_host_each(&names, &[1], &[1]));
         let mut client = stage.client(protocol);
         client.has_all(&names);
-        let turns: Vec<Option<Turn>> = (0..100).map(|_| stage.hub.turn(&Arc::default())).collect();
+        let permits: Vec<Option<Permit>> = (0..100).map(|_| stage.hub.permit(&Arc::default())).collect();
         stage.becomes(&one_host_each(&names, &[2], &[2]));
-        assert!(client.session.response().is_none(), "others have all turns");
+        assert!(client.session.response().is_none(), "others have all permits");
         let request = match protocol {
             Protocol::Delta => Request {
                 unsubscribe: client.names[&Kind::Assignment]
@@ -609,13 +609,13 @@ fn names_that_are_unsubscribed_are_not_sent_with_a_wide_change() {
             }
         };
         client.session.request(Kind::Assignment, request).expect("taken");
-        drop(turns);
+        drop(permits);
         assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
-        // A session that ends gives its turn back.
+        // A session that ends gives its permit back.
         stage.becomes(&one_host_each(&names, &[3], &[3]));
-        assert!(client.session.response().is_some() && client.session.used_turn.is_some());
+        assert!(client.session.response().is_some() && client.session.used_permit.is_some());
         drop(client);
-        let turns: Vec<Option<Turn>> = (0..100).map(|_| stage.hub.turn(&Arc::default())).collect();
-        assert_eq!(turns.iter().flatten().count(), crate::hub::SENDERS);
+        let permits: Vec<Option<Permit>> = (0..100).map(|_| stage.hub.permit(&Arc::default())).collect();
+        assert_eq!(permits.iter().flatten().count(), crate::hub::SENDERS);
     }
 }

@@ -66,8 +66,8 @@ impl Session {
             self.add_whole_world(kind, &mut draft);
         } else {
             let (client, unread) = (self.viewer.client, &*self.unread);
-            let is_turn = kind == Kind::Assignment && self.turn.is_some();
-            let wide = is_turn.then_some(&mut self.wide);
+            let is_permitted = kind == Kind::Assignment && self.permit.is_some();
+            let wide = is_permitted.then_some(&mut self.wide);
             self.types[kind as usize].add_some_of_world(kind, (client, unread), wide, &mut draft);
         }
         draft
