@@ -409,14 +409,9 @@ impl Hub {
         Some(held_back.unread.clone())
     }
 
-    /// Adds the mailbox to those that are woken when the unread registries change. If they differ from `seen` already, wakes
-    /// the mailbox at once.
-    pub fn subscribe_unread(self: &Arc<Self>, mailbox: &Arc<Mailbox>, seen: &Unread) -> ListEntry {
-        let mut held_back = lock(&self.held_back);
-        if !held_back.unread.has_registries_of(seen) {
-            mailbox.wake();
-        }
-        let slot = held_back.sessions.insert(mailbox.clone());
+    /// Adds the mailbox to those that are woken when the unread registries change.
+    pub fn subscribe_unread(self: &Arc<Self>, mailbox: &Arc<Mailbox>) -> ListEntry {
+        let slot = lock(&self.held_back).sessions.insert(mailbox.clone());
         ListEntry { hub: self.clone(), list: List::UnreadState, slot }
     }
 

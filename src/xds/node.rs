@@ -76,8 +76,8 @@ impl NodeInfo {
         let client =
             if node.user_agent_name.starts_with("gRPC") { ClientKind::Grpc } else { ClientKind::Envoy };
         Ok(Self {
-            id: beginning_of(&node.id),
-            user_agent: beginning_of(&node.user_agent_name),
+            id: beginning_of(&node.id, TEXT_BYTES_MAX),
+            user_agent: beginning_of(&node.user_agent_name, TEXT_BYTES_MAX),
             takes_listeners: client == ClientKind::Envoy && is_set(node, LISTENERS),
             viewer: Viewer {
                 tunnel: Tunnel::Sni,
@@ -114,9 +114,9 @@ impl NodeInfo {
     }
 }
 
-/// Returns the beginning of a text, at most [`TEXT_BYTES_MAX`] bytes.
-fn beginning_of(text: &str) -> String {
-    let mut end = text.len().min(TEXT_BYTES_MAX);
+/// Returns the beginning of a text, at most `bytes_max` bytes.
+pub(super) fn beginning_of(text: &str, bytes_max: usize) -> String {
+    let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;
     }

@@ -4,293 +4,253 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::draft::Draft;
-use super::{
-    Acknowledgement, BeforeStream, NAMES_MAX, Request, RequestRefusal, Sent, Session, Type, held_next,
-};
+use super::names::Sent;
+use super::subscriptions::{Candidate, Subscriptions, held_next};
+use super::withhold::{Earlier, Withhold};
+use super::{Acknowledgement, NAMES_MAX, Request, RequestRefusal};
 use crate::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::kind::{Kind, Target};
 use crate::resource::{Resource, Version};
-use isthmus_snapshot::unread::Unread;
+use isthmus_model::name::HostName;
 
-impl Session {
-    pub(super) fn delta_request(
+/// What the delta variant knows in addition to the subscriptions.
+#[derive(Default)]
+pub(super) struct Delta {
+    types: [Type; Kind::ALL.len()],
+}
+
+/// The resources of an earlier stream, and those whose removal is withheld.
+#[derive(Default)]
+struct Type {
+    /// Resources of the wildcard subscription that the client has in another version than that in the list that was sent, or
+    /// that the list does not have. They are grouped by service. `None`: the version is unknown.
+    kept: BTreeMap<HostName, BTreeMap<Arc<str>, Option<Version>>>,
+    /// True if `kept` must be checked although the list has not changed.
+    kept_changed: bool,
+    /// The client's `initial_resource_versions` for the wildcard subscription, until the list of the type is complete.
+    unseeded: Option<BTreeMap<Arc<str>, Option<Version>>>,
+    /// Names in `initial_resource_versions` that do not exist any more.
+    gone: BTreeSet<Arc<str>>,
+}
+
+impl Delta {
+    /// Returns the number of resources that the client keeps because their change is withheld.
+    pub(super) fn withheld(&self, kind: Kind) -> usize {
+        self.types[kind as usize].kept.values().map(BTreeMap::len).sum()
+    }
+
+    /// Schedules another check of every change that is withheld.
+    pub(super) fn recheck(&mut self) {
+        self.types.iter_mut().for_each(|own| own.kept_changed = !own.kept.is_empty());
+    }
+
+    /// Applies a request.
+    pub(super) fn request(
         &mut self,
+        subscriptions: &mut Subscriptions,
         kind: Kind,
         request: Request,
     ) -> Result<Acknowledgement, RequestRefusal> {
-        let answer = self.answer(kind, &request);
-        let first = !std::mem::replace(&mut self.types[kind as usize].asked, true);
+        let answer = subscriptions.answer(kind, &request);
+        let of = &mut subscriptions.types[kind as usize];
+        let first = !std::mem::replace(&mut of.asked, true);
         let mut has: BTreeMap<Arc<str>, Option<Version>> = BTreeMap::new();
         if first {
             let all = request.has.into_iter().take(NAMES_MAX);
             has.extend(all.map(|(name, version)| (name.into(), Version::parse(&version))));
-            self.types[kind as usize].returns = request.returns;
+            of.returns = request.returns;
         }
         let legacy = first && request.names.is_empty() && request.unsubscribe.is_empty();
         let star = legacy || request.names.iter().any(|name| name == "*");
         if star && kind.has_wildcard() {
-            self.subscribe_to_all(kind);
-            self.types[kind as usize].must_answer = true;
+            of.must_answer = true;
+            subscriptions.subscribe_to_all(kind);
         }
         for name in request.names.into_iter().filter(|name| name != "*") {
             let name: Arc<str> = name.into();
-            // A client with the present version needs no response.
-            let had = has.get(&name).copied().flatten();
-            let before = match has.contains_key(&name) {
-                true => BeforeStream::Had(had.map_or(Sent::Nothing, Sent::Version)),
-                false => BeforeStream::Nothing,
-            };
-            self.add(kind, &name, before)?;
-            let of = &mut self.types[kind as usize];
+            let had = has.get(&name).map(|version| version.map_or(Sent::Nothing, Sent::Version));
+            subscriptions.add(kind, &name, had)?;
+            let due = &mut subscriptions.types[kind as usize].due;
             match had {
-                Some(_) => of.pending.insert(name),
-                None => of.owed.insert(name),
+                // A client with the present version needs no response.
+                Some(Sent::Version(_)) => due.pending.insert(name),
+                Some(Sent::Nothing | Sent::Absence) | None => due.owed.insert(name),
             };
         }
         for name in request.unsubscribe {
-            self.unsubscribe(kind, &name);
+            self.unsubscribe(subscriptions, kind, &name);
         }
-        if first && self.types[kind as usize].wildcard {
-            match self.waits_for(kind) {
-                true => self.types[kind as usize].unseeded = Some(has),
-                false => self.seed(kind, has),
-            }
+        if first && subscriptions.types[kind as usize].wildcard {
+            self.types[kind as usize].unseeded = Some(has);
+            self.seed(subscriptions, kind);
         }
         Ok(answer)
     }
 
-    fn unsubscribe(&mut self, kind: Kind, name: &str) {
+    fn unsubscribe(&mut self, subscriptions: &mut Subscriptions, kind: Kind, name: &str) {
         if name == "*" {
-            self.unsubscribe_from_all(kind);
-            return;
-        }
-        let of = &mut self.types[kind as usize];
-        if let Some(named) = of.named.remove(name) {
-            let name = named.name().clone();
-            Self::release(&mut self.account, std::iter::once(&name));
-            of.pending.remove(&name);
-            of.owed.remove(&name);
-            if kind == Kind::Assignment {
-                self.wide.remove(&name);
-            }
-            of.held_back.remove(&name);
+            subscriptions.unsubscribe_from_all(kind);
+            let own = &mut self.types[kind as usize];
+            (own.unseeded, own.kept) = Default::default();
+        } else if let Some(name) = subscriptions.remove(kind, name) {
+            let of = &mut subscriptions.types[kind as usize];
             // The client cannot know if its wildcard subscription covers the name, so the name is answered.
             if of.wildcard {
-                of.owed.insert(name);
+                of.due.owed.insert(name);
             }
         }
     }
 
-    /// Applies `initial_resource_versions` of types whose list is complete. Versions of a type whose list is not complete yet
-    /// stay stored for a later call.
-    pub(super) fn seed_late(&mut self) {
-        for kind in Kind::ALL {
-            if !self.waits_for(kind)
-                && let Some(has) = self.types[kind as usize].unseeded.take()
-            {
-                self.seed(kind, has);
-            }
-        }
-    }
-
-    /// Marks a resource of `initial_resource_versions` as sent if the client has its current version.
-    fn seed(&mut self, kind: Kind, mut has: BTreeMap<Arc<str>, Option<Version>>) {
-        if has.is_empty() {
+    /// Applies the `initial_resource_versions` of a type, unless its list is not complete yet: marks each resource as sent
+    /// whose current version the client has.
+    pub(super) fn seed(&mut self, subscriptions: &mut Subscriptions, kind: Kind) {
+        let own = &mut self.types[kind as usize];
+        if subscriptions.waits_for_list(kind) {
             return;
         }
-        let has_list = self.has_list(kind);
-        let all = if has_list { self.hub.all_of(kind) } else { Arc::default() };
+        let Some(mut has) = own.unseeded.take().filter(|has| !has.is_empty()) else { return };
+        let of = &mut subscriptions.types[kind as usize];
+        let all = of.list.as_ref().map(|_| subscriptions.hub.all_of(kind)).unwrap_or_default();
         let mut sent = Clusters::default();
-        let mut known: BTreeSet<&Arc<str>> = BTreeSet::new();
         for (hostname, resources) in all.iter() {
-            let same: Arc<[Arc<Resource>]> = resources
-                .iter()
-                .filter(|resource| has.get(&resource.name) == Some(&Some(resource.version)))
-                .cloned()
-                .collect();
-            known.extend(resources.iter().map(|resource| &resource.name));
+            let is_sent = |one: &&Arc<Resource>| has.get(&one.name) == Some(&Some(one.version));
+            let same: Arc<[Arc<Resource>]> = resources.iter().filter(is_sent).cloned().collect();
             if !same.is_empty() {
                 sent.insert(hostname.clone(), same);
             }
         }
-        let of = &mut self.types[kind as usize];
         // Names that the client subscribes to by name are answered by name.
         has.retain(|name, _| !of.named.contains(name));
         for (name, version) in has {
-            let is_known = known.contains(&name);
-            match kind.read(&name).filter(|_| has_list) {
-                // The client has another version than the present one, or an unread registry may have the resource. The entry
-                // is kept until a response sends or removes the resource, because the resource may change before that response.
-                Some(Target { hostname, .. }) if is_known || self.unread.may_have(hostname.as_str()) => {
-                    let set_sent = clusters_of(&sent, &hostname).iter().any(|sent| sent.name == name);
-                    if !set_sent {
-                        of.kept.entry(hostname).or_default().insert(name, version);
-                    }
+            let present = find(&all, kind, &name).map(|resource| resource.version);
+            let target = kind.read(&name).filter(|_| of.list.is_some());
+            let withholds = |hostname| subscriptions.withhold.withholds(hostname, Earlier::Resource, None);
+            match target {
+                Some(_) if present.is_some() && present == version => {}
+                // The client has another version than the present one, or keeps the resource for the time being. The entry is
+                // kept until a response sends or removes the resource, because the resource may change before that response.
+                Some(Target { hostname, .. }) if present.is_some() || withholds(&hostname) => {
+                    own.kept.entry(hostname).or_default().insert(name, version);
                 }
-                _ if is_known => {}
-                _ => drop(of.gone.insert(name)),
+                _ => drop(own.gone.insert(name)),
             }
         }
-        of.kept_changed = !of.kept.is_empty();
-        of.all_sent = Arc::new(sent);
+        own.kept_changed = !own.kept.is_empty();
+        if let Some(list) = &mut of.list {
+            list.sent = Arc::new(sent);
+        }
     }
 
     /// Makes the next response of a type.
-    pub(super) fn draft_delta(&mut self, kind: Kind) -> Draft {
+    pub(super) fn draft(&mut self, subscriptions: &mut Subscriptions, kind: Kind) -> Draft {
+        let own = &mut self.types[kind as usize];
         let mut draft = Draft::default();
-        draft.removed.append(&mut self.types[kind as usize].gone);
-        self.add_all_delta(kind, &mut draft);
-        let [clusters, others @ ..] = &mut self.types;
-        let (of, assignments) = match kind {
-            Kind::Cluster => (clusters, others.first()),
-            Kind::Assignment | Kind::Listener | Kind::Route => (&mut others[kind as usize - 1], None),
-        };
-        let (client, unread) = (self.viewer.client, &*self.unread);
-        let is_permitted = kind == Kind::Assignment && self.permit.is_some();
-        let mut wide = is_permitted.then_some(&mut self.wide);
+        draft.removed.append(&mut own.gone);
+        own.add_list(subscriptions, kind, &mut draft);
         let mut waiting = Vec::new();
-        while let Some((name, owed)) = of.next_name(&mut draft, wide.as_deref_mut()) {
-            draft.looked_at += 1;
-            let owed = owed | of.take_held_back(&name);
-            match of.named.get_mut(&name) {
-                Some(named) => match named.subscription.current() {
-                    current if named.is_held_back(kind, client, unread, current.as_deref()) => {
-                        of.held_back.insert(name, owed);
-                    }
-                    Some(resource) if owed || named.sent != Sent::Version(resource.version) => {
-                        named.set_sent(Sent::Version(resource.version));
+        while let Some(candidate) = subscriptions.next_candidate(kind, &mut draft) {
+            let Candidate { name, owed, resource } = candidate;
+            let assignments = &subscriptions.types[Kind::Assignment as usize];
+            // The check costs time, so only names whose cluster was removed are checked.
+            let is_emptied =
+                resource.is_some() || owed || kind != Kind::Cluster || assignments.is_emptied(&name);
+            let of = &mut subscriptions.types[kind as usize];
+            match (of.named.get_mut(&name), resource) {
+                (Some(named), Some(resource)) => {
+                    if named.send(Sent::Version(resource.version)) || owed {
                         draft.add(resource);
                     }
-                    Some(_) => named.lacking = false,
-                    None if !owed && assignments.is_some_and(|of| !of.is_emptied(&name)) => {
-                        waiting.push(name);
+                }
+                (Some(_), None) if !is_emptied => waiting.push(name),
+                (Some(named), None) => {
+                    if owed || named.version().is_some() {
+                        draft.removed.insert(name);
                     }
-                    None => {
-                        if owed || matches!(named.sent, Sent::Version(_)) {
-                            draft.removed.insert(name);
-                        }
-                        named.set_sent(Sent::Absence);
-                    }
-                },
+                    named.send(Sent::Absence);
+                }
                 // The client unsubscribed from the name. It gets the resource if the wildcard subscription covers the name;
                 // otherwise the name is removed.
-                None if owed => match find(&of.all_sent, kind, &name) {
+                (None, _) if owed => match of.list.as_ref().and_then(|list| find(&list.sent, kind, &name)) {
                     Some(resource) => draft.add(resource),
-                    None if of.is_kept(kind, &name, unread) => {}
+                    None if of.returns && withholds_removal(&subscriptions.withhold, kind, &name) => {}
                     None => drop(draft.removed.insert(name)),
                 },
-                None => {}
+                (None, _) => {}
             }
         }
-        of.pending.extend(waiting);
+        subscriptions.types[kind as usize].due.pending.extend(waiting);
         draft
-    }
-
-    /// Adds the resources of the wildcard subscription that the client lacks.
-    fn add_all_delta(&mut self, kind: Kind, draft: &mut Draft) {
-        let has_list = self.has_list(kind);
-        let types = self.types.get_disjoint_mut([kind as usize, Kind::Assignment as usize]);
-        let Some([clusters, assignments]) = types.ok().filter(|_| has_list) else { return };
-        if !clusters.all_changed && !clusters.kept_changed {
-            return;
-        }
-        let (all, unread) = (self.hub.all_of(kind), &*self.unread);
-        let mut complete = true;
-        for hostname in all.changed_since(&clusters.all_sent, are_same) {
-            if !draft.has_room() {
-                complete = false;
-                break;
-            }
-            draft.looked_at += 1;
-            let sent = clusters_of(&clusters.all_sent, &hostname);
-            let next = clusters_of(&all, &hostname);
-            let keeps = clusters.returns && unread.may_have(hostname.as_str());
-            let (held, whole) =
-                if keeps { (next.clone(), true) } else { held_next(&next, &sent, assignments) };
-            complete &= whole;
-            let kept = clusters.kept.entry(hostname.clone()).or_default();
-            let waits = keeps && !unread.is_changed(hostname.as_str());
-            for resource in next.iter() {
-                let has = match kept.get(&resource.name) {
-                    Some(_) if waits => continue,
-                    Some(version) => *version == Some(resource.version),
-                    None => {
-                        sent.iter().any(|old| old.name == resource.name && old.version == resource.version)
-                    }
-                };
-                kept.remove(&resource.name);
-                if !has {
-                    draft.add(resource.clone());
-                }
-            }
-            let gone = sent.iter().filter(|old| !held.iter().any(|new| new.name == old.name));
-            match keeps {
-                // If `kept` has a version already, that version is not replaced, because it is the one that the client has. The
-                // newer version in `sent` never reached the client.
-                true => gone.for_each(|old| {
-                    kept.entry(old.name.clone()).or_insert(Some(old.version));
-                }),
-                false => draft.removed.extend(gone.map(|old| {
-                    kept.remove(&old.name);
-                    old.name.clone()
-                })),
-            }
-            if kept.is_empty() {
-                clusters.kept.remove(&hostname);
-            }
-            put_clusters(&mut clusters.all_sent, hostname, held);
-        }
-        if complete && clusters.kept_changed {
-            complete = clusters.add_kept(&all, assignments, unread, draft);
-            clusters.kept_changed = !complete;
-        }
-        if complete {
-            // The two lists have equal content. The session refers to the list of the hub, which other sessions share, so that
-            // its own copy is freed.
-            clusters.all_sent = all;
-            clusters.all_changed = false;
-        }
     }
 }
 
 impl Type {
-    /// Returns true if the client keeps a cluster because an unread registry may have it.
-    fn is_kept(&self, kind: Kind, name: &str, unread: &Unread) -> bool {
-        let target = || kind.read(name).is_some_and(|target| unread.may_have(target.hostname.as_str()));
-        self.returns && !unread.is_empty() && target()
-    }
-
-    /// Adds the current version, or the removal, of each kept cluster to the draft if no unread registry can have the cluster
-    /// any more. Returns true if this was possible for all such clusters.
-    fn add_kept(&mut self, all: &Clusters, assignments: &Self, unread: &Unread, draft: &mut Draft) -> bool {
+    /// Adds the resources of the wildcard subscription that the client lacks.
+    fn add_list(&mut self, subscriptions: &mut Subscriptions, kind: Kind, draft: &mut Draft) {
+        let types = subscriptions.types.get_disjoint_mut([kind as usize, Kind::Assignment as usize]);
+        let Ok([of, assignments]) = types else { return };
+        let (returns, withhold) = (of.returns, &subscriptions.withhold);
+        let Some(list) = of.list.as_mut().filter(|list| list.is_changed || self.kept_changed) else { return };
+        let all = subscriptions.hub.all_of(kind);
+        let mut hostnames = all.changed_since(&list.sent, are_same);
+        if self.kept_changed {
+            let is_released = |hostname: &&HostName| !withhold.withholds(hostname, Earlier::Resource, None);
+            hostnames.extend(self.kept.keys().filter(is_released).cloned());
+        }
         let mut complete = true;
-        let mut stays = BTreeMap::new();
-        while let Some((hostname, kept)) = self.kept.pop_first() {
-            if unread.may_have(hostname.as_str()) {
-                stays.insert(hostname, kept);
-                continue;
-            }
+        for hostname in hostnames {
             if !draft.has_room() {
-                stays.insert(hostname, kept);
                 complete = false;
                 break;
             }
             draft.looked_at += 1;
-            let current = clusters_of(all, &hostname);
-            for (name, version) in kept {
-                match current.iter().find(|resource| resource.name == name) {
-                    Some(resource) if version == Some(resource.version) => {}
-                    Some(resource) => draft.add(resource.clone()),
-                    None if assignments.is_emptied(&name) => drop(draft.removed.insert(name)),
-                    None => {
-                        complete = false;
-                        stays.entry(hostname.clone()).or_default().insert(name, version);
-                    }
+            let (next, sent) = (clusters_of(&all, &hostname), clusters_of(&list.sent, &hostname));
+            let mut kept = self.kept.remove(&hostname).unwrap_or_default();
+            for resource in next.iter() {
+                let version = match kept.get(&resource.name) {
+                    Some(_) if withhold.withholds(&hostname, Earlier::Endpoints, Some(resource)) => continue,
+                    Some(version) => *version,
+                    None => sent.iter().find(|old| old.name == resource.name).map(|old| old.version),
+                };
+                kept.remove(&resource.name);
+                if version != Some(resource.version) {
+                    draft.add(resource.clone());
                 }
             }
+            let held = if returns && withhold.withholds(&hostname, Earlier::Resource, None) {
+                for old in sent.iter().filter(|old| !next.iter().any(|new| new.name == old.name)) {
+                    // If `kept` has a version already, that version is not replaced, because it is the one that the client
+                    // has. The newer version in `sent` never reached the client.
+                    kept.entry(old.name.clone()).or_insert(Some(old.version));
+                }
+                next
+            } else {
+                let (held, whole) = held_next(&next, &sent, assignments);
+                let gone = sent.iter().filter(|old| !held.iter().any(|new| new.name == old.name));
+                draft.removed.extend(gone.map(|old| old.name.clone()));
+                kept.retain(|name, _| {
+                    let is_emptied = assignments.is_emptied(name);
+                    if is_emptied {
+                        draft.removed.insert(name.clone());
+                    }
+                    !is_emptied
+                });
+                complete &= whole && kept.is_empty();
+                held
+            };
+            if !kept.is_empty() {
+                self.kept.insert(hostname.clone(), kept);
+            }
+            if !are_same(&held, &sent) {
+                put_clusters(&mut list.sent, hostname, held);
+            }
         }
-        self.kept.append(&mut stays);
-        complete
+        if complete {
+            // The two lists have equal content. The session refers to the list of the hub, which other sessions share, so that
+            // its own copy is freed.
+            list.sent = all;
+            list.is_changed = false;
+            self.kept_changed = false;
+        }
     }
 }
 
@@ -298,4 +258,9 @@ impl Type {
 fn find(all: &Clusters, kind: Kind, name: &str) -> Option<Arc<Resource>> {
     let resources = all.get(kind.read(name)?.hostname.as_str())?;
     resources.iter().find(|resource| &*resource.name == name).cloned()
+}
+
+/// Returns true if a client that has the resource of this name from an earlier stream keeps it.
+fn withholds_removal(withhold: &Withhold, kind: Kind, name: &str) -> bool {
+    kind.read(name).is_some_and(|target| withhold.withholds(&target.hostname, Earlier::Resource, None))
 }

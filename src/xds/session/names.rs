@@ -1,14 +1,33 @@
-//! The names of one type that a client subscribes to, each at most once.
+//! The names of one type that a client subscribes to, each at most once, with the content that the client has.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::Named;
+use super::withhold::{Earlier, Withhold};
+use crate::hub::Subscription;
+use crate::resource::{Resource, Version};
 
 /// The table shrinks when its capacity exceeds its length by more than this factor.
 const ROOM: usize = 8;
+
+/// A name that the client subscribes to.
+pub(super) struct Named {
+    pub(super) subscription: Subscription,
+    /// The content that the client was sent last.
+    sent: Sent,
+    earlier: Earlier,
+}
+
+/// What a client has of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    Nothing,
+    /// The resource does not exist, and the client was notified of that.
+    Absence,
+    Version(Version),
+}
 
 /// Names by their text. The text belongs to the rendering, so that all clients share it.
 #[derive(Default)]
@@ -70,5 +89,48 @@ impl Names {
         let mut all: Vec<&mut Named> = self.table.iter_mut().collect();
         all.sort_unstable_by(|one, other| one.name().cmp(other.name()));
         all
+    }
+}
+
+impl Named {
+    pub(super) fn new(subscription: Subscription, sent: Sent, earlier: Earlier) -> Self {
+        Self { subscription, sent, earlier }
+    }
+
+    pub(super) fn name(&self) -> &Arc<str> {
+        self.subscription.name()
+    }
+
+    pub(super) fn sent(&self) -> Sent {
+        self.sent
+    }
+
+    /// Records the content that the client is sent, and returns true if it differs from the last one. It replaces everything
+    /// that the client had received before this stream.
+    pub(super) fn send(&mut self, sent: Sent) -> bool {
+        if self.earlier == Earlier::Endpoints {
+            self.earlier = Earlier::Resource;
+        }
+        std::mem::replace(&mut self.sent, sent) != sent
+    }
+
+    /// Returns true if the client has the present resource, or if both do not exist.
+    pub(super) fn is_current(&self) -> bool {
+        self.version() == self.subscription.current().map(|resource| resource.version)
+    }
+
+    /// Returns the version that the client has.
+    pub(super) fn version(&self) -> Option<Version> {
+        match self.sent {
+            Sent::Version(version) => Some(version),
+            Sent::Nothing | Sent::Absence => None,
+        }
+    }
+
+    /// Returns true if the client does not get a change of the resource to `current`.
+    pub(super) fn is_withheld(&self, withhold: &Withhold, current: Option<&Resource>) -> bool {
+        let is_sent = current.is_some_and(|resource| self.sent == Sent::Version(resource.version));
+        let hostname = self.subscription.hostname();
+        !is_sent && hostname.is_some_and(|hostname| withhold.withholds(hostname, self.earlier, current))
     }
 }

@@ -1,8 +1,10 @@
 //! The responses of a session to requests and snapshots.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::draft::{RESPONSE_NAMES, WIDE_BYTES};
 use super::*;
-use crate::hub::LISTENERS_MAX;
+use crate::hub::{LISTENERS_MAX, Mailbox, Permit};
 use isthmus_document::services::read_registry;
 use isthmus_model::import::Import;
 use isthmus_model::name::{HostName, NamePattern};
@@ -132,7 +134,7 @@ impl Client {
     fn ask(&mut self, kind: Kind, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         self.names.insert(kind, names.clone());
-        let nonce = match self.session.protocol {
+        let nonce = match self.session.protocol() {
             Protocol::Delta => String::new(),
             Protocol::StateOfTheWorld => self.nonces.get(&kind).cloned().unwrap_or_default(),
         };
@@ -152,7 +154,7 @@ impl Client {
             heard.push(format!("{kind}: {}", text.join(" ")).replace("outbound|80||", ""));
             assert!(heard.len() < 100, "there is no end to it: {heard:?}");
             self.nonces.insert(kind, response.nonce.clone());
-            let names = match self.session.protocol {
+            let names = match self.session.protocol() {
                 Protocol::Delta => Vec::new(),
                 Protocol::StateOfTheWorld => self.names[&kind].clone(),
             };
@@ -165,7 +167,7 @@ impl Client {
     }
 
     fn next(&mut self) -> Option<Response> {
-        self.session.hub.settle();
+        self.session.subscriptions.hub.settle();
         loop {
             let response = self.session.response();
             if response.is_some() || !self.session.is_unfinished() {
@@ -178,7 +180,7 @@ impl Client {
 impl Client {
     /// Returns the same client connected to another process. The client sends the versions that it has.
     fn comes_back(&self, stage: &Stage) -> Self {
-        let mut client = stage.client(self.session.protocol);
+        let mut client = stage.client(self.session.protocol());
         client.has = self.has.clone();
         for (kind, names) in &self.names {
             let has = self.has.get(kind).cloned().unwrap_or_default();
@@ -502,7 +504,7 @@ fn one_host_each<'a>(names: &'a [String], host: &'a [u8], other: &'a [u8]) -> Ve
 impl Client {
     /// Acknowledges a response with assignments, and returns their names.
     fn acknowledges(&mut self, response: &Response) -> Vec<String> {
-        let names = match self.session.protocol {
+        let names = match self.session.protocol() {
             Protocol::Delta => Vec::new(),
             Protocol::StateOfTheWorld => self.names[&Kind::Assignment].clone(),
         };
@@ -550,7 +552,9 @@ fn a_wide_change_is_sent_in_parts_behind_urgent_ones() {
         expected.retain(|name| name != A);
         expected.sort();
         assert_eq!(heard, expected, "{protocol:?}: each once, and nothing that did not change");
-        assert!(client.session.wide.is_empty() && client.session.permit.is_none());
+        assert!(
+            client.session.subscriptions.wide.is_empty() && client.session.subscriptions.permit.is_none()
+        );
     }
 }
 
@@ -613,7 +617,7 @@ fn names_that_are_unsubscribed_are_not_sent_with_a_wide_change() {
         assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
         // A session that ends gives its permit back.
         stage.becomes(&one_host_each(&names, &[3], &[3]));
-        assert!(client.session.response().is_some() && client.session.used_permit.is_some());
+        assert!(client.session.response().is_some() && client.session.subscriptions.used_permit.is_some());
         drop(client);
         let permits: Vec<Option<Permit>> = (0..100).map(|_| stage.hub.permit(&Arc::default())).collect();
         assert_eq!(permits.iter().flatten().count(), crate::hub::SENDERS);
