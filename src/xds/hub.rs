@@ -20,10 +20,10 @@
 //! - `all`: the lists of all clusters and of all listeners.
 //! - `mailbox`: the marks of a session.
 //! - `pace`: the sessions that may send a part of a wide change.
+//! - `topic`: what sessions subscribe to.
 //! - `subscribers`: mailboxes by slot.
 
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,18 +33,19 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use tokio::sync::Notify;
 
 pub use all::Clusters;
-pub(super) use all::{are_same, clusters_of, put_clusters};
+pub(super) use all::{All, are_same, clusters_of, put_clusters};
 pub use mailbox::{Mailbox, Marks, News, Wide};
 pub use pace::Permit;
 #[cfg(test)]
 pub(super) use pace::SENDERS;
-pub use rendering::Subscription;
+pub(super) use rendering::Rendering;
+pub(super) use topic::Subscription;
 
-use self::all::{All, Stage};
+use self::all::Stage;
 use self::pace::Pace;
 use self::queue::{Changes, Queue, Step};
-use self::rendering::{Key, Pass, Rendering};
-use self::subscribers::{Slot, Subscribers};
+use self::rendering::{Key, Pass};
+use self::topic::{Topic, Value};
 use super::kind::{Kind, Target};
 use super::peers::SanHistory;
 use super::render;
@@ -62,6 +63,7 @@ mod pace;
 mod queue;
 mod rendering;
 mod subscribers;
+mod topic;
 
 /// The number of services that are rendered before the task yields.
 const BATCH: usize = 64;
@@ -82,59 +84,39 @@ const SAID_EVERY: Duration = Duration::from_secs(60);
 pub struct Hub {
     reader: Reader,
     san_history: SanHistory,
-    renderings: DashMap<HostName, HashTable<Arc<Rendering>>>,
+    renderings: DashMap<HostName, HashTable<Arc<Topic<Rendering>>>>,
     hasher: DefaultHashBuilder,
-    lists: [Mutex<All>; LISTED.len()],
-    /// For each list, true if the list is complete.
-    is_listed: [AtomicBool; LISTED.len()],
+    /// The lists of all resources. A list has a generation when it is complete.
+    lists: [Arc<Topic<Mutex<All>>>; LISTED.len()],
     /// Notified when the first session subscribes to a list.
     wanted: Notify,
-    held_back: Mutex<UnreadState>,
-    /// A counter that changes with every change of `held_back.unread`.
-    unread_set: AtomicU64,
+    /// The unread registries of the snapshots from which the queue renders. A resource rendered on demand may be of a later
+    /// snapshot.
+    unread: Arc<Topic<UnreadRegistries>>,
     said: LogThrottle,
     pace: Arc<Pace>,
 }
 
-/// The registries that were not read yet. While such a registry may have a resource, sessions hold back the removal of that
+/// The registries that were not read yet. While such a registry may have a resource, sessions withhold the removal of that
 /// resource.
-struct UnreadState {
-    /// The unread registries of the snapshots from which the queue renders. A resource rendered on demand may be of a later
-    /// snapshot.
-    unread: Arc<Unread>,
-    /// The sessions that hold back a removal; they are woken when `unread` changes.
-    sessions: Subscribers,
-}
+pub(super) type UnreadRegistries = Mutex<Arc<Unread>>;
 
-/// A session's entry in a list of the hub. Dropping it removes the session from the list.
-pub struct ListEntry {
-    hub: Arc<Hub>,
-    list: List,
-    slot: Slot,
-}
-
-enum List {
-    All(Kind),
-    UnreadState,
-}
+impl Value for UnreadRegistries {}
 
 impl Hub {
     /// Makes a hub without renderings.
     pub fn new(reader: Reader) -> Arc<Self> {
-        let (san_history, renderings, lists) = (SanHistory::default(), DashMap::new(), Default::default());
-        let hasher = DefaultHashBuilder::default();
-        let held_back =
-            UnreadState { unread: reader.latest().unread.clone(), sessions: Subscribers::default() };
+        let (san_history, renderings) = (SanHistory::default(), DashMap::new());
+        let unread = Topic::new(Mutex::new(reader.latest().unread.clone()));
+        unread.advance();
         Arc::new(Self {
             reader,
             san_history,
             renderings,
-            hasher,
-            lists,
-            is_listed: Default::default(),
+            hasher: DefaultHashBuilder::default(),
+            lists: LISTED.map(|_| Topic::new(Mutex::default())),
             wanted: Notify::new(),
-            held_back: Mutex::new(held_back),
-            unread_set: AtomicU64::new(1),
+            unread,
             said: LogThrottle::new(SAID_EVERY),
             pace: Arc::default(),
         })
@@ -212,8 +194,8 @@ impl Hub {
         if next.generation > queue.world.generation {
             self.enqueue_changes(queue, next);
         }
-        let begin = |list: &Mutex<All>| {
-            let mut all = lock(list);
+        let begin = |list: &Topic<Mutex<All>>| {
+            let mut all = lock(&list.value);
             let is_wanted = all.stage == Stage::Wanted;
             if is_wanted {
                 all.stage = Stage::Listing;
@@ -246,7 +228,7 @@ impl Hub {
     fn all_names(&self, world: &Snapshot) -> Vec<HostName> {
         let rendered = self.renderings.iter().map(|entry| entry.key().clone());
         let lists = self.lists.iter().map(|list| {
-            let all = lock(list);
+            let all = lock(&list.value);
             (all.stage != Stage::Unwanted, all.clusters.clone())
         });
         let lists: Vec<_> = lists.collect();
@@ -281,7 +263,7 @@ impl Hub {
     /// Renders a service's resources again. Returns the changed ones in the order of their types.
     fn refresh(&self, world: &Snapshot, hostname: &HostName) -> Vec<ChangedResource> {
         self.san_history.keep_ports_of(world, hostname);
-        let renderings: Vec<Arc<Rendering>> = self
+        let renderings: Vec<Arc<Topic<Rendering>>> = self
             .renderings
             .get(hostname)
             .map(|of_service| of_service.iter().cloned().collect())
@@ -293,9 +275,9 @@ impl Hub {
         let mut pass = Pass::new(self, world, hostname);
         changes.extend(renderings.iter().filter(|one| one.refresh(&mut pass) | is_noted).map(|one| {
             ChangedResource {
-                kind: one.key.kind,
-                name: Some(one.key.name.clone()),
-                subscribers: lock(&one.subscribers).iter().cloned().collect(),
+                kind: one.value.key.kind,
+                name: Some(one.value.key.name.clone()),
+                subscribers: one.subscribers(),
             }
         }));
         // Marks are set in the order of types: a session that sees the mark of a type also finds the marks of the earlier
@@ -310,7 +292,7 @@ impl Hub {
     }
 
     fn update_list(&self, kind: Kind, world: &Snapshot, hostname: &HostName) -> Option<ChangedResource> {
-        let all = lock(self.list(kind));
+        let all = lock(&self.list(kind).value);
         if matches!(all.stage, Stage::Unwanted | Stage::Wanted) {
             return None;
         }
@@ -342,39 +324,40 @@ impl Hub {
             return None;
         }
         // Only this task changes the list.
-        let mut all = lock(self.list(kind));
+        let mut all = lock(&self.list(kind).value);
         debug_assert!(
             are_same(&clusters_of(&all.clusters, hostname), &old),
             "the hub alone changes the list"
         );
         all.len = len - old.len() + made.len();
         put_clusters(&mut all.clusters, hostname.clone(), made);
-        let subscribers = all.subscribers.iter().cloned().collect();
-        Some(ChangedResource { kind, name: None, subscribers })
+        drop(all);
+        Some(ChangedResource { kind, name: None, subscribers: self.list(kind).subscribers() })
     }
 
     /// Notifies the sessions that wait for a list that the list is complete.
     fn finish_list(&self) {
-        for (kind, is_listed) in LISTED.into_iter().zip(&self.is_listed) {
-            let mut all = lock(self.list(kind));
+        for (kind, list) in LISTED.into_iter().zip(&self.lists) {
+            let mut all = lock(&list.value);
             if all.stage == Stage::Listing {
                 all.stage = Stage::Whole;
-                is_listed.store(true, Ordering::Release);
+                drop(all);
+                list.advance();
                 let now = Instant::now();
-                all.subscribers.iter().for_each(|mailbox| mailbox.deliver(kind, None, now));
+                list.subscribers().iter().for_each(|mailbox| mailbox.deliver(kind, None, now));
             }
         }
     }
 
     /// Returns the list of a type.
-    fn list(&self, kind: Kind) -> &Mutex<All> {
+    fn list(&self, kind: Kind) -> &Arc<Topic<Mutex<All>>> {
         &self.lists[place(kind)]
     }
 
     /// Adds the unread registries of a snapshot to the set of unread registries. A registry that is in the set but not unread
     /// in the snapshot stays in the set until everything is rendered from the snapshot.
     fn add_unread(&self, unread: &Unread) {
-        let before = lock(&self.held_back).unread.clone();
+        let before = lock(&self.unread.value).clone();
         if before.is_empty() && unread.is_empty() {
             return;
         }
@@ -384,58 +367,46 @@ impl Hub {
         self.set_unread(Arc::new(unread.with_registries(registries)));
     }
 
-    /// Replaces the unread registries. If they differ, sessions that hold a change back are notified.
+    /// Replaces the unread registries. If the set differs, all sessions are notified.
     fn set_unread(&self, unread: Arc<Unread>) {
-        let mut held_back = lock(&self.held_back);
-        if Arc::ptr_eq(&held_back.unread, &unread) || held_back.unread.is_empty() && unread.is_empty() {
+        let mut own = lock(&self.unread.value);
+        if Arc::ptr_eq(&own, &unread) || own.is_empty() && unread.is_empty() {
             return;
         }
-        let differs = !held_back.unread.has_registries_of(&unread);
-        held_back.unread = unread;
-        self.unread_set.fetch_add(1, Ordering::Release);
+        let differs = !own.has_registries_of(&unread);
+        *own = unread;
+        self.unread.advance();
+        drop(own);
         if differs {
-            held_back.sessions.iter().for_each(|mailbox| mailbox.wake());
+            self.unread.subscribers().iter().for_each(|mailbox| mailbox.wake());
         }
     }
 
-    /// Returns the unread registries if their set has changed since `count`, and updates `count`. Must be called after the
-    /// changes in the mailbox were collected.
-    pub fn unread(&self, count: &mut u64) -> Option<Arc<Unread>> {
-        if self.unread_set.load(Ordering::Acquire) == *count {
-            return None;
-        }
-        let held_back = lock(&self.held_back);
-        *count = self.unread_set.load(Ordering::Relaxed);
-        Some(held_back.unread.clone())
+    /// Subscribes a mailbox to the unread registries.
+    pub(super) fn subscribe_unread(&self, mailbox: &Arc<Mailbox>) -> Subscription<UnreadRegistries> {
+        self.unread.subscribe(mailbox)
     }
 
-    /// Adds the mailbox to those that are woken when the unread registries change.
-    pub fn subscribe_unread(self: &Arc<Self>, mailbox: &Arc<Mailbox>) -> ListEntry {
-        let slot = lock(&self.held_back).sessions.insert(mailbox.clone());
-        ListEntry { hub: self.clone(), list: List::UnreadState, slot }
-    }
-
-    /// Adds the mailbox to those that are woken when the list of a type changes, and when the list is complete for the first
-    /// time.
-    pub fn subscribe_all(self: &Arc<Self>, mailbox: &Arc<Mailbox>, kind: Kind) -> ListEntry {
-        let mut all = lock(self.list(kind));
+    /// Subscribes a mailbox to the list of a type. The session is notified when the list is complete, and when it changes.
+    pub(super) fn subscribe_all(&self, mailbox: &Arc<Mailbox>, kind: Kind) -> Subscription<Mutex<All>> {
+        let subscription = self.list(kind).subscribe(mailbox);
+        let mut all = lock(&self.list(kind).value);
         if all.stage == Stage::Unwanted {
             all.stage = Stage::Wanted;
             self.wanted.notify_one();
         }
-        let slot = all.subscribers.insert(mailbox.clone());
-        ListEntry { hub: self.clone(), list: List::All(kind), slot }
+        subscription
     }
 
     /// Returns true if the list of a type is complete. It becomes complete once, some time after the first session has
     /// subscribed to it.
-    pub fn is_listed(&self, kind: Kind) -> bool {
-        self.is_listed[place(kind)].load(Ordering::Acquire)
+    pub(super) fn is_listed(&self, kind: Kind) -> bool {
+        self.list(kind).generation() > 0
     }
 
     /// Returns all clusters, or all listeners on virtual addresses; empty until a session has subscribed to them.
     pub fn all_of(&self, kind: Kind) -> Arc<Clusters> {
-        lock(self.list(kind)).clusters.clone()
+        lock(&self.list(kind).value).clusters.clone()
     }
 
     /// Returns the permission to send a part of a wide change, if nobody waits for one; else the mailbox gets it later.
@@ -444,17 +415,17 @@ impl Hub {
     }
 
     /// Subscribes a mailbox to one resource.
-    pub fn subscribe(
+    pub(super) fn subscribe(
         self: &Arc<Self>,
         mailbox: &Arc<Mailbox>,
         kind: Kind,
         name: &Arc<str>,
         viewer: &Arc<Viewer>,
-    ) -> Subscription {
+    ) -> Subscription<Rendering> {
         let weak = Arc::downgrade(self);
         let Some(target) = kind.read(name) else {
             let key = Key { kind, name: name.clone(), viewer: viewer.clone() };
-            return Subscription::new(Rendering::new(weak, key, None), mailbox);
+            return Rendering::new(weak, key, None).subscribe(mailbox);
         };
         // Only assignments depend on the viewer.
         let viewer = match kind {
@@ -465,12 +436,12 @@ impl Hub {
         };
         let mut of_service = self.renderings.entry(target.hostname.clone()).or_default();
         // All renderings of a name share one allocation of the name.
-        let same = of_service.iter().take(COMPARED).find(|other| other.key.name == *name);
-        let name = same.map_or(name, |other| &other.key.name).clone();
+        let same = of_service.iter().take(COMPARED).find(|other| other.value.key.name == *name);
+        let name = same.map_or(name, |other| &other.value.key.name).clone();
         let target = Target { hostname: of_service.key().clone(), ..target };
         let key = Key { kind, name, viewer };
-        let hash = |rendering: &Arc<Rendering>| self.hasher.hash_one(&rendering.key);
-        let entry = of_service.entry(self.hasher.hash_one(&key), |other| other.key == key, hash);
+        let hash = |rendering: &Arc<Topic<Rendering>>| self.hasher.hash_one(&rendering.value.key);
+        let entry = of_service.entry(self.hasher.hash_one(&key), |other| other.value.key == key, hash);
         let rendering = match entry {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(free) => {
@@ -480,7 +451,7 @@ impl Hub {
             }
         };
         // The lock on the map's shard is held, so that the rendering cannot be removed meanwhile.
-        Subscription::new(rendering, mailbox)
+        rendering.subscribe(mailbox)
     }
 
     /// Returns a resource of the service that equals this one and is already cached.
@@ -489,11 +460,11 @@ impl Hub {
     }
 
     /// Removes a rendering without subscribers, unless a session has subscribed meanwhile.
-    fn remove_unused(&self, rendering: &Arc<Rendering>) {
-        let Some(hostname) = rendering.target.as_ref().map(|target| &target.hostname) else { return };
+    fn remove_unused(&self, rendering: &Arc<Topic<Rendering>>) {
+        let Some(hostname) = rendering.value.target.as_ref().map(|target| &target.hostname) else { return };
         let Some(mut of_service) = self.renderings.get_mut(hostname) else { return };
-        if lock(&rendering.subscribers).is_empty() {
-            let hash = self.hasher.hash_one(&rendering.key);
+        if rendering.is_unused() {
+            let hash = self.hasher.hash_one(&rendering.value.key);
             if let Ok(entry) = of_service.find_entry(hash, |other| Arc::ptr_eq(other, rendering)) {
                 entry.remove();
             }
@@ -508,15 +479,6 @@ impl Hub {
     /// Returns the number of renderings.
     pub fn renderings(&self) -> usize {
         self.renderings.iter().map(|entry| entry.value().len()).sum()
-    }
-}
-
-impl Drop for ListEntry {
-    fn drop(&mut self) {
-        match self.list {
-            List::All(kind) => lock(self.hub.list(kind)).subscribers.remove(&self.slot),
-            List::UnreadState => lock(&self.hub.held_back).sessions.remove(&self.slot),
-        };
     }
 }
 

@@ -1,9 +1,9 @@
 //! The lists of all clusters and of all listeners on virtual addresses, for clients with a wildcard subscription. The hub makes
 //! a list when the first client subscribes to it, and keeps it up to date afterwards.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use super::subscribers::Subscribers;
+use super::topic::Value;
 use crate::resource::Resource;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::name_index::NameMap;
@@ -11,15 +11,16 @@ use isthmus_snapshot::name_index::NameMap;
 /// All resources of a type, by the host name of their service.
 pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;
 
-/// The list of all resources of a type, and the sessions that subscribe to it.
+/// The list of all resources of a type.
 #[derive(Default)]
-pub(super) struct All {
+pub(crate) struct All {
     pub(super) stage: Stage,
     pub(super) clusters: Arc<Clusters>,
-    pub(super) subscribers: Subscribers,
     /// The number of resources in the list.
     pub(super) len: usize,
 }
+
+impl Value for Mutex<All> {}
 
 /// The stage of the list of all resources of a type.
 ///

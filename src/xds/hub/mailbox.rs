@@ -144,20 +144,23 @@ impl Mailbox {
 
     /// Marks a resource as changed, or the list of all resources if `name` is `None`. Then wakes the session.
     pub(super) fn deliver(&self, kind: Kind, name: Option<&Arc<str>>, since: Instant) {
-        let mut inside = self.inside();
-        inside.mark(kind, name, since);
-        let waiting = inside.waiting.take();
-        drop(inside);
-        waiting.into_iter().for_each(Waker::wake);
+        self.notify(|inside| inside.mark(kind, name, since));
     }
 
     /// Wakes the session, so that it checks its state.
     pub(super) fn wake(&self) {
+        self.notify(|_| ());
+    }
+
+    /// Makes a change, and wakes the session so that it reads the change.
+    fn notify<T>(&self, change: impl FnOnce(&mut Inside) -> T) -> T {
         let mut inside = self.inside();
         inside.news = true;
+        let result = change(&mut inside);
         let waiting = inside.waiting.take();
         drop(inside);
         waiting.into_iter().for_each(Waker::wake);
+        result
     }
 
     /// Takes the changes of all types in one step, which keeps their order.
@@ -200,14 +203,11 @@ impl Waiter for Mailbox {
     }
 
     fn give_permit(&self, permit: Permit) {
-        let mut inside = self.inside();
-        inside.queued = false;
-        inside.news = true;
-        let (before, waiting) = (inside.permit.replace(permit), inside.waiting.take());
-        // Dropping a permit gives the next one, perhaps to this session.
-        drop(inside);
-        drop(before);
-        waiting.into_iter().for_each(Waker::wake);
+        // Dropping a permit gives the next one, perhaps to this session, so no lock is held then.
+        drop(self.notify(|inside| {
+            inside.queued = false;
+            inside.permit.replace(permit)
+        }));
     }
 }
 

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_bounded_and_in_order_of_arrival() {
+    fn permits_are_bounded_and_in_order_of_arrival() {
         let pace = Arc::<Pace>::default();
         let permit = |mailbox| pace.permit_or_wait(mailbox);
         let mailboxes: Vec<Arc<Mailbox>> = (0..SENDERS + 3).map(|_| Arc::default()).collect();

@@ -1,11 +1,10 @@
-//! One resource that equal viewers share, and its subscribers.
+//! One resource that equal viewers share.
 
 use std::sync::{Arc, Mutex, Weak};
 
 use hashbrown::HashMap;
 
-use super::mailbox::Mailbox;
-use super::subscribers::{Slot, Subscribers};
+use super::topic::{Subscription, Topic, Value};
 use super::{Hub, lock};
 use crate::kind::{Kind, Target};
 use crate::render;
@@ -22,21 +21,28 @@ pub(super) struct Key {
     pub(super) viewer: Arc<Viewer>,
 }
 
-/// One resource that equal viewers share. Neither of its locks is held while a resource is rendered.
-pub(super) struct Rendering {
+/// One resource that equal viewers share. Its lock is not held while a resource is rendered.
+pub(crate) struct Rendering {
     hub: Weak<Hub>,
     pub(super) key: Key,
     /// The parsed name; `None`: the name cannot be parsed, so that its resource never changes. Such a rendering belongs to one
     /// session.
     pub(super) target: Option<Target>,
     state: Mutex<State>,
-    pub(super) subscribers: Mutex<Subscribers>,
+}
+
+impl Value for Rendering {
+    fn unused(topic: &Arc<Topic<Self>>) {
+        if topic.value.target.is_some()
+            && let Some(hub) = topic.value.hub.upgrade()
+        {
+            hub.remove_unused(topic);
+        }
+    }
 }
 
 #[derive(Default)]
 struct State {
-    /// The generation of the snapshot from which `made` was rendered; 0: there is no result yet.
-    generation: u64,
     /// The generation of the newest snapshot that the hub processed while this rendering had no result.
     due: u64,
     made: Made,
@@ -93,35 +99,38 @@ impl<'a> Pass<'a> {
 }
 
 impl Rendering {
-    pub(super) fn new(hub: Weak<Hub>, key: Key, target: Option<Target>) -> Arc<Self> {
-        Arc::new(Self { hub, key, target, state: Mutex::default(), subscribers: Mutex::default() })
+    pub(super) fn new(hub: Weak<Hub>, key: Key, target: Option<Target>) -> Arc<Topic<Self>> {
+        Topic::new(Self { hub, key, target, state: Mutex::default() })
     }
+}
 
+/// The generation is that of the snapshot from which the resource was rendered. It is changed only under the lock.
+impl Topic<Rendering> {
     /// Renders again if there is a result; returns true if the new result differs.
     pub(super) fn refresh(&self, pass: &mut Pass<'_>) -> bool {
         let generation = pass.world.generation;
-        let mut state = lock(&self.state);
-        if state.generation == 0 {
+        let mut state = lock(&self.value.state);
+        if self.generation() == 0 {
             // A session is rendering the first result from an older snapshot. `due` tells that session to render again.
             state.due = generation;
             return false;
         }
-        if state.generation >= generation {
+        if self.generation() >= generation {
             return false;
         }
         drop(state);
-        let made = pass.render(self);
+        let made = pass.render(&self.value);
         self.replace(generation, made)
     }
 
     /// Replaces the result; returns true if the new result differs. A result of a newer snapshot is never replaced by one of an
     /// older snapshot.
     fn replace(&self, generation: u64, made: Option<Arc<Resource>>) -> bool {
-        let mut state = lock(&self.state);
-        if state.generation >= generation {
+        let mut state = lock(&self.value.state);
+        if self.generation() >= generation {
             return false;
         }
-        state.generation = generation;
+        self.set_generation(generation);
         if made.as_ref().map(|resource| resource.version) == state.made.version() {
             return false;
         }
@@ -135,7 +144,7 @@ impl Rendering {
 
     /// Returns the rendered resource if it equals `resource`.
     pub(super) fn equal(&self, resource: &Resource) -> Option<Arc<Resource>> {
-        match &lock(&self.state).made {
+        match &lock(&self.value.state).made {
             Made::Resource(same) if **same == *resource => Some(same.clone()),
             Made::Nothing | Made::Empty(_) | Made::Resource(_) => None,
         }
@@ -143,11 +152,11 @@ impl Rendering {
 
     /// Returns the resource; renders it from the newest snapshot if there is no result.
     fn current(&self) -> Option<Arc<Resource>> {
-        let nothing = || render::nothing(self.key.kind, &self.key.name).map(Arc::new);
-        let Some(target) = &self.target else { return nothing() };
+        let nothing = || render::nothing(self.value.key.kind, &self.value.key.name).map(Arc::new);
+        let Some(target) = &self.value.target else { return nothing() };
         loop {
-            let state = lock(&self.state);
-            if state.generation > 0 && state.generation >= state.due {
+            let state = lock(&self.value.state);
+            if self.generation() > 0 && self.generation() >= state.due {
                 return match &state.made {
                     Made::Nothing => None,
                     Made::Empty(_) => nothing(),
@@ -156,54 +165,31 @@ impl Rendering {
             }
             drop(state);
             // The upgrade succeeds, because a session keeps the hub alive.
-            let hub = self.hub.upgrade()?;
+            let hub = self.value.hub.upgrade()?;
             // The snapshot is read after this rendering is visible to the hub, so that no later snapshot is missed.
             let world = hub.reader.latest();
-            let Key { kind, name, viewer } = &self.key;
+            let Key { kind, name, viewer } = &self.value.key;
             let made = render::resource(&world, *kind, name, Some(target), viewer, &hub.san_history);
             let made = made.map(|made| hub.equal(&target.hostname, &made).unwrap_or_else(|| Arc::new(made)));
             self.replace(world.generation, made);
-            debug_assert!(lock(&self.state).generation >= world.generation, "it is rendered by now");
+            debug_assert!(self.generation() >= world.generation, "it is rendered by now");
         }
     }
 }
 
-/// A session's subscription to one resource. The subscription ends when it is dropped.
-pub struct Subscription {
-    rendering: Arc<Rendering>,
-    slot: Slot,
-}
-
-impl Subscription {
-    pub(super) fn new(rendering: Arc<Rendering>, mailbox: &Arc<Mailbox>) -> Self {
-        let slot = lock(&rendering.subscribers).insert(mailbox.clone());
-        Self { rendering, slot }
-    }
-
+impl Subscription<Rendering> {
     /// Returns the name of the resource.
-    pub fn name(&self) -> &Arc<str> {
-        &self.rendering.key.name
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.topic.value.key.name
     }
 
     /// Returns the service of the resource; `None` if the name cannot be parsed.
-    pub fn hostname(&self) -> Option<&HostName> {
-        self.rendering.target.as_ref().map(|target| &target.hostname)
+    pub(crate) fn hostname(&self) -> Option<&HostName> {
+        self.topic.value.target.as_ref().map(|target| &target.hostname)
     }
 
     /// Returns the resource as rendered from the newest snapshot; `None` if it does not exist.
-    pub fn current(&self) -> Option<Arc<Resource>> {
-        self.rendering.current()
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let is_unused = lock(&self.rendering.subscribers).remove(&self.slot);
-        if is_unused
-            && self.rendering.target.is_some()
-            && let Some(hub) = self.rendering.hub.upgrade()
-        {
-            hub.remove_unused(&self.rendering);
-        }
+    pub(crate) fn current(&self) -> Option<Arc<Resource>> {
+        self.topic.current()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::withhold::{Earlier, Withhold};
-use crate::hub::Subscription;
+use crate::hub::{Rendering, Subscription};
 use crate::resource::{Resource, Version};
 
 /// The table shrinks when its capacity exceeds its length by more than this factor.
@@ -14,7 +14,7 @@ const ROOM: usize = 8;
 
 /// A name that the client subscribes to.
 pub(super) struct Named {
-    pub(super) subscription: Subscription,
+    pub(super) subscription: Subscription<Rendering>,
     /// The content that the client was sent last.
     sent: Sent,
     earlier: Earlier,
@@ -93,7 +93,7 @@ impl Names {
 }
 
 impl Named {
-    pub(super) fn new(subscription: Subscription, sent: Sent, earlier: Earlier) -> Self {
+    pub(super) fn new(subscription: Subscription<Rendering>, sent: Sent, earlier: Earlier) -> Self {
         Self { subscription, sent, earlier }
     }
 

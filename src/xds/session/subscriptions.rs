@@ -1,7 +1,7 @@
 //! What a client subscribes to and which of it is due, as far as both variants of the protocol have it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 use super::draft::Draft;
@@ -9,7 +9,7 @@ use super::names::{Named, Names, Sent};
 use super::withhold::{Earlier, Withhold};
 use super::{Acknowledgement, ERROR_BYTES_MAX, NAME_COST, NAMES_MAX, Request, RequestRefusal};
 use crate::budget::Account;
-use crate::hub::{Clusters, Hub, ListEntry, Mailbox, News, Permit, Wide};
+use crate::hub::{All, Clusters, Hub, Mailbox, News, Permit, Subscription, Wide};
 use crate::kind::Kind;
 use crate::node::beginning_of;
 use crate::resource::Resource;
@@ -62,8 +62,7 @@ pub(super) struct List {
     pub(super) sent: Arc<Clusters>,
     /// True if `sent` may be outdated.
     pub(super) is_changed: bool,
-    /// The entry by which the hub wakes the session when the list changes.
-    _entry: ListEntry,
+    _subscription: Subscription<Mutex<All>>,
 }
 
 /// Names to check for a response.
@@ -195,8 +194,8 @@ impl Subscriptions {
         let has_list = kind == Kind::Cluster || kind == Kind::Listener && self.takes_listeners;
         let of = &mut self.types[kind as usize];
         if !std::mem::replace(&mut of.wildcard, true) && has_list {
-            let entry = self.hub.subscribe_all(&self.mailbox, kind);
-            of.list = Some(List { sent: Arc::default(), is_changed: true, _entry: entry });
+            let subscription = self.hub.subscribe_all(&self.mailbox, kind);
+            of.list = Some(List { sent: Arc::default(), is_changed: true, _subscription: subscription });
         }
     }
 
@@ -230,7 +229,7 @@ impl Subscriptions {
         let assignments = &self.types[Kind::Assignment as usize];
         self.wide.append(wide, |name| assignments.named.contains(name));
         self.permit = permit.or_else(|| self.permit.take());
-        let differs = self.withhold.refresh(&self.hub);
+        let differs = self.withhold.refresh();
         if differs {
             self.types.iter_mut().for_each(|of| of.due.recheck());
         }

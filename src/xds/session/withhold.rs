@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::hub::{Hub, ListEntry, Mailbox};
+use crate::hub::{Hub, Mailbox, Subscription, UnreadRegistries};
 use crate::resource::Resource;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::unread::Unread;
@@ -25,26 +25,25 @@ pub(super) enum Earlier {
 /// The unread registries, as one session knows them.
 pub(super) struct Withhold {
     unread: Arc<Unread>,
-    /// The hub's change counter when `unread` was copied.
+    /// The generation of `unread`.
     generation: u64,
-    /// The entry by which the hub wakes the session when the unread registries change.
-    _entry: ListEntry,
+    subscription: Subscription<UnreadRegistries>,
 }
 
 impl Withhold {
-    pub(super) fn new(hub: &Arc<Hub>, mailbox: &Arc<Mailbox>) -> Self {
-        let entry = hub.subscribe_unread(mailbox);
+    pub(super) fn new(hub: &Hub, mailbox: &Arc<Mailbox>) -> Self {
+        let subscription = hub.subscribe_unread(mailbox);
         let mut generation = 0;
-        let unread = hub.unread(&mut generation).unwrap_or_default();
-        Self { unread, generation, _entry: entry }
+        let unread = subscription.newer(&mut generation).unwrap_or_default();
+        Self { unread, generation, subscription }
     }
 
-    /// Copies the unread registries from the hub; returns true if the set of registries differs from the copy.
+    /// Copies the unread registries again; returns true if the set of registries differs from the copy.
     ///
     /// Must be called after the session took its marks: the hub adds a registry before it renders resources without that
     /// registry, so the copy then includes every registry that the changed resources lack.
-    pub(super) fn refresh(&mut self, hub: &Hub) -> bool {
-        let Some(unread) = hub.unread(&mut self.generation) else { return false };
+    pub(super) fn refresh(&mut self) -> bool {
+        let Some(unread) = self.subscription.newer(&mut self.generation) else { return false };
         let differs = !unread.has_registries_of(&self.unread);
         self.unread = unread;
         differs
