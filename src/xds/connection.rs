@@ -62,7 +62,7 @@ pub(super) async fn serve(
         error = &mut ended => return Err(error.into()),
         frames = handshake => frames?,
     };
-    let mut silent = pin!(until_silent(frames.ping_pong()));
+    let mut silent = pin!(until_silent(frames.ping_pong(), KEEP_ALIVE));
     let mut streams = FuturesUnordered::<Stream>::new();
     loop {
         tokio::select! {
@@ -83,14 +83,34 @@ pub(super) async fn serve(
     }
 }
 
-/// Sends PINGs; completes when the answer to one is late.
-async fn until_silent(pings: Option<PingPong>) {
+/// Sends PINGs at this interval; completes when an answer takes longer than the limit.
+async fn until_silent(pings: Option<PingPong>, (interval, limit): (Duration, Duration)) {
     let Some(mut pings) = pings else { return pending().await };
     loop {
-        sleep(KEEP_ALIVE.0).await;
+        sleep(interval).await;
         // A PING fails only if the connection ends.
-        if timeout(KEEP_ALIVE.1, pings.ping(Ping::opaque())).await.is_err() {
+        if timeout(limit, pings.ping(Ping::opaque())).await.is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_answers_no_ping_is_silent() {
+        let (mut client, io) = tokio::io::duplex(1 << 16);
+        // The preface and an empty SETTINGS frame (RFC 9113, section 3.4).
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("room");
+        let mut frames = server::handshake(io).await.expect("a preface");
+        let pings = frames.ping_pong();
+        tokio::select! {
+            () = until_silent(pings, (Duration::from_millis(1), Duration::from_millis(50))) => {}
+            _ = frames.accept() => panic!("the connection ended first"),
         }
     }
 }

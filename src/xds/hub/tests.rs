@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::FutureExt;
+
 use super::*;
 use crate::session::tests::{Stage, snapshot};
 use isthmus_model::place::{ClusterId, Network};
@@ -164,4 +166,20 @@ fn viewers_who_get_the_same_share_its_bytes() {
     let mut queue = Queue::new(seen);
     while hub.run_batch(&mut queue) {}
     assert_ne!(first, shared());
+}
+
+#[test]
+fn sessions_are_woken_when_the_unread_registries_change() {
+    let mut stage = Stage::new(&[]);
+    stage.restarts_without(&[], &[("a", &[1])]);
+    let mailbox = Arc::<Mailbox>::default();
+    let subscription = stage.hub.subscribe_unread(&mailbox);
+    let mut seen = 0;
+    assert!(subscription.newer(&mut seen).is_some_and(|unread| !unread.is_empty()));
+    assert!(subscription.newer(&mut seen).is_none() && mailbox.changed().now_or_never().is_none());
+    stage.becomes(&[("a", &[1])]);
+    assert!(mailbox.changed().now_or_never().is_some());
+    assert!(subscription.newer(&mut seen).is_some_and(|unread| unread.is_empty()));
+    drop(subscription);
+    assert!(stage.hub.unread.is_unused());
 }

@@ -16,12 +16,12 @@ use isthmus_model::name::HostName;
 /// What the delta variant knows in addition to the subscriptions.
 #[derive(Default)]
 pub(super) struct Delta {
-    types: [Type; Kind::ALL.len()],
+    types: [DeltaType; Kind::ALL.len()],
 }
 
 /// The resources of an earlier stream, and those whose removal is withheld.
 #[derive(Default)]
-struct Type {
+struct DeltaType {
     /// Resources of the wildcard subscription that the client has in another version than that in the list that was sent, or
     /// that the list does not have. They are grouped by service. `None`: the version is unknown.
     kept: BTreeMap<HostName, BTreeMap<Arc<str>, Option<Version>>>,
@@ -183,7 +183,7 @@ impl Delta {
     }
 }
 
-impl Type {
+impl DeltaType {
     /// Adds the resources of the wildcard subscription that the client lacks.
     fn add_list(&mut self, subscriptions: &mut Subscriptions, kind: Kind, draft: &mut Draft) {
         let types = subscriptions.types.get_disjoint_mut([kind as usize, Kind::Assignment as usize]);

@@ -14,11 +14,11 @@ use crate::kind::Kind;
 /// What the state-of-the-world variant knows in addition to the subscriptions.
 #[derive(Default)]
 pub(super) struct World {
-    types: [Type; Kind::ALL.len()],
+    types: [WorldType; Kind::ALL.len()],
 }
 
 #[derive(Default)]
-struct Type {
+struct WorldType {
     /// True if the client has ever sent a name. After that, an empty list of names means no names; before that, it means all
     /// resources.
     ever_named: bool,
