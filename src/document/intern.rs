@@ -61,12 +61,6 @@ impl Interner {
         parsed(&mut self.localities, text, super::scalar::locality)
     }
 
-    /// Returns the shared copy of a locality that a program has written. Unlike in a document, its region may be empty: an
-    /// object of Kubernetes may have only a zone. Returns `None` if the text has too many parts.
-    pub fn written_locality(&mut self, text: &str) -> Option<Locality> {
-        parsed(&mut self.localities, text, |text| Locality::parse(text).ok_or(())).ok()
-    }
-
     /// Parses an identity and returns its shared copy.
     pub fn identity(&mut self, text: &str) -> Result<Identity, InvalidValue> {
         parsed(&mut self.identities, text, super::scalar::identity)

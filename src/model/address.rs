@@ -5,7 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::name::HostName;
+use super::stored;
 
 /// Converts an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2) to IPv4, so that each address has one spelling.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
@@ -18,13 +21,13 @@ pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
 }
 
 /// The address part of an endpoint or a server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Host {
     /// One address.
-    Ip(IpAddr),
+    Ip(#[serde(deserialize_with = "stored::ip")] IpAddr),
     /// Several addresses of one endpoint. The endpoint counts once, and the first address of each family is used. An endpoint
     /// without addresses, such as a peer's, can be reached only through the gateways of its network.
-    Ips(Arc<[IpAddr]>),
+    Ips(#[serde(deserialize_with = "stored::ips")] Arc<[IpAddr]>),
     /// A host name that is resolved to addresses later.
     Name(HostName),
 }

@@ -5,12 +5,14 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::address::Host;
 use super::identity::Identity;
 use super::place::{Locality, Network};
 
 /// A relative share of traffic, from 1 to 2^32 − 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Weight(NonZeroU32);
 
 impl Weight {
@@ -57,7 +59,7 @@ impl ProxyVersion {
 }
 
 /// The health that a registry declares for an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Health {
     /// The endpoint accepts connections.
     #[default]
@@ -83,7 +85,7 @@ impl Health {
 }
 
 /// The kind of TLS that an endpoint speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TlsMode {
     /// Mutual TLS with SPIFFE identities.
     Mesh,
@@ -111,7 +113,7 @@ impl TlsMode {
 pub const HBONE_PORT: u16 = 15_008;
 
 /// The TLS mode that an endpoint declares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeclaredTls {
     /// The endpoint uses this mode on every port.
     Mode(TlsMode),
@@ -120,11 +122,7 @@ pub enum DeclaredTls {
 }
 
 impl DeclaredTls {
-    /// All values.
-    pub const ALL: [Self; 4] =
-        [Self::Mode(TlsMode::Mesh), Self::Mode(TlsMode::Own), Self::Mode(TlsMode::None), Self::Application];
-
-    /// Returns the value as copies on disk and the API write it.
+    /// Returns the value as the API writes it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Mode(mode) => mode.text(),
@@ -134,7 +132,7 @@ impl DeclaredTls {
 }
 
 /// The encapsulation that an endpoint accepts beside plain TCP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Encapsulation {
     /// No encapsulation.
     #[default]
@@ -160,7 +158,8 @@ impl Encapsulation {
 ///
 /// A clone shares the labels: the same labels are in the record of an object, in the items made from it, and in the snapshot.
 /// A `BTreeMap` takes 384 bytes for a single label, in each of these places.
-#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(from = "BTreeMap<Arc<str>, Arc<str>>")]
 pub struct Labels(Arc<[(Arc<str>, Arc<str>)]>);
 
 impl Labels {
@@ -226,7 +225,7 @@ pub struct Endpoint {
 }
 
 /// The fields that instances of one workload share; stored once per shard.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EndpointTemplate {
     /// The ports on which the endpoint listens. For a service port that is not listed, the endpoint listens on the service's
     /// target port. With 0 it does not listen for that service port.

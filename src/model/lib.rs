@@ -17,6 +17,7 @@ pub mod reason;
 pub mod record;
 pub mod service;
 pub mod set_hash;
+pub mod stored;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod trace;

@@ -5,13 +5,16 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, TlsMode};
 use super::identity::Identity;
 use super::import::Import;
 use super::name::HostName;
+use super::stored;
 
 /// The key of a service. Services with equal keys in two clusters are one service.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ServiceKey {
     /// The namespace that owns the service.
     pub namespace: Arc<str>,
@@ -26,7 +29,7 @@ impl fmt::Display for ServiceKey {
 }
 
 /// The application protocol of a service port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PortProtocol {
     /// Any bytes over TCP.
     #[default]
@@ -71,33 +74,37 @@ impl PortProtocol {
 }
 
 /// One port of a service.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServicePort {
     /// The name of the port; unique in the service.
     pub name: Arc<str>,
     /// The port that clients use, 1 to 65535.
+    #[serde(deserialize_with = "stored::port")]
     pub port: u16,
     /// The port on which endpoints listen for this service port, unless they have a port of their own.
+    #[serde(deserialize_with = "stored::port")]
     pub target_port: u16,
     /// The application protocol.
     pub protocol: PortProtocol,
 }
 
 /// A proxy that accepts a service's connections in place of its endpoints.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Waypoint {
     /// The address on which the waypoint accepts HBONE.
+    #[serde(deserialize_with = "stored::socket")]
     pub address: SocketAddr,
     /// The waypoint's SPIFFE ID, by which the gateway recognises calls of the waypoint; `None`: they are not recognised.
     pub identity: Option<Identity>,
 }
 
 /// A service as one registry declares it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
     /// The namespace and host name.
     pub key: ServiceKey,
     /// Virtual addresses; may be empty.
+    #[serde(deserialize_with = "stored::ips")]
     pub addresses: Vec<IpAddr>,
     /// The ports, in the order of the registry.
     pub ports: Vec<ServicePort>,
@@ -106,6 +113,7 @@ pub struct Service {
     /// The waypoint, if the service has one. Most have none, so it has an allocation of its own.
     pub waypoint: Option<Arc<Waypoint>>,
     /// The endpoints that the registry declares for this service.
+    #[serde(with = "stored::endpoints")]
     pub endpoints: Arc<[Endpoint]>,
     /// The name by which export rules refer to the service; `None`: its host name. An alias is exported under the name of its
     /// target.
@@ -113,6 +121,7 @@ pub struct Service {
     /// The data that only services of a peer have; `None` for our own services.
     pub import: Option<Arc<Import>>,
     /// How many endpoints the registry leaves out for each reason. A reason occurs at most once in the list.
+    #[serde(skip)]
     pub withheld: Box<[(Withheld, u32)]>,
 }
 

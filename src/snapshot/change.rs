@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::policy::Gateway;
 use isthmus_model::endpoint::{Endpoint, Labels};
 use isthmus_model::name::HostName;
@@ -70,7 +72,7 @@ impl Report {
 }
 
 /// One item of a registry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Item {
     /// A service, with the endpoints in its own object.
     Service(Arc<Service>),
@@ -83,16 +85,17 @@ pub enum Item {
 }
 
 /// Some of the endpoints of a service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointSet {
     /// The service and the name of the set.
     pub key: EndpointSetKey,
     /// The endpoints of the set. They replace the endpoints of an earlier set with this key.
+    #[serde(with = "isthmus_model::stored::endpoints")]
     pub endpoints: Arc<[Endpoint]>,
 }
 
 /// The key of an endpoint set in its registry.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointSetKey {
     /// The service that the endpoints belong to.
     pub service: ServiceKey,
@@ -101,7 +104,7 @@ pub struct EndpointSetKey {
 }
 
 /// A gateway of a network, as a registry has found it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegistryGateway {
     /// The network and the name of the gateway.
     pub key: GatewayKey,
@@ -110,7 +113,7 @@ pub struct RegistryGateway {
 }
 
 /// The key of a gateway in its registry.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GatewayKey {
     /// The network that the gateway leads to.
     pub network: Network,
@@ -119,7 +122,7 @@ pub struct GatewayKey {
 }
 
 /// An object of a registry that marks a service for export. A mark alone exports nothing; export rules may require marks.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mark {
     /// The service that is marked, and the object that marks it.
     pub key: MarkKey,
@@ -132,7 +135,7 @@ pub struct Mark {
 }
 
 /// The properties of an exported service, beside its ports, that must be equal in all clusters that export it (KEP-1645).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Export {
     /// When the `ServiceExport` was created, as RFC 3339; empty if unknown.
     pub created: Arc<str>,
@@ -145,7 +148,7 @@ pub struct Export {
 }
 
 /// The kind of an object that marks a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MarkKind {
     /// A `ServiceExport` of the Multi-Cluster Services API.
     ServiceExport,
@@ -155,22 +158,8 @@ pub enum MarkKind {
     Namespace,
 }
 
-impl MarkKind {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::ServiceExport, Self::Service, Self::Namespace];
-
-    /// Returns the name that files in the state directory use.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::ServiceExport => "serviceExport",
-            Self::Service => "service",
-            Self::Namespace => "namespace",
-        }
-    }
-}
-
 /// The key of a mark in its registry.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MarkKey {
     /// The service that is marked for export.
     pub service: ServiceKey,

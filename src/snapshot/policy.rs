@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use super::peer::Peer;
 use isthmus_model::address::{Bind, Host};
@@ -150,7 +151,7 @@ impl Access {
 }
 
 /// A gateway through which other networks reach a network.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
     /// The address of the gateway, or a host name. Each address of a name gets an equal part of the weight.
     pub host: Host,
