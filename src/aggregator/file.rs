@@ -36,13 +36,6 @@ const UNSETTLED: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(5);
 /// The largest total size of a registry's files, in bytes.
 const BYTES_MAX: u64 = 256 << 20;
-/// The largest size of all files together that are parsed within about a millisecond, in bytes.
-const SHORT_BYTES: usize = 16 << 10;
-/// The largest number of such files.
-const SHORT_FILES: usize = 16;
-/// The largest number of former services with which the services of such files are quickly compared.
-const SHORT_SERVICES: usize = 1_000;
-
 /// Reads all files of a registry after each change, and sends the differences.
 #[derive(Clone, Debug)]
 pub struct FileRegistry {
@@ -164,12 +157,6 @@ fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<St
     }
 }
 
-/// Returns true if the texts are parsed quickly: they are small and few, and have no YAML aliases, which may stand for much.
-fn are_short(texts: &[Text]) -> bool {
-    let bytes: usize = texts.iter().map(|text| text.text.len()).sum();
-    bytes <= SHORT_BYTES && texts.len() <= SHORT_FILES && !texts.iter().any(|text| text.text.contains('*'))
-}
-
 /// Returns the changes from one listing to another, in one batch. Both lists are in order of key.
 fn changes_between(last: Option<&[Arc<Service>]>, next: &mut [Arc<Service>]) -> Vec<Change> {
     let Some(last) = last else {
@@ -278,8 +265,6 @@ impl Follower {
             Ok(read) => read,
             Err(unread) => return Outcome::ReadError(unread),
         };
-        let had_few = self.last.as_ref().is_none_or(|last| last.len() <= SHORT_SERVICES);
-        let is_short = had_few && found.as_ref().is_ok_and(|found| are_short(&found.texts));
         let (registry, last) = (self.registry.clone(), self.last.clone());
         let parse = move || {
             let listing = found.and_then(|Found { texts, problems }| registry.understand(&texts, problems));
@@ -292,7 +277,7 @@ impl Follower {
                 Err(problems) => Outcome::Bad(problems, changing),
             }
         };
-        let outcome = background::run_by_length(is_short, parse).await;
+        let outcome = background::run(parse).await;
         drop(turn);
         tracing::debug!(registry = &*self.registry.spec.name, took = ?begun.elapsed(), "registry parsed");
         self.watch.was_read(seen, begun.elapsed());

@@ -5,8 +5,6 @@
 
 mod addresses;
 mod contained;
-mod gathering;
-mod length;
 pub(super) mod names;
 mod rounds;
 mod succession;
@@ -330,14 +328,12 @@ impl Owner {
     async fn run(mut self, mut inbox: Inbox) {
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        while let Some(mut messages) = inbox.next(&mut sweep).await {
-            self.gather(&mut messages, &mut inbox, &mut sweep).await;
-            let is_short = self.is_short(&messages);
+        while let Some(messages) = inbox.next(&mut sweep).await {
             let work = move || {
                 self.take(messages, Instant::now());
                 self
             };
-            self = match background::run_by_length(is_short, work).await {
+            self = match background::run(work).await {
                 Ok(owner) => owner,
                 Err(error) => {
                     return tracing::error!(%error, "internal error: the aggregator panicked and ends");

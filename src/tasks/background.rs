@@ -1,55 +1,80 @@
-//! Runs long computations, such as parsing large files and building snapshots, on threads of low priority.
+//! Runs computations, such as parsing files and building snapshots, on threads whose priority is lowered if they take long.
 //!
-//! A gateway often has no more processors than workers, so every computation beside the workers delays them. Because these
-//! threads have a higher nice value, the kernel gives a worker the processor as soon as a peer has sent something. While a
-//! million routes are read again on two processors, p99.9 of round trips through a relay is 0.2 ms with these threads and
-//! 0.3 to 4 ms without (`cargo bench --bench routes`). Short computations run on threads of normal priority: while all
-//! processors are busy, a thread of low priority waits some milliseconds for one of them.
+//! A gateway often has no more processors than workers, so every computation beside the workers delays them. Because the
+//! threads of long computations have a higher nice value, the kernel gives a worker the processor as soon as a peer has sent
+//! something. While a million routes are read again on two processors, p99.9 of round trips through a relay is 0.2 ms with
+//! these threads and 0.3 to 4 ms without (`cargo bench --bench routes`). A short computation ends at normal priority: while
+//! all processors are busy, a thread of low priority waits some milliseconds for one of them.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
+use rustix::process::{getpriority_process, setpriority_process};
+use rustix::thread::{Pid, gettid};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
 use tokio::task::JoinError;
+use tokio::time::timeout;
 
-/// The nice value of the threads: at 10, a thread gets about a tenth of a processor that it shares with a worker.
+/// The amount by which the nice value of a long computation is higher.
 const NICE: i32 = 10;
+/// How long a computation runs at normal priority.
+const NORMAL_FOR: Duration = Duration::from_millis(5);
 /// The number of threads: enough for a config, a snapshot and two registries at the same time; further computations wait.
 const THREADS: usize = 4;
 
-/// A runtime without tasks, which only provides threads for blocking work. They end when idle, and never delay the exit of
-/// the process.
+/// A runtime without tasks, which only provides threads for blocking work. They never delay the exit of the process. A thread
+/// ends as soon as it is idle, because a process without privileges cannot raise the priority of a thread again.
 static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     let threads = Builder::new_current_thread()
         .thread_name("isthmus-lowprio")
         .max_blocking_threads(THREADS)
-        .on_thread_start(give_way)
+        .thread_keep_alive(Duration::ZERO)
         .build();
     threads.expect("a runtime without drivers asks nothing of the system")
 });
 
-/// Runs `work` on a thread of low priority. Tasks that `work` starts run on the caller's runtime. Once begun, `work` runs
-/// to its end, even if the future is dropped.
+/// The thread of a computation that has not ended; it is lowered in priority when this value is dropped.
+struct Running(Pid);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        lower(Some(self.0));
+    }
+}
+
+/// Runs `work` on a thread whose priority is lowered after a few milliseconds. Tasks that `work` starts run on the caller's
+/// runtime. Once begun, `work` runs to its end, even if the future is dropped.
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
     let caller = Handle::current();
-    let work = move || {
+    let (begun, thread) = oneshot::channel();
+    let mut work = BACKGROUND.spawn_blocking(move || {
         let _here = caller.enter();
+        if begun.send(gettid()).is_err() {
+            // The future was dropped.
+            give_way();
+        }
         work()
-    };
-    BACKGROUND.spawn_blocking(work).await
+    });
+    if let Ok(thread) = thread.await {
+        let running = Running(thread);
+        if let Ok(done) = timeout(NORMAL_FOR, &mut work).await {
+            std::mem::forget(running);
+            return done;
+        }
+    }
+    work.await
 }
 
-/// Runs `work` like [`run`], or, if it is short, on a thread of normal priority. `is_short` must be true only for work that
-/// takes about a millisecond at most, whatever a registry or peer has sent.
-pub async fn run_by_length<T: Send + 'static>(
-    is_short: bool,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, JoinError> {
-    if is_short { tokio::task::spawn_blocking(work).await } else { run(work).await }
-}
-
-/// Lowers the priority of the current thread; on Linux the nice value belongs to a thread.
+/// Lowers the priority of the current thread.
 pub fn give_way() {
-    if let Err(error) = rustix::process::nice(NICE) {
+    lower(None);
+}
+
+/// Lowers the priority of a thread, or of the current one; on Linux the nice value belongs to a thread.
+fn lower(thread: Option<Pid>) {
+    let lowered = getpriority_process(thread).and_then(|nice| setpriority_process(thread, nice + NICE));
+    if let Err(error) = lowered {
         tracing::debug!(%error, "long work competes with connections");
     }
 }
@@ -58,15 +83,52 @@ pub fn give_way() {
 mod tests {
     use super::*;
 
+    fn nice() -> i32 {
+        getpriority_process(None).expect("a priority")
+    }
+
     #[tokio::test]
     async fn long_work_gives_way_and_its_tasks_run_with_the_caller() {
-        #[expect(clippy::disallowed_methods, reason = "a task to look at")]
-        let (nice, task) =
-            run(|| (rustix::process::nice(0), tokio::spawn(async { 7 }))).await.expect("it does not panic");
-        let own = rustix::process::nice(0).expect("a priority");
-        assert_eq!(nice, Ok((own + NICE).min(19)));
-        let short = run_by_length(true, || rustix::process::nice(0)).await.expect("it does not panic");
-        assert_eq!(short, Ok(own));
+        let lowered = (nice() + NICE).min(19);
+        let long = move || {
+            while nice() != lowered {
+                std::thread::yield_now();
+            }
+            #[expect(clippy::disallowed_methods, reason = "a task to look at")]
+            tokio::spawn(async { 7 })
+        };
+        let task = run(long).await.expect("it does not panic");
         assert_eq!(task.await.expect("it runs"), 7);
+    }
+
+    #[tokio::test]
+    async fn short_work_has_normal_priority_after_long_work_too() {
+        let own = nice();
+        // On a busy machine even short work may take long.
+        for _ in 0..1_000 {
+            run(|| std::thread::sleep(2 * NORMAL_FOR)).await.expect("it does not panic");
+            if run(nice).await.expect("it does not panic") == own {
+                return;
+            }
+        }
+        panic!("all work has a low priority");
+    }
+
+    #[tokio::test]
+    async fn work_gives_way_at_once_if_nobody_waits_for_it() {
+        let (before, (begun, running), (lowered, result)) = (nice(), oneshot::channel(), oneshot::channel());
+        let work = move || {
+            let _ = begun.send(());
+            while nice() == before {
+                std::thread::yield_now();
+            }
+            lowered.send(())
+        };
+        // The order does not matter: the work cannot end before the other arm.
+        tokio::select! {
+            _ = run(work) => {}
+            _ = running => {}
+        }
+        result.await.expect("the work has seen the lower priority");
     }
 }
