@@ -208,12 +208,13 @@ struct Follower {
 impl Follower {
     /// Reads the registry whenever it changes, and sends the differences.
     async fn follow(mut self, changes: Changes) -> Result<Infallible, Closed> {
-        let mut bad_since: Option<Instant> = None;
+        let (mut bad_since, mut has_failed) = (None, false);
         loop {
             let (problems, changing, unread) = match self.read().await {
-                Outcome::Good(services, batch) => {
+                Outcome::Good(services, mut batch) => {
                     bad_since = None;
                     self.last = Some(services);
+                    batch.extend(std::mem::take(&mut has_failed).then_some(Change::Readable));
                     changes.send(batch).await?;
                     self.watch.changed().await;
                     continue;
@@ -232,7 +233,7 @@ impl Follower {
                 }
                 continue;
             }
-            bad_since = None;
+            (bad_since, has_failed) = (None, true);
             changes.send(vec![Change::Failed(problems)]).await?;
             match unread {
                 None => self.watch.changed().await,

@@ -173,10 +173,7 @@ impl Lifecycle {
         let before = self.state();
         let mut draft = None;
         let mut failed = None;
-        let mut is_ordered = false;
-        // A report does not mean that the registry can be read again.
-        let is_report = !batch.is_empty()
-            && batch.iter().all(|change| matches!(change, Change::Report(_) | Change::StillWorks));
+        let (mut is_ordered, mut is_readable) = (false, false);
         for change in batch {
             self.changes += 1;
             match change {
@@ -199,6 +196,7 @@ impl Lifecycle {
                     self.listing = None;
                     failed = Some(problems);
                 }
+                Change::Readable => is_readable = true,
                 Change::Flawed { object, problems } => self.note_flaw(object, problems),
                 Change::Report(report) => self.report = Some(report),
                 Change::StillWorks => self.worked = Some(now),
@@ -228,8 +226,7 @@ impl Lifecycle {
                 effect
             }
             (None, Some(draft)) => self.accept_or_hold(draft, now, options),
-            // A listing that has begun does not mean that the registry can be read: its items may never come.
-            (None, None) if self.is_listed && self.is_stale() && !is_report && self.listing.is_none() => {
+            (None, None) if is_readable && self.is_listed && matches!(self.phase, Phase::Stale { .. }) => {
                 let draft = self.newest_state();
                 self.accept_or_hold(draft, now, options)
             }
@@ -410,10 +407,6 @@ impl Lifecycle {
         let wait = (options.start_timeout * 3 / 4).saturating_sub(Duration::from_secs(1));
         let is_late = self.from_start.is_some_and(|start| now.duration_since(start) >= wait);
         !self.is_known() && (is_late || !self.problems.is_empty())
-    }
-
-    fn is_stale(&self) -> bool {
-        matches!(self.phase, Phase::Stale { .. })
     }
 
     pub(super) fn status(&self) -> RegistryStatus {

@@ -12,8 +12,8 @@ use isthmus_snapshot::shard::Shard;
 /// A source of services, gateways and marks.
 ///
 /// The task lists everything once (`Begin`, the items, `Complete`), and then sends changes. A batch is
-/// applied in one step; a listing may span several batches. After `Failed`, the next batch, which may be
-/// empty, means that the registry can be read again.
+/// applied in one step; a listing may span several batches. After `Failed`, a change of an item, the end of a listing or
+/// `Readable` means that the registry can be read again.
 pub trait Registry: Send {
     /// Returns the spec of the registry.
     fn spec(&self) -> &RegistrySpec;

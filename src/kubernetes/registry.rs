@@ -282,7 +282,7 @@ impl Follower {
         if problems.is_empty() {
             let was_reported = self.failing.take().is_some_and(|failing| !failing.reported.is_empty());
             if was_reported && self.current.is_some() {
-                return self.changes.send(Vec::new()).await;
+                return self.changes.send(vec![Change::Readable]).await;
             }
             return Ok(());
         }

@@ -27,6 +27,8 @@ pub enum Change {
     Complete,
     /// Reports that the registry cannot be read, with the causes, one per line. An unfinished listing is discarded.
     Failed(Vec<String>),
+    /// Reports that the registry can be read again after `Failed`, and that all changes meanwhile were reported.
+    Readable,
     /// Reports the mistakes of one object, one per line; its last good state stays in use. An empty list means that the object
     /// is correct again, or gone.
     Flawed {

@@ -208,6 +208,7 @@ mod tests {
             Change::Remove(key) => format!("remove {key}"),
             Change::Complete => "complete".to_owned(),
             Change::Failed(problems) => format!("failed {problems:?}"),
+            Change::Readable => "readable".to_owned(),
             Change::Flawed { object, problems } if problems.is_empty() => format!("right {object}"),
             Change::Flawed { problems, .. } => problems.join(" | "),
             Change::Report(report) => format!("{report:?}"),

@@ -106,8 +106,6 @@ struct Follower {
     has_given: bool,
     /// True if the aggregator was last notified that there is no link; also true at the start.
     is_lost: bool,
-    /// True if the aggregator must be notified that there is a link again.
-    has_returned: bool,
     /// The report that was last sent to the aggregator.
     report: Arc<Report>,
     /// True if something has changed since the last report was made.
@@ -147,9 +145,7 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
                 follower.probed(round)
             }
         };
-        // An empty batch tells the aggregator that the registry can be read again.
-        let has_returned = std::mem::take(&mut follower.has_returned);
-        if !batch.is_empty() || has_returned {
+        if !batch.is_empty() {
             changes.send(batch).await?;
         }
     }
@@ -166,7 +162,6 @@ impl Follower {
             kept: BTreeMap::new(),
             has_given: false,
             is_lost: true,
-            has_returned: false,
             report: Arc::default(),
             is_report_due: false,
             forgotten: None,
@@ -229,12 +224,16 @@ impl Follower {
             self.replicas[at].items = *listed;
         }
         self.replicas[at].listed = Some(extent);
-        self.has_returned = std::mem::take(&mut self.is_lost);
-        if self.has_returned {
-            // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
-            self.probes = Probes::default();
+        if !std::mem::take(&mut self.is_lost) {
+            return (self.first_or_renewed(in_use), ack);
         }
-        (self.first_or_renewed(in_use), ack)
+        // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
+        self.probes = Probes::default();
+        let mut changes = self.first_or_renewed(in_use);
+        if changes.is_empty() {
+            changes.push(Change::Readable);
+        }
+        (changes, ack)
     }
 
     /// Returns true if the service was sent to the aggregator, or comes from an earlier task or process.
