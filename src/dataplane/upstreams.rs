@@ -371,27 +371,10 @@ impl Upstreams {
     /// Records the result of an endpoint's health checks. The default result makes the endpoint available again when its
     /// checks are removed.
     pub fn checked(&self, key: &EndpointKey, result: CheckResult) {
-        self.checked_again(key, &mut None, result);
-    }
-
-    /// Records the result of an endpoint's health checks, as [`Self::checked`]. Keeps the endpoint's state in `known` until it has
-    /// passed its checks again, for the next call.
-    pub(super) fn checked_again(
-        &self,
-        key: &EndpointKey,
-        known: &mut Option<Arc<Upstream>>,
-        result: CheckResult,
-    ) {
-        let is_well = result == CheckResult::default();
+        let known = self.endpoints.get(key).map(|upstream| upstream.clone());
         // An endpoint that passes its checks needs no state.
-        let find = || self.endpoints.get(key).map(|upstream| upstream.clone());
-        let found = known.take().or_else(find).or_else(|| (!is_well).then(|| self.upstream_at(key)));
-        let Some(upstream) = found else { return };
-        self.set_checked(&upstream, result);
-        *known = (!is_well).then_some(upstream);
-    }
-
-    fn set_checked(&self, upstream: &Upstream, result: CheckResult) {
+        let is_well = result == CheckResult::default();
+        let Some(upstream) = known.or_else(|| (!is_well).then(|| self.upstream_at(key))) else { return };
         if let Some(reason) = result.failure {
             upstream.set_last_failure(reason, true);
             upstream.used.store(self.now(), Ordering::Relaxed);

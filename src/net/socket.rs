@@ -171,7 +171,7 @@ pub fn acknowledge_with_data(socket: &impl AsFd) {
 }
 
 /// Returns an unconnected socket with default options.
-pub fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
+fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))

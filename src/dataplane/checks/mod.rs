@@ -3,39 +3,45 @@
 //! endpoints reads it.
 //!
 //! One task on the control runtime does all of this, so that a check never delays a connection. It follows the snapshots
-//! (`targets`), knows when each endpoint is due ([`schedule`]), and polls all open sockets together (`sockets`) every
-//! `STEP`; after `AT_ONCE` sockets it yields to other tasks. It sleeps while no endpoint is checked.
+//! (`targets`), knows when each endpoint is due ([`schedule`]), and connects to as many endpoints at the same time as the
+//! limit allows (`dial`). It sleeps while no endpoint is checked.
 
+mod dial;
 pub mod schedule;
-mod sockets;
 mod targets;
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use metrics::Counter;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::task::coop::consume_budget;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::clock::milliseconds;
 use super::upstreams::Upstreams;
+use dial::dial;
 use isthmus_model::reason::Reason;
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
 use isthmus_tasks::background;
 use isthmus_telemetry::recorder::Recorder;
 use isthmus_world::{Reader, Since};
-use schedule::{Due, Late, Member, Schedule, Share};
-use sockets::{Outcome, Sockets};
+use schedule::{Finding, Late, Schedule, Share};
 use targets::{Difference, Targets};
 
-/// The time between two polls of the checks' sockets; also the precision with which a check keeps its schedule.
-const STEP: Duration = Duration::from_millis(10);
-/// The number of checks that are begun or ended before the task yields: about half a millisecond of work.
+/// The precision in milliseconds with which a check keeps its schedule. All checks that become due within one step begin
+/// together, so the task wakes less often.
+const STEP: u64 = 10;
+/// The number of checks that begin before the task looks for results and yields to other tasks: about a millisecond of work.
 const AT_ONCE: usize = 64;
-/// The minimum time between two summaries of the checks.
+/// The time between two summaries of the checks.
 const SUMMARY_EVERY: Duration = Duration::from_millis(500);
 
 /// The state of all checks, for the API and the metrics.
@@ -72,10 +78,11 @@ struct Checker {
     began: Instant,
     targets: Targets,
     schedule: Schedule,
-    sockets: Sockets,
+    /// The checks that are running. Each returns the address of its endpoint and the result.
+    running: FuturesUnordered<BoxFuture<'static, (SocketAddr, Result<(), Reason>)>>,
     counters: HashMap<Reason, Counter>,
-    /// The time of the last summary, and the value of [`Schedule::changes`] at that time.
-    summarized: Option<(Instant, u64)>,
+    /// True if the shares may have changed since the last summary.
+    has_changed: bool,
 }
 
 /// Checks endpoints until there are no more snapshots. If the future is dropped, only the results recorded so far remain.
@@ -87,28 +94,28 @@ pub(crate) async fn run(around: Surroundings, reader: Reader) {
         began: Instant::now(),
         targets: Targets::default(),
         schedule: Schedule::default(),
-        sockets: Sockets::default(),
+        running: FuturesUnordered::new(),
         counters: HashMap::new(),
-        summarized: None,
+        has_changed: false,
     };
+    let mut summaries = interval(SUMMARY_EVERY);
+    summaries.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    checker.follow().await;
     loop {
-        checker.follow().await;
-        let wake = checker.turn().await;
-        let changed = checker.reader.changed(checker.seen);
-        match wake {
-            None => {
-                if !changed.await {
+        checker.begin();
+        let wake = checker.wake();
+        let has_summary = checker.has_changed || !checker.schedule.is_empty();
+        // Chance orders the arms, so that neither results nor snapshots that arrive without end keep back the others.
+        tokio::select! {
+            Some((address, result)) = checker.running.next() => checker.end(address, result),
+            () = sleep_until(wake.unwrap_or(checker.began)), if wake.is_some() => {}
+            _ = summaries.tick(), if has_summary => checker.summarize(),
+            is_one = checker.reader.changed(checker.seen) => {
+                if !is_one {
                     return;
                 }
+                checker.follow().await;
             }
-            Some(wake) => tokio::select! {
-                // The sockets have priority, because snapshots may change without end.
-                biased;
-                () = tokio::time::sleep_until(wake) => {}
-                is_one = changed => if !is_one {
-                    return;
-                },
-            },
         }
     }
 }
@@ -119,46 +126,39 @@ impl Checker {
         milliseconds(self.began.elapsed())
     }
 
+    /// Returns the limit of simultaneous checks.
+    fn places(&self) -> usize {
+        self.around.places.load(Ordering::Relaxed)
+    }
+
     /// Applies the changes of the newest snapshot to the schedule.
     async fn follow(&mut self) {
         let snapshot = self.reader.current().clone();
-        if snapshot.generation == self.seen {
-            return;
-        }
         let since = match self.seen {
             0 => Since::Everything,
             seen => self.reader.since(seen, snapshot.generation),
         };
         self.seen = snapshot.generation;
         let Some(difference) = self.difference(snapshot, since).await else { return };
-        let mut changed = 0_usize;
         for (address, user) in difference.added {
-            let now = self.now();
-            if let Some(finding) = self.schedule.add(address, user, now) {
-                self.around.upstreams.checked(&finding.key, finding.result);
-            }
-            changed += 1;
-            take_turns(changed).await;
+            let finding = self.schedule.add(address, user, self.now());
+            self.record(finding);
+            consume_budget().await;
         }
         for (address, user) in difference.removed {
-            let now = self.now();
-            if let Some(finding) = self.schedule.remove(address, &user, now) {
-                self.around.upstreams.checked(&finding.key, finding.result);
-            }
-            changed += 1;
-            take_turns(changed).await;
+            let finding = self.schedule.remove(address, &user, self.now());
+            self.record(finding);
+            consume_budget().await;
         }
+        self.has_changed = true;
     }
 
     /// Returns the difference from the targets of the last snapshot; `None` if the computation has panicked.
     async fn difference(&mut self, snapshot: Arc<Snapshot>, since: Since) -> Option<Difference> {
-        let is_small = matches!(since, Since::Deltas(_)) && self.targets.is_of(&snapshot.policy);
-        if is_small {
-            return Some(self.targets.follow(&snapshot, &since));
-        }
-        // In a large mesh this computation takes long. Checks that end meanwhile are noticed after it.
+        let is_short = matches!(since, Since::Deltas(_)) && self.targets.is_of(&snapshot.policy);
         let mut targets = std::mem::take(&mut self.targets);
-        let followed = background::run(move || {
+        // Checks that end during a long computation are noticed after it.
+        let followed = background::run_by_length(is_short, move || {
             let difference = targets.follow(&snapshot, &since);
             (targets, difference)
         });
@@ -174,92 +174,56 @@ impl Checker {
         }
     }
 
-    /// Ends the checks whose result is known and begins those that are due. Returns the time of the next call.
-    async fn turn(&mut self) -> Option<Instant> {
-        let places = self.around.places.load(Ordering::Relaxed);
-        let ended = self.sockets.look(self.now(), places);
-        for some in ended.chunks(AT_ONCE) {
-            let now = self.now();
-            for (due, outcome) in some {
-                self.end(due, *outcome, now);
+    /// Begins checks that are due, as far as the limit of simultaneous checks allows.
+    fn begin(&mut self) {
+        let until = self.now() / STEP * STEP;
+        for _ in 0..self.places().saturating_sub(self.running.len()).min(AT_ONCE) {
+            let Some(due) = self.schedule.begin(until) else { return };
+            let address = due.address;
+            if self.around.own.is_own(address) || self.reader.held().networks().is_own_gateway(address) {
+                // A client's connection to this address would end with the same reason.
+                self.end(address, Err(Reason::EndpointUnreachable));
+            } else {
+                let check = async move { (address, dial(address, due.timeout, due.greeting).await) };
+                self.running.push(Box::pin(check));
             }
-            tokio::task::yield_now().await;
-        }
-        let until = self.now();
-        loop {
-            // The endpoints are looked up together, so that the processor loads them at the same time.
-            let count = places.saturating_sub(self.sockets.len()).min(AT_ONCE);
-            let due: Vec<Due> = (0..count).map_while(|_| self.schedule.begin(until)).collect();
-            if due.is_empty() {
-                break;
-            }
-            let now = self.now();
-            for due in due {
-                self.begin(due, now);
-            }
-            tokio::task::yield_now().await;
-        }
-        if self.schedule.is_empty() {
-            self.sockets.rest();
-        }
-        let summary = self.summarize(places);
-        let next = self.schedule.next().map(|turn| self.began + Duration::from_millis(turn));
-        let step = Instant::now() + STEP;
-        // All checks that become due within one step are handled together. While checks are running, the next call is one
-        // step away.
-        let next = if self.sockets.len() > 0 { Some(step) } else { next.map(|next| next.max(step)) };
-        next.into_iter().chain(summary).min()
-    }
-
-    fn begin(&mut self, due: Due, now: u64) {
-        let is_own =
-            self.around.own.is_own(due.address) || self.reader.held().networks().is_own_gateway(due.address);
-        // A client's connection to this address would end with the same reason.
-        let outcome =
-            if is_own { Some(Some(Err(Reason::EndpointUnreachable))) } else { self.sockets.begin(due, now) };
-        if let Some(outcome) = outcome {
-            self.end(&due, outcome, now);
         }
     }
 
-    /// Records and counts the outcome of a check.
-    fn end(&mut self, due: &Due, outcome: Outcome, now: u64) {
-        let reason = outcome.map_or(Reason::Internal, |result| result.err().unwrap_or(Reason::Ok));
+    /// Returns the time at which the next check can begin; `None` if it must wait for the end of another one.
+    fn wake(&self) -> Option<Instant> {
+        let turn = self.schedule.next().filter(|_| self.running.len() < self.places())?;
+        Some(self.began + Duration::from_millis(turn.next_multiple_of(STEP)))
+    }
+
+    /// Counts and records the result of a check.
+    fn end(&mut self, address: SocketAddr, result: Result<(), Reason>) {
+        let reason = result.err().unwrap_or(Reason::Ok);
         let counter = self.counters.entry(reason).or_insert_with(|| {
             self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])
         });
         counter.increment(1);
-        if let Some(found) = self.schedule.end(due, outcome, now) {
-            for Member { key, upstream } in found.members {
-                self.around.upstreams.checked_again(key, upstream, found.result);
+        let findings = self.schedule.end(address, result, self.now());
+        self.has_changed |= !findings.is_empty();
+        self.record(findings);
+    }
+
+    fn record(&self, findings: impl IntoIterator<Item = Finding>) {
+        for Finding { key, result } in findings {
+            self.around.upstreams.checked(&key, result);
+        }
+    }
+
+    /// Publishes the summary.
+    fn summarize(&mut self) {
+        let shares = std::mem::take(&mut self.has_changed).then(|| self.schedule.shares());
+        let (late, places) = (self.schedule.late(self.now()), self.places());
+        self.around.summary.send_modify(|summary| {
+            let summary = Arc::make_mut(summary);
+            if let Some(shares) = shares {
+                summary.shares = shares;
             }
-        }
-    }
-
-    /// Publishes the summary if it is due and has changed; if it is not yet due, returns when it is.
-    fn summarize(&mut self, places: usize) -> Option<Instant> {
-        let (last, changes) = self.summarized.unzip();
-        let next = last.map(|last| last + SUMMARY_EVERY).filter(|next| *next > Instant::now());
-        if next.is_some() {
-            // Counting the late checks on every call would cost too much.
-            return next;
-        }
-        let late = self.schedule.late(self.now());
-        let before = self.around.summary.borrow().clone();
-        let is_same = changes.unwrap_or_default() == self.schedule.changes();
-        if is_same && before.late == late && before.places == places {
-            return None;
-        }
-        self.summarized = Some((Instant::now(), self.schedule.changes()));
-        let shares = self.schedule.shares().clone();
-        self.around.summary.send_replace(Arc::new(Summary { shares, late, places }));
-        None
-    }
-}
-
-/// Yields to other tasks after every `AT_ONCE` steps.
-async fn take_turns(step: usize) {
-    if step.is_multiple_of(AT_ONCE) {
-        tokio::task::yield_now().await;
+            (summary.late, summary.places) = (late, places);
+        });
     }
 }

@@ -5,16 +5,14 @@
 //! begin together. While the limit of simultaneous checks is reached, due checks wait, and the longest overdue begins
 //! first; the intervals that pass meanwhile are skipped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slab::Slab;
-
 use crate::clock::milliseconds;
-use crate::upstreams::{CheckResult, Upstream};
+use crate::upstreams::CheckResult;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
 use isthmus_snapshot::policy::HealthCheck;
@@ -33,22 +31,11 @@ pub(super) struct User {
     pub(super) greeting: &'static [u8],
 }
 
-/// An endpoint as a member of a group.
-#[derive(Debug)]
-pub(super) struct Member {
-    /// The key of the endpoint in the group.
-    pub(super) key: EndpointKey,
-    /// The run-time state of the endpoint while its checks fail. It is not searched for at each of thousands of failing checks.
-    pub(super) upstream: Option<Arc<Upstream>>,
-}
-
 /// A check that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Due {
     /// The address of the endpoint.
     pub(super) address: SocketAddr,
-    /// The index of the endpoint in the schedule. It may be another one's by the end of the check.
-    pub(super) index: usize,
     /// The longest time that the check may take.
     pub(super) timeout: Duration,
     /// The bytes to send once the endpoint has accepted the connection.
@@ -60,15 +47,6 @@ pub(super) struct Due {
 pub(super) struct Finding {
     /// The key of the endpoint in the group of this service.
     pub(super) key: EndpointKey,
-    /// The result of the checks.
-    pub(super) result: CheckResult,
-}
-
-/// The result of an endpoint's checks, for all services that use it.
-#[derive(Debug)]
-pub(super) struct Findings<'a> {
-    /// The endpoint in the groups of these services.
-    pub(super) members: &'a mut [Member],
     /// The result of the checks.
     pub(super) result: CheckResult,
 }
@@ -92,32 +70,18 @@ pub struct Share {
 }
 
 /// All endpoints that are checked.
-///
-/// The endpoints do not fit into the processor's caches together with all else, and each check is about another one. So a check
-/// finds its endpoint by index, and needs nothing outside of its [`Checked`] while the endpoint is healthy.
 #[derive(Default)]
 pub(super) struct Schedule {
-    endpoints: Slab<Checked>,
-    /// The index of each endpoint in `endpoints`.
-    indices: HashMap<SocketAddr, usize>,
-    /// The next check time and the index of each endpoint that is not being checked at the moment.
-    turns: BTreeSet<(u64, usize)>,
-    /// The numbers of endpoints by service and route. An endpoint with several checked ports counts once for each.
-    shares: BTreeMap<Arc<str>, Share>,
-    /// The number of changes of `shares` so far.
-    changes: u64,
+    endpoints: BTreeMap<SocketAddr, Checked>,
+    /// The next check time and the address of each endpoint that is not being checked at the moment.
+    turns: BTreeSet<(u64, SocketAddr)>,
 }
 
 /// An endpoint that is checked.
+#[derive(Default)]
 struct Checked {
-    address: SocketAddr,
+    /// The services and routes that use the endpoint; at least one.
     users: Vec<User>,
-    /// The endpoint in the groups of its users, each once.
-    members: Vec<Member>,
-    /// The strictest check settings among the services and routes that use the endpoint.
-    check: HealthCheck,
-    /// The longest greeting among the services and routes that use the endpoint.
-    greeting: &'static [u8],
     /// The time of the next check, or of the running check, in milliseconds.
     turn: u64,
     running: bool,
@@ -129,118 +93,84 @@ struct Checked {
 }
 
 impl Checked {
-    /// Returns true if any port of the group's service uses the endpoint.
-    fn is_used_by(&self, group: &str) -> bool {
-        self.users.iter().any(|user| service_of(&user.group) == service_of(group))
+    /// Returns the strictest check settings of all users; `None` if there is no user.
+    fn check(&self) -> Option<HealthCheck> {
+        self.users.iter().map(|user| user.check).reduce(HealthCheck::strictest)
     }
 
-    fn result(&self, failure: Option<Reason>) -> CheckResult {
-        CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure }
+    fn interval(&self) -> Option<Duration> {
+        self.check().map(|check| check.interval)
+    }
+
+    /// Records the result of a check. Returns false if the endpoint is healthy and was so before.
+    fn record(&mut self, result: Result<(), Reason>, check: HealthCheck) -> bool {
+        match result {
+            Ok(()) if self.failed == 0 && !self.unhealthy => return false,
+            Ok(()) => {
+                self.failed = 0;
+                self.passed += 1;
+                self.unhealthy &= self.passed < check.healthy_after;
+                self.passed = if self.unhealthy { self.passed } else { 0 };
+            }
+            Err(_) => {
+                self.passed = 0;
+                self.failed = self.failed.saturating_add(1);
+                self.unhealthy |= self.failed >= check.unhealthy_after;
+            }
+        }
+        true
+    }
+
+    /// Returns the result of the checks for a group that uses the endpoint.
+    fn finding(&self, group: &Arc<str>, address: SocketAddr, failure: Option<Reason>) -> Finding {
+        let key = EndpointKey { group: group.clone(), address };
+        Finding { key, result: CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure } }
     }
 }
 
 impl Schedule {
     /// Adds a user of an address. If the address is unhealthy, returns that verdict for the new user.
     pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
-        let Some((index, known)) = self.known(address) else {
-            self.count(&user.group, 1, 1);
-            let (check, greeting) = (user.check, user.greeting);
-            let turn = now + place(address, check.interval);
-            let members = members(address, [&user.group]);
-            let index = self.endpoints.insert(Checked {
-                address,
-                users: vec![user],
-                members,
-                check,
-                greeting,
-                turn,
-                running: false,
-                failed: 0,
-                passed: 0,
-                unhealthy: false,
-            });
-            self.indices.insert(address, index);
-            self.turns.insert((turn, index));
-            return None;
-        };
+        let known = self.endpoints.entry(address).or_default();
         if known.users.contains(&user) {
             return None;
         }
-        let key = EndpointKey { group: user.group.clone(), address };
-        let is_new = !known.is_used_by(&user.group);
-        let healthy = i64::from(!known.unhealthy);
+        let before = known.interval();
+        let finding = known.unhealthy.then(|| known.finding(&user.group, address, None));
         known.users.push(user);
-        let finding = known.unhealthy.then(|| Finding { key: key.clone(), result: known.result(None) });
-        if is_new {
-            self.count(&key.group, 1, healthy);
-        }
-        self.settle(index, now);
+        self.settle(address, before, now);
         finding
     }
 
     /// Removes a user, which is a service port or a route, from an address. An address without users is not checked. If the
     /// address was failing and no other user of the same group uses it, returns a finding that clears the group's verdict.
     pub(super) fn remove(&mut self, address: SocketAddr, user: &User, now: u64) -> Option<Finding> {
-        let (index, known) = self.known(address)?;
+        let known = self.endpoints.get_mut(&address)?;
         let at = known.users.iter().position(|one| one == user)?;
+        let before = known.interval();
         known.users.swap_remove(at);
         let is_used = known.users.iter().any(|one| one.group == user.group);
         let was_failing = known.failed > 0 || known.unhealthy;
-        let (has_left, healthy) = (!known.is_used_by(&user.group), i64::from(!known.unhealthy));
-        if known.users.is_empty() {
-            let turn = known.turn;
-            self.turns.remove(&(turn, index));
-            self.indices.remove(&address);
-            self.endpoints.remove(index);
-        } else {
-            self.settle(index, now);
-        }
-        if has_left {
-            self.count(&user.group, -1, -healthy);
-        }
+        self.settle(address, before, now);
         let key = EndpointKey { group: user.group.clone(), address };
         (was_failing && !is_used).then(|| Finding { key, result: CheckResult::default() })
     }
 
-    /// Returns the endpoint at this address, and its index.
-    fn known(&mut self, address: SocketAddr) -> Option<(usize, &mut Checked)> {
-        let index = *self.indices.get(&address)?;
-        Some((index, self.endpoints.get_mut(index)?))
-    }
-
-    /// Adds to the numbers of checked and healthy endpoints of the group's service.
-    fn count(&mut self, group: &Arc<str>, checked: i64, healthy: i64) {
-        self.changes += 1;
-        let service = service_of(group);
-        if !self.shares.contains_key(service) {
-            let name = if service.len() == group.len() { group.clone() } else { service.into() };
-            self.shares.insert(name, Share::default());
-        }
-        let Some(share) = self.shares.get_mut(service) else { return };
-        let add =
-            |count: usize, more: i64| count.checked_add_signed(isize::try_from(more).unwrap_or_default());
-        let (checked, healthy) = (add(share.checked, checked), add(share.healthy, healthy));
-        debug_assert!(checked.is_some() && healthy.is_some() && healthy <= checked, "{share:?} of {service}");
-        *share = Share { checked: checked.unwrap_or_default(), healthy: healthy.unwrap_or_default() };
-        if share.checked == 0 {
-            self.shares.remove(service);
-        }
-    }
-
-    /// Derives from the users of this endpoint their groups and the strictest of their settings. A changed interval applies at once.
-    fn settle(&mut self, index: usize, now: u64) {
-        let Some(known) = self.endpoints.get_mut(index) else { return };
-        known.members = members(known.address, known.users.iter().map(|user| &user.group));
-        let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
-        known.greeting = greeting.unwrap_or_default();
-        let Some(check) = known.users.iter().map(|user| user.check).reduce(HealthCheck::strictest) else {
-            return;
-        };
-        let before = std::mem::replace(&mut known.check, check);
-        if before.interval != check.interval && !known.running {
-            self.turns.remove(&(known.turn, index));
-            known.turn = now + place(known.address, check.interval);
-            self.turns.insert((known.turn, index));
+    /// Removes an endpoint without users. If the interval differs from the one before, gives the endpoint a new turn, so that
+    /// the changed interval applies at once.
+    fn settle(&mut self, address: SocketAddr, before: Option<Duration>, now: u64) {
+        let Some(known) = self.endpoints.get_mut(&address) else { return };
+        match known.interval() {
+            None => {
+                self.turns.remove(&(known.turn, address));
+                self.endpoints.remove(&address);
+            }
+            interval if interval == before || known.running => {}
+            Some(interval) => {
+                self.turns.remove(&(known.turn, address));
+                known.turn = now + offset(address, interval);
+                self.turns.insert((known.turn, address));
+            }
         }
     }
 
@@ -251,72 +181,44 @@ impl Schedule {
 
     /// Begins the next check that is due.
     pub(super) fn begin(&mut self, now: u64) -> Option<Due> {
-        if self.next()? > now {
-            return None;
-        }
-        let (_, index) = self.turns.pop_first()?;
-        let known = self.endpoints.get_mut(index);
+        self.next().filter(|turn| *turn <= now)?;
+        let (_, address) = self.turns.pop_first()?;
+        let known = self.endpoints.get_mut(&address);
         debug_assert!(
             known.as_ref().is_some_and(|known| !known.running),
-            "endpoint {index} has a turn and is not free"
+            "{address} has a turn and is not free"
         );
         let known = known?;
+        let check = known.check()?;
         known.running = true;
-        let timeout = known.check.timeout.min(known.check.interval);
-        Some(Due { address: known.address, index, timeout, greeting: known.greeting })
+        let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
+        let (timeout, greeting) = (check.timeout.min(check.interval), greeting.unwrap_or_default());
+        Some(Due { address, timeout, greeting })
     }
 
-    /// Records the result of a check; `None` if the check says nothing about the endpoint. Returns findings if they may differ
-    /// from those of the last check.
-    pub(super) fn end(
-        &mut self,
-        due: &Due,
-        result: Option<Result<(), Reason>>,
-        now: u64,
-    ) -> Option<Findings<'_>> {
-        // The endpoint was removed, and perhaps added again, during the check: the result is not for the endpoint that is
+    /// Records the result of a check; [`Reason::Internal`] says nothing about the endpoint. Returns findings if they may
+    /// differ from those of the last check.
+    pub(super) fn end(&mut self, address: SocketAddr, result: Result<(), Reason>, now: u64) -> Vec<Finding> {
+        // If the endpoint was removed during the check, and perhaps added again, the result is not for the endpoint that is
         // in the schedule.
-        let known = self.endpoints.get_mut(due.index);
-        let known = known.filter(|known| known.running && known.address == due.address)?;
+        let known = self.endpoints.get_mut(&address).filter(|known| known.running);
+        let Some((known, check)) = known.and_then(|known| known.check().map(|check| (known, check))) else {
+            return Vec::new();
+        };
         known.running = false;
-        let interval = milliseconds(known.check.interval).max(1);
+        let interval = milliseconds(check.interval).max(1);
         known.turn += (now.saturating_sub(known.turn) / interval + 1) * interval;
-        self.turns.insert((known.turn, due.index));
-        let was_unhealthy = known.unhealthy;
-        let result = result?;
-        match result {
-            Ok(()) if known.failed == 0 && !known.unhealthy => return None,
-            Ok(()) => {
-                known.failed = 0;
-                known.passed += 1;
-                if known.passed >= known.check.healthy_after {
-                    known.unhealthy = false;
-                }
-                known.passed = if known.unhealthy { known.passed } else { 0 };
-            }
-            Err(_) => {
-                known.passed = 0;
-                known.failed = known.failed.saturating_add(1);
-                known.unhealthy |= known.failed >= known.check.unhealthy_after;
-            }
+        self.turns.insert((known.turn, address));
+        if result == Err(Reason::Internal) || !known.record(result, check) {
+            return Vec::new();
         }
-        if known.unhealthy != was_unhealthy {
-            let healthy = if was_unhealthy { 1 } else { -1 };
-            let mut groups: Vec<Arc<str>> =
-                known.members.iter().map(|member| member.key.group.clone()).collect();
-            groups.sort_by(|one, other| service_of(one).cmp(service_of(other)));
-            groups.dedup_by(|one, other| service_of(one) == service_of(other));
-            groups.iter().for_each(|group| self.count(group, 0, healthy));
-        }
-        let known = self.endpoints.get_mut(due.index)?;
-        let result = known.result(result.err());
-        Some(Findings { members: &mut known.members, result })
+        let groups: BTreeSet<&Arc<str>> = known.users.iter().map(|user| &user.group).collect();
+        groups.into_iter().map(|group| known.finding(group, address, result.err())).collect()
     }
 
     /// Returns the checks that have waited too long for capacity; `None` if there are none.
     pub(super) fn late(&self, now: u64) -> Option<Late> {
-        let (first, _) = self.turns.first()?;
-        let waited = now.saturating_sub(*first);
+        let waited = now.saturating_sub(self.next()?);
         if waited < LATE {
             return None;
         }
@@ -329,27 +231,24 @@ impl Schedule {
         self.endpoints.is_empty()
     }
 
-    /// Returns the numbers of checked and healthy endpoints, by service and route.
-    pub(super) fn shares(&self) -> &BTreeMap<Arc<str>, Share> {
-        &self.shares
+    /// Counts the checked and healthy endpoints, by service and route. An address counts once for all ports of a service.
+    pub(super) fn shares(&self) -> BTreeMap<Arc<str>, Share> {
+        let mut shares = BTreeMap::<&str, Share>::new();
+        for known in self.endpoints.values() {
+            let services: BTreeSet<&str> = known.users.iter().map(|user| service_of(&user.group)).collect();
+            for service in services {
+                let share = shares.entry(service).or_default();
+                share.checked += 1;
+                share.healthy += usize::from(!known.unhealthy);
+            }
+        }
+        shares.into_iter().map(|(service, share)| (service.into(), share)).collect()
     }
-
-    /// Returns a count that increases with each change of [`Self::shares`].
-    pub(super) fn changes(&self) -> u64 {
-        self.changes
-    }
-}
-
-/// Returns the endpoint as a member of these groups, of each once.
-fn members<'a>(address: SocketAddr, groups: impl IntoIterator<Item = &'a Arc<str>>) -> Vec<Member> {
-    let groups: BTreeSet<&Arc<str>> = groups.into_iter().collect();
-    let key = |group: &Arc<str>| EndpointKey { group: group.clone(), address };
-    groups.into_iter().map(|group| Member { key: key(group), upstream: None }).collect()
 }
 
 /// Returns the offset within an interval at which an address is checked, in milliseconds. A hash of the address spreads the
 /// checks.
-pub(super) fn place(address: SocketAddr, interval: Duration) -> u64 {
+fn offset(address: SocketAddr, interval: Duration) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);
     hasher.finish() % milliseconds(interval).max(1)
@@ -387,16 +286,7 @@ mod tests {
             "its turn has not come"
         );
         let due = schedule.begin(at).expect("due");
-        (at, end(schedule, &due, Some(result), at))
-    }
-
-    fn end(schedule: &mut Schedule, due: &Due, result: Option<Result<(), Reason>>, now: u64) -> Vec<Finding> {
-        let found = schedule.end(due, result, now);
-        let of_each = |found: Findings<'_>| {
-            let finding = |member: &Member| Finding { key: member.key.clone(), result: found.result };
-            found.members.iter().map(finding).collect()
-        };
-        found.map(of_each).unwrap_or_default()
+        (at, schedule.end(due.address, result, at))
     }
 
     #[test]
@@ -434,7 +324,7 @@ mod tests {
         assert!(first < 1_000);
         let due = schedule.begin(first + 1_000).expect("the next turn");
         assert_eq!(schedule.next(), None, "one check of an endpoint at a time");
-        schedule.end(&due, Some(Ok(())), first + 4_500);
+        schedule.end(due.address, Ok(()), first + 4_500);
         assert_eq!(schedule.next(), Some(first + 5_000));
     }
 
@@ -487,16 +377,11 @@ mod tests {
         let due = schedule.begin(1_000).expect("due");
         assert_eq!(schedule.remove(address(1), &user("a"), 1_000), None);
         schedule.add(address(1), user("a"), 1_000);
-        assert_eq!(end(&mut schedule, &due, Some(Err(Reason::EndpointTimeout)), 1_300), []);
+        assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout), 1_300), []);
         assert_eq!(schedule.turns.len(), 1);
-        // Nor about an endpoint that has taken its index.
-        let due = schedule.begin(3_000).expect("due");
         schedule.remove(address(1), &user("a"), 3_000);
-        schedule.add(address(2), user("a"), 3_000);
-        let other = schedule.begin(5_000).expect("due");
-        assert_eq!((other.index, other.address), (due.index, address(2)));
-        assert_eq!(end(&mut schedule, &due, Some(Err(Reason::EndpointTimeout)), 5_000), []);
-        assert_eq!(end(&mut schedule, &other, Some(Err(Reason::EndpointTimeout)), 5_000).len(), 1);
+        assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout), 3_300), []);
+        assert!(schedule.is_empty() && schedule.next().is_none());
     }
 
     #[test]
@@ -506,7 +391,7 @@ mod tests {
             schedule.add(address(port), user("a"), 0);
         }
         let due = schedule.begin(1_000).expect("due");
-        assert_eq!(end(&mut schedule, &due, None, 1_000), []);
+        assert_eq!(schedule.end(due.address, Err(Reason::Internal), 1_000), []);
         assert_eq!(schedule.late(1_000), None);
         let late = schedule.late(3_000).expect("late");
         assert!(late.count >= 2 && late.longest >= Duration::from_secs(2), "{late:?}");

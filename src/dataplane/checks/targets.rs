@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::schedule::{User, place};
+use super::schedule::User;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 use isthmus_snapshot::delta::Delta;
@@ -44,8 +44,7 @@ pub(super) struct Targets {
 #[derive(Debug, Default)]
 pub(super) struct Difference {
     /// The pairs to add, each of an address and a user of it (a service or a route). The caller must apply these before
-    /// `removed`, so that an address whose settings change always has a user. They are in the order of their checks: endpoints
-    /// that are checked one after another are then neighbours in memory, and each check waits less for memory.
+    /// `removed`, so that an address whose settings change always has a user.
     pub(super) added: Vec<(SocketAddr, User)>,
     /// The pairs of address and user to remove.
     pub(super) removed: Vec<(SocketAddr, User)>,
@@ -79,7 +78,6 @@ impl Targets {
             self.read_routes(snapshot, &mut difference);
             self.routes = Some(snapshot.routes.clone());
         }
-        difference.added.sort_by_cached_key(|(address, user)| place(*address, user.check.interval));
         difference
     }
 
@@ -198,8 +196,6 @@ mod tests {
         let first = targets.follow(&mesh.snapshot(), &Since::Everything);
         let expected = [1, 2, 3].map(|host| format!("10.0.0.{host}:8080 a.mesh:443"));
         assert_eq!(addresses(&first.added), expected);
-        let places = first.added.iter().map(|(address, user)| place(*address, user.check.interval));
-        assert!(places.is_sorted());
         let again = targets.follow(&mesh.snapshot(), &Since::Everything);
         assert!(again.added.is_empty() && again.removed.is_empty(), "{again:?}");
         // A service that no rule exports cannot be reached, so it is not checked.
