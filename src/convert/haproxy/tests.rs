@@ -1,5 +1,7 @@
 //! Tests of the conversion of whole HAProxy configs.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// Every line of a file is in the draft or in a remark.

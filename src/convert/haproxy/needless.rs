@@ -1,0 +1,60 @@
+//! The lines of an HAProxy configuration that need no counterpart in isthmus.
+
+use crate::words::Line;
+
+/// Returns the reason why a line needs no counterpart; `None` if it may need one.
+pub(super) fn why_not_needed(line: &Line) -> Option<&'static str> {
+    let words = line.texts();
+    let second = words.get(1).copied().unwrap_or_default();
+    Some(match words[0] {
+        "mode" => "every route passes the bytes through, as `mode tcp` does",
+        "daemon" | "user" | "group" | "chroot" | "pidfile" | "master-worker" | "nbproc" | "nbthread"
+        | "cpu-map" | "ulimit-n" | "uid" | "gid" | "setenv" | "presetenv" => {
+            "the unit in examples/systemd sets user and limits; `workers` sets the number of threads"
+        }
+        "log" | "log-format" | "log-tag" | "log-send-hostname" | "log-format-sd" => {
+            "`telemetry.accessLog` writes a line for each connection"
+        }
+        "stats" | "server-state-file" | "server-state-base" | "load-server-state-from-file" => {
+            "`isthmus status`, `isthmus top` and the dashboard show the state"
+        }
+        "description" | "node" | "id" | "enabled" | "disabled" => "the line has no effect on connections",
+        "retries" => "the gateway tries another endpoint, with at most three attempts",
+        "option" => match second {
+            "tcplog"
+            | "dontlognull"
+            | "httplog"
+            | "logasap"
+            | "log-health-checks"
+            | "dontlog-normal"
+            | "log-separate-errors"
+            | "contstats"
+            | "socket-stats" => "`telemetry.accessLog` and the metrics have this information",
+            "tcpka" | "clitcpka" | "srvtcpka" => "TCP keep-alive is always on",
+            "splice-auto" | "splice-request" | "splice-response" => {
+                "the gateway always splices large transfers"
+            }
+            "redispatch" => "the gateway tries another endpoint, with at most three attempts",
+            "tcp-smart-accept" | "tcp-smart-connect" | "nolinger" | "http-keep-alive" | "httpclose"
+            | "http-server-close" | "forwardfor" | "abortonclose" => {
+                "the option has no effect on connections that are passed through"
+            }
+            _ => return None,
+        },
+        "timeout" => match second {
+            "http-request" | "http-keep-alive" | "tarpit" => "the line applies only to HTTP",
+            "queue" => "the gateway has no queue: it refuses a connection above a limit at once",
+            _ => return None,
+        },
+        "errorfile" | "errorloc" | "http-reuse" | "compression" => "the line applies only to HTTP",
+        word if word.starts_with("tune.")
+            || word.starts_with("ssl-")
+            || word == "maxpipes"
+            || word == "spread-checks" =>
+        {
+            "the gateway chooses the value"
+        }
+        "ca-base" | "crt-base" => "an SNI listener needs no certificate",
+        _ => return None,
+    })
+}
