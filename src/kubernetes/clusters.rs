@@ -13,10 +13,10 @@ use tokio::time::sleep;
 
 use super::access::find;
 use super::client::Client;
-use super::kinds::Kind;
+use super::kinds::{Kind, Object};
 use super::kubeconfig::decoded;
 use super::objects::Meta;
-use super::watch::{Event, Object, Watcher, Way, What};
+use super::watch::{Event, Watcher, Way, What};
 use isthmus_aggregator::spec::kubernetes::{AccessSpec, ClusterSource, FoundKubeconfig, KubernetesSpec};
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_files::reading::{ReadError, Readings};
@@ -357,7 +357,7 @@ mod tests {
         let put = |name: &str, keys: &[(&str, &str)]| {
             let metadata = Meta { name: name.into(), namespace: "istio-system".into(), ..Meta::default() };
             let data = keys.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
-            let secret = super::super::objects::Secret { metadata, data };
+            let secret = super::super::kinds::Secret { metadata, data };
             Event { watch: 0, kind: Kind::Secret, what: What::Put(Object::Secret(Box::new(secret))) }
         };
         let event = |what| Event { watch: 0, kind: Kind::Secret, what };

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::records::{
-    Interner, Listed, NodeRecord, PodRecord, PodTemplate, Pods, ServiceRecord, SliceEndpoint, SliceRecord,
-    Uid,
-};
-use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
+use super::interner::{Interner, PodTemplate};
+use super::kinds::Tables;
+use super::kinds::endpoint_slice::{SliceEndpoint, SliceRecord};
+use super::kinds::pod::PodRecord;
+use super::kinds::service::ServiceRecord;
+use super::table::{ObjectKey, Uid};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, OwnPorts, Weight};
 use isthmus_model::place::{Locality, Network};
@@ -17,11 +18,9 @@ use isthmus_model::service::Withheld;
 
 /// The objects from which endpoints are made.
 pub(super) struct Sources<'a> {
-    pub(super) spec: &'a KubernetesSpec,
+    pub(super) tables: &'a Tables,
     /// The network of the cluster.
     pub(super) network: &'a Network,
-    pub(super) pods: &'a Pods,
-    pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
 }
 
 /// The endpoints of a service.
@@ -56,15 +55,15 @@ enum Whose {
 /// Makes the endpoints of a service from its slices. The result does not depend on the order of the slices.
 pub(super) fn made<'a>(
     sources: &Sources<'a>,
+    key: &ObjectKey,
     service: &ServiceRecord,
-    slices: impl Iterator<Item = (&'a Arc<str>, &'a SliceRecord)>,
     texts: &mut Interner,
 ) -> Made {
     let mut made = Made::default();
     let mut instances: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
-    for (namespace, slice) in slices {
+    for slice in sources.tables.slices_of(key) {
         for endpoint in &slice.endpoints {
-            match believed(sources.spec, sources.pods, namespace, endpoint) {
+            match believed(sources.tables, &key.namespace, endpoint) {
                 Ok(pod) => join(&mut instances, pod, slice, endpoint),
                 Err(why) => *made.withheld.entry(why).or_default() += 1,
             }
@@ -135,19 +134,17 @@ fn join<'a>(
 /// Returns the pod of an endpoint in a slice of `namespace`, or the reason why the endpoint is not used. With
 /// `manualEndpoints`, an endpoint without a pod is used.
 pub(super) fn believed<'p>(
-    spec: &KubernetesSpec,
-    pods: &'p Pods,
+    tables: &'p Tables,
     namespace: &Arc<str>,
     endpoint: &SliceEndpoint,
 ) -> Result<Option<&'p PodRecord>, Withheld> {
     let uid = match endpoint.pod {
-        None if spec.manual_endpoints => return Ok(None),
+        None if tables.spec.manual_endpoints => return Ok(None),
         None => return Err(Withheld::NoPod),
         Some(None) => return Err(Withheld::Claimed),
         Some(Some(uid)) => uid,
     };
-    let pod = pods.get(&uid).and_then(|entry| entry.pod.as_ref());
-    let pod = pod.ok_or(Withheld::WaitingForPod)?;
+    let pod = tables.pods.get(&uid).ok_or(Withheld::WaitingForPod)?;
     if pod.template.namespace != *namespace {
         return Err(Withheld::Claimed);
     }
@@ -165,12 +162,13 @@ impl<'a> Sources<'a> {
     /// Returns the network of an instance. Inner `None`: the configured network of the registry. Outer `None`: the registry may
     /// not have endpoints on the network.
     fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
-        let own =
-            || self.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown());
+        let own = || {
+            self.tables.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown())
+        };
         match pod.and_then(|pod| pod.template.network.as_ref()) {
             None => Some(own()),
             Some(network) if network == self.network => Some(own()),
-            Some(network) if self.spec.networks.contains(network) => Some(Some(network.clone())),
+            Some(network) if self.tables.spec.networks.contains(network) => Some(Some(network.clone())),
             Some(_) => None,
         }
     }
@@ -181,8 +179,8 @@ impl<'a> Sources<'a> {
             return locality.clone();
         }
         let node = instance.pod.and_then(PodRecord::node).or(instance.node);
-        if let Some(node) = node.and_then(|name| self.nodes.get(name)) {
-            return node.value.locality.clone();
+        if let Some(node) = node.and_then(|name| self.tables.nodes.get(name)) {
+            return node.locality.clone();
         }
         let of_zone = |zone: &Arc<str>| Locality::parse(&format!("/{zone}"));
         instance.zone.and_then(of_zone).unwrap_or_default()

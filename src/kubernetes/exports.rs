@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep};
 use super::client::{Client, Fault};
 use super::index::items::alias;
 use super::kinds::Kind;
-use super::records::{ExportCondition, ObjectKey};
+use super::kinds::service_export::ExportCondition;
+use super::table::ObjectKey;
 use isthmus_aggregator::spec::kubernetes::{ExportWriterSpec, Knows};
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
@@ -306,7 +307,7 @@ impl ExportWriter {
     async fn write(&self, key: &ObjectKey, export: &WantedConditions) -> Result<(), Fault> {
         let conditions = export.written(&rfc3339(SystemTime::now()));
         let mut last = Ok(());
-        for version in Kind::ServiceExport.versions() {
+        for version in Kind::ServiceExport.facts().versions {
             let object = json!({
                 "apiVersion": version.trim_start_matches("apis/"), "kind": "ServiceExport",
                 "metadata": {"namespace": &*key.namespace, "name": &*key.name},

@@ -1,16 +1,16 @@
 //! Finds the gateways of networks in a cluster: Services and Gateway objects with the label `topology.istio.io/network`, in
 //! namespaces that the config allows to have gateways.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::endpoints::believed;
-use super::objects;
-use super::records::{
-    Entrance, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, Pods, PortRecord, ServiceRecord, SliceRecord,
-};
-use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
+use super::kinds::gateway::GatewayRecord;
+use super::kinds::node::NodeRecord;
+use super::kinds::service::{Entrance, PortRecord, ServiceRecord};
+use super::kinds::{NETWORK_LABEL, Tables};
+use super::table::ObjectKey;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{HBONE_PORT, Health, Labels, Weight};
 use isthmus_model::identity::Identity;
@@ -18,79 +18,8 @@ use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_snapshot::change::{GatewayKey, RegistryGateway};
 use isthmus_snapshot::policy::Gateway;
 
-/// The port on which Istio's gateways route TLS by SNI.
-const SNI_PORT: u16 = 15_443;
 /// The largest number of gateways of one cluster; further ones are left out, and reported.
 const GATEWAYS_MAX: usize = 1_000;
-
-/// A Gateway object.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct GatewayRecord {
-    network: Network,
-    hosts: Vec<Host>,
-    sni_port: Option<u16>,
-    hbone_port: Option<u16>,
-    identity: Option<Identity>,
-}
-
-impl GatewayRecord {
-    pub(super) fn read(object: &objects::Gateway, trust_domain: &str) -> Self {
-        let objects::Gateway { metadata, spec, status } = object;
-        let network = metadata.labels.get(NETWORK_LABEL).map(String::as_str).unwrap_or_default();
-        let is_usable =
-            |found: &&objects::TypedAddress| matches!(found.kind.as_str(), "" | "IPAddress" | "Hostname");
-        // Istio's own gateways have their Service's name in `spec.addresses`, which other clusters cannot reach.
-        let is_of_istio = spec.gateway_class_name == "istio-east-west";
-        let given =
-            if is_of_istio || spec.addresses.is_empty() { &status.addresses } else { &spec.addresses };
-        let hosts =
-            given.iter().filter(is_usable).filter_map(|found| Host::parse(&found.value).ok()).collect();
-        let label = metadata.labels.get("networking.istio.io/gatewayPort").and_then(|text| text.parse().ok());
-        let label: i64 = label.unwrap_or_else(|| SNI_PORT.into());
-        let passes = |listener: &&objects::GatewayListener| {
-            let option = listener.tls.options.get("gateway.istio.io/listener-protocol");
-            let is_auto = listener.protocol == "TLS"
-                && (option.is_some_and(|value| value == "auto-passthrough") || listener.port == label);
-            is_auto && listener.tls.mode != "Terminate"
-        };
-        let number =
-            |listener: &objects::GatewayListener| u16::try_from(listener.port).ok().filter(|port| *port > 0);
-        let hbone = spec.listeners.iter().find(|listener| listener.protocol == "HBONE");
-        let account = metadata.annotations.get("gateway.istio.io/service-account").cloned();
-        let account = account.unwrap_or_else(|| match spec.gateway_class_name.as_str() {
-            "istio-remote" => format!("{}-istio-remote", metadata.name),
-            _ => metadata.name.clone(),
-        });
-        let identity = format!("spiffe://{trust_domain}/ns/{}/sa/{account}", metadata.namespace);
-        Self {
-            network: Network::new(network),
-            hosts,
-            sni_port: spec.listeners.iter().find(passes).and_then(number),
-            hbone_port: hbone.and_then(number),
-            identity: Identity::parse(&identity).ok().filter(|_| hbone.is_some()),
-        }
-    }
-}
-
-/// The objects from which gateways are made.
-pub(super) struct Objects<'a> {
-    pub(super) spec: &'a KubernetesSpec,
-    pub(super) cluster: &'a ClusterId,
-    pub(super) services: &'a BTreeMap<ObjectKey, Listed<Box<ServiceRecord>>>,
-    pub(super) gateways: &'a BTreeMap<ObjectKey, Listed<GatewayRecord>>,
-    pub(super) slices_of: &'a BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
-    pub(super) slices: &'a BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
-    pub(super) pods: &'a Pods,
-    pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
-}
-
-impl Objects<'_> {
-    /// Returns the slices of a service.
-    fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
-        let slices = self.slices_of.get(key).into_iter().flatten();
-        slices.filter_map(|name| Some(&self.slices.get(name)?.value))
-    }
-}
 
 /// A gateway, and whether a pod behind it is ready.
 struct Found {
@@ -99,15 +28,15 @@ struct Found {
 }
 
 /// Returns the gateways of the cluster, and the problems of gateways, a line each.
-pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>) {
+pub(super) fn find(tables: &Tables, cluster: &ClusterId) -> (Vec<RegistryGateway>, Vec<String>) {
     let mut found = Vec::new();
     let mut notes = Vec::new();
-    let Some(trusted) = &objects.spec.gateways else { return (Vec::new(), notes) };
+    let Some(trusted) = &tables.spec.gateways else { return (Vec::new(), notes) };
     let is_trusted = |key: &ObjectKey| trusted.contains(&key.namespace);
-    for (key, known) in objects.services {
-        let Some(entrance) = &known.value.entrance else { continue };
+    for (key, service) in tables.services.iter() {
+        let Some(entrance) = &service.entrance else { continue };
         if is_trusted(key) {
-            of_service(objects, key, &known.value, entrance, &mut found, &mut notes);
+            of_service((tables, cluster), key, service, entrance, &mut found, &mut notes);
         } else {
             notes.push(format!(
                 "Service {key} is ignored as a gateway: it has the label {NETWORK_LABEL}, but its namespace is not in \
@@ -115,9 +44,9 @@ pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>)
             ));
         }
     }
-    for (key, known) in objects.gateways {
+    for (key, gateway) in tables.gateways.iter() {
         if is_trusted(key) {
-            of_object(objects, key, &known.value, &mut found, &mut notes);
+            of_object(cluster, key, gateway, &mut found, &mut notes);
         } else {
             notes.push(format!(
                 "Gateway {key} is ignored: it has the label {NETWORK_LABEL}, but its namespace is not in `gateways.namespaces`"
@@ -145,7 +74,7 @@ pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>)
 }
 
 fn of_service(
-    objects: &Objects<'_>,
+    (tables, cluster): (&Tables, &ClusterId),
     key: &ObjectKey,
     service: &ServiceRecord,
     entrance: &Entrance,
@@ -160,14 +89,14 @@ fn of_service(
             entrance.sni_port
         ));
     }
-    let behind = Behind::of(objects, key, [sni, hbone].into_iter().flatten());
+    let behind = Behind::of(tables, key, [sni, hbone].into_iter().flatten());
     let mut add = |host: Host, sni_port: Option<u16>, hbone_port: Option<u16>| {
         let name = format!("{key}/{host}").into();
         let gateway = Gateway {
             host,
             sni_port,
             hbone_port,
-            cluster: objects.cluster.clone(),
+            cluster: cluster.clone(),
             locality: Locality::default(),
             weight: Weight::new(entrance.weight).unwrap_or(Weight::ONE),
             identity: behind.identity.clone().filter(|_| hbone_port.is_some()),
@@ -194,7 +123,7 @@ fn of_service(
     }
     if let Some(wanted) = &entrance.nodes {
         let node_port = |port: Option<&PortRecord>| port.and_then(|port| port.node_port);
-        for ip in behind.node_addresses(objects, entrance, wanted) {
+        for ip in behind.node_addresses(tables, entrance, wanted) {
             add(Host::Ip(ip), node_port(sni), node_port(hbone));
         }
     } else if entrance.hosts.is_empty() {
@@ -216,17 +145,13 @@ struct Behind {
 }
 
 impl Behind {
-    fn of<'p>(
-        objects: &Objects<'_>,
-        key: &ObjectKey,
-        ports: impl Iterator<Item = &'p PortRecord> + Clone,
-    ) -> Self {
+    fn of<'p>(tables: &Tables, key: &ObjectKey, ports: impl Iterator<Item = &'p PortRecord> + Clone) -> Self {
         let mut behind =
             Self { is_ready: false, identity: None, sockets: Arc::default(), nodes: BTreeSet::new() };
         let mut sockets = BTreeSet::new();
-        for slice in objects.slices_of(key) {
+        for slice in tables.slices_of(key) {
             for endpoint in &slice.endpoints {
-                let Ok(pod) = believed(objects.spec, objects.pods, &key.namespace, endpoint) else {
+                let Ok(pod) = believed(tables, &key.namespace, endpoint) else {
                     continue;
                 };
                 if endpoint.health == Health::Healthy {
@@ -246,26 +171,21 @@ impl Behind {
     }
 
     /// Returns the addresses of the nodes through which the Service is reached.
-    fn node_addresses(
-        &self,
-        objects: &Objects<'_>,
-        entrance: &Entrance,
-        wanted: &Labels,
-    ) -> BTreeSet<IpAddr> {
+    fn node_addresses(&self, tables: &Tables, entrance: &Entrance, wanted: &Labels) -> BTreeSet<IpAddr> {
         let is_wanted = |name: &Arc<str>, labels: &Labels| {
             labels.has_all(wanted) && (!entrance.is_local || self.nodes.contains(name))
         };
-        let nodes = objects.nodes.iter().filter(|(name, node)| is_wanted(name, &node.value.labels));
+        let nodes = tables.nodes.iter().filter(|(name, node)| is_wanted(name, &node.labels));
         let address = |node: &NodeRecord| {
             let mut of_type = node.addresses.iter().filter(|(kind, _)| *kind == entrance.node_address);
             of_type.next().map(|(_, ip)| *ip)
         };
-        nodes.filter_map(|(_, node)| address(&node.value)).collect()
+        nodes.filter_map(|(_, node)| address(node)).collect()
     }
 }
 
 fn of_object(
-    objects: &Objects<'_>,
+    cluster: &ClusterId,
     key: &ObjectKey,
     record: &GatewayRecord,
     found: &mut Vec<Found>,
@@ -284,7 +204,7 @@ fn of_object(
             host: host.clone(),
             sni_port: record.sni_port,
             hbone_port: record.hbone_port,
-            cluster: objects.cluster.clone(),
+            cluster: cluster.clone(),
             locality: Locality::default(),
             weight: Weight::ONE,
             identity: record.identity.clone(),

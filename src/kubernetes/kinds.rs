@@ -1,116 +1,252 @@
-//! The kinds of objects that are followed, and their paths on an API server.
+//! The kinds of objects that are followed, a file each: which objects are requested, which of their fields are read and kept, and
+//! what depends on them. This file lists the kinds, and has the tables of what is kept.
 
+mod config_map;
+pub(super) mod destination_rule;
+pub(super) mod endpoint_slice;
+pub(super) mod gateway;
+mod namespace;
+pub(super) mod node;
+pub(super) mod pod;
+mod secret;
+pub(super) mod service;
+pub(super) mod service_export;
+mod service_import;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
-/// A kind of object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Namespace,
-    Service,
-    EndpointSlice,
-    Pod,
-    Node,
-    Gateway,
-    ServiceExport,
-    ServiceImport,
-    DestinationRule,
-    ConfigMap,
-    Secret,
+use serde::de::DeserializeOwned;
+
+pub(super) use self::config_map::ConfigMap;
+use self::destination_rule::DestinationRule;
+use self::endpoint_slice::{EndpointSlice, SliceRecord};
+use self::gateway::Gateway;
+use self::namespace::Namespace;
+use self::node::Node;
+use self::pod::Pod;
+pub(super) use self::secret::Secret;
+use self::service::Service;
+use self::service_export::ServiceExport;
+use self::service_import::ServiceImport;
+use super::interner::Interner;
+use super::objects::Meta;
+use super::table::{Key, ObjectKey, Placed, Rows, Touched};
+use isthmus_aggregator::spec::kubernetes::{KubernetesSpec, WATCHED_APART_MAX};
+use isthmus_model::endpoint::Labels;
+use isthmus_model::identity::TrustDomain;
+use isthmus_model::place::Network;
+
+/// The label with the network of a namespace, pod or gateway.
+pub(super) const NETWORK_LABEL: &str = "topology.istio.io/network";
+
+/// A kind of object: what is requested, read and kept of it, and what depends on it.
+pub(super) trait Watched: DeserializeOwned {
+    const FACTS: Facts;
+
+    /// The table of the records that are kept.
+    type Rows: Rows + Default;
+
+    /// Returns what is kept of an object; `None` if nothing is.
+    fn record(&self, reading: &mut Reading<'_>) -> Option<<Self::Rows as Rows>::Record>;
+
+    /// Marks what depends on an object that has changed.
+    fn touch(touched: Touched<<Self::Rows as Rows>::Key, <Self::Rows as Rows>::Record>, tables: &mut Tables);
 }
 
-/// The selectors of a request, percent-encoded; empty: none.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Selectors {
+/// What is known about a kind before any object of it.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// The plural name, which RBAC and messages use.
+    pub(super) plural: &'static str,
+    /// The API groups and versions that may have the kind, in the order in which they are tried.
+    pub(super) versions: &'static [&'static str],
+    /// True if the cluster may lack the kind: it is defined by a CustomResourceDefinition.
+    pub(super) is_custom: bool,
+    /// True if endpoints cannot be made without this kind.
+    pub(super) is_needed: bool,
+    namespaces: Namespaces,
+    /// The selectors of a request, percent-encoded; empty: none.
     labels: &'static str,
     fields: &'static str,
+    /// The largest number of objects that are kept; further ones are left out, and counted.
+    objects_max: usize,
+    /// Returns true if a registry with these settings watches the kind.
+    is_wanted: fn(&KubernetesSpec) -> bool,
+}
+
+/// The namespaces in which a kind is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespaces {
+    /// The kind is in no namespace.
+    None,
+    /// Those whose services are read.
+    OfServices,
+    /// Those whose services are read, and those that may have gateways.
+    OfServicesAndGateways,
+    /// The system namespace of the mesh.
+    System,
+}
+
+impl Facts {
+    /// A kind of the core API group.
+    const CORE: Self = Self {
+        plural: "",
+        versions: &["api/v1"],
+        is_custom: false,
+        is_needed: false,
+        namespaces: Namespaces::OfServices,
+        labels: "",
+        fields: "",
+        objects_max: 100_000,
+        is_wanted: |_| true,
+    };
+}
+
+/// A kind with its table among those of a cluster.
+trait Stored: Watched {
+    fn rows(tables: &mut Tables) -> &mut Self::Rows;
+}
+
+/// Defines what has an arm or a field for each kind, with the table of its records.
+macro_rules! kinds {
+    ($($kind:ident in $table:ident,)*) => {
+        /// A kind of object.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Kind { $($kind,)* }
+
+        impl Kind {
+            const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            pub(super) fn facts(self) -> &'static Facts {
+                match self { $(Self::$kind => &<$kind as Watched>::FACTS,)* }
+            }
+
+            /// Parses an object of this kind.
+            pub(super) fn read(self, text: &str) -> Result<Object, serde_json::Error> {
+                Ok(match self { $(Self::$kind => Object::$kind(serde_json::from_str(text)?),)* })
+            }
+        }
+
+        /// An object of a kind that is followed.
+        #[derive(Debug)]
+        pub(super) enum Object { $($kind(Box<$kind>),)* }
+
+        impl Object {
+            pub(super) fn meta(&self) -> &Meta {
+                match self { $(Self::$kind(object) => &object.metadata,)* }
+            }
+        }
+
+        /// The objects of a cluster: a table for each kind, and the marks of what was not made again since they have changed.
+        pub(super) struct Tables {
+            pub(super) spec: Arc<KubernetesSpec>,
+            $(pub(super) $table: <$kind as Watched>::Rows,)*
+            /// The slices of each service.
+            slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
+            /// Those of a namespace that is not known.
+            no_labels: Labels,
+            pub(super) dirty: Dirty,
+        }
+
+        $(impl Stored for $kind {
+            fn rows(tables: &mut Tables) -> &mut Self::Rows {
+                &mut tables.$table
+            }
+        })*
+
+        impl Tables {
+            pub(super) fn new(spec: Arc<KubernetesSpec>) -> Self {
+                Self {
+                    spec,
+                    $($table: <$kind as Watched>::Rows::default(),)*
+                    slices_of: BTreeMap::new(),
+                    no_labels: Labels::default(),
+                    dirty: Dirty { gateways: true, ..Dirty::default() },
+                }
+            }
+
+            /// Stores an object that a listing names. Returns false if the object is left out for lack of room.
+            pub(super) fn put(&mut self, object: &Object, listing: u32, reading: &mut Reading<'_>) -> bool {
+                match object { $(Object::$kind(object) => self.put_one(&**object, &object.metadata, listing, reading),)* }
+            }
+
+            /// Removes an object.
+            pub(super) fn remove(&mut self, kind: Kind, meta: &Meta, texts: &mut Interner) {
+                match kind { $(Kind::$kind => self.remove_one::<$kind>(Key::of(meta, texts)),)* }
+            }
+
+            /// Notes that a listing names an object that cannot be read: its record stays.
+            pub(super) fn keep(&mut self, kind: Kind, meta: &Meta, listing: u32, texts: &mut Interner) {
+                match kind { $(Kind::$kind => {
+                    if let Some(key) = Key::of(meta, texts) {
+                        $kind::rows(self).keep(&key, listing);
+                    }
+                })* }
+            }
+
+            /// Removes the objects that a listing has not named; of the listing of one namespace, those in it.
+            pub(super) fn complete(&mut self, kind: Kind, listing: u32, namespace: Option<&str>) {
+                match kind { $(Kind::$kind => {
+                    let unnamed = $kind::rows(self).unnamed(listing, namespace);
+                    unnamed.into_iter().for_each(|key| self.remove_one::<$kind>(Some(key)));
+                })* }
+            }
+        }
+    };
+}
+
+// In the order in which they are watched.
+kinds! {
+    Namespace in namespaces,
+    Service in services,
+    EndpointSlice in slices,
+    Pod in pods,
+    Node in nodes,
+    Gateway in gateways,
+    ServiceExport in exports,
+    ServiceImport in imports,
+    DestinationRule in rules,
+    ConfigMap in mesh_configs,
+    Secret in secrets,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 10] = [
-        Self::Namespace,
-        Self::Service,
-        Self::EndpointSlice,
-        Self::Pod,
-        Self::Node,
-        Self::Gateway,
-        Self::ServiceExport,
-        Self::ServiceImport,
-        Self::DestinationRule,
-        Self::ConfigMap,
-    ];
+    /// Returns the kinds that a registry watches, each in all namespaces or in single ones.
+    pub(super) fn watched(spec: &KubernetesSpec) -> Vec<(Self, Option<Arc<str>>)> {
+        let only = &spec.namespaces.only;
+        let is_apart = !only.is_empty() && only.len() <= WATCHED_APART_MAX;
+        let mut all = Vec::new();
+        for kind in Self::ALL.iter().copied().filter(|kind| (kind.facts().is_wanted)(spec)) {
+            let gateways = spec.gateways.iter().flatten();
+            let apart: BTreeSet<&Arc<str>> = match kind.facts().namespaces {
+                Namespaces::System => BTreeSet::from([&spec.system_namespace]),
+                Namespaces::OfServices if is_apart => only.iter().collect(),
+                Namespaces::OfServicesAndGateways if is_apart => only.iter().chain(gateways).collect(),
+                Namespaces::None | Namespaces::OfServices | Namespaces::OfServicesAndGateways => {
+                    all.push((kind, None));
+                    continue;
+                }
+            };
+            all.extend(apart.into_iter().map(|namespace| (kind, Some(namespace.clone()))));
+        }
+        all
+    }
 
-    /// Returns the plural name of the kind, which RBAC and messages use.
+    /// Returns the plural name of the kind.
     pub(super) fn plural(self) -> &'static str {
-        match self {
-            Self::Namespace => "namespaces",
-            Self::Service => "services",
-            Self::EndpointSlice => "endpointslices",
-            Self::Pod => "pods",
-            Self::Node => "nodes",
-            Self::Gateway => "gateways",
-            Self::ServiceExport => "serviceexports",
-            Self::ServiceImport => "serviceimports",
-            Self::DestinationRule => "destinationrules",
-            Self::ConfigMap => "configmaps",
-            Self::Secret => "secrets",
-        }
-    }
-
-    /// Returns the API groups and versions that may have the kind, in the order in which they are tried.
-    pub(super) fn versions(self) -> &'static [&'static str] {
-        match self {
-            Self::Namespace | Self::Service | Self::Pod | Self::Node | Self::ConfigMap | Self::Secret => {
-                &["api/v1"]
-            }
-            Self::EndpointSlice => &["apis/discovery.k8s.io/v1"],
-            Self::Gateway => &["apis/gateway.networking.k8s.io/v1"],
-            Self::ServiceExport | Self::ServiceImport => {
-                &["apis/multicluster.x-k8s.io/v1beta1", "apis/multicluster.x-k8s.io/v1alpha1"]
-            }
-            Self::DestinationRule => &["apis/networking.istio.io/v1"],
-        }
-    }
-
-    /// Returns true if the cluster may lack the kind: it is defined by a CustomResourceDefinition.
-    pub(super) fn is_custom(self) -> bool {
-        matches!(self, Self::Gateway | Self::ServiceExport | Self::ServiceImport | Self::DestinationRule)
-    }
-
-    /// Returns true if endpoints cannot be made without this kind.
-    pub(super) fn is_needed(self) -> bool {
-        matches!(self, Self::Service | Self::EndpointSlice | Self::Pod)
-    }
-
-    pub(super) fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Namespace | Self::Node)
-    }
-
-    fn selectors(self) -> Selectors {
-        match self {
-            // Slices of imported services have the endpoints of other clusters, so they are not read.
-            Self::EndpointSlice => Selectors {
-                labels: "kubernetes.io%2Fservice-name,%21multicluster.kubernetes.io%2Fservice-name",
-                fields: "",
-            },
-            // Pods that have ended are not read: there may be many of them until Kubernetes collects them.
-            Self::Pod => {
-                Selectors { labels: "", fields: "status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded" }
-            }
-            Self::Gateway => Selectors { labels: "topology.istio.io%2Fnetwork", fields: "" },
-            Self::Secret => Selectors { labels: "istio%2FmultiCluster%3Dtrue", fields: "" },
-            Self::ConfigMap => Selectors { labels: "", fields: "metadata.name%3Distio" },
-            _ => Selectors::default(),
-        }
+        self.facts().plural
     }
 
     /// Returns the path and query of a list or watch; `more` is a part of the query.
     pub(super) fn request(self, version: &str, namespace: Option<&str>, more: &str) -> String {
+        let Facts { plural, namespaces, labels, fields, .. } = self.facts();
         let mut path = format!("/{version}/");
-        if let Some(namespace) = namespace.filter(|_| self.is_namespaced()) {
+        if let Some(namespace) = namespace.filter(|_| *namespaces != Namespaces::None) {
             let _ = write!(path, "namespaces/{namespace}/");
         }
-        let Selectors { labels, fields } = self.selectors();
-        let _ = write!(path, "{}?{more}", self.plural());
+        let _ = write!(path, "{plural}?{more}");
         if !labels.is_empty() {
             let _ = write!(path, "&labelSelector={labels}");
         }
@@ -121,9 +257,98 @@ impl Kind {
     }
 }
 
+/// What an object is read with.
+pub(super) struct Reading<'a> {
+    pub(super) trust_domain: &'a TrustDomain,
+    /// True if subsets may select pods by any label.
+    pub(super) has_subsets: bool,
+    pub(super) texts: &'a mut Interner,
+}
+
+/// What has to be made again.
+#[derive(Debug, Default)]
+pub(super) struct Dirty {
+    pub(super) services: BTreeSet<ObjectKey>,
+    /// True if all services have to be made again.
+    pub(super) is_all: bool,
+    pub(super) gateways: bool,
+    /// True if the session has to begin again, because the mesh's own configuration names another trust domain.
+    pub(super) session: bool,
+}
+
+impl Tables {
+    fn put_one<T: Stored>(
+        &mut self,
+        object: &T,
+        meta: &Meta,
+        listing: u32,
+        reading: &mut Reading<'_>,
+    ) -> bool {
+        let Some(key) = Key::of(meta, reading.texts) else { return true };
+        let Some(record) = object.record(reading) else {
+            self.remove_one::<T>(Some(key));
+            return true;
+        };
+        match T::rows(self).put(key, record, listing, T::FACTS.objects_max) {
+            Placed::Same => {}
+            Placed::Touched(touched) => T::touch(touched, self),
+            Placed::NoRoom => return false,
+        }
+        true
+    }
+
+    fn remove_one<T: Stored>(&mut self, key: Option<<T::Rows as Rows>::Key>) {
+        if let Some(touched) = key.and_then(|key| T::rows(self).remove(&key)) {
+            T::touch(touched, self);
+        }
+    }
+
+    /// Marks a service whose endpoints have changed, and the gateways if the service is one.
+    fn mark_endpoints(&mut self, service: ObjectKey) {
+        self.dirty.gateways |= self.services.get(&service).is_some_and(|service| service.entrance.is_some());
+        self.dirty.services.insert(service);
+    }
+
+    /// Returns the slices of a service.
+    pub(super) fn slices_of(&self, service: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
+        let slices = self.slices_of.get(service).into_iter().flatten();
+        slices.filter_map(|name| self.slices.get(name))
+    }
+
+    /// Returns the labels of a namespace; none if it is not known.
+    pub(super) fn labels_of(&self, namespace: &Arc<str>) -> &Labels {
+        self.namespaces.get(namespace).unwrap_or(&self.no_labels)
+    }
+
+    /// Returns the network of the cluster.
+    pub(super) fn network(&self) -> Network {
+        if let Some(network) = &self.spec.network {
+            return network.clone();
+        }
+        let labels = self.namespaces.get(&self.spec.system_namespace);
+        let label = labels.and_then(|labels| labels.get(NETWORK_LABEL));
+        label.map(|text| Network::new(text)).unwrap_or_default()
+    }
+
+    /// Returns the number of objects of the kinds that the report on a registry has.
+    pub(super) fn counts(&self) -> Vec<(&'static str, usize)> {
+        let counts = [
+            (Kind::Namespace, self.namespaces.len()),
+            (Kind::Service, self.services.len()),
+            (Kind::EndpointSlice, self.slices.len()),
+            (Kind::Pod, self.pods.len()),
+            (Kind::Node, self.nodes.len()),
+            (Kind::Gateway, self.gateways.len()),
+            (Kind::ServiceExport, self.exports.len()),
+        ];
+        counts.map(|(kind, count)| (kind.plural(), count)).to_vec()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::IntOrText;
 
     #[test]
     fn requests_are_those_of_the_api() {
@@ -133,9 +358,88 @@ mod tests {
             "/api/v1/namespaces/shop/pods?limit=500&fieldSelector=status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded"
         );
         assert_eq!(Kind::Node.request("api/v1", Some("shop"), "watch=1"), "/api/v1/nodes?watch=1");
-        for kind in Kind::ALL {
-            let all = kind.request(kind.versions()[0], None, "limit=1");
+        for kind in Kind::ALL.iter().copied() {
+            let all = kind.request(kind.facts().versions[0], None, "limit=1");
             assert!(all.parse::<http::uri::PathAndQuery>().is_ok(), "{all}");
         }
+    }
+
+    #[test]
+    fn nulls_absent_and_unknown_fields_are_taken() {
+        let nulls = r#"{"kind":"EndpointSlice","metadata":null,"addressType":null,"ports":null,"endpoints":null,"x":{"y":[1]}}"#;
+        let slice: EndpointSlice = serde_json::from_str(nulls).expect("legal");
+        assert!(slice.endpoints.is_empty() && slice.metadata.name.is_empty());
+        let inner = r#"{"endpoints":[{"addresses":["10.0.0.1"],"conditions":null,"targetRef":null,"nodeName":null}]}"#;
+        let slice: EndpointSlice = serde_json::from_str(inner).expect("legal");
+        assert_eq!(slice.endpoints[0].conditions.ready, None);
+        for empty in ["{}", r#"{"spec":{"ports":[{}]}}"#, r#"{"spec":null,"status":{"loadBalancer":null}}"#] {
+            let _: Service = serde_json::from_str(empty).expect("legal");
+        }
+        let named = r#"{"spec":{"type":"NodePort","clusterIPs":["None"],"externalIPs":["192.0.2.1"],"ports":[{"targetPort":"web","port":80},{"targetPort":8080}]}}"#;
+        let service: Service = serde_json::from_str(named).expect("legal");
+        assert_eq!((service.spec.kind.as_str(), service.spec.cluster_ips[0].as_str()), ("NodePort", "None"));
+        assert_eq!(service.spec.external_ips, ["192.0.2.1"]);
+        assert!(matches!(service.spec.ports[0].target_port, IntOrText::Text(_)));
+        assert!(matches!(service.spec.ports[1].target_port, IntOrText::Number(8080)));
+        assert!(serde_json::from_str::<Pod>(r#"{"status":{"podIPs":[{"ip":7}]}}"#).is_err(), "a wrong type");
+        let pod: Pod = serde_json::from_str(r#"{"status":{"podIPs":[{"ip":"10.0.0.1"}]}}"#).expect("legal");
+        assert_eq!(pod.status.pod_ips[0].ip, "10.0.0.1");
+    }
+
+    #[test]
+    fn a_changed_object_marks_what_depends_on_it() {
+        let spec = KubernetesSpec::plain();
+        let trust_domain = spec.trust_domain.clone();
+        let mut tables = Tables::new(Arc::new(spec));
+        let mut texts = Interner::default();
+        let marked = |tables: &mut Tables| {
+            let Dirty { services, is_all, gateways, .. } = std::mem::take(&mut tables.dirty);
+            (services.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "), is_all, gateways)
+        };
+        marked(&mut tables);
+        let uid = "0123456789abcdef0123456789abcdef";
+        let slice = format!(
+            r#""metadata":{{"name":"a-1","namespace":"n","labels":{{"kubernetes.io/service-name":"a"}}}},"addressType":"IPv4",
+               "endpoints":[{{"addresses":["10.0.0.1"],"targetRef":{{"kind":"Pod","uid":"{uid}"}}}}]"#
+        );
+        let pod = format!(
+            r#""metadata":{{"name":"p","namespace":"n","uid":"{uid}"}},"spec":{{"nodeName":"node"}}"#
+        );
+        let object = |rest: &str| format!(r#""metadata":{{"name":"a","namespace":"n"}},{rest}"#);
+        let cluster = |name: &str| format!(r#""metadata":{{"name":"{name}"}}"#);
+        for (kind, text, expected) in [
+            (Kind::Service, object(r#""spec":{}"#), ("n/a", false, false)),
+            (Kind::EndpointSlice, slice.clone(), ("n/a", false, false)),
+            (Kind::EndpointSlice, slice, ("", false, false)),
+            (Kind::Pod, pod.clone(), ("n/a", false, false)),
+            (Kind::Pod, pod, ("", false, false)),
+            (Kind::Node, cluster("node"), ("n/a", false, true)),
+            (Kind::Node, cluster("other"), ("", false, true)),
+            (Kind::ServiceExport, object(r#""status":{}"#), ("n/a", false, false)),
+            (Kind::ServiceImport, object(r#""spec":{"ips":["10.1.0.1"]}"#), ("n/a", false, false)),
+            (Kind::Namespace, cluster("n"), ("n/a", false, false)),
+            (Kind::Namespace, cluster("istio-system"), ("", true, false)),
+            (Kind::DestinationRule, object(r#""spec":{}"#), ("", true, false)),
+            (Kind::Gateway, object(r#""spec":{}"#), ("", false, true)),
+            (Kind::Secret, object(r#""data":{}"#), ("", false, false)),
+        ] {
+            let object = kind.read(&format!("{{{text}}}")).expect("legal");
+            let mut reading = Reading { trust_domain: &trust_domain, has_subsets: false, texts: &mut texts };
+            assert!(tables.put(&object, 1, &mut reading));
+            let (services, is_all, gateways) = marked(&mut tables);
+            assert_eq!((&*services, is_all, gateways), expected, "{text}");
+        }
+        let mut complete = |kind, namespace| {
+            tables.complete(kind, 2, namespace);
+            (marked(&mut tables).0, tables.pods.len())
+        };
+        assert_eq!(complete(Kind::Pod, None), (String::new(), 0));
+        assert_eq!(complete(Kind::EndpointSlice, Some("other")), (String::new(), 0));
+        assert_eq!(complete(Kind::EndpointSlice, Some("n")), ("n/a".to_owned(), 0));
+        assert_eq!(complete(Kind::Service, None).0, "n/a");
+        assert_eq!(
+            tables.counts()[..4],
+            [("namespaces", 2), ("services", 0), ("endpointslices", 0), ("pods", 0)]
+        );
     }
 }

@@ -1,13 +1,23 @@
 //! Registries in Kubernetes: a cluster's Services, EndpointSlices and pods as services and endpoints, its gateways, and the
 //! objects that mark services for export.
 //!
-//! - `access`, `credentials`, `kubeconfig`: how the API server is reached. `client`: the connection to it. The settings are in
-//!   [`isthmus_aggregator::spec::kubernetes`].
-//! - `watch`: follows one kind of object (`kinds`). `objects`: the fields that are read. `records`: the fields that are kept.
+//! - `access`, `credentials`, `kubeconfig`: how the API server is reached. `client`: the connection to it. `clock`: its time.
+//!   The settings are in [`isthmus_aggregator::spec::kubernetes`].
+//! - `watch`: follows one kind of object. `kinds`: what is read and kept of each kind, and what depends on it. `objects`: what
+//!   all kinds have in common. `table`, `interner`: how records are kept.
 //! - `index`: the objects of a cluster, and the items made from them. `endpoints`: converts slices to endpoints, and decides
 //!   which of them are believed. `gateways`: the gateways of networks.
 //! - `registry`: one cluster as a registry. `clusters`: registries of clusters that are found while the gateway runs.
 //! - `exports`: writes the conditions of ServiceExports. `remote`: makes kubeconfigs for other clusters.
+//!
+//! A kind is added in three places:
+//!
+//! 1. `kinds/KIND.rs`: the fields that are read, the record that is kept, and `impl Watched`, which says how the kind is
+//!    requested, how an object becomes a record, and what a changed record marks to be made again.
+//! 2. `kinds.rs`: the module, and a line in `kinds!` with the name of the table. The watches, the index and the ends of
+//!    listings follow from it. What is made from the records reads the table as `tables.NAME`.
+//! 3. `charts/isthmus/templates/_rbac.tpl`: the right to list and watch the kind. The chart's `reader.yaml` grants it to
+//!    readers in other clusters too.
 
 mod access;
 mod client;
@@ -18,10 +28,11 @@ mod endpoints;
 mod exports;
 mod gateways;
 mod index;
+mod interner;
 mod kinds;
 mod kubeconfig;
 mod objects;
-mod records;
 pub mod registry;
 pub mod remote;
+mod table;
 mod watch;

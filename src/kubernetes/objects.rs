@@ -1,11 +1,15 @@
-//! The few fields of Kubernetes objects that are read. Everything may be absent or null, and unknown fields are skipped: an
-//! API server of another version, or a controller with a fault, must not make a whole list unreadable.
+//! What the objects of all kinds have in common, and the lists and watch lines that carry them. Each kind (`kinds`) reads a few
+//! fields more. Everything may be absent or null, and unknown fields are skipped: an API server of another version, or a
+//! controller with a fault, must not make a whole list unreadable.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+
+use isthmus_model::address::canonical_ip;
 
 /// The largest number of items of one page. A page with more is refused.
 const ITEMS_MAX: usize = 250_000;
@@ -14,7 +18,9 @@ const ITEMS_MAX: usize = 250_000;
 pub(super) type Texts = BTreeMap<String, String>;
 
 /// Deserializes null as the default value.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
@@ -22,13 +28,16 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D)
 macro_rules! objects {
     ($($(#[$attribute:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $kind:ty,)* })*) => {
         $($(#[$attribute])*
-        #[derive(Debug, Default, Deserialize)]
+        #[derive(Debug, Default, serde::Deserialize)]
         #[serde(default, rename_all = "camelCase")]
-        pub(super) struct $name {
-            $($(#[$of_field])* #[serde(deserialize_with = "or_default")] pub(super) $field: $kind,)*
+        pub(crate) struct $name {
+            $($(#[$of_field])*
+            #[serde(deserialize_with = "crate::objects::or_default")]
+            pub(crate) $field: $kind,)*
         })*
     };
 }
+pub(super) use objects;
 
 objects! {
     /// `ObjectMeta`.
@@ -43,12 +52,9 @@ objects! {
         creation_timestamp: String,
         deletion_timestamp: String,
     }
-    /// An object of which only the metadata is read: Namespace, and any object whose other fields cannot be read.
+    /// An object whose other fields are not read.
     Bare { metadata: Meta, }
-    Service { metadata: Meta, spec: ServiceSpec, status: ServiceStatus, }
-    ServiceStatus { load_balancer: LoadBalancer, }
-    LoadBalancer { ingress: Vec<Ingress>, }
-    Ingress { ip: String, hostname: String, }
+    /// A port of a Service or EndpointSlice.
     Port {
         name: String,
         port: i64,
@@ -57,65 +63,13 @@ objects! {
         target_port: IntOrText,
         node_port: i64,
     }
-    SessionAffinityConfig {
-        #[serde(rename = "clientIP")]
-        client_ip: ClientIpConfig,
-    }
-    ClientIpConfig { timeout_seconds: i64, }
-    /// `EndpointSlice` of `discovery.k8s.io/v1`.
-    Slice { metadata: Meta, address_type: String, ports: Vec<Port>, endpoints: Vec<SliceEndpoint>, }
-    SliceEndpoint {
-        addresses: Vec<String>,
-        conditions: Conditions,
-        hostname: String,
-        node_name: String,
-        zone: String,
-        target_ref: Reference,
-    }
-    /// Absent conditions mean: ready, serving, not terminating.
-    Conditions { ready: Option<bool>, serving: Option<bool>, terminating: Option<bool>, }
-    Reference { kind: String, namespace: String, name: String, uid: String, }
-    Pod { metadata: Meta, spec: PodSpec, status: PodStatus, }
-    PodSpec { service_account_name: String, node_name: String, }
-    PodStatus {
-        #[serde(rename = "podIPs")]
-        pod_ips: Vec<PodIp>,
-    }
-    PodIp { ip: String, }
-    Node { metadata: Meta, status: NodeStatus, }
-    NodeStatus { addresses: Vec<TypedAddress>, }
+    /// An address of a Node or Gateway.
     TypedAddress {
         #[serde(rename = "type")]
         kind: String,
         address: String,
         value: String,
     }
-    /// `Gateway` of `gateway.networking.k8s.io/v1`.
-    Gateway { metadata: Meta, spec: GatewaySpec, status: GatewayStatus, }
-    GatewaySpec { gateway_class_name: String, addresses: Vec<TypedAddress>, listeners: Vec<GatewayListener>, }
-    GatewayStatus { addresses: Vec<TypedAddress>, }
-    GatewayListener { name: String, port: i64, protocol: String, tls: GatewayTls, }
-    GatewayTls { mode: String, options: Texts, }
-    /// `ServiceExport` of `multicluster.x-k8s.io`.
-    ServiceExport { metadata: Meta, status: ExportStatus, }
-    ExportStatus { conditions: Vec<Condition>, }
-    Condition {
-        #[serde(rename = "type")]
-        kind: String,
-        status: String,
-        reason: String,
-        message: String,
-        last_transition_time: String,
-    }
-    /// `ServiceImport` of `multicluster.x-k8s.io`.
-    ServiceImport { metadata: Meta, spec: ImportSpec, }
-    ImportSpec { ips: Vec<String>, }
-    /// `DestinationRule` of `networking.istio.io/v1`.
-    DestinationRule { metadata: Meta, spec: DestinationSpec, }
-    DestinationSpec { host: String, subsets: Vec<Subset>, }
-    Subset { name: String, labels: Texts, }
-    ConfigMap { metadata: Meta, data: Texts, }
-    Secret { metadata: Meta, data: Texts, }
     /// `Status`: the response of an API server in place of an object.
     Status { code: i64, reason: String, message: String, details: StatusDetails, }
     StatusDetails { retry_after_seconds: i64, }
@@ -127,30 +81,14 @@ objects! {
     }
 }
 
-/// `Service.spec`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct ServiceSpec {
-    #[serde(rename = "type", deserialize_with = "or_default")]
-    pub(super) kind: String,
-    #[serde(rename = "clusterIP", deserialize_with = "or_default")]
-    pub(super) cluster_ip: String,
-    #[serde(rename = "clusterIPs", deserialize_with = "or_default")]
-    pub(super) cluster_ips: Vec<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub(super) ip_families: Vec<String>,
-    #[serde(rename = "externalIPs", deserialize_with = "or_default")]
-    pub(super) external_ips: Vec<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub(super) ports: Vec<Port>,
-    #[serde(deserialize_with = "or_default")]
-    pub(super) internal_traffic_policy: String,
-    #[serde(deserialize_with = "or_default")]
-    pub(super) external_traffic_policy: String,
-    #[serde(deserialize_with = "or_default")]
-    pub(super) session_affinity: String,
-    #[serde(deserialize_with = "or_default")]
-    pub(super) session_affinity_config: SessionAffinityConfig,
+/// Parses an IP address.
+pub(super) fn ip(text: &str) -> Option<IpAddr> {
+    text.parse().ok().map(canonical_ip)
+}
+
+/// Returns a port number; `None` if no port can have it.
+pub(super) fn port(number: i64) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number > 0)
 }
 
 /// `IntOrString`.
@@ -278,28 +216,6 @@ pub(super) struct WatchLine<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nulls_absent_and_unknown_fields_are_taken() {
-        let nulls = r#"{"kind":"EndpointSlice","metadata":null,"addressType":null,"ports":null,"endpoints":null,"x":{"y":[1]}}"#;
-        let slice: Slice = serde_json::from_str(nulls).expect("legal");
-        assert!(slice.endpoints.is_empty() && slice.metadata.name.is_empty());
-        let inner = r#"{"endpoints":[{"addresses":["10.0.0.1"],"conditions":null,"targetRef":null,"nodeName":null}]}"#;
-        let slice: Slice = serde_json::from_str(inner).expect("legal");
-        assert_eq!(slice.endpoints[0].conditions.ready, None);
-        for empty in ["{}", r#"{"spec":{"ports":[{}]}}"#, r#"{"spec":null,"status":{"loadBalancer":null}}"#] {
-            let _: Service = serde_json::from_str(empty).expect("legal");
-        }
-        let named = r#"{"spec":{"type":"NodePort","clusterIPs":["None"],"externalIPs":["192.0.2.1"],"ports":[{"targetPort":"web","port":80},{"targetPort":8080}]}}"#;
-        let service: Service = serde_json::from_str(named).expect("legal");
-        assert_eq!((service.spec.kind.as_str(), service.spec.cluster_ips[0].as_str()), ("NodePort", "None"));
-        assert_eq!(service.spec.external_ips, ["192.0.2.1"]);
-        assert!(matches!(service.spec.ports[0].target_port, IntOrText::Text(_)));
-        assert!(matches!(service.spec.ports[1].target_port, IntOrText::Number(8080)));
-        assert!(serde_json::from_str::<Pod>(r#"{"status":{"podIPs":[{"ip":7}]}}"#).is_err(), "a wrong type");
-        let pod: Pod = serde_json::from_str(r#"{"status":{"podIPs":[{"ip":"10.0.0.1"}]}}"#).expect("legal");
-        assert_eq!(pod.status.pod_ips[0].ip, "10.0.0.1");
-    }
 
     #[test]
     fn items_of_a_list_are_not_read_with_it() {

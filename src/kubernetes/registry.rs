@@ -12,13 +12,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::access::{Found, find};
 use super::client::{Client, Fault};
 use super::exports::{ExportWriter, Exports, Writing};
-use super::index::{Failures, Index, WatchState, trust_domain_of};
-use super::kinds::Kind;
-use super::objects::ConfigMap;
+use super::index::Index;
+use super::index::watches::{Failures, WatchState};
+use super::kinds::{ConfigMap, Kind};
 use super::watch::{Event, Watcher, Way, What};
 use isthmus_aggregator::registry::{Changes, Closed, Registry};
 use isthmus_aggregator::spec::RegistrySpec;
-use isthmus_aggregator::spec::kubernetes::{KubernetesSpec, WATCHED_APART_MAX};
+use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_files::reading::Readings;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::ClusterId;
@@ -189,7 +189,7 @@ impl Follower {
             }
         };
         self.refused.clear();
-        let in_use = self.current.as_ref().filter(|session| !session.index.is_outdated);
+        let in_use = self.current.as_ref().filter(|session| !session.index.tables.dirty.session);
         let is_new = self.tried != Some(found.digest) || (in_use.is_none() && self.candidate.is_none());
         if !is_new {
             return;
@@ -221,12 +221,13 @@ impl Follower {
     /// Replaces the session in use by the one with new credentials, once the new session has read everything that the session in
     /// use has. The first session is used when it has read everything, or after [`AWAITED`] without kinds that are not needed.
     fn promote(&mut self) {
-        let in_use = self.current.as_ref().map(|session| &session.index);
+        let in_use = self.current.as_ref().map(|session| &session.index.watches);
         let is_whole = |candidate: &mut Session| {
             let index = &candidate.index;
             let failures =
                 if candidate.started.elapsed() < AWAITED { Failures::Await } else { Failures::Accept };
-            index.is_ready(failures) && in_use.is_none_or(|in_use| index.lacking(in_use).next().is_none())
+            index.watches.is_ready(failures)
+                && in_use.is_none_or(|in_use| index.watches.lacking(in_use).next().is_none())
         };
         let Some(mut session) = self.candidate.take_if(is_whole) else { return };
         // The failures were those of the session before, or they only held this session back.
@@ -303,8 +304,8 @@ impl Follower {
             failures.iter().map(|why| format!("{server}: {why}")).collect::<Vec<_>>()
         };
         match (&self.current, &self.candidate) {
-            (Some(current), _) => of_session(current, current.index.failures()),
-            (None, Some(candidate)) => of_session(candidate, candidate.index.holding()),
+            (Some(current), _) => of_session(current, current.index.watches.failures()),
+            (None, Some(candidate)) => of_session(candidate, candidate.index.watches.holding()),
             (None, None) => self.refused.clone(),
         }
     }
@@ -328,8 +329,12 @@ impl Follower {
                 .for_each(|line| line.push_str("; the credentials read before stay in use"));
         }
         if let (Some(current), Some(candidate)) = (&self.current, &self.candidate) {
-            let mut failures = candidate.index.failures();
-            let lacking = candidate.index.lacking(&current.index).filter(|watch| !watch.kind.is_needed());
+            let mut failures = candidate.index.watches.failures();
+            let lacking = candidate
+                .index
+                .watches
+                .lacking(&current.index.watches)
+                .filter(|watch| !watch.kind.facts().is_needed);
             failures.extend(lacking.filter_map(WatchState::failure));
             report.problems.extend(failures.iter().map(|why| {
                 format!(
@@ -378,7 +383,7 @@ fn take(holder: &mut Option<Session>, batch: Option<Vec<Event>>) {
         taken += 1;
         next = if taken < ROUND { session.events.try_recv().ok() } else { None };
     }
-    session.way.note_crowded(session.index.crowded());
+    session.way.note_crowded(session.index.watches.crowded());
 }
 
 impl Session {
@@ -394,7 +399,7 @@ impl Session {
         let (version, trust_domain) =
             timeout(ABOUT_WITHIN, about).await.unwrap_or_else(|_| (String::new(), spec.trust_domain.clone()));
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let watches = watches(&spec);
+        let watches = Kind::watched(&spec);
         let way = Arc::new(Way::default());
         let (writing, export_writing) = watch::channel(Writing::default());
         let (exports, wanted) = watch::channel(Arc::default());
@@ -413,7 +418,7 @@ impl Session {
             tasks: tasks.chain(writer).collect(),
             exports,
             export_writing,
-            index: Index::new(spec, cluster, trust_domain, &watches),
+            index: Index::new(spec, cluster, trust_domain, watches),
             client,
             way,
             version,
@@ -427,7 +432,7 @@ impl Session {
 
     fn take(&mut self, event: Event) {
         match &event.what {
-            What::Begin if self.index.watches[event.watch].is_synced => {
+            What::Begin if self.index.watches.all[event.watch].is_synced => {
                 self.relisted = Some((SystemTime::now(), event.kind.plural()));
             }
             What::Put(_) | What::Gone(_) => self.last_event = Some(SystemTime::now()),
@@ -465,14 +470,14 @@ impl Session {
         use isthmus_telemetry::clock::rfc3339;
         report.server = self.client.server().to_string();
         report.version = self.version.clone();
-        report.objects = self.index.objects();
+        report.objects = self.index.tables.counts();
         report.left_out = self.index.left_out();
-        let network = self.index.network();
+        let network = self.index.tables.network();
         if network.is_unknown() {
             report.problems.push(format!(
                 "the network of the cluster is unknown: the namespace {} has no label topology.istio.io/network, and the \
                  registry has no `network`",
-                self.index.spec.system_namespace
+                self.index.tables.spec.system_namespace
             ));
         }
         report.network = network;
@@ -487,8 +492,8 @@ impl Session {
         if let Some((at, why)) = self.relisted {
             report.facts.push(("last relisting", format!("{} ({why})", rfc3339(at))));
         }
-        for watch in &self.index.watches {
-            if let Some((why, _)) = watch.failing.as_ref().filter(|_| !watch.kind.is_needed()) {
+        for watch in &self.index.watches.all {
+            if let Some((why, _)) = watch.failing.as_ref().filter(|_| !watch.kind.facts().is_needed) {
                 report.problems.push(format!("{}: {why}", watch.kind.plural()));
             }
         }
@@ -496,41 +501,11 @@ impl Session {
         self.export_writing.borrow().describe(report);
         report.problems.extend(self.index.unusable_exports());
         report.problems.extend(self.index.gateway_notes.iter().cloned());
-        for watch in self.index.watches.iter().filter(|watch| watch.too_many > 0) {
+        for watch in self.index.watches.all.iter().filter(|watch| watch.too_many > 0) {
             let (count, kind) = (watch.too_many, watch.kind.plural());
             report.problems.push(format!("at least {count} {kind} are ignored, because there are too many"));
         }
     }
-}
-
-/// Returns the kinds to watch, each in all namespaces or in single ones.
-fn watches(spec: &KubernetesSpec) -> Vec<(Kind, Option<Arc<str>>)> {
-    let is_wanted = |kind: &Kind| match kind {
-        Kind::Gateway => spec.gateways.is_some(),
-        Kind::DestinationRule => spec.destination_rules,
-        Kind::ConfigMap => spec.mesh_config,
-        Kind::Secret => false,
-        _ => true,
-    };
-    let only = &spec.namespaces.only;
-    let is_apart = !only.is_empty() && only.len() <= WATCHED_APART_MAX;
-    let mut all = Vec::new();
-    for kind in Kind::ALL.into_iter().filter(is_wanted) {
-        if kind == Kind::ConfigMap {
-            all.push((kind, Some(spec.system_namespace.clone())));
-        } else if is_apart && kind.is_namespaced() {
-            let mut namespaces = only.clone();
-            if matches!(kind, Kind::Service | Kind::EndpointSlice | Kind::Pod | Kind::Gateway) {
-                namespaces.extend(spec.gateways.iter().flatten().cloned());
-            }
-            namespaces.sort();
-            namespaces.dedup();
-            all.extend(namespaces.into_iter().map(|namespace| (kind, Some(namespace))));
-        } else {
-            all.push((kind, None));
-        }
-    }
-    all
 }
 
 async fn version(client: &Client) -> String {
@@ -549,5 +524,5 @@ async fn trust_domain(client: &Client, spec: &KubernetesSpec) -> TrustDomain {
     let path = format!("/api/v1/namespaces/{}/configmaps/istio", spec.system_namespace);
     let Ok(answer) = client.object(&path).await else { return configured };
     let map: ConfigMap = serde_json::from_slice(&answer).unwrap_or_default();
-    trust_domain_of(map.data.get("mesh").map(String::as_str)).unwrap_or(configured)
+    map.trust_domain().unwrap_or(configured)
 }

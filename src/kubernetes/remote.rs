@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::access::find;
 use super::client::Client;
+use super::kinds::Secret;
 use super::kubeconfig::decoded;
-use super::objects::Secret;
 use isthmus_aggregator::spec::kubernetes::AccessSpec;
 use isthmus_files::reading::Readings;
 use isthmus_tasks::scope::Scope;

@@ -17,11 +17,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
-use super::kinds::Kind;
-use super::objects::{
-    Bare, ConfigMap, DestinationRule, Gateway, Items, List, Meta, Node, Pod, Secret, Service, ServiceExport,
-    ServiceImport, Slice, Status, WatchLine,
-};
+use super::kinds::{Kind, Object};
+use super::objects::{Items, List, Meta, Status, WatchLine};
 use isthmus_net::channel::cut;
 use isthmus_tasks::backoff::Backoff;
 
@@ -88,22 +85,6 @@ pub(super) enum What {
     Failing(Arc<str>, Option<StatusCode>),
     /// The kind is followed again, from the last revision.
     Resumed,
-}
-
-/// An object of a kind that is followed.
-#[derive(Debug)]
-pub(super) enum Object {
-    Namespace(Bare),
-    Service(Box<Service>),
-    Slice(Box<Slice>),
-    Pod(Box<Pod>),
-    Node(Box<Node>),
-    Gateway(Box<Gateway>),
-    ServiceExport(Box<ServiceExport>),
-    ServiceImport(Box<ServiceImport>),
-    DestinationRule(Box<DestinationRule>),
-    ConfigMap(Box<ConfigMap>),
-    Secret(Box<Secret>),
 }
 
 /// How one API server sends lists, on watches or in pages. All watches of the server share this state.
@@ -178,7 +159,7 @@ pub(super) struct Watcher {
     kind: Kind,
     namespace: Option<Arc<str>>,
     events: mpsc::Sender<Vec<Event>>,
-    /// The index of the requested version in [`Kind::versions`].
+    /// The index of the requested version in [`Facts::versions`].
     version: usize,
     /// The revision to watch from; `None`: the kind has to be listed.
     revision: Option<String>,
@@ -354,11 +335,13 @@ impl Watcher {
     /// Requests the kind in the first version that the server has.
     async fn get(&mut self, more: &str) -> Result<Incoming, Ended> {
         loop {
-            let version = self.kind.versions()[self.version];
+            let version = self.kind.facts().versions[self.version];
             let path = self.kind.request(version, self.namespace.as_deref(), more);
             match self.client.get(&path).await {
-                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) && self.kind.is_custom() => {
-                    if self.version + 1 == self.kind.versions().len() {
+                Err(fault)
+                    if fault.status() == Some(StatusCode::NOT_FOUND) && self.kind.facts().is_custom =>
+                {
+                    if self.version + 1 == self.kind.facts().versions.len() {
                         return Err(Ended::Absent);
                     }
                     self.version += 1;
@@ -543,7 +526,7 @@ impl Watcher {
             let why = format!("the object is larger than {} MiB", OBJECT_BYTES_MAX >> 20);
             return What::Broken(Meta::lenient(raw), why);
         }
-        match Object::read(self.kind, raw.get()) {
+        match self.kind.read(raw.get()) {
             Ok(object) => match object.meta().lack() {
                 None => What::Put(object),
                 Some(lack) => What::Broken(Meta::lenient(raw), format!("the object has no {lack}")),
@@ -589,41 +572,6 @@ fn percent_encoded(text: &str) -> String {
         }
         all
     })
-}
-
-impl Object {
-    /// Parses an object of this kind.
-    fn read(kind: Kind, text: &str) -> Result<Self, serde_json::Error> {
-        Ok(match kind {
-            Kind::Namespace => Self::Namespace(serde_json::from_str(text)?),
-            Kind::Service => Self::Service(serde_json::from_str(text)?),
-            Kind::EndpointSlice => Self::Slice(serde_json::from_str(text)?),
-            Kind::Pod => Self::Pod(serde_json::from_str(text)?),
-            Kind::Node => Self::Node(serde_json::from_str(text)?),
-            Kind::Gateway => Self::Gateway(serde_json::from_str(text)?),
-            Kind::ServiceExport => Self::ServiceExport(serde_json::from_str(text)?),
-            Kind::ServiceImport => Self::ServiceImport(serde_json::from_str(text)?),
-            Kind::DestinationRule => Self::DestinationRule(serde_json::from_str(text)?),
-            Kind::ConfigMap => Self::ConfigMap(serde_json::from_str(text)?),
-            Kind::Secret => Self::Secret(serde_json::from_str(text)?),
-        })
-    }
-
-    pub(super) fn meta(&self) -> &Meta {
-        match self {
-            Self::Namespace(object) => &object.metadata,
-            Self::Service(object) => &object.metadata,
-            Self::Slice(object) => &object.metadata,
-            Self::Pod(object) => &object.metadata,
-            Self::Node(object) => &object.metadata,
-            Self::Gateway(object) => &object.metadata,
-            Self::ServiceExport(object) => &object.metadata,
-            Self::ServiceImport(object) => &object.metadata,
-            Self::DestinationRule(object) => &object.metadata,
-            Self::ConfigMap(object) => &object.metadata,
-            Self::Secret(object) => &object.metadata,
-        }
-    }
 }
 
 /// The bytes of a body, split into lines.

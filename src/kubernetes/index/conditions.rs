@@ -1,9 +1,10 @@
 //! The conditions that the ServiceExports of a cluster should have.
 
 use super::super::exports::{Exports, WantedConditions};
-use super::super::records::{ExportCondition, Listed, ObjectKey, ServiceClass};
-use super::{ExportRecord, Index};
-use isthmus_model::endpoint::Labels;
+use super::super::kinds::service::ServiceClass;
+use super::super::kinds::service_export::ExportCondition;
+use super::super::table::ObjectKey;
+use super::Index;
 use isthmus_net::channel::cut;
 
 impl Index {
@@ -15,7 +16,7 @@ impl Index {
 
     /// Updates the conditions that a ServiceExport should have, if this registry writes conditions.
     pub(super) fn renew_conditions(&mut self, key: &ObjectKey) {
-        if self.spec.export_writer.is_none() {
+        if self.tables.spec.export_writer.is_none() {
             return;
         }
         let wanted = self.wanted_of(key);
@@ -32,17 +33,17 @@ impl Index {
     /// Returns the conditions that a ServiceExport has and should have; `None` if there is no ServiceExport, or its namespace
     /// is not read.
     fn wanted_of(&self, key: &ObjectKey) -> Option<WantedConditions> {
-        let known = self.exports.get(key).filter(|_| self.is_read(key))?;
-        let ExportRecord { generation, conditions, .. } = &known.value;
-        let wanted = self.conditions_of(key);
-        Some(WantedConditions { generation: *generation, has: conditions.clone(), wanted })
+        let export = self.tables.exports.get(key).filter(|_| self.is_read(key))?;
+        let (generation, has) = (export.generation, export.conditions.clone());
+        Some(WantedConditions { generation, has, wanted: self.conditions_of(key) })
     }
 
     /// Returns a sentence about the ServiceExports whose Service does not exist or cannot be exported; `None` if there are
     /// none.
     pub(crate) fn unusable_exports(&self) -> Option<String> {
-        let mut faults = self.exports.keys().filter(|key| self.is_read(key)).filter_map(|key| {
-            let why = match self.services.get(key).map(|known| known.value.class) {
+        let exports = self.tables.exports.iter().map(|(key, _)| key);
+        let mut faults = exports.filter(|key| self.is_read(key)).filter_map(|key| {
+            let why = match self.tables.services.get(key).map(|service| service.class) {
                 None => "does not exist",
                 Some(ServiceClass::ExternalName) => "is of type ExternalName",
                 Some(ServiceClass::ClusterIp | ServiceClass::Headless) => return None,
@@ -58,9 +59,7 @@ impl Index {
 
     /// Returns true if the registry reads the namespace of an object.
     fn is_read(&self, key: &ObjectKey) -> bool {
-        let none = Labels::default();
-        let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
-        self.spec.namespaces.takes(&key.namespace, labels)
+        self.tables.spec.namespaces.takes(&key.namespace, self.tables.labels_of(&key.namespace))
     }
 
     fn conditions_of(&self, key: &ObjectKey) -> Vec<ExportCondition> {
@@ -72,7 +71,7 @@ impl Index {
             since: "".into(),
         };
         let not_ready = |message: &str| condition("Ready", false, "Pending", message.to_owned());
-        let Some(Listed { value: service, .. }) = self.services.get(key) else {
+        let Some(service) = self.tables.services.get(key) else {
             let message = format!("the Service {key} does not exist");
             return vec![
                 condition("Valid", false, "NoService", message),

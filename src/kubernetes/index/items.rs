@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::endpoints::{Made, Sources, made};
-use super::super::records::{Listed, ObjectKey, PortRecord, ServiceClass};
-use super::{Index, RuleRecord, inside};
+use super::super::kinds::Tables;
+use super::super::kinds::destination_rule::RuleRecord;
+use super::super::kinds::service::{PortRecord, ServiceClass};
+use super::super::table::{ObjectKey, Rows as _};
+use super::Index;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{Service, ServiceKey, ServicePort};
@@ -24,43 +27,41 @@ impl Index {
     /// and the export marks of all of them.
     pub(super) fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
         self.withheld.remove(key);
-        let none = Labels::default();
-        let namespace = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
-        if !self.spec.namespaces.takes(&key.namespace, namespace) {
+        let tables = &self.tables;
+        let namespace = tables.labels_of(&key.namespace);
+        if !tables.spec.namespaces.takes(&key.namespace, namespace) {
             return Vec::new();
         }
-        let Some(Listed { value: record, .. }) = self.services.get(key) else { return Vec::new() };
+        let Some(record) = tables.services.get(key) else { return Vec::new() };
         if record.class == ServiceClass::ExternalName || record.ports.is_empty() {
             return Vec::new();
         }
         let Ok(hostname) =
-            HostName::parse(&format!("{}.{}.svc.{}", key.name, key.namespace, self.spec.cluster_domain))
+            HostName::parse(&format!("{}.{}.svc.{}", key.name, key.namespace, tables.spec.cluster_domain))
         else {
             return Vec::new();
         };
-        let network = self.network();
-        let sources = Sources { spec: &self.spec, network: &network, pods: &self.pods, nodes: &self.nodes };
-        let slices = self.slices_of.get(key).into_iter().flatten();
-        let slices = slices.filter_map(|name| Some((&name.namespace, &self.slices.get(name)?.value)));
-        let Made { endpoints, named, withheld } = made(&sources, record, slices, &mut self.texts);
+        let network = tables.network();
+        let sources = Sources { tables, network: &network };
+        let Made { endpoints, named, withheld } = made(&sources, key, record, &mut self.texts);
         let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
         let service = Service {
             key: ServiceKey { namespace: key.namespace.clone(), hostname: hostname.clone() },
             addresses: record.vips.to_vec(),
             ports,
-            subsets: self.subsets(key, &hostname),
+            subsets: subsets(tables, key, &hostname),
             waypoint: None,
             endpoints: endpoints.into(),
             exported_as: None,
             import: None,
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
-        let exported = self.exports.get(key).filter(|_| record.unmarkable.is_none());
+        let exported = tables.exports.get(key).filter(|_| record.unmarkable.is_none());
         let is_exported = exported.is_some();
         let alias = exported.and_then(|_| alias(key));
-        let export = exported.map(|known| {
+        let export = exported.map(|exported| {
             Arc::new(Export {
-                created: known.value.created.clone(),
+                created: exported.created.clone(),
                 is_headless: record.class == ServiceClass::Headless,
                 session_affinity: record.session_affinity.clone(),
                 session_seconds: record.session_seconds,
@@ -68,7 +69,7 @@ impl Index {
         });
         let mut services = Vec::new();
         if let Some(alias) = alias.clone() {
-            let imported = self.imports.get(key).map(|known| known.value.clone()).unwrap_or_default();
+            let imported = tables.imports.get(key).cloned().unwrap_or_default();
             services.push(Service { addresses: imported, ..service.standing_for(alias) });
         }
         if record.class == ServiceClass::Headless {
@@ -109,34 +110,33 @@ impl Index {
         };
         services.into_iter().flat_map(of_service).collect()
     }
+}
 
-    /// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets
-    /// have the same name, those from the service's own namespace come first, and among these the one of the oldest rule is
-    /// used.
-    fn subsets(&self, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
-        let mut subsets = BTreeMap::new();
-        if self.rules.is_empty() {
-            return subsets;
-        }
-        for namespace in [&key.namespace, &self.spec.system_namespace] {
-            let names_it = |rule: &RuleRecord| {
-                *rule.host == *hostname.as_str()
-                    || (*namespace == key.namespace && rule.host == key.name)
-                    || *rule.host == *format!("{}.{}", key.name, key.namespace)
-            };
-            let mut rules: Vec<_> =
-                inside(&self.rules, namespace).filter(|(_, rule)| names_it(&rule.value)).collect();
-            rules.sort_by(|(one_key, one), (other_key, other)| {
-                (&one.value.created, one_key).cmp(&(&other.value.created, other_key))
-            });
-            for (_, rule) in rules {
-                for (name, labels) in &rule.value.subsets {
-                    subsets.entry(name.clone()).or_insert_with(|| labels.clone());
-                }
+/// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets
+/// have the same name, those from the service's own namespace come first, and among these the one of the oldest rule is
+/// used.
+fn subsets(tables: &Tables, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
+    let mut subsets = BTreeMap::new();
+    if tables.rules.len() == 0 {
+        return subsets;
+    }
+    for namespace in [&key.namespace, &tables.spec.system_namespace] {
+        let names_it = |rule: &RuleRecord| {
+            *rule.host == *hostname.as_str()
+                || (*namespace == key.namespace && rule.host == key.name)
+                || *rule.host == *format!("{}.{}", key.name, key.namespace)
+        };
+        let mut rules: Vec<_> = tables.rules.inside(namespace).filter(|(_, rule)| names_it(rule)).collect();
+        rules.sort_by(|(one_key, one), (other_key, other)| {
+            (&one.created, one_key).cmp(&(&other.created, other_key))
+        });
+        for (_, rule) in rules {
+            for (name, labels) in &rule.subsets {
+                subsets.entry(name.clone()).or_insert_with(|| labels.clone());
             }
         }
-        subsets
     }
+    subsets
 }
 
 fn service_port(port: &PortRecord) -> ServicePort {

@@ -1,0 +1,33 @@
+//! Namespaces: their labels choose and mark services, and those of the system namespace name the cluster's network.
+
+use std::sync::Arc;
+
+use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
+use crate::objects::{Meta, objects};
+use crate::table::{Table, Touched};
+use isthmus_model::endpoint::Labels;
+
+objects! {
+    Namespace { metadata: Meta, }
+}
+
+impl Watched for Namespace {
+    const FACTS: Facts = Facts { plural: "namespaces", namespaces: Namespaces::None, ..Facts::CORE };
+
+    type Rows = Table<Arc<str>, Labels>;
+
+    fn record(&self, reading: &mut Reading<'_>) -> Option<Labels> {
+        Some(reading.texts.labels(&self.metadata.labels))
+    }
+
+    /// Marks the services and exports of the namespace; all services if the network of the cluster may have changed.
+    fn touch(touched: Touched<Arc<str>, Labels>, tables: &mut Tables) {
+        let Touched { key: name, before } = touched;
+        let network = |labels: &Labels| labels.get(NETWORK_LABEL).cloned();
+        let names_network = name == tables.spec.system_namespace && tables.spec.network.is_none();
+        let now = tables.namespaces.get(&name);
+        tables.dirty.is_all |= names_network && now.map(network) != before.as_ref().map(network);
+        tables.dirty.services.extend(tables.services.inside(&name).map(|(key, _)| key.clone()));
+        tables.dirty.services.extend(tables.exports.inside(&name).map(|(key, _)| key.clone()));
+    }
+}

@@ -1,0 +1,306 @@
+//! Pods. A pod may be deleted before its slice is updated, so its record stays as long as a slice names it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
+use crate::interner::PodTemplate;
+use crate::objects::{Meta, ip, objects};
+use crate::table::{ObjectKey, Placed, Rows, Touched, Uid};
+use isthmus_model::endpoint::Encapsulation;
+use isthmus_model::identity::Identity;
+use isthmus_model::place::{Locality, Network};
+
+/// The largest number of pods of a cluster; further ones are left out, and counted.
+const PODS_MAX: usize = 1_000_000;
+
+/// Labels of pods that are kept in addition to the labels that subsets use. Other labels are dropped, because they may differ
+/// between the pods of one workload. Pods with different labels cannot share a [`PodTemplate`].
+const KEPT_LABELS: [&str; 7] = [
+    NETWORK_LABEL,
+    "service.istio.io/canonical-name",
+    "service.istio.io/canonical-revision",
+    "app",
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/version",
+    "version",
+];
+
+/// Labels that differ between pods or revisions of one workload, and are therefore dropped.
+const OWN_LABELS: [&str; 4] = [
+    "statefulset.kubernetes.io/pod-name",
+    "apps.kubernetes.io/pod-index",
+    "pod-template-hash",
+    "controller-revision-hash",
+];
+
+objects! {
+    Pod { metadata: Meta, spec: PodSpec, status: PodStatus, }
+    PodSpec { service_account_name: String, node_name: String, }
+    PodStatus {
+        #[serde(rename = "podIPs")]
+        pod_ips: Vec<PodIp>,
+    }
+    PodIp { ip: String, }
+}
+
+impl Watched for Pod {
+    const FACTS: Facts = Facts {
+        plural: "pods",
+        is_needed: true,
+        namespaces: Namespaces::OfServicesAndGateways,
+        // Pods that have ended are not read: there may be many of them until Kubernetes collects them.
+        fields: "status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded",
+        objects_max: PODS_MAX,
+        ..Facts::CORE
+    };
+
+    type Rows = Pods;
+
+    fn record(&self, reading: &mut Reading<'_>) -> Option<PodRecord> {
+        Some(PodRecord::read(self, reading))
+    }
+
+    /// Marks the services whose slices name the pod.
+    fn touch(touched: Touched<Uid, PodRecord>, tables: &mut Tables) {
+        let named_by = tables.pods.slices_of(touched.key);
+        for slice in named_by.as_slice() {
+            let Some(known) = tables.slices.get(slice) else { continue };
+            let name = known.service.clone();
+            tables.mark_endpoints(ObjectKey { namespace: slice.namespace.clone(), name });
+        }
+    }
+}
+
+/// A pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PodRecord {
+    pub(crate) addresses: Few<IpAddr>,
+    /// The name of the node. An `Arc<str>` alone would take twice as much room.
+    node: Option<Arc<Arc<str>>>,
+    pub(crate) template: Arc<PodTemplate>,
+}
+
+impl PodRecord {
+    /// Returns the name of the pod's node; `None` before the pod has one.
+    pub(crate) fn node(&self) -> Option<&Arc<str>> {
+        self.node.as_deref()
+    }
+
+    /// Reads a pod.
+    fn read(object: &Pod, reading: &mut Reading<'_>) -> Self {
+        let (trust_domain, texts) = (reading.trust_domain, &mut *reading.texts);
+        let Pod { metadata, spec, status } = object;
+        let label = |name: &str| metadata.labels.get(name).map(String::as_str);
+        let account = Some(spec.service_account_name.as_str()).filter(|name| !name.is_empty());
+        let account = account.unwrap_or("default");
+        let identity = format!("spiffe://{trust_domain}/ns/{}/sa/{account}", metadata.namespace);
+        let is_kept =
+            |name: &str| KEPT_LABELS.contains(&name) || (reading.has_subsets && !OWN_LABELS.contains(&name));
+        let labels = metadata.labels.iter().filter(|(name, _)| is_kept(name));
+        let redirected = metadata.annotations.get("ambient.istio.io/redirection");
+        let tunnels = label("networking.istio.io/tunnel").unwrap_or_default();
+        let by_hbone = redirected.is_some_and(|state| state == "enabled")
+            || tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
+        let locality = label("istio-locality").map(|text| text.replace('.', "/"));
+        let template = PodTemplate {
+            namespace: texts.text(&metadata.namespace),
+            labels: labels.map(|(name, value)| (texts.text(name), texts.text(value))).collect(),
+            network: label(NETWORK_LABEL).filter(|text| !text.is_empty()).map(Network::new),
+            identity: Identity::parse(&identity).ok(),
+            is_meshed: label("security.istio.io/tlsMode") == Some("istio"),
+            encapsulation: if by_hbone { Encapsulation::Hbone } else { Encapsulation::None },
+            locality: locality.and_then(|text| Locality::parse(&text)),
+        };
+        let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
+        addresses.dedup();
+        Self {
+            addresses: addresses.into_iter().collect(),
+            node: texts.node_name(&spec.node_name),
+            template: texts.template(template),
+        }
+    }
+}
+
+/// The pods of a cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Pods {
+    /// The entries are boxed, because the nodes of a B-tree are often half empty.
+    entries: BTreeMap<Uid, Box<PodEntry>>,
+    /// The number of entries whose pod exists; other entries are for UIDs that only slices name.
+    there: usize,
+}
+
+/// A pod, or an entry for a UID that slices name and whose pod is not known.
+#[derive(Debug, Default)]
+struct PodEntry {
+    /// The pod. The record stays as long as a slice names the pod, even if the pod was deleted.
+    pod: Option<PodRecord>,
+    is_there: bool,
+    listing: u32,
+    /// The slices that name the pod.
+    named_by: Few<Arc<ObjectKey>>,
+}
+
+impl Pods {
+    /// Returns a pod that exists, or that a slice names.
+    pub(crate) fn get(&self, uid: &Uid) -> Option<&PodRecord> {
+        self.entries.get(uid)?.pod.as_ref()
+    }
+
+    /// Returns the slices that name a pod.
+    fn slices_of(&self, uid: Uid) -> Few<Arc<ObjectKey>> {
+        self.entries.get(&uid).map(|entry| entry.named_by.clone()).unwrap_or_default()
+    }
+
+    /// Adds a slice that names a pod.
+    pub(super) fn add_slice(&mut self, uid: Uid, slice: Arc<ObjectKey>) {
+        self.entries.entry(uid).or_default().named_by.push(slice);
+    }
+
+    /// Removes a slice that does not name a pod any more.
+    pub(super) fn remove_slice(&mut self, uid: &Uid, slice: &ObjectKey) {
+        let Some(entry) = self.entries.get_mut(uid) else { return };
+        entry.named_by.retain(|known| **known != *slice);
+        if entry.named_by == Few::Empty && !entry.is_there {
+            self.entries.remove(uid);
+        }
+    }
+}
+
+impl Rows for Pods {
+    type Key = Uid;
+    type Record = PodRecord;
+
+    fn put(&mut self, uid: Uid, pod: PodRecord, listing: u32, most: usize) -> Placed<Uid, PodRecord> {
+        if self.entries.len() >= most && !self.entries.contains_key(&uid) {
+            return Placed::NoRoom;
+        }
+        let entry = self.entries.entry(uid).or_default();
+        entry.listing = listing;
+        self.there += usize::from(!std::mem::replace(&mut entry.is_there, true));
+        if entry.pod.as_ref() == Some(&pod) {
+            return Placed::Same;
+        }
+        Placed::Touched(Touched { key: uid, before: entry.pod.replace(pod) })
+    }
+
+    fn keep(&mut self, uid: &Uid, listing: u32) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.listing = listing;
+        }
+    }
+
+    /// Removes a pod. Returns `None`: the endpoints of a pod end with its slice.
+    fn remove(&mut self, uid: &Uid) -> Option<Touched<Uid, PodRecord>> {
+        let entry = self.entries.get_mut(uid)?;
+        self.there -= usize::from(std::mem::replace(&mut entry.is_there, false));
+        if entry.named_by == Few::Empty {
+            self.entries.remove(uid);
+        }
+        None
+    }
+
+    fn unnamed(&self, listing: u32, namespace: Option<&str>) -> Vec<Uid> {
+        let in_scope =
+            |pod: &PodRecord| namespace.is_none_or(|namespace| *pod.template.namespace == *namespace);
+        let unnamed = self.entries.iter().filter(|(_, entry)| {
+            entry.is_there && entry.listing != listing && entry.pod.as_ref().is_some_and(in_scope)
+        });
+        unnamed.map(|(uid, _)| *uid).collect()
+    }
+
+    fn len(&self) -> usize {
+        self.there
+    }
+}
+
+/// A list that usually has one item, which needs no allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Few<T> {
+    #[default]
+    Empty,
+    One(T),
+    #[expect(clippy::box_collection, reason = "a list of several is rare, and its room counts for each pod")]
+    Several(Box<Vec<T>>),
+}
+
+impl<T> Few<T> {
+    pub(crate) fn as_slice(&self) -> &[T] {
+        match self {
+            Self::Empty => &[],
+            Self::One(only) => std::slice::from_ref(only),
+            Self::Several(all) => all,
+        }
+    }
+
+    fn push(&mut self, item: T) {
+        *self = match std::mem::take(self) {
+            Self::Empty => Self::One(item),
+            Self::One(first) => Self::Several(Box::new(vec![first, item])),
+            Self::Several(mut all) => {
+                all.push(item);
+                Self::Several(all)
+            }
+        };
+    }
+
+    fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        match self {
+            Self::One(only) if !keep(only) => *self = Self::Empty,
+            Self::Empty | Self::One(_) => {}
+            Self::Several(all) => {
+                all.retain(keep);
+                if all.len() <= 1 {
+                    *self = all.pop().map_or(Self::Empty, Self::One);
+                }
+            }
+        }
+    }
+}
+
+impl<T> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(all: I) -> Self {
+        let mut few = Self::Empty;
+        all.into_iter().for_each(|item| few.push(item));
+        few
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::endpoint_slice::SliceEndpoint;
+
+    #[test]
+    fn the_records_of_a_pod_are_small() {
+        // A cluster may have a million pods.
+        assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (64, 48));
+        let [one, other]: [IpAddr; 2] =
+            ["10.0.0.1", "2001:db8::1"].map(|text| text.parse().expect("an address"));
+        assert_eq!(Few::from_iter([one]), Few::One(one));
+        for several in [vec![], vec![one, other]] {
+            assert_eq!(Few::from_iter(several.clone()).as_slice(), several);
+        }
+    }
+
+    #[test]
+    fn a_pod_knows_the_slices_that_name_it() {
+        let slices =
+            ["a", "b", "c"].map(|name| Arc::new(ObjectKey { namespace: "n".into(), name: name.into() }));
+        let uid = Uid::parse("0123456789abcdef0123456789abcdef").expect("legal");
+        let mut pods = Pods::default();
+        for count in 1..=slices.len() {
+            pods.add_slice(uid, slices[count - 1].clone());
+            assert_eq!(pods.slices_of(uid).as_slice(), &slices[..count]);
+            assert_eq!(matches!(pods.slices_of(uid), Few::One(_)), count == 1);
+        }
+        pods.remove_slice(&uid, &slices[1]);
+        assert_eq!(pods.slices_of(uid).as_slice(), [slices[0].clone(), slices[2].clone()]);
+        pods.remove_slice(&uid, &slices[0]);
+        assert!(matches!(pods.slices_of(uid), Few::One(_)));
+        pods.remove_slice(&uid, &slices[2]);
+        assert!(pods.entries.is_empty(), "no slice names the pod, and it is not there");
+    }
+}

@@ -1,0 +1,293 @@
+//! Services, and those of them that are gateways of networks.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
+use crate::interner::Interner;
+use crate::objects::{IntOrText, Meta, Port, Texts, ip, objects, port};
+use crate::table::{ObjectKey, Table, Touched};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::Labels;
+use isthmus_model::place::Network;
+use isthmus_model::service::PortProtocol;
+
+/// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs
+/// less than 5 KB.
+const SERVICES_MAX: usize = 50_000;
+
+objects! {
+    Service { metadata: Meta, spec: ServiceSpec, status: ServiceStatus, }
+    ServiceSpec {
+        #[serde(rename = "type")]
+        kind: String,
+        #[serde(rename = "clusterIP")]
+        cluster_ip: String,
+        #[serde(rename = "clusterIPs")]
+        cluster_ips: Vec<String>,
+        ip_families: Vec<String>,
+        #[serde(rename = "externalIPs")]
+        external_ips: Vec<String>,
+        ports: Vec<Port>,
+        internal_traffic_policy: String,
+        external_traffic_policy: String,
+        session_affinity: String,
+        session_affinity_config: SessionAffinityConfig,
+    }
+    SessionAffinityConfig {
+        #[serde(rename = "clientIP")]
+        client_ip: ClientIpConfig,
+    }
+    ClientIpConfig { timeout_seconds: i64, }
+    ServiceStatus { load_balancer: LoadBalancer, }
+    LoadBalancer { ingress: Vec<Ingress>, }
+    Ingress { ip: String, hostname: String, }
+}
+
+impl Watched for Service {
+    const FACTS: Facts = Facts {
+        plural: "services",
+        is_needed: true,
+        namespaces: Namespaces::OfServicesAndGateways,
+        objects_max: SERVICES_MAX,
+        ..Facts::CORE
+    };
+
+    /// The records are boxed, because the nodes of a B-tree are often half empty.
+    type Rows = Table<ObjectKey, Box<ServiceRecord>>;
+
+    fn record(&self, reading: &mut Reading<'_>) -> Option<Box<ServiceRecord>> {
+        Some(Box::new(ServiceRecord::read(self, reading.texts)))
+    }
+
+    fn touch(touched: Touched<ObjectKey, Box<ServiceRecord>>, tables: &mut Tables) {
+        let Touched { key, before } = touched;
+        let is_entrance = |service: &ServiceRecord| service.entrance.is_some();
+        tables.dirty.gateways |= before.is_some_and(|before| is_entrance(&before))
+            || tables.services.get(&key).is_some_and(|now| is_entrance(now));
+        tables.dirty.services.insert(key);
+    }
+}
+
+/// A Service.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ServiceRecord {
+    pub(crate) labels: Labels,
+    pub(crate) class: ServiceClass,
+    pub(crate) vips: Box<[IpAddr]>,
+    /// True if the service names IPv6 first among its families.
+    pub(crate) prefers_v6: bool,
+    pub(crate) ports: Box<[PortRecord]>,
+    /// The number of ports that are left out because they are not TCP ports.
+    pub(crate) other_ports: usize,
+    /// The reason why the service's marks cannot export the service; `None` if they can. An export rule without `marked` can
+    /// export it in either case.
+    pub(crate) unmarkable: Option<&'static str>,
+    pub(crate) entrance: Option<Box<Entrance>>,
+    /// The session affinity, `None` or `ClientIP`.
+    pub(crate) session_affinity: Arc<str>,
+    /// The timeout of the session affinity in seconds; 0 without session affinity.
+    pub(crate) session_seconds: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServiceClass {
+    ClusterIp,
+    /// The service has no virtual address; clients use the addresses of its pods.
+    Headless,
+    /// The service is only another name for a host.
+    ExternalName,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PortRecord {
+    /// The name; empty if the service's only port has no name.
+    pub(crate) name: Arc<str>,
+    pub(crate) number: u16,
+    pub(crate) protocol: PortProtocol,
+    /// The port on which pods listen; `None`: the Service names the port, and each pod defines the number for that name.
+    pub(crate) target: Option<u16>,
+    pub(crate) node_port: Option<u16>,
+}
+
+/// The settings of a Service that is the gateway of a network.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entrance {
+    pub(crate) network: Network,
+    /// The number of the service port for TLS connections that are routed by SNI.
+    pub(crate) sni_port: u16,
+    /// Addresses of load balancers, and `externalIPs`.
+    pub(crate) hosts: Vec<Host>,
+    /// The labels of the nodes whose addresses lead to the gateway; `None`: no node's address does.
+    pub(crate) nodes: Option<Labels>,
+    /// The type of the nodes' addresses.
+    pub(crate) node_address: Arc<str>,
+    /// True with `externalTrafficPolicy: Local`: a node forwards only to its own pods.
+    pub(crate) is_local: bool,
+    /// Addresses that replace all others, each with an optional port of its own.
+    pub(crate) overrides: Vec<(Host, Option<u16>)>,
+    pub(crate) weight: u32,
+}
+
+impl ServiceRecord {
+    fn read(object: &Service, texts: &mut Interner) -> Self {
+        let Service { metadata, spec, status } = object;
+        let class = if spec.kind == "ExternalName" {
+            ServiceClass::ExternalName
+        } else if spec.cluster_ip == "None" || spec.cluster_ips.iter().any(|ip| ip == "None") {
+            ServiceClass::Headless
+        } else {
+            ServiceClass::ClusterIp
+        };
+        let is_tcp = |port: &&Port| matches!(port.protocol.as_str(), "" | "TCP");
+        let single = [spec.cluster_ip.clone()];
+        let all = if spec.cluster_ips.is_empty() { &single[..] } else { &spec.cluster_ips };
+        let vips: Box<[IpAddr]> = all.iter().filter_map(|text| ip(text)).collect();
+        let export_to = metadata.annotations.get("networking.istio.io/exportTo");
+        let unmarkable = if export_to.is_some_and(|list| list.split(',').any(|one| one.trim() == "~")) {
+            Some("its annotation networking.istio.io/exportTo is ~, which hides it")
+        } else if spec.internal_traffic_policy == "Local" {
+            Some(
+                "its internalTrafficPolicy is Local, and callers from other networks are not on a node of the cluster",
+            )
+        } else {
+            None
+        };
+        let ports = spec.ports.iter().filter(is_tcp).filter_map(|found| {
+            Some(PortRecord {
+                name: texts.text(&found.name),
+                number: port(found.port)?,
+                protocol: protocol(found),
+                target: match &found.target_port {
+                    IntOrText::Number(0) | IntOrText::Absent => port(found.port),
+                    IntOrText::Number(number) => port(*number),
+                    IntOrText::Text(_) => None,
+                },
+                node_port: port(found.node_port),
+            })
+        });
+        let ports: Box<[PortRecord]> = ports.collect();
+        Self {
+            prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
+            other_ports: spec.ports.len() - ports.len(),
+            entrance: Entrance::read(metadata, spec, status, texts).map(Box::new),
+            session_affinity: texts.text(match spec.session_affinity.as_str() {
+                "ClientIP" => "ClientIP",
+                _ => "None",
+            }),
+            session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
+            labels: texts.labels(&metadata.labels),
+            class,
+            vips,
+            ports,
+            unmarkable,
+        }
+    }
+}
+
+impl Entrance {
+    fn read(
+        metadata: &Meta,
+        spec: &ServiceSpec,
+        status: &ServiceStatus,
+        texts: &mut Interner,
+    ) -> Option<Self> {
+        let network = metadata.labels.get(NETWORK_LABEL).filter(|text| !text.is_empty())?;
+        if !metadata.deletion_timestamp.is_empty() {
+            return None;
+        }
+        let annotation = |name: &str| metadata.annotations.get(name).map(String::as_str);
+        let sni_port = metadata.labels.get("networking.istio.io/gatewayPort");
+        let ingress = status
+            .load_balancer
+            .ingress
+            .iter()
+            .map(|found| if found.ip.is_empty() { found.hostname.as_str() } else { found.ip.as_str() });
+        let external = spec.external_ips.iter().map(String::as_str);
+        let mut hosts: Vec<Host> =
+            ingress.chain(external).filter_map(|text| Host::parse(text).ok()).collect();
+        hosts.sort();
+        hosts.dedup();
+        let nodes = annotation("traffic.istio.io/nodeSelector").filter(|_| spec.kind == "NodePort");
+        let nodes = nodes.and_then(|json| serde_json::from_str::<Texts>(json).ok());
+        let overrides = annotation("isthmus.dev/gateway-address")
+            .map(|list| list.split(',').filter_map(|one| address_and_port(one.trim())).collect::<Vec<_>>());
+        let weight = annotation("isthmus.dev/gateway-weight").and_then(|text| text.parse().ok());
+        Some(Self {
+            network: Network::new(network),
+            sni_port: sni_port.and_then(|text| text.parse().ok()).unwrap_or(15_443),
+            hosts,
+            nodes: nodes.map(|labels| texts.labels(&labels)),
+            node_address: texts.text(annotation("isthmus.dev/node-address-type").unwrap_or("ExternalIP")),
+            is_local: spec.external_traffic_policy == "Local",
+            overrides: overrides.unwrap_or_default(),
+            weight: weight.filter(|weight| *weight > 0).unwrap_or(1),
+        })
+    }
+}
+
+/// Parses `host`, `host:port` or `[v6]:port`.
+fn address_and_port(text: &str) -> Option<(Host, Option<u16>)> {
+    if let Ok(host) = Host::parse(text) {
+        return Some((host, None));
+    }
+    let (host, number) = text.rsplit_once(':')?;
+    Some((Host::parse(host).ok()?, Some(number.parse().ok().and_then(port)?)))
+}
+
+/// Returns the protocol of a port: from `appProtocol` if it is set, else from the prefix of the port's name.
+fn protocol(port: &Port) -> PortProtocol {
+    let named = match port.app_protocol.as_str() {
+        "" => port.name.as_str(),
+        "kubernetes.io/h2c" => return PortProtocol::Http2,
+        "kubernetes.io/ws" | "kubernetes.io/wss" => return PortProtocol::Http,
+        other => other,
+    };
+    let lower = named.to_ascii_lowercase();
+    if lower == "grpc-web" || lower.starts_with("grpc-web-") {
+        return PortProtocol::Http;
+    }
+    match lower.split('-').next().unwrap_or_default() {
+        "http" => PortProtocol::Http,
+        "http2" => PortProtocol::Http2,
+        "grpc" => PortProtocol::Grpc,
+        "https" => PortProtocol::Https,
+        "tls" => PortProtocol::Tls,
+        _ => PortProtocol::Tcp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_speaks_what_its_app_protocol_or_its_name_says() {
+        let spoken = |app: &str, name: &str| {
+            protocol(&Port { app_protocol: app.into(), name: name.into(), ..Port::default() })
+        };
+        assert_eq!(spoken("", "http"), PortProtocol::Http);
+        assert_eq!(spoken("", "HTTP2-api"), PortProtocol::Http2);
+        assert_eq!(spoken("", "grpc-web"), PortProtocol::Http);
+        assert_eq!(spoken("", "grpc-web-ui"), PortProtocol::Http);
+        assert_eq!(spoken("", "grpc-websocket"), PortProtocol::Grpc);
+        assert_eq!(spoken("", "https-443"), PortProtocol::Https);
+        assert_eq!(spoken("", "tls"), PortProtocol::Tls);
+        assert_eq!(spoken("", "mongo"), PortProtocol::Tcp);
+        assert_eq!(spoken("", ""), PortProtocol::Tcp);
+        assert_eq!(spoken("tls", "http"), PortProtocol::Tls, "appProtocol is first");
+        assert_eq!(spoken("kubernetes.io/h2c", "tcp"), PortProtocol::Http2);
+        assert_eq!(spoken("example.com/odd", "http"), PortProtocol::Tcp);
+    }
+
+    #[test]
+    fn overrides_are_hosts_with_or_without_a_port() {
+        let read = |text| address_and_port(text).map(|(host, port)| (host.to_string(), port));
+        assert_eq!(read("a.example.com"), Some(("a.example.com".into(), None)));
+        assert_eq!(read("1.2.3.4:31443"), Some(("1.2.3.4".into(), Some(31_443))));
+        assert_eq!(read("[2001:db8::1]:443"), Some(("2001:db8::1".into(), Some(443))));
+        assert_eq!(read("2001:db8::1"), Some(("2001:db8::1".into(), None)));
+        assert_eq!(read("a b"), None);
+        assert_eq!(read("a:0"), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! ServiceExports: the marks of services, and the conditions that other programs and this one write on them.
+
+use std::sync::Arc;
+
+use super::{Facts, Reading, Tables, Watched};
+use crate::objects::{Meta, objects};
+use crate::table::{ObjectKey, Table, Touched};
+
+/// The largest number of conditions of one ServiceExport that are read.
+const CONDITIONS_MAX: usize = 16;
+
+objects! {
+    /// `ServiceExport` of `multicluster.x-k8s.io`.
+    ServiceExport { metadata: Meta, status: ExportStatus, }
+    ExportStatus { conditions: Vec<Condition>, }
+    Condition {
+        #[serde(rename = "type")]
+        kind: String,
+        status: String,
+        reason: String,
+        message: String,
+        last_transition_time: String,
+    }
+}
+
+impl Watched for ServiceExport {
+    const FACTS: Facts = Facts {
+        plural: "serviceexports",
+        versions: &["apis/multicluster.x-k8s.io/v1beta1", "apis/multicluster.x-k8s.io/v1alpha1"],
+        is_custom: true,
+        ..Facts::CORE
+    };
+
+    type Rows = Table<ObjectKey, ExportRecord>;
+
+    fn record(&self, reading: &mut Reading<'_>) -> Option<ExportRecord> {
+        let texts = &mut *reading.texts;
+        let condition = |found: &Condition| ExportCondition {
+            kind: texts.text(&found.kind),
+            status: texts.text(&found.status),
+            reason: texts.text(&found.reason),
+            message: texts.text(&found.message),
+            since: texts.text(&found.last_transition_time),
+        };
+        let conditions = self.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
+        let created = texts.text(timestamp(&self.metadata.creation_timestamp));
+        Some(ExportRecord { created, generation: self.metadata.generation, conditions })
+    }
+
+    fn touch(touched: Touched<ObjectKey, ExportRecord>, tables: &mut Tables) {
+        tables.dirty.services.insert(touched.key);
+    }
+}
+
+/// A ServiceExport.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ExportRecord {
+    /// The time of creation as RFC 3339; empty if the API server gives no such time.
+    pub(crate) created: Arc<str>,
+    pub(crate) generation: i64,
+    pub(crate) conditions: Vec<ExportCondition>,
+}
+
+/// A condition of a ServiceExport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExportCondition {
+    pub(crate) kind: Arc<str>,
+    /// `True`, `False` or `Unknown`.
+    pub(crate) status: Arc<str>,
+    pub(crate) reason: Arc<str>,
+    pub(crate) message: Arc<str>,
+    /// `lastTransitionTime`; empty in a condition that is yet to be written.
+    pub(crate) since: Arc<str>,
+}
+
+/// Returns a time as API servers write it, `2026-01-31T23:59:59Z`; empty for any other text.
+fn timestamp(text: &str) -> &str {
+    let is_so = text.len() == 20
+        && text.bytes().zip(b"0000-00-00T00:00:00Z").all(|(found, form)| match form {
+            b'0' => found.is_ascii_digit(),
+            _ => found == *form,
+        });
+    if is_so { text } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_taken_in_the_form_of_the_api_alone() {
+        assert_eq!(timestamp("2026-01-31T23:59:59Z"), "2026-01-31T23:59:59Z");
+        let long = "1".repeat(1 << 20);
+        for bad in ["", "0", "2026-01-31T23:59:59.1Z", "2026-01-31 23:59:59Z", "-026-01-31T23:59:59Z", &long]
+        {
+            assert_eq!(timestamp(bad), "", "{bad:.30}");
+        }
+    }
+}
