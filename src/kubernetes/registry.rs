@@ -115,18 +115,24 @@ struct Failing {
     reported: Vec<String>,
 }
 
+/// The attempt with credentials that are not in use.
+#[derive(Default)]
+enum Trial {
+    #[default]
+    None,
+    /// A task starts a session.
+    Starting(JoinHandle<Result<Session, Fault>>),
+    /// A session is reading everything.
+    Reading(Box<Session>),
+}
+
 struct Follower {
     registry: KubernetesRegistry,
     changes: Changes,
     readings: Readings,
     /// The session in use.
     current: Option<Session>,
-    /// The task that starts a session with new credentials; `None` if there is none.
-    starting: Option<JoinHandle<Result<Session, Fault>>>,
-    /// The session with new credentials that is reading everything.
-    candidate: Option<Session>,
-    /// The digest of the credentials that were tried last.
-    tried: Option<u64>,
+    trial: Trial,
     /// Errors of the newest credentials, a line each.
     refused: Vec<String>,
     failing: Option<Failing>,
@@ -140,9 +146,7 @@ impl Follower {
             changes,
             readings: Readings::new(READINGS),
             current: None,
-            starting: None,
-            candidate: None,
-            tried: None,
+            trial: Trial::None,
             refused: Vec::new(),
             failing: None,
             report: Report::default(),
@@ -158,9 +162,10 @@ impl Follower {
                     self.renew_credentials().await;
                     self.report().await?;
                 }
-                batch = next_event(&mut self.current) => take(&mut self.current, batch),
-                batch = next_event(&mut self.candidate) => take(&mut self.candidate, batch),
-                started = ended(&mut self.starting) => self.started(started),
+                () = advance(&mut self.current) => {}
+                advanced = self.trial.advance() => if let Err(fault) = advanced {
+                    self.refused = vec![fault.to_string()];
+                }
             }
             self.promote();
             self.publish().await?;
@@ -168,9 +173,9 @@ impl Follower {
         }
     }
 
-    /// Reads the credentials again. If they differ from those tried last, a second session tries them.
+    /// Reads the credentials again. If they are neither in use nor on trial, a second session tries them.
     async fn renew_credentials(&mut self) {
-        if self.starting.is_some() {
+        if matches!(self.trial, Trial::Starting(_)) {
             return;
         }
         let found = match find(&self.registry.kubernetes.access, &self.readings).await {
@@ -183,53 +188,46 @@ impl Follower {
                 self.refused = problems;
                 // The credentials on trial are not those of the cluster any more.
                 if self.current.is_some() {
-                    (self.candidate, self.tried) = (None, None);
+                    self.trial = Trial::None;
                 }
                 return;
             }
         };
         self.refused.clear();
         let in_use = self.current.as_ref().filter(|session| !session.index.tables.dirty.session);
-        let is_new = self.tried != Some(found.digest) || (in_use.is_none() && self.candidate.is_none());
-        if !is_new {
+        let in_use = in_use.map(|session| session.digest);
+        if self.trial.reading().map(|session| session.digest).or(in_use) == Some(found.digest) {
             return;
         }
-        self.tried = Some(found.digest);
         // The credentials in use were found again, so the second session is not needed.
-        if in_use.is_some_and(|session| session.digest == found.digest) {
-            self.candidate = None;
+        if in_use == Some(found.digest) {
+            self.trial = Trial::None;
             return;
         }
-        self.candidate = None;
         let (spec, scope) = (self.registry.kubernetes.clone(), self.registry.scope.clone());
         let known = (self.registry.spec.cluster.clone(), self.registry.world.clone());
         let start = async move { Session::start(found, spec, known, scope).await };
-        self.starting = Some(self.registry.scope.spawn(start));
-    }
-
-    fn started(&mut self, started: Result<Session, Fault>) {
-        self.starting = None;
-        match started {
-            Ok(session) => self.candidate = Some(session),
-            Err(fault) => {
-                self.tried = None;
-                self.refused = vec![fault.to_string()];
-            }
-        }
+        self.trial = Trial::Starting(self.registry.scope.spawn(start));
     }
 
     /// Replaces the session in use by the one with new credentials, once the new session has read everything that the session in
     /// use has. The first session is used when it has read everything, or after [`AWAITED`] without kinds that are not needed.
     fn promote(&mut self) {
         let in_use = self.current.as_ref().map(|session| &session.index.watches);
-        let is_whole = |candidate: &mut Session| {
+        let is_whole = |candidate: &Session| {
             let index = &candidate.index;
             let failures =
                 if candidate.started.elapsed() < AWAITED { Failures::Await } else { Failures::Accept };
             index.watches.is_ready(failures)
                 && in_use.is_none_or(|in_use| index.watches.lacking(in_use).next().is_none())
         };
-        let Some(mut session) = self.candidate.take_if(is_whole) else { return };
+        let mut session = match std::mem::take(&mut self.trial) {
+            Trial::Reading(session) if is_whole(&session) => *session,
+            other => {
+                self.trial = other;
+                return;
+            }
+        };
         // The failures were those of the session before, or they only held this session back.
         self.failing = None;
         if self.current.is_some() {
@@ -303,7 +301,7 @@ impl Follower {
             let server = session.client.server();
             failures.iter().map(|why| format!("{server}: {why}")).collect::<Vec<_>>()
         };
-        match (&self.current, &self.candidate) {
+        match (&self.current, self.trial.reading()) {
             (Some(current), _) => of_session(current, current.index.watches.failures()),
             (None, Some(candidate)) => of_session(candidate, candidate.index.watches.holding()),
             (None, None) => self.refused.clone(),
@@ -328,7 +326,7 @@ impl Follower {
                 .iter_mut()
                 .for_each(|line| line.push_str("; the credentials read before stay in use"));
         }
-        if let (Some(current), Some(candidate)) = (&self.current, &self.candidate) {
+        if let (Some(current), Some(candidate)) = (&self.current, self.trial.reading()) {
             let mut failures = candidate.index.watches.failures();
             let lacking = candidate
                 .index
@@ -343,47 +341,49 @@ impl Follower {
                 )
             }));
         }
-        let Some(session) = self.current.as_ref().or(self.candidate.as_ref()) else { return report };
+        let Some(session) = self.current.as_ref().or_else(|| self.trial.reading()) else { return report };
         session.describe(&mut report);
         report
     }
 }
 
-/// Returns the next events of a session; waits without end while there is no session.
-async fn next_event(session: &mut Option<Session>) -> Option<Vec<Event>> {
-    match session {
-        Some(session) => session.events.recv().await,
-        None => std::future::pending().await,
+impl Trial {
+    /// Returns the session that is reading everything.
+    fn reading(&self) -> Option<&Session> {
+        match self {
+            Self::Reading(session) => Some(session),
+            Self::None | Self::Starting(_) => None,
+        }
+    }
+
+    /// Waits for the session or for its next events, and applies them; waits without end without a session. Nothing is lost if
+    /// the future is dropped. Fails if the session cannot be started.
+    async fn advance(&mut self) -> Result<(), Fault> {
+        match self {
+            Self::None => std::future::pending().await,
+            Self::Starting(start) => {
+                let panicked =
+                    |_| Err(Fault::Answer("internal error: starting a session panicked".to_owned()));
+                let started = start.await.unwrap_or_else(panicked);
+                *self = Self::None;
+                *self = Self::Reading(Box::new(started?));
+            }
+            Self::Reading(session) => {
+                if !session.advance().await {
+                    *self = Self::None;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
-/// Returns the result of starting a session; waits without end while none is started.
-async fn ended(starting: &mut Option<JoinHandle<Result<Session, Fault>>>) -> Result<Session, Fault> {
-    match starting {
-        Some(handle) => match handle.await {
-            Ok(started) => started,
-            Err(_) => Err(Fault::Answer("internal error: starting a session panicked".to_owned())),
-        },
-        None => std::future::pending().await,
+/// Waits for the next events of the session in use, and applies them; waits without end without a session.
+async fn advance(current: &mut Option<Session>) {
+    let Some(session) = current else { return std::future::pending().await };
+    if !session.advance().await {
+        *current = None;
     }
-}
-
-/// Applies a batch of events, and further batches that are already in the queue. `None` in place of a batch means that all
-/// watches have ended: the session is dropped.
-fn take(holder: &mut Option<Session>, batch: Option<Vec<Event>>) {
-    let Some(session) = holder else { return };
-    if batch.is_none() {
-        *holder = None;
-        return;
-    }
-    let mut next = batch;
-    let mut taken = 0;
-    while let Some(events) = next {
-        events.into_iter().for_each(|event| session.take(event));
-        taken += 1;
-        next = if taken < ROUND { session.events.try_recv().ok() } else { None };
-    }
-    session.way.note_crowded(session.index.watches.crowded());
 }
 
 impl Session {
@@ -428,6 +428,23 @@ impl Session {
             last_event: None,
             relisted: None,
         })
+    }
+
+    /// Waits for a batch of events, and applies it and further batches that are already in the queue. Returns false if all
+    /// watches have ended.
+    async fn advance(&mut self) -> bool {
+        let mut next = self.events.recv().await;
+        if next.is_none() {
+            return false;
+        }
+        let mut taken = 0;
+        while let Some(events) = next {
+            events.into_iter().for_each(|event| self.take(event));
+            taken += 1;
+            next = if taken < ROUND { self.events.try_recv().ok() } else { None };
+        }
+        self.way.note_crowded(self.index.watches.crowded());
+        true
     }
 
     fn take(&mut self, event: Event) {
