@@ -4,6 +4,8 @@
 //! An API server can send the list on the watch itself (`sendInitialEvents`). If it refuses that, the list is requested in
 //! pages.
 
+mod lines;
+
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use self::lines::{LINE_BYTES_MAX, Lines};
 use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
 use super::kinds::{Kind, Object};
 use super::objects::{Items, List, Meta, Status, WatchLine};
@@ -35,8 +38,6 @@ const WATCH_SECONDS: u64 = 240;
 const PAGE: usize = 500;
 /// The largest size of a page, in bytes. An object in etcd usually has at most 1.5 MiB.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// The largest size of a line of a watch, which is one object, in bytes.
-const LINE_BYTES_MAX: usize = 8 << 20;
 /// The largest size of an object of a page, in bytes. A larger object counts as unreadable.
 const OBJECT_BYTES_MAX: usize = LINE_BYTES_MAX;
 /// The largest number of objects of a page that are sent in one batch.
@@ -122,12 +123,20 @@ struct Heard {
     ended: Option<Ended>,
 }
 
-/// The part of a watch that is being read. The list comes first; its objects are not in the order of their revisions. The
-/// events come after the list.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+/// What the next request begins with. A fault does not change the state by itself: a list that is not whole starts again, and a
+/// watch resumes.
+///
+/// ```text
+/// Listing  ──▶ Watching: the list is whole
+/// Watching ──▶ Watching: an event or a bookmark has a newer revision
+/// Watching ──▶ Listing:  the revision is too old; USELESS_MAX useless responses; a deleted object without a name; the kind is
+///                        absent; objects were left out, for which there may be room again
+/// ```
+enum State {
+    /// The kind has to be listed. Objects of a list are not in the order of their revisions, so these do not count.
     Listing,
-    Watching,
+    /// All is known up to the revision.
+    Watching { revision: String },
 }
 
 /// The reason why a kind is not followed any more.
@@ -159,10 +168,9 @@ pub(super) struct Watcher {
     kind: Kind,
     namespace: Option<Arc<str>>,
     events: mpsc::Sender<Vec<Event>>,
-    /// The index of the requested version in [`Facts::versions`].
+    /// The index of the requested version in [`Facts::versions`](super::kinds::Facts::versions).
     version: usize,
-    /// The revision to watch from; `None`: the kind has to be listed.
-    revision: Option<String>,
+    state: State,
     /// The number of expired listings in a row.
     expired: u32,
     /// The number of useless responses in a row.
@@ -186,7 +194,7 @@ impl Watcher {
             namespace,
             events,
             version: 0,
-            revision: None,
+            state: State::Listing,
             expired: 0,
             useless: 0,
             backoff: Backoff::up_to(WAIT_MAX),
@@ -198,27 +206,21 @@ impl Watcher {
         loop {
             let Err(ended) = self.follow().await;
             if self.way.is_crowded(self.kind) {
-                self.revision = None;
+                self.state = State::Listing;
             }
-            let wait = match ended {
+            let (wait, report) = match ended {
                 Ended::Closed => return,
                 Ended::InTime => continue,
                 Ended::Expired => {
-                    self.revision = None;
+                    self.state = State::Listing;
                     self.expired += 1;
                     let wait = self.wait();
-                    if self.expired >= EXPIRED_MAX && self.send(vec![expired_again(wait)]).await.is_err() {
-                        return;
-                    }
-                    wait
+                    (wait, (self.expired >= EXPIRED_MAX).then(|| expired_again(wait)))
                 }
                 Ended::Absent => {
-                    self.revision = None;
+                    self.state = State::Listing;
                     self.version = 0;
-                    if self.send(vec![What::Absent]).await.is_err() {
-                        return;
-                    }
-                    ABSENT_WAIT
+                    (ABSENT_WAIT, Some(What::Absent))
                 }
                 Ended::Fault(fault) => {
                     // The next listing is in pages, because a response with all objects may have been too large.
@@ -226,16 +228,18 @@ impl Watcher {
                     self.useless += u32::from(matches!(fault, Fault::Answer(_)));
                     if self.useless >= USELESS_MAX {
                         self.useless = 0;
-                        self.revision = None;
+                        self.state = State::Listing;
                     }
                     let wait = self.wait().max(fault.retry_after().unwrap_or_default());
                     let text = format!("{fault}; {}", next_attempt(wait));
-                    if self.send(vec![What::Failing(text.into(), fault.status())]).await.is_err() {
-                        return;
-                    }
-                    wait
+                    (wait, Some(What::Failing(text.into(), fault.status())))
                 }
             };
+            if let Some(report) = report
+                && self.send(vec![report]).await.is_err()
+            {
+                return;
+            }
             sleep(wait).await;
         }
     }
@@ -252,19 +256,20 @@ impl Watcher {
     }
 
     async fn follow(&mut self) -> Result<Infallible, Ended> {
-        let (mut body, mut lines) = match self.revision.clone() {
-            Some(revision) => {
-                let body = self.watch(&format!("&resourceVersion={revision}")).await?;
+        let (mut body, mut lines) = match &self.state {
+            State::Watching { revision } => {
+                let begun = self.watch(&format!("&resourceVersion={revision}")).await?;
                 self.way.resumed.fetch_add(1, Ordering::Relaxed);
-                (body, Lines::default())
+                (begun, Lines::default())
             }
-            None => match self.listed_on_watch().await? {
+            State::Listing => match self.listed_on_watch().await? {
                 Some(begun) => begun,
                 None => {
                     let pages = timeout(LIST_WITHIN, self.pages()).await;
                     let revision = pages.map_err(|_| Fault::Late(LIST_WITHIN))??;
-                    self.revision = Some(revision.clone());
-                    (self.watch(&format!("&resourceVersion={revision}")).await?, Lines::default())
+                    let more = format!("&resourceVersion={revision}");
+                    self.state = State::Watching { revision };
+                    (self.watch(&more).await?, Lines::default())
                 }
             },
         };
@@ -302,7 +307,7 @@ impl Watcher {
                 return Err(if lines.is_between() { Ended::InTime } else { Ended::Fault(cut_off()) });
             };
             lines.push(&part)?;
-            let mut heard = self.read(lines, Phase::Watching);
+            let mut heard = self.read(lines);
             if !is_settled && heard.ended.is_none() && lines.is_between() {
                 is_settled = true;
                 self.settled();
@@ -386,7 +391,7 @@ impl Watcher {
             let part =
                 part.ok_or_else(|| Fault::Broken("the watch ended before the end of its list".to_owned()))?;
             lines.push(&part)?;
-            let Heard { mut batch, is_whole, ended } = self.read(&mut lines, Phase::Listing);
+            let Heard { mut batch, is_whole, ended } = self.read(&mut lines);
             listed += batch.len();
             if listed > LISTED_MAX {
                 return Err(Fault::Answer(format!("the list has more than {LISTED_MAX} objects")).into());
@@ -449,14 +454,14 @@ impl Watcher {
     }
 
     /// Parses the complete lines of a watch, up to a line that ends the watch.
-    fn read(&mut self, lines: &mut Lines, mut phase: Phase) -> Heard {
+    fn read(&mut self, lines: &mut Lines) -> Heard {
         let mut heard = Heard::default();
         while let Some(line) = lines.next() {
             if line.is_empty() {
                 continue;
             }
             let taken = match serde_json::from_slice::<WatchLine<'_>>(line) {
-                Ok(line) => self.take(&line, &mut phase, &mut heard),
+                Ok(line) => self.take(&line, &mut heard),
                 Err(error) => Err(unreadable("an event of the watch", &error).into()),
             };
             if let Err(ended) = taken {
@@ -467,13 +472,13 @@ impl Watcher {
         heard
     }
 
-    fn take(&mut self, line: &WatchLine<'_>, phase: &mut Phase, heard: &mut Heard) -> Result<(), Ended> {
+    fn take(&mut self, line: &WatchLine<'_>, heard: &mut Heard) -> Result<(), Ended> {
         match line.kind {
             "ADDED" | "MODIFIED" => {
                 let what = self.object(line.object);
                 match &what {
-                    What::Put(object) => self.reached(*phase, &object.meta().resource_version),
-                    What::Broken(meta, _) => self.reached(*phase, &meta.resource_version),
+                    What::Put(object) => self.reached(&object.meta().resource_version),
+                    What::Broken(meta, _) => self.reached(&meta.resource_version),
                     _ => {}
                 }
                 heard.batch.push(what);
@@ -482,11 +487,11 @@ impl Watcher {
                 let meta = Meta::lenient(line.object);
                 // The deleted object is not known, so the kind is listed again.
                 if meta.name.is_empty() {
-                    self.revision = None;
+                    self.state = State::Listing;
                     let fault = "a deleted object has no name".to_owned();
                     return Err(Fault::Answer(fault).into());
                 }
-                self.reached(*phase, &meta.resource_version);
+                self.reached(&meta.resource_version);
                 heard.batch.push(What::Gone(meta));
             }
             "BOOKMARK" => {
@@ -497,11 +502,11 @@ impl Watcher {
                             .to_owned();
                         return Err(Fault::Answer(fault).into());
                     }
-                    *phase = Phase::Watching;
+                    self.state = State::Watching { revision: meta.resource_version.clone() };
                     heard.batch.push(What::Complete);
                     heard.is_whole = true;
                 }
-                self.reached(*phase, &meta.resource_version);
+                self.reached(&meta.resource_version);
             }
             "ERROR" => {
                 let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
@@ -513,11 +518,12 @@ impl Watcher {
         Ok(())
     }
 
-    /// Stores the revision that the watch has reached. Nothing is stored during the list, because an unfinished list starts
-    /// again after a fault.
-    fn reached(&mut self, phase: Phase, revision: &str) {
-        if phase == Phase::Watching && !revision.is_empty() {
-            self.revision = Some(revision.to_owned());
+    /// Stores the revision that a watch has reached.
+    fn reached(&mut self, reached: &str) {
+        if let State::Watching { revision } = &mut self.state
+            && !reached.is_empty()
+        {
+            reached.clone_into(revision);
         }
     }
 
@@ -572,75 +578,4 @@ fn percent_encoded(text: &str) -> String {
         }
         all
     })
-}
-
-/// The bytes of a body, split into lines.
-#[derive(Default)]
-struct Lines {
-    bytes: Vec<u8>,
-    /// The offset of the first line that was not returned yet.
-    begin: usize,
-    /// The offset up to which no line end was found.
-    looked: usize,
-}
-
-impl Lines {
-    fn push(&mut self, part: &[u8]) -> Result<(), Fault> {
-        self.bytes.drain(..self.begin);
-        self.looked -= self.begin;
-        self.begin = 0;
-        if self.bytes.len() + part.len() > LINE_BYTES_MAX {
-            return Err(Fault::Answer(format!("an object is larger than {} MiB", LINE_BYTES_MAX >> 20)));
-        }
-        self.bytes.extend_from_slice(part);
-        Ok(())
-    }
-
-    /// Returns true if all lines were taken, and no part of a further line has arrived.
-    fn is_between(&self) -> bool {
-        self.begin == self.bytes.len()
-    }
-
-    fn next(&mut self) -> Option<&[u8]> {
-        let end = self.bytes[self.looked..].iter().position(|byte| *byte == b'\n');
-        let Some(end) = end else {
-            self.looked = self.bytes.len();
-            return None;
-        };
-        let (begin, end) = (self.begin, self.looked + end);
-        self.begin = end + 1;
-        self.looked = self.begin;
-        debug_assert!(begin <= end && self.begin <= self.bytes.len());
-        Some(&self.bytes[begin..end])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_cut_whatever_the_parts() {
-        let text = b"{\"a\":1}\n{\"b\":2}\n\n{\"c\":3}\nrest";
-        for size in 1..text.len() {
-            let mut lines = Lines::default();
-            let mut found = Vec::new();
-            for part in text.chunks(size) {
-                lines.push(part).expect("short");
-                while let Some(line) = lines.next() {
-                    found.push(String::from_utf8(line.to_vec()).expect("text"));
-                }
-            }
-            assert_eq!(found, ["{\"a\":1}", "{\"b\":2}", "", "{\"c\":3}"], "parts of {size}");
-            assert_eq!(&lines.bytes[lines.begin..], b"rest");
-        }
-    }
-
-    #[test]
-    fn a_line_without_end_is_refused() {
-        let mut lines = Lines::default();
-        let part = vec![b'x'; 1 << 20];
-        let pushed = (0..9).map(|_| lines.push(&part)).collect::<Result<Vec<()>, Fault>>();
-        assert!(pushed.is_err());
-    }
 }
