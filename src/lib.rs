@@ -18,7 +18,7 @@
 //! | crate | owns | imports |
 //! |---|---|---|
 //! | [`model`] | the field's nouns as values | – |
-//! | [`api`] | the values of the admin API, for server, commands and pages | – |
+//! | [`api`] | the values of the admin API, for server, commands and pages | model |
 //! | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol | – |
 //! | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers, PROXY headers | model |
 //! | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon | model |
@@ -27,7 +27,7 @@
 //! | [`document`] | YAML with positions, readers, the `services:` list | model, snapshot |
 //! | [`tasks`] | task scopes, background threads, newest values, backoff, throttles, timers | – |
 //! | [`files`] | reading, watching and replacing files | tasks |
-//! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | model, api |
+//! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
 //! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | model, tasks, telemetry |
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams | wire, balance, world, tls |

@@ -21,7 +21,6 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
 use isthmus_snapshot::service_view::AskedBy;
 use isthmus_tasks::background;
-use isthmus_telemetry::access_log;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_telemetry::recorder::{Recorder, label};
 
@@ -170,7 +169,7 @@ fn cut(mut status: Status) -> Status {
 pub(super) fn failures(sources: &Sources) -> Vec<Connection> {
     let gateway = sources.telemetry.gateway.load();
     let records = sources.telemetry.failures.list();
-    records.iter().map(|record| access_log::connection(record, &gateway)).collect()
+    records.iter().map(|record| Connection::of(record, &gateway)).collect()
 }
 
 /// Returns the reasons for which connections ended, except `ok`. The reason with the most recent failures comes first, then the

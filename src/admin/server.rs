@@ -40,7 +40,6 @@ use isthmus_model::record::ConnectionRecord;
 use isthmus_model::trace::TraceId;
 use isthmus_net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
 use isthmus_tasks::scope::Scope;
-use isthmus_telemetry::access_log;
 use isthmus_telemetry::exposition::Exposition;
 use isthmus_telemetry::process;
 
@@ -392,8 +391,7 @@ async fn exposed(State(sources): State<Sources>) -> Response {
 async fn connections(State(sources): State<Sources>) -> Response {
     let records = sources.dataplane.connections().await;
     let gateway = sources.telemetry.gateway.load();
-    let views: Vec<Connection> =
-        records.iter().map(|record| access_log::connection(record, &gateway)).collect();
+    let views: Vec<Connection> = records.iter().map(|record| Connection::of(record, &gateway)).collect();
     json_response(&views)
 }
 
@@ -415,7 +413,7 @@ async fn trace(State(sources): State<Sources>, Path(text): Path<String>) -> Resp
     records.truncate(traces::SHOWN_MAX);
     let gateway = sources.telemetry.gateway.load();
     let one = |record: &Arc<ConnectionRecord>| TracedConnection {
-        connection: access_log::connection(record, &gateway),
+        connection: Connection::of(record, &gateway),
         // If a reload has removed the listener, there is no decision.
         decision: traces::question(record)
             .and_then(|question| explained(&sources, &question).ok())

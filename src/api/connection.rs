@@ -1,117 +1,69 @@
-//! A connection or CONNECT stream, as in the access log and in the answers of `connections` and `failures`. A member without a
-//! value is left out.
+//! A connection or CONNECT stream, as in the access log and in the answers of `connections` and `failures`, and as the attributes
+//! of its span. The table at the end of this file is the only list of the members: the JSON, the line of text, the span and
+//! `docs/access-log.md` are made from it.
+
+use std::fmt::Display;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-fn is_zero(number: &u8) -> bool {
-    *number == 0
+use isthmus_model::record::{ConnectionRecord, GatewayName, Side};
+use isthmus_model::time::rfc3339;
+
+/// A value of a member. A member without a value is left out.
+trait Member {
+    fn is_absent(&self) -> bool;
 }
 
-/// A connection or CONNECT stream. `docs/access-log.md` has the meaning of each member, in the same order.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Connection {
-    /// The time of the accept.
-    pub time: String,
-    /// The number of the connection, unique in the process.
-    pub id: u64,
-    /// The name of the listener.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub listener: String,
-    /// The protocol: `sni` or `hbone`.
-    pub protocol: String,
-    /// The client's address and port.
-    pub source: String,
-    /// The address and port of the load balancer that announced the source.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub proxy: Option<String>,
-    /// The network of the client's address.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub source_network: String,
-    /// The address and port that the client connected to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub local: Option<String>,
-    /// The server name as received, escaped.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sni: Option<String>,
-    /// The authority of a CONNECT.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub authority: Option<String>,
-    /// The protocols that the client offered, escaped.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub alpn: Option<String>,
-    /// The rule that matched: the key of a route, or the host name of a service.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub route: Option<String>,
-    /// The service's host name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub service: Option<String>,
-    /// The service port.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub port: Option<u16>,
-    /// The subset of the service.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub subset: Option<String>,
-    /// The endpoint that was dialled last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
-    /// The endpoint's cluster.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub endpoint_cluster: String,
-    /// The endpoint's locality.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub endpoint_locality: String,
-    /// The number of endpoints that were dialled.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub attempts: u8,
-    /// The SPIFFE ID that the caller's certificate proves.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub source_identity: Option<String>,
-    /// The name of the peer that the caller belongs to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer: Option<String>,
-    /// The workload that the caller claims to be; unverified.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub source_claimed: Option<String>,
-    /// The id in the PROXY header of version 2 that the endpoint got.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unique_id: Option<String>,
-    /// The reason why the connection ended; absent while it is open.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The exact fault, if the reason alone does not say it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub detail: Option<String>,
-    /// The party that ended the connection: `client`, `endpoint` or `gateway`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ended_by: Option<String>,
-    /// The time in milliseconds from accept to the end of the connection; of an open connection, to this response.
-    pub duration_ms: f64,
-    /// The time from accept to the complete ClientHello, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hello_ms: Option<f64>,
-    /// The time from the first dial until an endpoint accepted the connection, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub connect_ms: Option<f64>,
-    /// The time from accept to the endpoint's first byte, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_byte_ms: Option<f64>,
-    /// The number of bytes from client to endpoint.
-    pub bytes_up: u64,
-    /// The number of bytes from endpoint to client.
-    pub bytes_down: u64,
-    /// The id of the trace that the connection belongs to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trace_id: Option<String>,
-    /// The gateway's `node.name`.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub gateway: String,
-    /// The gateway's `node.network`.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub gateway_network: String,
-    /// The gateway's `node.cluster`.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub gateway_cluster: String,
+impl Member for String {
+    fn is_absent(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+impl<T> Member for Option<T> {
+    fn is_absent(&self) -> bool {
+        self.is_none()
+    }
+}
+
+impl Member for u64 {
+    fn is_absent(&self) -> bool {
+        false
+    }
+}
+
+impl Member for f64 {
+    fn is_absent(&self) -> bool {
+        false
+    }
+}
+
+/// Defines the members. Each row has the name, the type and the value of a member, and its meaning for the documentation. The
+/// values are expressions of the record and of the gateway, for which the first line has the names.
+macro_rules! members {
+    (|$record:ident, $gateway:ident| $($name:ident: $type:ty = $value:expr, $meaning:literal;)+) => {
+        /// A connection or CONNECT stream.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Connection {
+            $(
+                #[doc = $meaning]
+                #[serde(skip_serializing_if = "Member::is_absent")]
+                pub $name: $type,
+            )+
+        }
+
+        /// The members of a connection in their order, each with its meaning: the table of `docs/access-log.md`.
+        pub const FIELDS: &[(&str, &str)] = &[$((stringify!($name), $meaning)),+];
+
+        impl Connection {
+            /// Returns the record of a connection as `gateway` shows it.
+            pub fn of($record: &ConnectionRecord, $gateway: &GatewayName) -> Self {
+                Self { $($name: $value),+ }
+            }
+        }
+    };
 }
 
 impl Connection {
@@ -119,4 +71,96 @@ impl Connection {
     pub fn name(&self) -> Option<&str> {
         self.sni.as_deref().or(self.authority.as_deref())
     }
+}
+
+/// Returns a value as text; `None` if there is no value or the text is empty.
+fn text(value: Option<impl Display>) -> Option<String> {
+    value.map(|value| value.to_string()).filter(|text| !text.is_empty())
+}
+
+/// Returns bytes of the client as text.
+fn escaped(bytes: Option<&[u8]>) -> Option<String> {
+    bytes.map(|bytes| bytes.escape_ascii().to_string())
+}
+
+/// Returns a time in milliseconds, to the microsecond.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+members! { |record, gateway|
+    time: String = rfc3339(record.time),
+        "When the connection was accepted (RFC 3339, UTC, milliseconds); its end is `time` + `duration_ms`.";
+    id: u64 = record.id,
+        "A number that is unique in this process.";
+    listener: String = record.listener.to_string(),
+        "The name of the listener.";
+    protocol: String = record.protocol.text().to_owned(),
+        "`sni`, or `hbone` once the TLS handshake of HBONE has begun; each CONNECT stream has a line of its own.";
+    source: String = record.source.to_string(),
+        "The client's address and port; behind a load balancer, the address and port that the PROXY header announces.";
+    proxy: Option<String> = text(record.proxy),
+        "The address and port of the load balancer that announced `source` by a PROXY header.";
+    source_network: Option<String> = text(Some(&record.source_network)),
+        "The network whose `cidrs` hold the client's address.";
+    local: Option<String> = text(record.local),
+        "The address and port of this gateway that the client connected to.";
+    sni: Option<String> = escaped(record.sni.as_deref()),
+        "The server name as received, escaped.";
+    authority: Option<String> = text(record.authority.as_deref()),
+        "The `:authority` of a CONNECT as received.";
+    alpn: Option<String> = escaped(record.alpn.as_deref()),
+        "The protocols that the client offered, comma-separated, escaped.";
+    route: Option<String> = text(record.route.as_deref()),
+        "The rule that matched: the key of a route, or the host name of a service.";
+    service: Option<String> = text(record.service.as_deref()),
+        "The service's host name.";
+    port: Option<u16> = record.port,
+        "The service port.";
+    subset: Option<String> = text(record.subset.as_deref()),
+        "The subset of the service.";
+    endpoint: Option<String> = text(record.endpoint),
+        "The last endpoint dialled.";
+    endpoint_cluster: Option<String> = text(Some(&record.endpoint_cluster)),
+        "The endpoint's cluster.";
+    endpoint_locality: Option<String> = text(Some(&record.endpoint_locality)),
+        "The endpoint's locality.";
+    attempts: Option<u8> = Some(record.attempts).filter(|attempts| *attempts > 0),
+        "The number of endpoints dialled; absent if there was none.";
+    source_identity: Option<String> = text(record.source_identity.as_deref()),
+        "The SPIFFE ID that the caller has proven by its certificate.";
+    peer: Option<String> = text(record.peer.as_deref()),
+        "The peer to which the caller belongs, by the identity or the address of the caller.";
+    source_claimed: Option<String> = text(record.source_claimed.as_deref()),
+        "`cluster/namespace/workload` that the caller claims, without proof.";
+    unique_id: Option<String> = text(record.unique_id.as_deref()),
+        "The id in the PROXY header of version 2 that the gateway sent to the endpoint.";
+    reason: Option<String> = text(record.reason),
+        "Why the connection ended: one word of [reasons](reasons.md); absent in `connections`, which lists live ones.";
+    detail: Option<String> = text(record.detail.as_deref()),
+        "The cause in detail, if the reason alone does not say it.";
+    ended_by: Option<String> = text(record.ended_by.map(Side::text)),
+        "`client` if it closed or reset first, `endpoint` if it closed, refused or reset first, else `gateway`.";
+    duration_ms: f64 = milliseconds(record.duration),
+        "Time from accept to the end; of an open connection, time since accept.";
+    hello_ms: Option<f64> = record.hello.map(milliseconds),
+        "Time from accept until the whole hello had arrived.";
+    connect_ms: Option<f64> = record.connect.map(milliseconds),
+        "Time from the first connection attempt until an endpoint accepted.";
+    first_byte_ms: Option<f64> = record.first_byte.map(milliseconds),
+        "Time from accept until the endpoint's first byte.";
+    bytes_up: u64 = record.bytes_up,
+        "Bytes from client to endpoint.";
+    bytes_down: u64 = record.bytes_down,
+        "Bytes from endpoint to client.";
+    trace_id: Option<String> = text(record.trace_id()),
+        "The id of the trace of the connection. A CONNECT with `traceparent` keeps the trace id of the caller. For TLS the id \
+         is the last 16 bytes of the random of the ClientHello, which are the same on every gateway on the path. The client \
+         chooses either value.";
+    gateway: String = gateway.name.to_string(),
+        "`node.name` of the gateway that wrote the line.";
+    gateway_network: String = gateway.network.to_string(),
+        "`node.network` of the gateway that wrote the line.";
+    gateway_cluster: String = gateway.cluster.to_string(),
+        "`node.cluster` of the gateway that wrote the line.";
 }

@@ -83,7 +83,7 @@ fn the_document_names_every_member() {
 #[test]
 fn a_connection_has_the_members_of_the_access_log() {
     let golden: Value = serde_json::from_str(golden!("connections")).expect("JSON");
-    let table: Vec<&str> = isthmus_telemetry::access_log::FIELDS.iter().map(|(name, _)| *name).collect();
+    let table: Vec<&str> = connection::FIELDS.iter().map(|(name, _)| *name).collect();
     let members: Vec<&str> = golden.as_object().expect("an object").keys().map(String::as_str).collect();
     assert_eq!(members, table);
 }

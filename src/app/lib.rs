@@ -45,6 +45,7 @@ use isthmus_files::watch::FileWatch;
 #[cfg(feature = "kubernetes")]
 use isthmus_kubernetes::registry::KubernetesRegistry;
 use isthmus_model::address::{AdminBind, Bind};
+use isthmus_model::record::GatewayName;
 use isthmus_net::budget::raise_descriptor_limit;
 use isthmus_net::handed;
 use isthmus_net::inherited::Inherited;
@@ -58,7 +59,6 @@ use isthmus_snapshot::trust_roots::TrustRoots;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::Telemetry;
-use isthmus_telemetry::access_log::GatewayName;
 use isthmus_telemetry::control::ReloadResult;
 use isthmus_tls::certificate::pem;
 use isthmus_tls::context::CertificateRotation;

@@ -9,9 +9,9 @@ mod pages;
 use std::fmt::Write as _;
 
 use isthmus_admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
+use isthmus_api::connection::FIELDS;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::omitted::OmissionReason;
-use isthmus_telemetry::access_log::FIELDS;
 use isthmus_telemetry::{control, process};
 use isthmus_wire::alert::Alert;
 use isthmus_wire::connect::status_of;

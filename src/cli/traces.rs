@@ -4,11 +4,11 @@ use std::io::Write;
 
 use super::read::print_explanation;
 use super::{Failure, Reading, client};
+use isthmus_api::connection::FIELDS;
 use isthmus_api::trace::{Trace, TracedConnection};
 use isthmus_console::output::{Colour, Format, cell, paint, structured, text};
 use isthmus_model::reason::Reason;
 use isthmus_model::trace::TraceId;
-use isthmus_telemetry::access_log::FIELDS;
 
 /// Shows the connections of a trace. Fails if there is none, or if one of them was refused or failed.
 pub(super) fn explain(trace: TraceId, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {

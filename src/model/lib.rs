@@ -20,5 +20,6 @@ pub mod set_hash;
 pub mod stored;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod time;
 pub mod trace;
 pub mod words;

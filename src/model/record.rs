@@ -61,6 +61,17 @@ impl Side {
     }
 }
 
+/// The names of this gateway in its access log; empty names are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GatewayName {
+    /// `node.name` of the config.
+    pub name: Arc<str>,
+    /// `node.network` of the config.
+    pub network: Arc<str>,
+    /// `node.cluster` of the config.
+    pub cluster: Arc<str>,
+}
+
 /// The record of a connection or of one CONNECT stream. A field is empty if the connection ended before its value was known.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {

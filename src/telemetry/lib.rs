@@ -20,10 +20,10 @@ pub mod writer;
 
 use std::sync::Arc;
 
-use access_log::GatewayName;
 use arc_swap::ArcSwap;
 use control::Control;
 use failures::Failures;
+use isthmus_model::record::GatewayName;
 use outlet::OpenLog;
 use recent::Recent;
 use recorder::Recorder;

@@ -10,12 +10,12 @@ use std::{io, thread};
 
 use arc_swap::ArcSwap;
 
-use super::access_log::{AccessLog, Format, GatewayName, line};
+use super::access_log::{AccessLog, Format, line};
 use super::failures::Failures;
 use super::outlet::{Lost, OpenLog, Outlet};
 use super::recent::Recent;
 use super::recorder::Recorder;
-use isthmus_model::record::ConnectionRecord;
+use isthmus_model::record::{ConnectionRecord, GatewayName};
 
 /// The number of lines that may wait in a queue; further ones are lost.
 const QUEUE: usize = 16_384;

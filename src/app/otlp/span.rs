@@ -12,9 +12,9 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status};
 
-use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, GatewayName};
 use isthmus_snapshot::policy::Node;
-use isthmus_telemetry::access_log::{GatewayName, fields};
+use isthmus_telemetry::access_log::fields;
 
 /// The largest attribute text in bytes. Longer texts are cut, because clients choose the length of some of them.
 const TEXT_BYTES_MAX: usize = 1_024;
