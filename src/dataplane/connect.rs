@@ -1,6 +1,5 @@
 //! Chooses an endpoint and dials it; if that fails, tries another one.
 
-use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -54,12 +53,6 @@ pub(crate) struct Connected {
     pub(crate) in_flight: InFlight,
     /// The protocol that a CONNECT stream carries to the endpoint.
     pub(crate) encapsulation: Encapsulation,
-    /// True once the end of the stream was sent to the endpoint.
-    pub(crate) end_sent: Cell<bool>,
-    /// True once the endpoint has ended its stream.
-    pub(crate) end_read: Cell<bool>,
-    /// True once the socket has other options than when it was dialled.
-    pub(crate) has_other_options: Cell<bool>,
 }
 
 impl Connected {
@@ -70,26 +63,9 @@ impl Connected {
             return false;
         }
         *tuned = true;
-        self.has_other_options.set(true);
         // If the kernel lacks an option, the connection works without it.
         let _ = keep_alive(&self.socket).and_then(|()| bound_unsent(&self.socket));
         true
-    }
-
-    /// Ends a connection. Keeps its socket for another connection if the endpoint has ended this one, and the options of the socket
-    /// are still those of every relayed connection.
-    pub(crate) fn leave(self, core: &Core, entry: &Entry) {
-        let Some(endpoint) = entry.facts.borrow().endpoint else { return };
-        let admission = &core.shared.admission;
-        // While many connections are open, descriptors are for connections.
-        let most = if admission.used() < admission.limit() / 2 { admission.limit() / 16 } else { 0 };
-        if most > 0
-            && self.end_read.get()
-            && !self.has_other_options.get()
-            && let Ok(socket) = self.socket.into_std()
-        {
-            core.spares.borrow_mut().keep(socket.into(), endpoint, self.end_sent.get(), most);
-        }
     }
 }
 
@@ -216,14 +192,7 @@ pub(crate) async fn connect(
         match dialled {
             Ok(socket) => {
                 taken_up(core, entry, attempts);
-                return Ok(Connected {
-                    socket,
-                    in_flight,
-                    encapsulation,
-                    end_sent: Cell::new(false),
-                    end_read: Cell::new(false),
-                    has_other_options: Cell::new(false),
-                });
+                return Ok(Connected { socket, in_flight, encapsulation });
             }
             // A fault of this process says nothing about the endpoint.
             Err(Reason::Internal) => return Err(Reason::Internal),
@@ -264,8 +233,7 @@ fn dial_endpoint(
     if own.is_own(address) || core.is_own_gateway(address) {
         return Err(Reason::EndpointUnreachable);
     }
-    let spare = core.spares.borrow_mut().take(address);
-    let socket = spare.map_or_else(|| relay_socket(address), Ok).map_err(dial_reason)?;
+    let socket = relay_socket(address).map_err(dial_reason)?;
     if announces || replay.is_some() {
         acknowledge_with_data(&socket);
     }

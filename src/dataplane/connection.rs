@@ -108,12 +108,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
             Err(reason) => return Ending::Refused(reason),
         };
         match relay(core, entry, client, &connected, &mut replay).await {
-            relay::End::Closed(reason) => {
-                if reason == Reason::Ok {
-                    connected.leave(core, entry);
-                }
-                return Ending::Relayed(reason);
-            }
+            relay::End::Closed(reason) => return Ending::Relayed(reason),
             relay::End::NotTaken(retry) => {
                 attempts.failed(core, &connected.in_flight, Reason::EndpointReset);
                 if retry == relay::Retry::GiveUp {

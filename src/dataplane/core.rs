@@ -26,7 +26,6 @@ use isthmus_net::admission::{Holder, Limit, Released, Verdict, services};
 use isthmus_net::diag::{self, Diag};
 use isthmus_net::pipe::Pipes;
 use isthmus_net::ranking::Ranking;
-use isthmus_net::spare::SpareSockets;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::{Admission, Refusal, admit_proxy, admit_source};
 use isthmus_snapshot::policy::Listener;
@@ -71,8 +70,6 @@ pub(crate) struct Core {
     pub(crate) scratch: RefCell<Scratch>,
     /// The pipes for bulk data.
     pub(crate) pipes: RefCell<Pipes>,
-    /// The sockets for the next connections to endpoints.
-    pub(crate) spares: RefCell<SpareSockets>,
     /// The socket through which the kernel reports the state of TCP sockets; `None` if the kernel does not report it.
     pub(crate) diag: Option<Diag>,
     /// The live connections and CONNECT streams.
@@ -172,7 +169,6 @@ impl Core {
                 hello: client_hello::Scratch::new(),
             }),
             pipes: RefCell::new(Pipes::new(PIPES)),
-            spares: RefCell::default(),
             diag: diag::is_answered().then(Diag::open).flatten(),
             table: RefCell::default(),
             pending: RefCell::default(),

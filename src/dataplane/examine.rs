@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::connect::Connected;
 use super::core::Core;
 use super::entry::Entry;
 use super::standstill::Observed;
@@ -36,10 +35,9 @@ pub(super) struct Found {
 
 /// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory. `client` is `None` if
 /// the client's side is one stream of an HBONE connection.
-pub(super) fn begin(core: &Core, client: Option<&TcpStream>, connected: &Connected) {
+pub(super) fn begin(core: &Core, client: Option<&TcpStream>, endpoint: &TcpStream) {
     if core.kernel_memory.get() > memory_max(core) / 2 {
-        connected.has_other_options.set(true);
-        for socket in client.into_iter().chain([&connected.socket]) {
+        for socket in client.into_iter().chain([endpoint]) {
             // If the kernel refuses, [`relieve`] bounds the memory later.
             let _ = bound_received(socket);
         }

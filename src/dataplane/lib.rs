@@ -7,7 +7,6 @@
 //! - The first read is tried when the connection is accepted, and the first write when the endpoint is dialled: on a fast
 //!   network neither waits for the poller.
 //! - The hello is read into the worker's scratch buffer; only a hello that comes in pieces has a buffer of its own.
-//! - The socket to the endpoint of a short connection serves a later connection, once both peers have ended the first one.
 //! - The first bytes for the endpoint acknowledge its part of the handshake, which saves a packet.
 //! - The snapshot is borrowed, endpoints are found by index in a `balancer`, and metrics are counted in cells of the
 //!   worker.

@@ -75,7 +75,7 @@ pub(crate) async fn relay(
     replay: &mut Option<Replay>,
 ) -> End {
     core.clock.begin(entry);
-    examine::begin(core, Some(client), connected);
+    examine::begin(core, Some(client), &connected.socket);
     let mut relay = Relay {
         core,
         entry,
@@ -513,18 +513,12 @@ impl Relay<'_> {
             self.entry.facts.borrow_mut().detail = Some(text.into());
         }
         self.core.clock.touch(self.entry);
-        if way == Way::Down {
-            self.connected.end_read.set(true);
-        }
         if self.up.ended && self.down.ended {
             // Both sockets are closed next, which passes the end on too.
             self.entry.half_closed.set(false);
             return;
         }
         self.entry.half_closed.set(true);
-        if way == Way::Up {
-            self.connected.end_sent.set(true);
-        }
         let (sink, _) = self.sink(way);
         // If the sink has already gone, the other direction detects it.
         let _ = rustix::net::shutdown(sink, Shutdown::Write);

@@ -50,7 +50,6 @@ pub(crate) async fn tick(core: &Core) {
     examine::relieve(core, hbone.stalled);
     core.balancers.sweep(now).await;
     core.forget_unused();
-    core.spares.borrow_mut().thin();
     core.local.stalled_memory(core.kernel_memory.get());
 }
 

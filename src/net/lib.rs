@@ -4,7 +4,7 @@
 //! - `incoming`: accepted connections of the control plane's servers, with their limits.
 //! - `admission`: limits of connections, per process, source, service and peer. `ranking`: which
 //!   waiting entry gives way. `budget`: descriptors.
-//! - `socket`: options, resets, the kernel's view. `spare`: sockets ready for the next dial. `pipe`: pipes for splice. `diag`: the
+//! - `socket`: options, resets, the kernel's view. `pipe`: pipes for splice. `diag`: the
 //!   kernel's connection table.
 //! - `channel`: gRPC over our own TLS. `lookup`: host names. `own`: the addresses of this host.
 
@@ -21,5 +21,4 @@ pub mod own;
 pub mod pipe;
 pub mod ranking;
 pub mod socket;
-pub mod spare;
 pub mod unix;

@@ -53,7 +53,7 @@ pub(super) async fn relay(
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
     core.clock.begin(entry);
-    examine::begin(core, None, connected);
+    examine::begin(core, None, &connected.socket);
     let limit = connection.limits.held_per_connection;
     let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
@@ -297,7 +297,6 @@ impl StreamRelay<'_> {
         self.core.clock.touch(self.entry);
         self.entry.half_closed.set(!self.down.ended);
         if !self.down.ended {
-            self.connected.end_sent.set(true);
             // If the endpoint has already gone, the other direction detects it.
             let _ = rustix::net::shutdown(&self.connected.socket, Shutdown::Write);
         }
@@ -313,7 +312,6 @@ impl StreamRelay<'_> {
             if self.down.read_out {
                 self.send.send_data(Bytes::new(), true).map_err(|_| self.hung_up(context))?;
                 self.down.ended = true;
-                self.connected.end_read.set(true);
                 self.entry.ended_first(Side::Endpoint);
                 self.core.clock.touch(self.entry);
                 self.entry.half_closed.set(!self.up.ended);

@@ -155,9 +155,6 @@ async fn pass_on(
     if reason == Reason::EndpointReset && !taken {
         attempts.failed(core, &connected.in_flight, reason);
     }
-    if reason == Reason::Ok {
-        connected.leave(core, entry);
-    }
     reason
 }
 
