@@ -17,7 +17,6 @@ use isthmus_balance::{Ask, Availability, Load, choose, choose_from};
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::Candidates;
-use isthmus_telemetry::local::LastDestination;
 
 /// The number of balancers that one worker keeps. Beyond this number, each connection gets a balancer of its own.
 const KEPT_MAX: usize = 1 << 17;
@@ -46,8 +45,6 @@ pub(crate) struct Balancer {
     /// The handles of the endpoints, by index among the candidates; each is filled at its first use.
     endpoints: Box<[OnceCell<Arc<Upstream>>]>,
     selections: RefCell<Vec<Made>>,
-    /// The metrics of the last connection's destination.
-    pub(crate) last_destination: LastDestination,
     /// The tick of the balancer's last use.
     used: Cell<u32>,
 }
@@ -94,7 +91,6 @@ impl Balancers {
             group: upstreams.group(&candidates.group),
             endpoints: candidates.endpoints().iter().map(|_| OnceCell::new()).collect(),
             selections: RefCell::default(),
-            last_destination: LastDestination::default(),
             used: Cell::new(now),
         });
         if kept.len() < KEPT_MAX / SHARDS {

@@ -210,7 +210,7 @@ fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
     }
     facts.connect = Some(after);
     if facts.destination.is_none() {
-        let destination = attempts.balancer.last_destination.get(&core.local, &facts.destination_name());
+        let destination = core.local.destination(&facts.destination_name());
         destination.opened();
         facts.destination = Some(destination);
     }

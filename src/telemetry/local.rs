@@ -1,4 +1,5 @@
-//! The metrics of one data-plane thread. Handles are looked up once per rule, not once per connection.
+//! The metrics of one data-plane thread. It keeps the handles of what most connections count, by listener and by rule, because a
+//! lookup in the registry hashes all labels.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,14 +18,8 @@ use isthmus_model::trace::{Allowance, Span, TraceId, TraceParent};
 /// The number of rules for which one worker keeps handles; further rules are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
 
-/// A listener, and the counter of its connections to a destination that ended with [`Reason::Ok`].
-type EndedWell = (Rc<ListenerCounts>, Counter);
 /// The listener, the service or route, and the reason.
 type EndedKey = (Arc<str>, Arc<str>, Reason);
-/// The listener and the reason.
-type EndedHboneKey = (Arc<str>, Reason);
-/// The peer and the reason.
-type EndedPeerKey = (Arc<str>, Reason);
 /// The service or route, the cluster of the endpoint, and the protocol of the client.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
@@ -87,8 +82,6 @@ pub struct Local {
     /// The number of traces that may still be sampled because of their ids, which clients choose.
     allowance: Cell<Allowance>,
     traces_limited: Counter,
-    hbone_ended_counts: RefCell<HashMap<EndedHboneKey, Counter>>,
-    peer_ended_counts: RefCell<HashMap<EndedPeerKey, Counter>>,
     listeners: RefCell<HashMap<Arc<str>, Rc<ListenerCounts>>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
@@ -120,60 +113,9 @@ pub struct Destination {
     closed: Counter,
     sent: Counter,
     received: Counter,
-    /// For the listener that was used last; `None` if the destination stands for several services.
-    ended_well: Option<RefCell<Option<EndedWell>>>,
-}
-
-/// The destination that was looked up last, for a caller whose connections usually have the same one.
-#[derive(Default)]
-pub struct LastDestination(RefCell<Option<NamedDestination>>);
-
-struct NamedDestination {
-    name: Option<Arc<str>>,
-    cluster: Option<Arc<str>>,
-    protocol: ConnectionProtocol,
-    counts: Rc<Destination>,
-}
-
-impl LastDestination {
-    /// Returns the counters of a destination, as [`Local::destination`] does.
-    pub fn get(&self, local: &Local, destination: &DestinationName<'_>) -> Rc<Destination> {
-        let is_same = |one: Option<&Arc<str>>, other: Option<&Arc<str>>| match (one, other) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            (one, other) => one.is_none() && other.is_none(),
-        };
-        let mut last = self.0.borrow_mut();
-        if let Some(last) = &*last
-            && is_same(last.name.as_ref(), destination.name())
-            && is_same(last.cluster.as_ref(), destination.cluster)
-            && last.protocol == destination.protocol
-        {
-            return last.counts.clone();
-        }
-        let counts = local.destination(destination);
-        *last = Some(NamedDestination {
-            name: destination.name().cloned(),
-            cluster: destination.cluster.cloned(),
-            protocol: destination.protocol,
-            counts: counts.clone(),
-        });
-        counts
-    }
 }
 
 impl Destination {
-    /// Counts a connection that ended with [`Reason::Ok`], if its counter is the one that was used last.
-    fn ended_well(&self, listener: &Rc<ListenerCounts>) -> bool {
-        let Some(last) = &self.ended_well else { return false };
-        match &*last.borrow() {
-            Some((known, counter)) if Rc::ptr_eq(known, listener) => {
-                counter.increment(1);
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Counts a connection that an endpoint accepted.
     pub fn opened(&self) {
         self.opened.increment(1);
@@ -206,8 +148,6 @@ impl Local {
             stalled_added: Cell::new(0),
             allowance: Cell::default(),
             traces_limited: recorder.counter("isthmus_traces_limited_total", &[]),
-            hbone_ended_counts: RefCell::default(),
-            peer_ended_counts: RefCell::default(),
             listeners: RefCell::default(),
             ended: RefCell::default(),
             destinations: RefCell::default(),
@@ -263,7 +203,7 @@ impl Local {
     /// Counts the end of a connection or stream; `counts` are those of its destination, if an endpoint has accepted.
     pub fn ended(
         &self,
-        listener: &Rc<ListenerCounts>,
+        listener: &ListenerCounts,
         destination: &DestinationName<'_>,
         counts: Option<&Destination>,
         reason: Reason,
@@ -272,15 +212,7 @@ impl Local {
         if let Some(counts) = counts {
             counts.closed();
         }
-        let counts = counts.filter(|_| reason == Reason::Ok);
-        if counts.is_some_and(|counts| counts.ended_well(listener)) {
-            return;
-        }
-        let counter = self.ended_counter(&listener.name, destination, reason);
-        counter.increment(1);
-        if let Some(last) = counts.and_then(|counts| counts.ended_well.as_ref()) {
-            *last.borrow_mut() = Some((listener.clone(), counter));
-        }
+        self.ended_counter(&listener.name, destination, reason).increment(1);
     }
 
     fn ended_counter(
@@ -346,23 +278,14 @@ impl Local {
 
     /// Counts the end of an HBONE connection; its streams are counted separately.
     pub fn hbone_ended(&self, listener: &Arc<str>, reason: Reason) {
-        let new = || {
-            let labels = [("listener", &**listener), ("reason", reason.text())];
-            self.recorder.counter("isthmus_hbone_connections_total", &labels)
-        };
-        let mut ended = self.hbone_ended_counts.borrow_mut();
-        ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
+        let labels = [("listener", &**listener), ("reason", reason.text())];
+        self.recorder.counter("isthmus_hbone_connections_total", &labels).increment(1);
     }
 
     /// Counts the end of a connection or stream of a peer's caller; [`Self::ended`] counts it too.
     pub fn peer_ended(&self, peer: &Arc<str>, reason: Reason) {
-        let new = || {
-            let labels = [("peer", &**peer), ("reason", reason.text())];
-            self.recorder.counter("isthmus_peer_connections_total", &labels)
-        };
-        let mut ended = self.peer_ended_counts.borrow_mut();
-        // The number of peers is small, because the operator configures them.
-        ended.entry((peer.clone(), reason)).or_insert_with(new).increment(1);
+        let labels = [("peer", &**peer), ("reason", reason.text())];
+        self.recorder.counter("isthmus_peer_connections_total", &labels).increment(1);
     }
 
     /// Returns the counters of a destination.
@@ -376,16 +299,11 @@ impl Local {
         let is_full = destinations.len() >= RULES_MAX;
         let (name, cluster) = if is_full { ("_other", "") } else { (name, cluster) };
         let key = (name.into(), cluster.into(), destination.protocol);
-        let new = || Rc::new(self.new_destination(name, destination, !is_full));
+        let new = || Rc::new(self.new_destination(name, destination));
         destinations.entry(key).or_insert_with(new).clone()
     }
 
-    fn new_destination(
-        &self,
-        name: &str,
-        destination: &DestinationName<'_>,
-        is_one_service: bool,
-    ) -> Destination {
+    fn new_destination(&self, name: &str, destination: &DestinationName<'_>) -> Destination {
         let namespace = destination.namespace.unwrap_or("unknown");
         let cluster = destination.cluster.filter(|cluster| !cluster.is_empty());
         let cluster = cluster.map_or("unknown", |cluster| &**cluster);
@@ -417,7 +335,6 @@ impl Local {
             closed: counter("istio_tcp_connections_closed_total"),
             sent: counter("istio_tcp_sent_bytes_total"),
             received: counter("istio_tcp_received_bytes_total"),
-            ended_well: is_one_service.then(RefCell::default),
         }
     }
 }
@@ -443,7 +360,6 @@ mod tests {
     fn ends_are_counted_by_listener_service_and_reason() {
         let (telemetry, local) = local();
         let [east, west] = ["east", "west"].map(|name| local.listener(&name.into()));
-        let last = LastDestination::default();
         let services: [Arc<str>; 2] = ["a.test".into(), "b.test".into()];
         let clusters: [Arc<str>; 2] = ["one".into(), "two".into()];
         for (service, cluster, listener, reason) in [
@@ -457,7 +373,7 @@ mod tests {
         ] {
             let name = destination(&services[service], &clusters[cluster]);
             listener.accepted();
-            let counts = last.get(&local, &name);
+            let counts = local.destination(&name);
             counts.opened();
             local.ended(listener, &name, Some(&counts), reason);
         }
@@ -466,7 +382,7 @@ mod tests {
         let (service, cluster): (Arc<str>, Arc<str>) = ("a.test".into(), "one".into());
         let name = destination(&service, &cluster);
         again.accepted();
-        local.ended(&again, &name, Some(&last.get(&local, &name)), Reason::Ok);
+        local.ended(&again, &name, Some(&local.destination(&name)), Reason::Ok);
         let text = telemetry.recorder.render();
         for (listener, service, reason, count) in [
             ("east", "a.test", "ok", 4),
