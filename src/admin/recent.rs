@@ -39,7 +39,7 @@ pub(super) fn recent(records: &[Arc<ConnectionRecord>], request: &ExplainRequest
 
 /// Returns the name that a connection requested, as received.
 fn name(record: &ConnectionRecord) -> Option<&[u8]> {
-    record.sni.as_deref().or_else(|| record.authority.as_deref().map(str::as_bytes))
+    record.sni.as_deref().or_else(|| record.authority().map(str::as_bytes))
 }
 
 /// Returns a name without a trailing dot.
@@ -50,11 +50,7 @@ fn plain(name: &[u8]) -> &[u8] {
 fn is_asked_for(record: &ConnectionRecord, request: &ExplainRequest) -> bool {
     let of_listener = request.listener.as_deref().is_none_or(|listener| listener == &*record.listener);
     let of_source = request.source.is_none_or(|source| source == record.source.ip().to_canonical());
-    let asked = if request.authority {
-        record.authority.as_deref().map(str::as_bytes)
-    } else {
-        record.sni.as_deref()
-    };
+    let asked = if request.authority { record.authority().map(str::as_bytes) } else { record.sni.as_deref() };
     let of_name = match (name(record), &request.name) {
         (None, _) => true,
         (Some(_), Some(wanted)) => {

@@ -9,7 +9,7 @@ pub(super) const SHOWN_MAX: usize = 32;
 
 /// Returns the request that the gateway decided on; `None` if the connection ended before that, or if its name is not text.
 pub(super) fn question(record: &ConnectionRecord) -> Option<ExplainRequest> {
-    let authority = record.authority.as_deref();
+    let authority = record.authority();
     if authority.is_none() && record.hello_trace.is_none() {
         return None;
     }

@@ -99,15 +99,15 @@ members! { |record, gateway|
         "`sni`, or `hbone` once the TLS handshake of HBONE has begun; each CONNECT stream has a line of its own.";
     source: String = record.source.to_string(),
         "The client's address and port; behind a load balancer, the address and port that the PROXY header announces.";
-    proxy: Option<String> = text(record.proxy),
+    proxy: Option<String> = text(record.proxied.as_ref().map(|proxied| proxied.proxy)),
         "The address and port of the load balancer that announced `source` by a PROXY header.";
-    source_network: Option<String> = text(Some(&record.source_network)),
+    source_network: Option<String> = text(record.source_network.as_deref()),
         "The network whose `cidrs` hold the client's address.";
     local: Option<String> = text(record.local),
         "The address and port of this gateway that the client connected to.";
     sni: Option<String> = escaped(record.sni.as_deref()),
         "The server name as received, escaped.";
-    authority: Option<String> = text(record.authority.as_deref()),
+    authority: Option<String> = text(record.authority()),
         "The `:authority` of a CONNECT as received.";
     alpn: Option<String> = escaped(record.alpn.as_deref()),
         "The protocols that the client offered, comma-separated, escaped.";
@@ -121,9 +121,9 @@ members! { |record, gateway|
         "The subset of the service.";
     endpoint: Option<String> = text(record.endpoint),
         "The last endpoint dialled.";
-    endpoint_cluster: Option<String> = text(Some(&record.endpoint_cluster)),
+    endpoint_cluster: Option<String> = text(record.endpoint_cluster.as_deref()),
         "The endpoint's cluster.";
-    endpoint_locality: Option<String> = text(Some(&record.endpoint_locality)),
+    endpoint_locality: Option<String> = text(record.endpoint_locality.as_deref()),
         "The endpoint's locality.";
     attempts: Option<u8> = Some(record.attempts).filter(|attempts| *attempts > 0),
         "The number of endpoints dialled; absent if there was none.";
@@ -131,7 +131,7 @@ members! { |record, gateway|
         "The SPIFFE ID that the caller has proven by its certificate.";
     peer: Option<String> = text(record.peer.as_deref()),
         "The peer to which the caller belongs, by the identity or the address of the caller.";
-    source_claimed: Option<String> = text(record.source_claimed.as_deref()),
+    source_claimed: Option<String> = text(record.stream.as_ref().and_then(|stream| stream.source_claimed.as_deref())),
         "`cluster/namespace/workload` that the caller claims, without proof.";
     unique_id: Option<String> = text(record.unique_id.as_deref()),
         "The id in the PROXY header of version 2 that the gateway sent to the endpoint.";

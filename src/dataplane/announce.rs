@@ -8,41 +8,42 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::core::Core;
-use super::entry::{ConnectionFacts, Entry, OutgoingHeader};
+use super::entry::Entry;
 use super::peek::Replay;
 use isthmus_model::address::Host;
 use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::ProxyVersion;
 use isthmus_model::name::{NameBuffer, canonical};
+use isthmus_model::record::ConnectionRecord;
 use isthmus_wire::proxy_protocol::{Announced, write};
 
 /// Creates the PROXY header of a connection, unless the connection has one.
 pub(super) fn prepare(core: &Core, entry: &Entry, version: ProxyVersion) {
-    let mut facts = entry.facts.borrow_mut();
+    let (mut facts, mut record) = (entry.facts.borrow_mut(), entry.record.borrow_mut());
     if facts.header.is_some() {
         return;
     }
-    let source = entry.source();
-    let local = entry.proxied().map(|proxied| proxied.destination).or_else(|| entry.local.get());
+    let source = record.source;
+    let local = record.proxied.as_ref().map(|proxied| proxied.destination).or(record.local);
     let announced = Announced { source, destination: local.unwrap_or_else(|| nowhere(source)) };
     let header = match version {
-        ProxyVersion::V1 => OutgoingHeader { bytes: write::v1(&announced).into(), unique_id: None },
+        ProxyVersion::V1 => write::v1(&announced).into(),
         ProxyVersion::V2 => {
-            let unique_id: Box<str> = format!("{:016x}{:016x}", core.shared.process, entry.id).into();
+            let unique_id = format!("{:016x}{:016x}", core.shared.process, record.id);
             let mut buffer = NameBuffer::new();
-            let name = requested(&facts, &mut buffer);
-            let bytes = write::v2(&announced, name, &unique_id).into();
-            OutgoingHeader { bytes, unique_id: Some(unique_id) }
+            let header = write::v2(&announced, requested(&record, &mut buffer), &unique_id).into();
+            record.unique_id = Some(unique_id.into());
+            header
         }
     };
-    facts.header = Some(Box::new(header));
+    facts.header = Some(header);
 }
 
 /// Sends the PROXY header and the bytes read from the client with one system call. Returns how many of the client's bytes
 /// were sent.
 pub(super) fn send(socket: &impl AsFd, entry: &Entry, replay: Option<&Replay>) -> Result<usize, Errno> {
     let facts = entry.facts.borrow();
-    let header = facts.header.as_ref().map_or(&[][..], |header| &header.bytes);
+    let header = facts.header.as_deref().unwrap_or_default();
     let rest = replay.map_or(&[][..], |replay| &replay.bytes);
     let pieces = [IoSlice::new(header), IoSlice::new(rest)];
     let sent = sendmsg(socket, &pieces, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
@@ -58,10 +59,10 @@ fn nowhere(source: SocketAddr) -> SocketAddr {
 }
 
 /// Returns the host name that the client asked for, in the canonical form that is used for lookups.
-fn requested<'b>(facts: &ConnectionFacts, buffer: &'b mut NameBuffer) -> Option<&'b str> {
-    if let Some(stream) = &facts.stream {
-        let Host::Name(name) = Authority::parse(&stream.authority).ok()?.host else { return None };
+fn requested<'b>(record: &ConnectionRecord, buffer: &'b mut NameBuffer) -> Option<&'b str> {
+    if let Some(authority) = record.authority() {
+        let Host::Name(name) = Authority::parse(authority).ok()?.host else { return None };
         return canonical(name.as_str().as_bytes(), buffer).ok();
     }
-    canonical(facts.seen.as_ref()?.server_name()?, buffer).ok()
+    canonical(record.sni.as_deref()?, buffer).ok()
 }

@@ -169,7 +169,7 @@ pub(crate) async fn connect(
             announce::prepare(core, entry, version);
         }
         let announces = header.is_some();
-        entry.facts.borrow_mut().dialled(candidate);
+        entry.dialled(candidate);
         let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);
         if let Some(replay) = replay {
@@ -204,13 +204,13 @@ pub(crate) async fn connect(
 fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
     let after = attempts.started.elapsed();
     core.local.connected(after);
-    let mut facts = entry.facts.borrow_mut();
+    let (mut facts, mut record) = (entry.facts.borrow_mut(), entry.record.borrow_mut());
     if let Some(failures) = attempts.failures() {
-        facts.detail = Some(failures);
+        record.detail = Some(failures);
     }
-    facts.connect = Some(after);
+    record.connect = Some(after);
     if facts.destination.is_none() {
-        let destination = core.local.destination(&facts.destination_name());
+        let destination = core.local.destination(&record);
         destination.opened();
         facts.destination = Some(destination);
     }

@@ -64,7 +64,7 @@ fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpos
     match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
         Ok(()) => core.finish_handed_over(entry),
         Err(_) => {
-            entry.facts.borrow_mut().detail = Some("too many connections of peers wait to be served".into());
+            entry.explain("too many connections of peers wait to be served");
             core.finish(entry, Reason::LimitGlobal);
         }
     }
@@ -75,10 +75,10 @@ fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpos
 pub(crate) fn admit_accepted(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
     admit_proxy(listener, entry.peer().ip()).inspect_err(|_| {
         let text = format!("the address {} is not in the listener's proxyProtocol.from", entry.peer().ip());
-        entry.facts.borrow_mut().detail = Some(text.into());
+        entry.explain(text);
     })?;
     // Where a PROXY header is required, the source is checked after the header is read.
-    let is_known = listener.proxy_protocol == ProxyProtocol::Forbid || entry.proxied().is_some();
+    let is_known = listener.proxy_protocol == ProxyProtocol::Forbid || entry.proxy().is_some();
     if is_known { admit_source(listener, entry.source().ip()) } else { Ok(()) }
 }
 

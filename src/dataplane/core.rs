@@ -15,9 +15,8 @@ use slab::Slab;
 
 use super::balancer::Balancers;
 use super::clock::Clock;
-use super::entry::{ConnectionFacts, Entry, HeldBytes};
+use super::entry::{Entry, HeldBytes};
 use super::pacer::HandshakePacer;
-use super::seen_hello::SeenHello;
 use super::shared::{Message, Shared};
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
@@ -124,7 +123,7 @@ pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a 
 /// Ends a connection whose slot another one gets.
 fn cut_for_another(entry: &Entry) {
     let text = "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection";
-    entry.facts.borrow_mut().detail = Some(text.into());
+    entry.explain(text);
     entry.cut(Reason::LimitGlobal);
 }
 
@@ -132,8 +131,8 @@ fn cut_for_another(entry: &Entry) {
 /// proxy that announced the source. A connection that was accepted while `proxyProtocol` had another mode is checked by its
 /// source alone.
 pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
-    if let Some(proxied) = entry.proxied() {
-        admit_proxy(listener, proxied.proxy.ip())?;
+    if let Some(proxy) = entry.proxy() {
+        admit_proxy(listener, proxy.ip())?;
     }
     admit_source(listener, entry.source().ip())
 }
@@ -248,7 +247,7 @@ impl Core {
             self.take_back(Holder::Unannounced, 0);
             let text = "the connections whose PROXY header has not arrived have a fifth of limits.connections, which is all \
                         that they may have";
-            entry.facts.borrow_mut().detail = Some(text.into());
+            entry.explain(text);
             return Err(Reason::LimitGlobal);
         };
         oldest.place_given.set(true);
@@ -283,7 +282,7 @@ impl Core {
                 Ok(())
             }
             Verdict::Refuse(limit) => {
-                entry.facts.borrow_mut().detail = self.refused_by(limit, entry.source().ip());
+                entry.record.borrow_mut().detail = self.refused_by(limit, entry.source().ip());
                 Err(limit.reason())
             }
         }
@@ -324,48 +323,46 @@ impl Core {
         entry: &Entry,
         answer: Result<Admission, Refusal>,
     ) -> Result<Admission, Reason> {
-        let mut facts = entry.facts.borrow_mut();
-        let admission = facts.admitted(answer)?;
-        self.seat_of_peer(&mut facts)?;
+        let admission = entry.admitted(answer)?;
+        self.seat_of_peer(entry)?;
         let services = &self.shared.services;
         let Some(limit) = services.limit() else { return Ok(admission) };
-        if let Some(key) = facts.matched.limit_key() {
+        let key = entry.record.borrow().limit_key();
+        if let Some(key) = key {
             let Some(place) = self.services.admit(services, &key) else {
-                let text = format!(
+                entry.explain(format!(
                     "{key} already has {limit} connections, its limit (limits.perService.connections)"
-                );
-                facts.detail = Some(text.into());
+                ));
                 return Err(Reason::LimitService);
             };
-            facts.places.get_or_insert_default().service = Some(place);
+            entry.facts.borrow_mut().places.get_or_insert_default().service = Some(place);
         }
         Ok(admission)
     }
 
     /// Takes one of the connection slots of the caller's peer, if the caller belongs to a peer.
-    fn seat_of_peer(&self, facts: &mut ConnectionFacts) -> Result<(), Reason> {
-        let Some(name) = facts.matched.peer.clone() else { return Ok(()) };
+    fn seat_of_peer(&self, entry: &Entry) -> Result<(), Reason> {
+        let Some(name) = entry.record.borrow().peer.clone() else { return Ok(()) };
         let snapshot = self.snapshot();
         let peer = snapshot.policy.peers.iter().find(|peer| peer.name == name);
         let Some(limits) = peer.map(|peer| peer.limits) else { return Ok(()) };
         match self.shared.peers.admit(&name, limits.connections, limits.new_per_second) {
             Ok(seat) => {
-                facts.places.get_or_insert_default().peer = Some(seat);
+                entry.facts.borrow_mut().places.get_or_insert_default().peer = Some(seat);
                 Ok(())
             }
             Err(limit) => {
-                facts.detail = Some(match limit {
+                entry.explain(match limit {
                     PeerLimit::Connections => {
                         let most = limits.connections;
                         format!(
                             "the callers of the peer {name} already have {most} connections, their limit \
                                  (peers[].limits.connections)"
                         )
-                        .into()
                     }
                     PeerLimit::Rate => {
                         let most = limits.new_per_second;
-                        format!("the callers of the peer {name} opened more than {most} connections in a second (peers[].limits.newPerSecond)").into()
+                        format!("the callers of the peer {name} opened more than {most} connections in a second (peers[].limits.newPerSecond)")
                     }
                 });
                 Err(Reason::LimitSource)
@@ -382,7 +379,7 @@ impl Core {
         if services.limit().is_some()
             && facts.permit.is_some()
             && !has_place
-            && let Some(key) = facts.matched.limit_key()
+            && let Some(key) = entry.record.borrow().limit_key()
         {
             facts.places.get_or_insert_default().service = Some(self.services.count(services, &key));
         }
@@ -420,15 +417,15 @@ impl Core {
     /// Counts the end of a connection, and writes its access log record and span if they are wanted. Must be called once.
     pub(crate) fn finish(&self, entry: &Entry, reason: Reason) {
         self.count_end(entry, reason);
-        let facts = entry.facts.borrow();
-        let trace = facts.stream.as_ref().and_then(|stream| stream.claims.trace);
-        let hello = facts.seen.as_ref().and_then(SeenHello::trace);
-        let span = self.local.span(trace, hello, || self.random());
-        let is_wanted = span.is_some() || self.local.is_logged(reason, facts.cancelled);
-        drop(facts);
-        if is_wanted {
-            let record = entry.record(Some(reason), self.source_network(entry));
-            self.local.log(ConnectionRecord { span, ..record });
+        let record = entry.record.borrow();
+        let span = self.local.span(record.caller_trace(), record.hello_trace, || self.random());
+        if span.is_some() || self.local.is_logged(reason, record.cancelled) {
+            self.local.log(ConnectionRecord {
+                span: span.map(Box::new),
+                reason: Some(reason),
+                ended_by: entry.ended_by(reason),
+                ..entry.record_so_far(self.source_network(entry))
+            });
         }
     }
 
@@ -439,9 +436,9 @@ impl Core {
 
     fn count_end(&self, entry: &Entry, reason: Reason) {
         self.report_bytes(entry);
-        let facts = entry.facts.borrow();
-        self.local.ended(&entry.listener, &facts.destination_name(), facts.destination.as_deref(), reason);
-        if let Some(peer) = &facts.matched.peer {
+        let (facts, record) = (entry.facts.borrow(), entry.record.borrow());
+        self.local.ended(&entry.listener, &record, facts.destination.as_deref(), reason);
+        if let Some(peer) = &record.peer {
             self.local.peer_ended(peer, reason);
         }
     }
@@ -472,7 +469,7 @@ impl Core {
         if let Some(destination) = &facts.destination {
             destination.moved(up, down);
         }
-        if facts.stream.is_some() {
+        if entry.is_stream() {
             self.local.relayed(RelayPath::Hbone, up + down);
             return;
         }
@@ -506,11 +503,11 @@ impl Core {
         self.paused.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Returns the name of the network that the client's address belongs to; empty if none does.
-    pub(crate) fn source_network(&self, entry: &Entry) -> Arc<str> {
+    /// Returns the name of the network that the client's address belongs to.
+    pub(crate) fn source_network(&self, entry: &Entry) -> Option<Arc<str>> {
         let snapshot = self.snapshot();
         let network = snapshot.networks().network_of_address(entry.source().ip());
-        network.map(|network| network.shared()).unwrap_or_default()
+        network.map(|network| network.shared())
     }
 
     /// Ends one connection of a holder. For a source or an identity, it is the one that has been idle longest among the

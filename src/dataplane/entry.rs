@@ -1,52 +1,38 @@
 //! One connection of a worker: its properties, the bytes that it has relayed, and the order to end it.
 
-use std::cell::{Cell, OnceCell, Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
-use super::seen_hello::SeenHello;
 use super::standstill::Standstill;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Side};
+use isthmus_model::record::{ConnectionRecord, Proxied, Side};
 use isthmus_net::admission::{Holder, peers, services};
 use isthmus_net::own::OwnDial;
-use isthmus_snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
+use isthmus_snapshot::admit::{Admission, Permit, Refusal};
 use isthmus_snapshot::candidates::Candidate;
 use isthmus_tasks::latest::Latest;
-use isthmus_telemetry::local::{Destination, DestinationName, ListenerCounts, RelayPath};
+use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
 use isthmus_tls::proof::Proof;
 use isthmus_tls::trust::TrustBundles;
-use isthmus_wire::connect::Claims;
 
 /// One live connection or CONNECT stream. The task that serves it owns the sockets; the entry owns everything else.
 pub(crate) struct Entry {
-    /// The id of the connection or stream, unique in this process.
-    pub(crate) id: u64,
     /// The listener's name and its metrics.
     pub(crate) listener: Rc<ListenerCounts>,
-    /// The address and port of the client.
-    source: Cell<SocketAddr>,
-    /// The proxy that announced `source`, if one did.
-    proxied: OnceCell<Box<Proxied>>,
-    /// The address of this gateway that the client, or the proxy, connected to.
-    pub(crate) local: Cell<Option<SocketAddr>>,
     /// The [holder](isthmus_net::admission) that the connection's admission slot is counted for.
     holder: RefCell<Holder>,
     /// The time of the accept, on the monotonic clock.
     pub(crate) accepted: Instant,
-    /// The time of the accept, on the wall clock.
-    pub(crate) time: SystemTime,
+    /// What is known of the connection so far.
+    pub(crate) record: RefCell<ConnectionRecord>,
     pub(crate) facts: RefCell<ConnectionFacts>,
-    /// The number of bytes from the client to the endpoint.
-    pub(crate) up: Cell<u64>,
-    /// The number of bytes from the endpoint to the client.
-    pub(crate) down: Cell<u64>,
-    /// The number of bytes in `up` and `down` that went through a pipe.
+    /// The number of the record's bytes that went through a pipe.
     spliced: Cell<u64>,
-    /// The values of `up`, `down` and `spliced` when they were last added to the metrics.
+    /// The numbers of bytes up, down and spliced when they were last added to the metrics.
     reported: Cell<(u64, u64, u64)>,
     /// The worker's tick when a byte last moved.
     pub(crate) moved: Cell<u32>,
@@ -97,52 +83,20 @@ impl HeldBytes {
     }
 }
 
-/// The proxy that announced a connection's source by a PROXY header.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Proxied {
-    /// The proxy's address and port.
-    pub(crate) proxy: SocketAddr,
-    /// The address and port that the client connected to, as the proxy announced them.
-    pub(crate) destination: SocketAddr,
-}
-
-/// The properties of a connection, each filled in once it is known.
+/// The state of a connection that its record does not show.
 #[derive(Default)]
 pub(crate) struct ConnectionFacts {
-    /// The server name, protocols and trace id of the hello; `None` if the connection is HBONE.
-    pub(crate) seen: Option<SeenHello>,
-    /// The head of a CONNECT stream; `None` for a connection.
-    pub(crate) stream: Option<Box<ConnectStream>>,
-    /// The client of an HBONE connection, once it is authenticated.
-    pub(crate) peer: Option<Rc<Peer>>,
-    /// True if the gateway terminates TLS on the connection.
-    pub(crate) handshake: bool,
-    /// A detailed error, if the reason alone is not specific enough.
-    pub(crate) detail: Option<Box<str>>,
-    /// True if the caller cancelled the stream after it was answered.
-    pub(crate) cancelled: bool,
-    /// The result of matching the requested name: the rule, the service, and the caller's peer.
-    pub(crate) matched: RouteMatch,
+    /// The authenticated client of a stream or of an HBONE connection.
+    pub(crate) caller: Option<Rc<Peer>>,
     /// The part of the policy that admitted the connection; it is checked again after a config change.
     pub(crate) permit: Option<Permit>,
-    /// The endpoint that was dialled last.
-    pub(crate) endpoint: Option<SocketAddr>,
     /// The registration of the current dial, if it goes to a port that this process listens on.
     pub(crate) own_dial: Option<Box<OwnDial>>,
-    endpoint_cluster: Option<Arc<str>>,
-    endpoint_locality: Option<Arc<str>>,
-    /// The time from the accept to the complete ClientHello.
-    pub(crate) hello: Option<Duration>,
-    /// The time from the first dial until an endpoint accepted.
-    pub(crate) connect: Option<Duration>,
-    /// The time from the accept to the endpoint's first byte.
-    pub(crate) first_byte: Option<Duration>,
-    /// The number of endpoints that were dialled.
-    attempts: u8,
     /// The metrics of the destination, set when an endpoint first accepts.
     pub(crate) destination: Option<Rc<Destination>>,
-    /// The PROXY header for the endpoints, if any of them expects one.
-    pub(crate) header: Option<Box<OutgoingHeader>>,
+    /// The PROXY header that is sent to endpoints before the client's first byte, if any of them expects one; each attempt sends
+    /// the same header.
+    pub(crate) header: Option<Box<[u8]>>,
     /// The slots that the connection occupies under the limits per service and per peer; `None` while it occupies none.
     pub(crate) places: Option<Box<Places>>,
 }
@@ -156,24 +110,6 @@ pub(crate) struct Places {
     pub(crate) peer: Option<peers::Seat>,
 }
 
-/// The PROXY header that is sent to endpoints before the client's first byte; each attempt sends the same header.
-pub(crate) struct OutgoingHeader {
-    /// The bytes of the header.
-    pub(crate) bytes: Box<[u8]>,
-    /// The id of the connection, which only version 2 of the PROXY protocol carries; `None` for a header of version 1.
-    pub(crate) unique_id: Option<Box<str>>,
-}
-
-/// The head of a CONNECT stream.
-pub(crate) struct ConnectStream {
-    /// The client of the stream's connection.
-    pub(crate) peer: Rc<Peer>,
-    /// The authority as received.
-    pub(crate) authority: Box<str>,
-    /// The unverified claims of the caller.
-    pub(crate) claims: Claims,
-}
-
 /// The authenticated client of an HBONE connection.
 pub(crate) struct Peer {
     /// The client's certificate chain and identity.
@@ -184,13 +120,6 @@ pub(crate) struct Peer {
     trust: RefCell<Latest<TrustBundles>>,
     /// The bytes that the connection and its streams hold because a peer does not read them.
     pub(crate) held: Rc<HeldBytes>,
-}
-
-impl ConnectStream {
-    /// Creates a head without claims.
-    pub(crate) fn new(peer: Rc<Peer>, authority: Box<str>) -> Self {
-        Self { peer, authority, claims: Claims::default() }
-    }
 }
 
 impl Peer {
@@ -209,74 +138,21 @@ impl Peer {
     }
 }
 
-impl ConnectionFacts {
-    /// Returns the authenticated client of a stream or of an HBONE connection.
-    pub(crate) fn peer(&self) -> Option<&Rc<Peer>> {
-        self.stream.as_ref().map(|stream| &stream.peer).or(self.peer.as_ref())
-    }
-
-    /// Records the result of admission.
-    pub(crate) fn admitted(&mut self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
-        match answer {
-            Ok(admission) => {
-                self.matched = admission.matched.clone();
-                self.permit = Some(admission.permit.clone());
-                Ok(admission)
-            }
-            Err(refusal) => {
-                self.matched = refusal.matched;
-                Err(refusal.reason)
-            }
-        }
-    }
-
-    /// Returns true if this gateway terminates TLS.
-    fn is_hbone(&self) -> bool {
-        self.handshake || self.peer().is_some()
-    }
-
-    /// Returns the labels of the destination in the metrics.
-    pub(crate) fn destination_name(&self) -> DestinationName<'_> {
-        let service = self.matched.service.as_ref();
-        DestinationName {
-            service: service.map(|service| &service.hostname),
-            namespace: service.map(|service| &*service.namespace),
-            rule: self.matched.rule.as_ref(),
-            cluster: self.endpoint_cluster.as_ref(),
-            protocol: if self.is_hbone() { ConnectionProtocol::Hbone } else { ConnectionProtocol::Sni },
-        }
-    }
-
-    /// Records that an endpoint is being dialled.
-    pub(crate) fn dialled(&mut self, candidate: &Candidate) {
-        self.attempts = self.attempts.saturating_add(1);
-        self.endpoint = Some(candidate.key.address);
-        self.endpoint_cluster = Some(candidate.cluster.shared());
-        self.endpoint_locality = Some(candidate.locality.shared());
-    }
-}
-
 impl Entry {
-    /// Creates the entry of a connection or of a CONNECT stream, whose admission slot is counted for `holder`.
+    /// Creates the entry of a connection or of a CONNECT stream that is accepted at present, and whose admission slot is counted
+    /// for `holder`.
     pub(crate) fn new(
         holder: Holder,
-        id: u64,
         listener: Rc<ListenerCounts>,
-        source: SocketAddr,
+        record: ConnectionRecord,
         tick: u32,
     ) -> Self {
         Self {
-            id,
             listener,
-            source: Cell::new(source),
-            proxied: OnceCell::new(),
-            local: Cell::new(None),
             holder: RefCell::new(holder),
             accepted: Instant::now(),
-            time: SystemTime::now(),
+            record: RefCell::new(record),
             facts: RefCell::default(),
-            up: Cell::new(0),
-            down: Cell::new(0),
             spliced: Cell::new(0),
             reported: Cell::new((0, 0, 0)),
             moved: Cell::new(tick),
@@ -297,6 +173,11 @@ impl Entry {
         }
     }
 
+    /// Returns the id of the connection or stream, unique in this process.
+    pub(crate) fn id(&self) -> u64 {
+        self.record.borrow().id
+    }
+
     /// Returns the key in the worker's table; before the registration, a key that no connection has.
     pub(crate) fn key(&self) -> usize {
         // The conversion is lossless on the systems that the gateway runs on.
@@ -312,25 +193,70 @@ impl Entry {
 
     /// Returns the address and port of the client.
     pub(crate) fn source(&self) -> SocketAddr {
-        self.source.get()
+        self.record.borrow().source
     }
 
-    /// Returns the proxy that announced the source, if one did.
-    pub(crate) fn proxied(&self) -> Option<&Proxied> {
-        self.proxied.get().map(|proxied| &**proxied)
+    /// Returns the address and port of the proxy that announced the source, if one did.
+    pub(crate) fn proxy(&self) -> Option<SocketAddr> {
+        self.record.borrow().proxied.as_ref().map(|proxied| proxied.proxy)
     }
 
     /// Returns the address and port at the other end of the client's socket: the proxy's, or the client's.
     pub(crate) fn peer(&self) -> SocketAddr {
-        self.proxied().map_or_else(|| self.source(), |proxied| proxied.proxy)
+        self.proxy().unwrap_or_else(|| self.source())
     }
 
     /// Records the source that a proxy has announced. Called at most once, before the connection is admitted.
-    pub(crate) fn announce(&self, source: SocketAddr, proxied: Proxied) {
-        debug_assert!(self.proxied.get().is_none(), "a source is announced once");
-        if self.proxied.set(Box::new(proxied)).is_ok() {
-            self.source.set(source);
+    pub(crate) fn announce(&self, source: SocketAddr, destination: SocketAddr) {
+        let mut record = self.record.borrow_mut();
+        debug_assert!(record.proxied.is_none(), "a source is announced once");
+        let proxy = std::mem::replace(&mut record.source, source);
+        record.proxied = Some(Box::new(Proxied { proxy, destination }));
+    }
+
+    /// Records the exact fault, if the reason alone does not say it.
+    pub(crate) fn explain(&self, detail: impl Into<Box<str>>) {
+        self.record.borrow_mut().detail = Some(detail.into());
+    }
+
+    /// Records the result of admission.
+    pub(crate) fn admitted(&self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
+        let (matched, answer) = match answer {
+            Ok(mut admission) => (std::mem::take(&mut admission.matched), Ok(admission)),
+            Err(refusal) => (refusal.matched, Err(refusal.reason)),
+        };
+        if let Ok(admission) = &answer {
+            self.facts.borrow_mut().permit = Some(admission.permit.clone());
         }
+        let mut record = self.record.borrow_mut();
+        (record.route, record.peer) = (matched.rule, matched.peer);
+        if let Some(service) = matched.service {
+            record.service = Some(service.hostname);
+            record.service_namespace = Some(service.namespace);
+            record.port = service.port;
+            record.subset = Some(service.subset);
+        }
+        answer
+    }
+
+    /// Records that an endpoint is being dialled.
+    pub(crate) fn dialled(&self, candidate: &Candidate) {
+        let mut record = self.record.borrow_mut();
+        record.attempts = record.attempts.saturating_add(1);
+        record.endpoint = Some(candidate.key.address);
+        record.endpoint_cluster = Some(candidate.cluster.shared());
+        record.endpoint_locality = Some(candidate.locality.shared());
+    }
+
+    /// Returns true if this is the entry of a CONNECT stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.record.borrow().stream.is_some()
+    }
+
+    /// Returns the numbers of bytes that were passed on: from the client, and from the endpoint.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let record = self.record.borrow();
+        (record.bytes_up, record.bytes_down)
     }
 
     /// Returns the holder that the connection's admission slot is counted for.
@@ -358,7 +284,7 @@ impl Entry {
 
     /// Records that the endpoint has sent its first byte.
     pub(crate) fn answered(&self) {
-        self.facts.borrow_mut().first_byte = Some(self.accepted.elapsed());
+        self.record.borrow_mut().first_byte = Some(self.accepted.elapsed());
     }
 
     /// Returns true if the connection was ordered to end.
@@ -380,7 +306,7 @@ impl Entry {
     /// Returns the count of the bytes that the whole HBONE connection holds; `None` if the connection is not HBONE.
     pub(crate) fn connection_held(&self) -> Option<Rc<HeldBytes>> {
         let facts = self.facts.borrow();
-        facts.peer().map(|peer| peer.held.clone())
+        facts.caller.as_ref().map(|caller| caller.held.clone())
     }
 
     /// Wakes the connection's task.
@@ -420,8 +346,8 @@ impl Entry {
     /// Counts relayed bytes.
     pub(crate) fn count(&self, upward: bool, path: RelayPath, bytes: usize) {
         let bytes = bytes as u64;
-        let total = if upward { &self.up } else { &self.down };
-        total.set(total.get() + bytes);
+        let mut record = self.record.borrow_mut();
+        *(if upward { &mut record.bytes_up } else { &mut record.bytes_down }) += bytes;
         if path == RelayPath::Splice {
             self.spliced.set(self.spliced.get() + bytes);
         }
@@ -429,64 +355,29 @@ impl Entry {
 
     /// Subtracts bytes that were sent to an endpoint, because they are about to be sent to another one.
     pub(crate) fn take_back(&self, up: usize) {
-        self.up.set(self.up.get().saturating_sub(up as u64));
+        let mut record = self.record.borrow_mut();
+        record.bytes_up = record.bytes_up.saturating_sub(up as u64);
     }
 
     /// Returns the numbers of bytes relayed since the last call: up, down, and the part of both that went through a pipe.
     /// Bytes that were reported and then [taken back](Self::take_back) are not reported again.
     pub(crate) fn take_unreported(&self) -> (u64, u64, u64) {
         let last = self.reported.get();
-        let now = (self.up.get().max(last.0), self.down.get().max(last.1), self.spliced.get().max(last.2));
+        let record = self.record.borrow();
+        let now = (record.bytes_up.max(last.0), record.bytes_down.max(last.1), self.spliced.get());
         self.reported.set(now);
         (now.0 - last.0, now.1 - last.1, now.2 - last.2)
     }
 
-    /// Creates the connection's record from the values that are known so far.
-    pub(crate) fn record(&self, reason: Option<Reason>, source_network: Arc<str>) -> ConnectionRecord {
-        let facts = self.facts.borrow();
-        let service = facts.matched.service.as_ref();
-        let stream = facts.stream.as_deref();
-        let (peer, seen) = (facts.peer(), facts.seen.as_ref());
-        ConnectionRecord {
-            id: self.id,
-            time: self.time,
-            listener: self.listener.name.clone(),
-            protocol: facts.destination_name().protocol,
-            source: self.source(),
-            proxy: self.proxied().map(|proxied| proxied.proxy),
-            local: self.local.get(),
-            source_network,
-            sni: seen.and_then(SeenHello::server_name).map(Into::into),
-            authority: stream.map(|stream| stream.authority.clone()),
-            alpn: seen.and_then(SeenHello::alpn).map(Into::into),
-            route: facts.matched.rule.clone(),
-            service: service.map(|service| service.hostname.clone()),
-            service_namespace: service.map(|service| service.namespace.clone()),
-            port: service.and_then(|service| service.port),
-            subset: service.map(|service| service.subset.clone()),
-            endpoint: facts.endpoint,
-            endpoint_cluster: facts.endpoint_cluster.clone().unwrap_or_default(),
-            endpoint_locality: facts.endpoint_locality.clone().unwrap_or_default(),
-            attempts: facts.attempts,
-            source_identity: peer.map(|peer| peer.proof.identity.shared()),
-            peer: facts.matched.peer.clone(),
-            source_claimed: stream.and_then(|stream| stream.claims.workload.clone()),
-            trace: stream.and_then(|stream| stream.claims.trace),
-            trace_state: stream.and_then(|stream| stream.claims.trace_state.clone()),
-            hello_trace: seen.and_then(SeenHello::trace),
-            span: None,
-            unique_id: facts.header.as_ref().and_then(|header| header.unique_id.clone()),
-            detail: facts.detail.clone(),
-            cancelled: facts.cancelled,
-            reason,
-            ended_by: reason.and_then(|reason| Side::of(reason, self.first_end.get())),
-            duration: self.accepted.elapsed(),
-            hello: facts.hello,
-            connect: facts.connect,
-            first_byte: facts.first_byte,
-            bytes_up: self.up.get(),
-            bytes_down: self.down.get(),
-        }
+    /// Returns the record of the open connection. `source_network` is the network of its source.
+    pub(crate) fn record_so_far(&self, source_network: Option<Arc<str>>) -> ConnectionRecord {
+        let duration = self.accepted.elapsed();
+        ConnectionRecord { duration, source_network, ..self.record.borrow().clone() }
+    }
+
+    /// Returns the party that ended the connection, if it ended with this reason.
+    pub(crate) fn ended_by(&self, reason: Reason) -> Option<Side> {
+        Side::of(reason, self.first_end.get())
     }
 }
 

@@ -71,10 +71,8 @@ pub(super) fn relieve(core: &Core, stalled: Duration) {
             return;
         }
         held = held.saturating_sub(memory(entry).into());
-        entry.facts.borrow_mut().detail = Some(
-            "the connection was reset because clients and endpoints that stopped reading \
-                                                hold too much kernel memory"
-                .into(),
+        entry.explain(
+            "the connection was reset because clients and endpoints that stopped reading hold too much kernel memory",
         );
         entry.cut(Reason::Stalled);
     }
@@ -91,7 +89,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     let held = client.memory.saturating_add(endpoint.memory);
     core.set_kernel_memory(entry, if sides.waiting.contains(&true) { held } else { 0 });
     let [for_endpoint, for_client] = sides.waiting;
-    let (up, down) = (entry.up.get(), entry.down.get());
+    let (up, down) = entry.bytes();
     let observed = [
         Observed { sink: endpoint, waiting: for_endpoint, moved: up, gone: Reason::EndpointReset },
         Observed { sink: client, waiting: for_client, moved: down, gone: Reason::ClientGone },
@@ -101,7 +99,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
         core.clock.reschedule(entry, next);
     }
     if let Some(reason) = judgement.end {
-        entry.facts.borrow_mut().detail = Some(detail(reason).into());
+        entry.explain(detail(reason));
     }
     Found { end: judgement.end, unread }
 }

@@ -28,12 +28,11 @@ pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Send
 
 fn is_meant(entry: &Entry, which: &Condemned) -> bool {
     match which {
-        Condemned::Connection(id) => entry.id == *id,
+        Condemned::Connection(id) => entry.id() == *id,
         Condemned::Endpoint(which) => {
-            let facts = entry.facts.borrow();
-            let to = facts.destination_name();
-            let service = to.service.or(to.rule).map_or("", |name| &**name);
-            facts.endpoint.is_some_and(|address| which.covers(service, address))
+            let record = entry.record.borrow();
+            let service = record.destination().map_or("", |name| &**name);
+            record.endpoint.is_some_and(|address| which.covers(service, address))
         }
     }
 }

@@ -19,7 +19,7 @@
 //!   (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
 //!   for CONNECT.
 //! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the state that its connections borrow,
-//!   `entry` one connection in its table, `seen_hello` the stored part of the hello. `shared` is the state that all workers
+//!   `entry` one connection in its table. `shared` is the state that all workers
 //!   share, `handle` the interface to the rest of the program.
 //! - `upstreams` is the run-time state of endpoints, with ejection.
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
@@ -43,7 +43,6 @@ pub(crate) mod peek;
 pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;
-pub(crate) mod seen_hello;
 pub(crate) mod shared;
 pub mod socket_key;
 pub(crate) mod standstill;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,6 +20,7 @@ use super::peek::announced_at_once;
 use super::refuse;
 use super::socket_key::SocketKey;
 use isthmus_model::address::{Bind, canonical_socket};
+use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::Holder;
 use isthmus_snapshot::policy::{Listener, ProxyProtocol, admits};
 use isthmus_tasks::throttle::LogThrottle;
@@ -146,25 +147,30 @@ impl Incoming {
             }
         };
         counts.accepted();
-        let entry = Rc::new(Entry::new(holder, core.next_id(), counts, source, core.clock.now()));
+        let mut record =
+            ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), source);
+        record.local = self.local;
+        let entry = Rc::new(Entry::new(holder, counts, record, core.clock.now()));
         let mut admitted = core.admit(&entry);
         if admitted.is_err() && *entry.holder() == Holder::Unannounced {
             let at_once = announced_at_once(core, &entry, &client);
             admitted = if at_once { core.admit(&entry) } else { core.succeed_unannounced(&entry) };
         }
         if let Err(limit) = admitted {
-            let detail = entry.facts.borrow_mut().detail.take();
+            let detail = entry.record.borrow_mut().detail.take();
             // The checks of the listener come before the limits. If the listener refuses the connection too, its reason is
             // reported.
             let reason = admit_accepted(&listener, &entry).err().unwrap_or_else(|| {
-                entry.facts.borrow_mut().detail = detail;
+                entry.record.borrow_mut().detail = detail;
                 limit
             });
             refuse::at_once(core, &client, reason);
             core.finish(&entry, reason);
             return;
         }
-        entry.local.set(self.local.or_else(|| client.local_addr().ok().map(canonical_socket)));
+        if self.local.is_none() {
+            entry.record.borrow_mut().local = client.local_addr().ok().map(canonical_socket);
+        }
         core.scope.spawn(connection::serve(core.register(entry), listener, client));
     }
 

@@ -11,10 +11,11 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::core::{Core, NO_SOURCE, admit_caller, newest};
-use super::entry::{Entry, Proxied};
-use super::seen_hello::SeenHello;
+use super::entry::Entry;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_model::trace::TraceId;
 use isthmus_net::admission::{Holder, Limit};
 use isthmus_net::handed::Purpose;
 use isthmus_net::socket::original_destination;
@@ -113,7 +114,7 @@ fn list(core: &Core, entry: &Rc<Entry>) -> Result<(), Reason> {
             let oldest = core.pending.borrow_mut().take_oldest_of(source);
             let gives_way = oldest.as_ref().unwrap_or(entry);
             let detail = core.refused_by(Limit::SourceHellos, gives_way.source().ip());
-            gives_way.facts.borrow_mut().detail = detail;
+            gives_way.record.borrow_mut().detail = detail;
             match oldest {
                 Some(oldest) => oldest.cut(Limit::SourceHellos.reason()),
                 None => return Err(Limit::SourceHellos.reason()),
@@ -121,10 +122,10 @@ fn list(core: &Core, entry: &Rc<Entry>) -> Result<(), Reason> {
         }
     }
     entry.is_pending.set(true);
-    let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
+    let given_way = core.pending.borrow_mut().insert(source, entry.id(), entry.clone(), core.pending_cap());
     if let Some(given_way) = given_way {
         let text = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
-        given_way.facts.borrow_mut().detail = Some(text.into());
+        given_way.explain(text);
         given_way.cut(Reason::LimitGlobal);
     }
     Ok(())
@@ -137,7 +138,7 @@ fn unlist(core: &Core, entry: &Entry) -> bool {
     }
     let was_pending = entry.is_pending.take();
     if was_pending {
-        core.pending.borrow_mut().remove(pending_source(entry), entry.id);
+        core.pending.borrow_mut().remove(pending_source(entry), entry.id());
     }
     was_pending
 }
@@ -264,7 +265,7 @@ impl Peek<'_> {
         }
         let was_listed = unlist(core, entry);
         note_announced(entry, header);
-        if entry.proxied().is_some() {
+        if entry.proxy().is_some() {
             admit_caller(newest(&core.snapshot(), listener), entry)?;
         }
         // A proxy that speaks for itself (LOCAL) is checked when its hello arrives. Usually no hello arrives, because the proxy
@@ -284,14 +285,14 @@ impl Peek<'_> {
         };
         let like = like.map_or_else(String::new, |like| format!("; they look like {like}"));
         let text = format!("{fault}{like}");
-        self.entry.facts.borrow_mut().detail = Some(text.into());
+        self.entry.explain(text);
         Peeked::Refused(Reason::ProxyProtocol)
     }
 
     fn too_late(&self) -> Peeked {
         if self.awaits_header {
             let text = "the PROXY header that the listener requires was still incomplete";
-            self.entry.facts.borrow_mut().detail = Some(text.into());
+            self.entry.explain(text);
         }
         Peeked::Refused(Reason::HelloTimeout)
     }
@@ -318,7 +319,7 @@ pub(crate) fn announced_at_once(core: &Core, entry: &Entry, client: &TcpStream) 
 
 fn note_announced(entry: &Entry, header: Header) {
     if let Header::Proxied(Announced { source, destination }) = header {
-        entry.announce(source, Proxied { proxy: entry.source(), destination });
+        entry.announce(source, destination);
     }
 }
 
@@ -327,9 +328,10 @@ fn is_own(core: &Core, entry: &Entry, client: &TcpStream) -> bool {
     // The connection is recognised by the addresses of its socket, because a PROXY header announces others. The host may have
     // translated the address that was dialled.
     let dialled = std::iter::once_with(|| original_destination(client)).flatten();
-    let is_own = core.shared.own.is_own_dial(entry.peer(), entry.local.get().into_iter().chain(dialled));
+    let is_own =
+        core.shared.own.is_own_dial(entry.peer(), entry.record.borrow().local.into_iter().chain(dialled));
     if is_own {
-        entry.facts.borrow_mut().detail = Some("this gateway connected to itself".into());
+        entry.explain("this gateway connected to itself");
     }
     is_own
 }
@@ -347,7 +349,7 @@ fn conclude(
         Verdict::NeedMore => return None,
         Verdict::Whole(hello) => hello,
         Verdict::Refused(fault) => {
-            entry.facts.borrow_mut().detail = fault_detail(fault, listener, bytes);
+            entry.record.borrow_mut().detail = fault_detail(fault, listener, bytes);
             return Some(Peeked::Refused(match fault {
                 HelloFault::NotTls => Reason::NotTls,
                 HelloFault::TooLarge => Reason::HelloTooLarge,
@@ -358,7 +360,7 @@ fn conclude(
     };
     let after = entry.accepted.elapsed();
     core.local.hello(after);
-    entry.facts.borrow_mut().hello = Some(after);
+    entry.record.borrow_mut().hello = Some(after);
     if is_own(core, entry, client) {
         return Some(Peeked::Own);
     }
@@ -378,9 +380,9 @@ fn conclude(
         if offered.any(|name| name == b"h2") {
             return Some(Peeked::Hbone(bytes.into()));
         }
-        note_names(entry, hello);
+        note_hello(&mut entry.record.borrow_mut(), hello);
         let text = "the listener accepts only HBONE, but the hello does not offer the ALPN protocol h2";
-        entry.facts.borrow_mut().detail = Some(text.into());
+        entry.explain(text);
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
     Some(match ask(core, &snapshot, entry, listener, hello) {
@@ -401,9 +403,15 @@ fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
     own.then(|| "name_unresolved: none of the host names of the route resolves to an address".into())
 }
 
-/// Records the requested names as received.
-fn note_names(entry: &Entry, hello: &Hello<'_>) {
-    entry.facts.borrow_mut().seen = Some(SeenHello::new(hello));
+/// Records the requested names as received, and the trace that begins with the hello.
+fn note_hello(record: &mut ConnectionRecord, hello: &Hello<'_>) {
+    record.sni = hello.server_name.map(Into::into);
+    record.alpn = hello.alpn.map(|offered| {
+        let mut joined = Vec::with_capacity(offered.joined_length());
+        offered.join_into(&mut joined);
+        joined.into()
+    });
+    record.hello_trace = TraceId::of_hello(hello.random);
 }
 
 /// Returns the detail of a refused hello, if the reason alone is not specific enough.
@@ -454,7 +462,7 @@ fn ask(
     listener: &Listener,
     hello: &Hello<'_>,
 ) -> Result<Admission, Reason> {
-    note_names(entry, hello);
+    note_hello(&mut entry.record.borrow_mut(), hello);
     let question = AdmissionRequest {
         listener,
         requested: Requested::ServerName(hello.server_name),
@@ -465,7 +473,39 @@ fn ask(
     let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
         let missing = || missing_for(snapshot, refusal.reason, question.requested).map(Into::into);
-        entry.facts.borrow_mut().detail = unresolved(snapshot, refusal).or_else(missing);
+        entry.record.borrow_mut().detail = unresolved(snapshot, refusal).or_else(missing);
     }
     core.admitted(entry, answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    #[test]
+    fn the_parts_are_those_of_the_hello() {
+        let random: Vec<u8> = (0..32).collect();
+        let entries = Protocols::entries_of([&b"h2"[..], b"istio,x"]);
+        let alpn = Some(Protocols::from_entries(&entries));
+        let noted = |hello: &Hello<'_>| {
+            let mut record = ConnectionRecord::new(1, UNIX_EPOCH, "l".into(), ([10, 0, 0, 1], 4000).into());
+            note_hello(&mut record, hello);
+            record
+        };
+        for (server_name, alpn, joined) in [
+            (Some(&b"a.test"[..]), alpn, Some(&b"h2,istio,x"[..])),
+            (Some(b"a.test"), None, None),
+            (None, alpn, Some(b"h2,istio,x")),
+            (None, None, None),
+        ] {
+            let record = noted(&Hello { server_name, alpn, random: &random, length: 99 });
+            assert_eq!((record.sni.as_deref(), record.alpn.as_deref()), (server_name, joined));
+            assert_eq!(record.hello_trace, TraceId::of_hello(&random));
+            assert_eq!(record.hello_trace.map(|trace| trace.0[0]), Some(16));
+        }
+        let zeroes = noted(&Hello { server_name: None, alpn: None, random: &[0; 32], length: 99 });
+        assert_eq!(zeroes.hello_trace, None);
+    }
 }

@@ -4,7 +4,6 @@ use std::rc::Rc;
 
 use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
-use super::seen_hello::SeenHello;
 use isthmus_model::authority::Authority;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
@@ -32,24 +31,28 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
 /// because each costs as much as a handshake if the bundle has changed.
 async fn verify_peers(entries: &[Rc<Entry>]) {
     for entry in entries {
-        let Some(peer) = entry.facts.borrow().peer.clone() else { continue };
+        if entry.is_stream() {
+            // Its connection has the same peer.
+            continue;
+        }
+        let Some(peer) = entry.facts.borrow().caller.clone() else { continue };
         peer.is_trusted();
         tokio::task::yield_now().await;
     }
 }
 
 fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
-    let facts = entry.facts.borrow();
-    let stream = facts.stream.as_deref();
-    if facts.peer().is_some_and(|peer| !peer.is_trusted()) {
+    let (facts, record) = (entry.facts.borrow(), entry.record.borrow());
+    if facts.caller.as_ref().is_some_and(|caller| !caller.is_trusted()) {
         return false;
     }
-    let authority = stream.and_then(|stream| Authority::parse(&stream.authority).ok());
+    let authority = record.authority().and_then(|authority| Authority::parse(authority).ok());
     let Some(listener) = snapshot.listener(&entry.listener.name) else {
         return true;
     };
-    if facts.permit.is_none() && facts.peer.is_none() {
-        // A connection without a permit is checked when its hello is complete.
+    let carries_streams = facts.caller.is_some() && record.stream.is_none();
+    if facts.permit.is_none() && !carries_streams {
+        // A connection without a permit is checked when its hello is complete, and a stream when it is admitted.
         return true;
     }
     if admit_caller(listener, entry).is_err() {
@@ -63,11 +66,11 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         listener,
         requested: match &authority {
             Some(authority) => Requested::Authority(authority),
-            None => Requested::ServerName(facts.seen.as_ref().and_then(SeenHello::server_name)),
+            None => Requested::ServerName(record.sni.as_deref()),
         },
-        source: Some(entry.source().ip()),
+        source: Some(record.source.ip()),
         alpn: None,
-        identity: stream.map(|stream| &stream.peer.proof.identity),
+        identity: facts.caller.as_ref().map(|caller| &caller.proof.identity),
     };
     readmit(snapshot, &question, permit)
 }

@@ -484,7 +484,7 @@ impl Relay<'_> {
             let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));
             // The first word is the code by which `status` lists the problem.
             let text = format!("endpoint_not_tls: the endpoint answered with bytes that are not TLS{like}");
-            self.entry.facts.borrow_mut().detail = Some(text.into());
+            self.entry.explain(text);
         }
     }
 
@@ -510,7 +510,7 @@ impl Relay<'_> {
         self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });
         if way == Way::Down && !self.taken {
             let text = "the endpoint ended the connection before it sent a byte";
-            self.entry.facts.borrow_mut().detail = Some(text.into());
+            self.entry.explain(text);
         }
         self.core.clock.touch(self.entry);
         if self.up.ended && self.down.ended {

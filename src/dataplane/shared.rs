@@ -1,15 +1,14 @@
 //! The state that all workers share, and the messages to workers.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks::Summary;
-use super::entry::{Entry, Proxied};
+use super::entry::Entry;
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::Which;
@@ -148,12 +147,8 @@ pub(crate) struct Opening {
 /// A connection that moves from one worker to another.
 pub(crate) struct Arrival {
     holder: Holder,
-    id: u64,
-    source: SocketAddr,
-    proxied: Option<Proxied>,
-    local: Option<SocketAddr>,
     accepted: Instant,
-    time: SystemTime,
+    record: ConnectionRecord,
     socket: OwnedFd,
     opening: Opening,
 }
@@ -163,12 +158,8 @@ impl Arrival {
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         Self {
             holder: entry.holder().clone(),
-            id: entry.id,
-            source: entry.source(),
-            proxied: entry.proxied().copied(),
-            local: entry.local.get(),
             accepted: entry.accepted,
-            time: entry.time,
+            record: entry.record.borrow().clone(),
             socket,
             opening,
         }
@@ -177,13 +168,8 @@ impl Arrival {
     /// Creates the entry for the worker that continues with the connection; `local` and `tick` are that worker's.
     pub(crate) fn into_entry(self, local: &Local, tick: u32) -> (Entry, OwnedFd, Opening) {
         let listener = local.listener(&self.opening.listener.name);
-        let mut entry = Entry::new(self.holder, self.id, listener, self.source, tick);
-        if let Some(proxied) = self.proxied {
-            entry.announce(self.source, proxied);
-        }
+        let mut entry = Entry::new(self.holder, listener, self.record, tick);
         entry.accepted = self.accepted;
-        entry.time = self.time;
-        entry.local.set(self.local);
         (entry, self.socket, self.opening)
     }
 }

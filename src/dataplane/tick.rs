@@ -80,7 +80,8 @@ fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
     if !entry.half_closed.get() {
         return None;
     }
-    let unanswered = entry.down.get() == 0 && entry.facts.borrow().stream.is_none();
+    let record = entry.record.borrow();
+    let unanswered = record.bytes_down == 0 && record.stream.is_none();
     let most = unanswered.then_some(UNANSWERED);
     timeouts.half_close.into_iter().chain(most).min()
 }

@@ -141,7 +141,7 @@ async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
     let mut listed = Vec::with_capacity(entries.len());
     for some in entries.chunks(AT_ONCE) {
         let live = some.iter().filter(|entry| core.is_live(entry));
-        listed.extend(live.map(|entry| entry.record(None, core.source_network(entry))));
+        listed.extend(live.map(|entry| entry.record_so_far(core.source_network(entry))));
         tokio::task::yield_now().await;
     }
     // The caller may have stopped waiting.

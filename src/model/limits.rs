@@ -72,6 +72,14 @@ pub enum ServiceLimitKey {
     Route(Arc<str>),
 }
 
+impl ServiceLimitKey {
+    /// Returns the key of a connection whose name means this service, or whose name this rule matched.
+    pub fn of(service: Option<&Arc<str>>, rule: Option<&Arc<str>>) -> Option<Self> {
+        let service = service.cloned().map(Self::Service);
+        service.or_else(|| rule.cloned().map(Self::Route))
+    }
+}
+
 impl fmt::Display for ServiceLimitKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,10 +1,11 @@
-//! The record of one connection. The metric, the log line, the failures list and the connections list are all written from this
-//! one value.
+//! The record of one connection. The data plane fills it in as the values become known; the metrics, the log line, the span, the
+//! failures list and the connections list are all written from this one value.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::limits::ServiceLimitKey;
 use super::reason::Reason;
 use super::trace::{Span, TraceId, TraceParent};
 
@@ -72,7 +73,31 @@ pub struct GatewayName {
     pub cluster: Arc<str>,
 }
 
-/// The record of a connection or of one CONNECT stream. A field is empty if the connection ended before its value was known.
+/// The proxy that announced a connection's source by a PROXY header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxied {
+    /// The proxy's address and port.
+    pub proxy: SocketAddr,
+    /// The address and port that the client connected to, as the proxy announced them.
+    pub destination: SocketAddr,
+}
+
+/// The head of a CONNECT stream, as the caller sent it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamHead {
+    /// The authority.
+    pub authority: Box<str>,
+    /// The `cluster/namespace/workload` that the caller claims; unverified.
+    pub source_claimed: Option<Box<str>>,
+    /// The trace context (`traceparent`).
+    pub trace: Option<TraceParent>,
+    /// The `tracestate` that belongs to `trace`.
+    pub trace_state: Option<Box<str>>,
+}
+
+/// The record of a connection or of one CONNECT stream. A field is empty as long as its value is not known.
+///
+/// Each live connection has a record in memory, so values that few connections have are boxed.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {
     /// The number of the connection, unique in this process.
@@ -85,16 +110,16 @@ pub struct ConnectionRecord {
     pub protocol: ConnectionProtocol,
     /// The address and port of the client.
     pub source: SocketAddr,
-    /// The address and port of the proxy that announced `source` by a PROXY header; `None` if the client connected itself.
-    pub proxy: Option<SocketAddr>,
+    /// The proxy that announced `source`; `None` if the client connected itself.
+    pub proxied: Option<Box<Proxied>>,
     /// The local address and port to which the client connected.
     pub local: Option<SocketAddr>,
-    /// The network whose CIDR holds the source; empty if unknown.
-    pub source_network: Arc<str>,
+    /// The network whose CIDR holds the source.
+    pub source_network: Option<Arc<str>>,
     /// The SNI as received; may hold any byte.
     pub sni: Option<Box<[u8]>>,
-    /// The authority of a CONNECT, as received.
-    pub authority: Option<Box<str>>,
+    /// The head of a CONNECT stream; `None` for a connection.
+    pub stream: Option<Box<StreamHead>>,
     /// The protocols that the client offered by ALPN, comma-separated, as received; may hold any byte.
     pub alpn: Option<Box<[u8]>>,
     /// The rule that matched: the key of a route, or the host name of a service.
@@ -110,25 +135,19 @@ pub struct ConnectionRecord {
     /// The endpoint that was dialled last.
     pub endpoint: Option<SocketAddr>,
     /// The cluster of the endpoint that was dialled last; empty if unknown.
-    pub endpoint_cluster: Arc<str>,
+    pub endpoint_cluster: Option<Arc<str>>,
     /// The locality of the endpoint that was dialled last; empty if unknown.
-    pub endpoint_locality: Arc<str>,
+    pub endpoint_locality: Option<Arc<str>>,
     /// The number of endpoints that were dialled.
     pub attempts: u8,
     /// The SPIFFE ID of the client's certificate.
     pub source_identity: Option<Arc<str>>,
     /// The name of the peer that the caller belongs to.
     pub peer: Option<Arc<str>>,
-    /// The `cluster/namespace/workload` that the client claims; unverified.
-    pub source_claimed: Option<Box<str>>,
-    /// The trace context that the client sent (`traceparent`).
-    pub trace: Option<TraceParent>,
-    /// The `tracestate` that the client sent with the trace context.
-    pub trace_state: Option<Box<str>>,
-    /// The trace that begins with the connection's hello, if the client sent no trace context.
+    /// The trace that begins with the connection's hello.
     pub hello_trace: Option<TraceId>,
     /// The span of this connection; `None` if the trace is not sampled.
-    pub span: Option<Span>,
+    pub span: Option<Box<Span>>,
     /// The id in the PROXY header of version 2 that the endpoint got.
     pub unique_id: Option<Box<str>>,
     /// The exact fault, if the reason alone does not say it.
@@ -154,10 +173,71 @@ pub struct ConnectionRecord {
 }
 
 impl ConnectionRecord {
+    /// Creates the record of a connection that was accepted at this time.
+    pub fn new(id: u64, time: SystemTime, listener: Arc<str>, source: SocketAddr) -> Self {
+        Self {
+            id,
+            time,
+            listener,
+            protocol: ConnectionProtocol::Sni,
+            source,
+            proxied: None,
+            local: None,
+            source_network: None,
+            sni: None,
+            stream: None,
+            alpn: None,
+            route: None,
+            service: None,
+            service_namespace: None,
+            port: None,
+            subset: None,
+            endpoint: None,
+            endpoint_cluster: None,
+            endpoint_locality: None,
+            attempts: 0,
+            source_identity: None,
+            peer: None,
+            hello_trace: None,
+            span: None,
+            unique_id: None,
+            detail: None,
+            cancelled: false,
+            reason: None,
+            ended_by: None,
+            duration: Duration::ZERO,
+            hello: None,
+            connect: None,
+            first_byte: None,
+            bytes_up: 0,
+            bytes_down: 0,
+        }
+    }
+
+    /// Returns the authority of a CONNECT.
+    pub fn authority(&self) -> Option<&str> {
+        self.stream.as_ref().map(|stream| &*stream.authority)
+    }
+
+    /// Returns the trace context that the caller of a CONNECT stream sent.
+    pub fn caller_trace(&self) -> Option<TraceParent> {
+        self.stream.as_ref().and_then(|stream| stream.trace)
+    }
+
+    /// Returns the name under which metrics count the connection: the service, or the route if there is none.
+    pub fn destination(&self) -> Option<&Arc<str>> {
+        self.service.as_ref().or(self.route.as_ref())
+    }
+
+    /// Returns the key under which the limit per service counts the connection; `None` if no rule matched.
+    pub fn limit_key(&self) -> Option<ServiceLimitKey> {
+        ServiceLimitKey::of(self.service.as_ref(), self.route.as_ref())
+    }
+
     /// Returns the id of the connection's trace, as log lines name it.
     pub fn trace_id(&self) -> Option<TraceId> {
-        let of_caller = || self.trace.map(|caller| caller.trace);
-        self.span.map(|span| span.trace).or_else(of_caller).or(self.hello_trace)
+        let of_caller = || self.caller_trace().map(|caller| caller.trace);
+        self.span.as_ref().map(|span| span.trace).or_else(of_caller).or(self.hello_trace)
     }
 
     /// Returns true if an operator may want to know why the connection ended.

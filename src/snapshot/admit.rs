@@ -128,10 +128,7 @@ pub struct RouteMatch {
 impl RouteMatch {
     /// Returns the key under which the limit per service counts the connection; `None` if no rule matched.
     pub fn limit_key(&self) -> Option<ServiceLimitKey> {
-        match &self.service {
-            Some(service) => Some(ServiceLimitKey::Service(service.hostname.clone())),
-            None => self.rule.clone().map(ServiceLimitKey::Route),
-        }
+        ServiceLimitKey::of(self.service.as_ref().map(|service| &service.hostname), self.rule.as_ref())
     }
 }
 

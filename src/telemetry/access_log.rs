@@ -93,6 +93,7 @@ mod tests {
     use super::*;
     use isthmus_api::connection::FIELDS;
     use isthmus_model::reason::Reason;
+    use isthmus_model::record::{Proxied, StreamHead};
     use isthmus_model::testing::record;
 
     #[test]
@@ -122,23 +123,26 @@ mod tests {
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         );
         let whole = ConnectionRecord {
-            source_network: "n".into(),
+            source_network: Some("n".into()),
             local: Some(address),
-            proxy: Some(address),
-            authority: some(),
+            proxied: Some(Box::new(Proxied { proxy: address, destination: address })),
+            stream: Some(Box::new(StreamHead {
+                authority: "x".into(),
+                source_claimed: some(),
+                trace,
+                trace_state: None,
+            })),
             alpn: Some((*b"h2").into()),
             route: Some("r".into()),
             service: Some("s".into()),
             port: Some(1),
             subset: Some("v1".into()),
             endpoint: Some(address),
-            endpoint_cluster: "c".into(),
-            endpoint_locality: "l".into(),
+            endpoint_cluster: Some("c".into()),
+            endpoint_locality: Some("l".into()),
             attempts: 1,
             source_identity: Some("i".into()),
             peer: some().map(|text: Box<str>| text.into()),
-            source_claimed: some(),
-            trace,
             unique_id: some(),
             detail: some(),
             ended_by: Some(isthmus_model::record::Side::Client),

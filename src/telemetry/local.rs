@@ -23,28 +23,6 @@ type EndedKey = (Arc<str>, Arc<str>, Reason);
 /// The service or route, the cluster of the endpoint, and the protocol of the client.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
-/// The labels of a connection's destination in metrics.
-#[derive(Clone, Copy, Debug)]
-pub struct DestinationName<'a> {
-    /// The service's host name.
-    pub service: Option<&'a Arc<str>>,
-    /// The service's namespace.
-    pub namespace: Option<&'a str>,
-    /// The rule that matched the requested name.
-    pub rule: Option<&'a Arc<str>>,
-    /// The cluster of the endpoint.
-    pub cluster: Option<&'a Arc<str>>,
-    /// The protocol of the client.
-    pub protocol: ConnectionProtocol,
-}
-
-impl<'a> DestinationName<'a> {
-    /// Returns the service, or the route if there is none.
-    fn name(&self) -> Option<&'a Arc<str>> {
-        self.service.or(self.rule)
-    }
-}
-
 /// A key of three parts, borrowed for a lookup.
 #[derive(Hash)]
 struct Borrowed<'a, T>(&'a str, &'a str, T);
@@ -204,7 +182,7 @@ impl Local {
     pub fn ended(
         &self,
         listener: &ListenerCounts,
-        destination: &DestinationName<'_>,
+        record: &ConnectionRecord,
         counts: Option<&Destination>,
         reason: Reason,
     ) {
@@ -212,17 +190,12 @@ impl Local {
         if let Some(counts) = counts {
             counts.closed();
         }
-        self.ended_counter(&listener.name, destination, reason).increment(1);
+        self.ended_counter(&listener.name, record, reason).increment(1);
     }
 
-    fn ended_counter(
-        &self,
-        listener: &Arc<str>,
-        destination: &DestinationName<'_>,
-        reason: Reason,
-    ) -> Counter {
+    fn ended_counter(&self, listener: &Arc<str>, record: &ConnectionRecord, reason: Reason) -> Counter {
         let mut ended = self.ended.borrow_mut();
-        let name = destination.name().map_or("_unknown", |name| &**name);
+        let name = record.destination().map_or("_unknown", |name| &**name);
         if let Some(counter) = ended.get(&Borrowed(listener, name, reason)) {
             return counter.clone();
         }
@@ -288,28 +261,28 @@ impl Local {
         self.recorder.counter("isthmus_peer_connections_total", &labels).increment(1);
     }
 
-    /// Returns the counters of a destination.
-    pub fn destination(&self, destination: &DestinationName<'_>) -> Rc<Destination> {
-        let name = destination.name().map_or("unknown", |name| &**name);
-        let cluster = destination.cluster.map_or("", |cluster| &**cluster);
+    /// Returns the counters of a connection's destination.
+    pub fn destination(&self, record: &ConnectionRecord) -> Rc<Destination> {
+        let name = record.destination().map_or("unknown", |name| &**name);
+        let cluster = record.endpoint_cluster.as_deref().unwrap_or_default();
         let mut destinations = self.destinations.borrow_mut();
-        if let Some(known) = destinations.get(&Borrowed(name, cluster, destination.protocol)) {
+        if let Some(known) = destinations.get(&Borrowed(name, cluster, record.protocol)) {
             return known.clone();
         }
         let is_full = destinations.len() >= RULES_MAX;
         let (name, cluster) = if is_full { ("_other", "") } else { (name, cluster) };
-        let key = (name.into(), cluster.into(), destination.protocol);
-        let new = || Rc::new(self.new_destination(name, destination));
+        let key = (name.into(), cluster.into(), record.protocol);
+        let new = || Rc::new(self.new_destination(name, record));
         destinations.entry(key).or_insert_with(new).clone()
     }
 
-    fn new_destination(&self, name: &str, destination: &DestinationName<'_>) -> Destination {
-        let namespace = destination.namespace.unwrap_or("unknown");
-        let cluster = destination.cluster.filter(|cluster| !cluster.is_empty());
-        let cluster = cluster.map_or("unknown", |cluster| &**cluster);
-        let short = if destination.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
+    fn new_destination(&self, name: &str, record: &ConnectionRecord) -> Destination {
+        let namespace = record.service_namespace.as_deref().unwrap_or("unknown");
+        let cluster = record.endpoint_cluster.as_deref().filter(|cluster| !cluster.is_empty());
+        let cluster = cluster.unwrap_or("unknown");
+        let short = if record.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
         // The gateway cannot see the identities in TLS that it does not terminate.
-        let security = match destination.protocol {
+        let security = match record.protocol {
             ConnectionProtocol::Hbone => "mutual_tls",
             ConnectionProtocol::Sni => "unknown",
         };
@@ -343,6 +316,7 @@ impl Local {
 mod tests {
     use super::*;
     use crate::access_log::AccessLog;
+    use isthmus_model::testing::record;
 
     /// The telemetry, and the metrics of one thread.
     fn local() -> (Telemetry, Local) {
@@ -351,9 +325,9 @@ mod tests {
         (telemetry, local)
     }
 
-    fn destination<'a>(service: &'a Arc<str>, cluster: &'a Arc<str>) -> DestinationName<'a> {
-        let (service, cluster) = (Some(service), Some(cluster));
-        DestinationName { service, namespace: None, rule: None, cluster, protocol: ConnectionProtocol::Sni }
+    fn to(service: &Arc<str>, cluster: &Arc<str>) -> ConnectionRecord {
+        let (service, endpoint_cluster) = (Some(service.clone()), Some(cluster.clone()));
+        ConnectionRecord { service, endpoint_cluster, ..record(Reason::Ok, b"a.test") }
     }
 
     #[test]
@@ -371,18 +345,18 @@ mod tests {
             (0, 0, &east, Reason::Ok),
             (0, 0, &east, Reason::EndpointReset),
         ] {
-            let name = destination(&services[service], &clusters[cluster]);
+            let to = to(&services[service], &clusters[cluster]);
             listener.accepted();
-            let counts = local.destination(&name);
+            let counts = local.destination(&to);
             counts.opened();
-            local.ended(listener, &name, Some(&counts), reason);
+            local.ended(listener, &to, Some(&counts), reason);
         }
         // A reload makes the same names again, in other memory.
         let again = local.listener(&"east".into());
         let (service, cluster): (Arc<str>, Arc<str>) = ("a.test".into(), "one".into());
-        let name = destination(&service, &cluster);
+        let to = to(&service, &cluster);
         again.accepted();
-        local.ended(&again, &name, Some(&local.destination(&name)), Reason::Ok);
+        local.ended(&again, &to, Some(&local.destination(&to)), Reason::Ok);
         let text = telemetry.recorder.render();
         for (listener, service, reason, count) in [
             ("east", "a.test", "ok", 4),
@@ -411,13 +385,13 @@ mod tests {
         let (telemetry, local) = local();
         let (listener, cluster): (_, Arc<str>) = (local.listener(&"east".into()), "one".into());
         for number in 0..RULES_MAX {
-            local.destination(&destination(&format!("{number}.test").into(), &cluster));
+            local.destination(&to(&format!("{number}.test").into(), &cluster));
         }
         for service in ["a.test", "b.test", "b.test"] {
             let service = service.into();
-            let name = destination(&service, &cluster);
-            let counts = local.destination(&name);
-            local.ended(&listener, &name, Some(&counts), Reason::Ok);
+            let to = to(&service, &cluster);
+            let counts = local.destination(&to);
+            local.ended(&listener, &to, Some(&counts), Reason::Ok);
         }
         let text = telemetry.recorder.render();
         for (service, count) in [("a.test", 1), ("b.test", 2)] {

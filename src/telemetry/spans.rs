@@ -12,7 +12,7 @@ use metrics::Counter;
 use tokio::sync::mpsc;
 
 use super::recorder::Recorder;
-use isthmus_model::record::ConnectionRecord;
+use isthmus_model::record::{ConnectionRecord, StreamHead};
 use isthmus_model::trace::Sampling;
 
 /// The number of connections that may wait in the queue.
@@ -113,9 +113,14 @@ impl Spans {
 /// Returns the number of bytes that a record holds, without the names that it shares with other records.
 fn bytes(record: &ConnectionRecord) -> usize {
     let octets = [&record.sni, &record.alpn].into_iter().flatten().map(|bytes| bytes.len());
-    let texts = [&record.authority, &record.source_claimed, &record.detail];
-    let texts = texts.into_iter().flatten().map(|text| text.len());
-    size_of::<ConnectionRecord>() + octets.chain(texts).sum::<usize>()
+    let stream = record.stream.as_ref().map_or(0, |stream| {
+        size_of::<StreamHead>()
+            + stream.authority.len()
+            + stream.source_claimed.as_ref().map_or(0, |text| text.len())
+            + stream.trace_state.as_ref().map_or(0, |text| text.len())
+    });
+    let detail = record.detail.as_ref().map_or(0, |text| text.len());
+    size_of::<ConnectionRecord>() + octets.sum::<usize>() + stream + detail
 }
 
 #[cfg(test)]

@@ -56,16 +56,17 @@ fn resource(node: &Node) -> Resource {
 
 /// Creates the span of a connection; `None` if its trace is not sampled.
 fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
-    let place = record.span?;
+    let place = record.span.as_deref()?;
     let name = match record.protocol {
         ConnectionProtocol::Sni => "isthmus sni",
         ConnectionProtocol::Hbone => "isthmus hbone",
     };
+    let trace_state = record.stream.as_ref().and_then(|stream| stream.trace_state.as_deref());
     let remote = if place.parent.is_some() { SpanFlags::ContextIsRemoteMask as u32 } else { 0 };
     Some(Span {
         trace_id: place.trace.0.into(),
         span_id: place.id.0.into(),
-        trace_state: record.trace_state.as_deref().unwrap_or_default().to_owned(),
+        trace_state: trace_state.unwrap_or_default().to_owned(),
         parent_span_id: place.parent.map(|parent| parent.0.into()).unwrap_or_default(),
         flags: SAMPLED | SpanFlags::ContextHasIsRemoteMask as u32 | remote,
         name: name.to_owned(),

@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use super::*;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::reason::Reason;
-use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_model::testing::record;
 use isthmus_model::trace::{Sampling, TraceParent};
 
@@ -46,15 +46,19 @@ fn words(text: &str) -> Option<Value> {
 fn a_span_has_its_place_its_times_and_the_fields_of_the_access_log() {
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let mut record = record(Reason::IdentityDenied, b"a.test");
-    record.trace = TraceParent::parse(parent);
-    record.trace_state = Some("a=1".into());
-    record.span = Sampling::of(0.0).span(record.trace, None, || 7);
+    let trace = TraceParent::parse(parent);
+    record.stream = Some(Box::new(StreamHead {
+        trace,
+        trace_state: Some("a=1".into()),
+        source_claimed: Some("c1/shop/cart".into()),
+        ..StreamHead::default()
+    }));
+    record.span = Sampling::of(0.0).span(trace, None, || 7).map(Box::new);
     record.protocol = ConnectionProtocol::Hbone;
     record.service = Some("a.test".into());
     record.port = Some(443);
     record.connect = Some(Duration::from_micros(2_500));
     record.bytes_up = 12;
-    record.source_claimed = Some("c1/shop/cart".into());
     record.duration = Duration::from_millis(5);
     let spans = told(record);
     let [span] = spans.as_slice() else { panic!("one span") };
@@ -90,7 +94,7 @@ fn a_span_has_its_place_its_times_and_the_fields_of_the_access_log() {
 fn one_that_begins_a_trace_has_no_parent_and_one_that_was_not_chosen_is_none() {
     let mut one = record(Reason::Ok, b"a.test");
     assert_eq!(told(one.clone()), []);
-    one.span = Sampling::of(1.0).span(None, None, || 7);
+    one.span = Sampling::of(1.0).span(None, None, || 7).map(Box::new);
     let spans = told(one);
     assert_eq!((&*spans[0].name, spans[0].flags, &spans[0].status), ("isthmus sni", 0x101, &None));
     assert!(spans[0].parent_span_id.is_empty());
@@ -99,7 +103,7 @@ fn one_that_begins_a_trace_has_no_parent_and_one_that_was_not_chosen_is_none() {
 #[test]
 fn names_that_clients_choose_are_cut() {
     let mut one = record(Reason::SniInvalid, &[0xff; 16_384]);
-    one.span = Sampling::of(1.0).span(None, None, || 7);
+    one.span = Sampling::of(1.0).span(None, None, || 7).map(Box::new);
     let Some(Value::StringValue(sni)) = value(&told(one)[0], "isthmus.sni") else { panic!("a text") };
     assert_eq!(sni.len(), 1_024);
 }
@@ -126,7 +130,7 @@ fn who_tells_is_said_once_and_what_is_not_known_is_left_out() {
 #[test]
 fn a_stream_that_its_caller_cancelled_is_no_error() {
     let mut record = record(Reason::ClientReset, b"a.test");
-    record.span = Sampling::of(1.0).span(None, None, || 7);
+    record.span = Sampling::of(1.0).span(None, None, || 7).map(Box::new);
     record.cancelled = true;
     assert_eq!(told(record.clone())[0].status, None);
     record.cancelled = false;

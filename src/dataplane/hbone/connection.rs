@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::meter::ConnectionStats;
-use crate::entry::{Peer, Proxied};
+use crate::entry::Peer;
 use isthmus_model::reason::Reason;
+use isthmus_model::record::Proxied;
 use isthmus_snapshot::policy::{HboneLimits, Listener};
 
 /// The state that the streams of one connection share.
@@ -15,7 +16,7 @@ pub(super) struct HboneConnection {
     /// The address and port of the client.
     pub(super) source: SocketAddr,
     /// The proxy that announced `source`, if one did.
-    pub(super) proxied: Option<Proxied>,
+    pub(super) proxied: Option<Box<Proxied>>,
     /// The address of this gateway that the client, or the proxy, connected to.
     pub(super) local: Option<SocketAddr>,
     /// The listener that accepted the connection.

@@ -32,6 +32,7 @@ use crate::core::Core;
 use crate::entry::Entry;
 use crate::refuse;
 use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionRecord;
 use isthmus_snapshot::policy::{HboneLimits, Listener};
 
 /// The time limit for the last frames to reach the client.
@@ -49,10 +50,11 @@ pub(super) fn drive<'a>(
     let Agreed { mut connection, stats, peer, socket } = agreed;
     let limit = limits.held_per_connection;
     let holding = Holding::new(core.clone(), peer.held.clone(), limit, entry.clone());
+    let ConnectionRecord { source, proxied, local, .. } = entry.record.borrow().clone();
     let shared = Rc::new(HboneConnection {
-        source: entry.source(),
-        proxied: entry.proxied().copied(),
-        local: entry.local.get(),
+        source,
+        proxied,
+        local,
         listener,
         limits,
         peer,
@@ -168,8 +170,8 @@ impl Driver<'_> {
         let reason = self.shared.ending.get().unwrap_or(reason);
         self.shared.ending.set(Some(reason));
         if reason == Reason::BadRequest {
-            let mut facts = self.entry.facts.borrow_mut();
-            facts.detail.get_or_insert_with(|| error.to_string().into());
+            let mut record = self.entry.record.borrow_mut();
+            record.detail.get_or_insert_with(|| error.to_string().into());
         }
     }
 
@@ -219,8 +221,7 @@ impl Driver<'_> {
         if let Some(what) = self.shared.stats.excess(self.core.clock.now(), &self.shared.limits) {
             let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} from the caller in one second");
-            self.entry.facts.borrow_mut().detail =
-                Some(format!("too many {what} from the caller in one second").into());
+            self.entry.explain(format!("too many {what} from the caller in one second"));
             self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);
             context.waker().wake_by_ref();
         }

@@ -97,7 +97,8 @@ pub(super) async fn handshake(
         let peer = Rc::new(Peer::new(proof, trust));
         // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
         // the table.
-        entry.facts.borrow_mut().peer = Some(peer.clone());
+        entry.facts.borrow_mut().caller = Some(peer.clone());
+        entry.record.borrow_mut().source_identity = Some(peer.proof.identity.shared());
         admit_caller(newest(&core.snapshot(), listener), entry)?;
         agree(core, limits, stream, peer).await
     });

@@ -35,6 +35,7 @@ use super::core::{Core, Registration};
 use super::shared::{Arrival, HbonePlace, Message, Opening, WorkerHandle};
 use handshake::{Failed, handshake};
 use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionProtocol;
 use isthmus_snapshot::policy::Listener;
 use transport::Transport;
 
@@ -91,7 +92,7 @@ pub(super) fn arrive(core: &Rc<Core>, arrival: Arrival) {
 async fn serve(registration: Registration, client: TcpStream, opening: Opening) {
     let (core, entry) = (&registration.core, &registration.entry);
     let Opening { listener, hello, place: _place } = opening;
-    entry.facts.borrow_mut().handshake = true;
+    entry.record.borrow_mut().protocol = ConnectionProtocol::Hbone;
     let limits = core.snapshot().policy.hbone;
     let transport = Transport::new(core.clone(), client, hello);
     match Box::pin(handshake(core, entry, &listener, &limits, transport)).await {
@@ -100,7 +101,7 @@ async fn serve(registration: Registration, client: TcpStream, opening: Opening) 
             core.finish_hbone(entry, reason);
         }
         Err(Failed { reason, detail }) => {
-            entry.facts.borrow_mut().detail = detail;
+            entry.record.borrow_mut().detail = detail;
             core.finish(entry, reason);
         }
     }

@@ -487,7 +487,7 @@ impl StreamRelay<'_> {
 
     fn cancelled(&self) -> Reason {
         reset_on_close(&self.connected.socket);
-        self.entry.facts.borrow_mut().cancelled = true;
+        self.entry.record.borrow_mut().cancelled = true;
         Reason::ClientReset
     }
 

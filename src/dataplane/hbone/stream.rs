@@ -3,6 +3,7 @@
 
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -13,8 +14,9 @@ use super::connection::HboneConnection;
 use super::relay::relay;
 use crate::connect::{Attempts, Connected, connect};
 use crate::core::{Core, newest};
-use crate::entry::{ConnectStream, Entry};
+use crate::entry::Entry;
 use isthmus_model::reason::Reason;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
 use isthmus_snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
 use isthmus_snapshot::missing::missing_for;
@@ -39,23 +41,30 @@ pub(super) async fn serve(
     let counted = Counted(connection.clone());
     let counts = core.local.listener(&connection.listener.name);
     counts.accepted();
-    let holder = Holder::Identity(connection.peer.proof.identity.shared());
-    let (id, tick) = (core.next_id(), core.clock.now());
-    let entry = Rc::new(Entry::new(holder, id, counts, connection.source, tick));
-    entry.local.set(connection.local);
-    if let Some(proxied) = connection.proxied {
-        entry.announce(connection.source, proxied);
-    }
     let (head, receive) = request.into_parts();
-    let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
+    let mut stream = StreamHead {
+        authority: head.uri.authority().map_or("", http::uri::Authority::as_str).into(),
+        ..StreamHead::default()
+    };
     let read = read_head(&head);
     drop(head);
-    let mut stream = ConnectStream::new(connection.peer.clone(), received);
-    if let Ok(head) = &read {
-        stream.claims = head.claims.clone();
+    if let Ok(ConnectHead { claims, .. }) = &read {
+        stream.source_claimed.clone_from(&claims.workload);
+        stream.trace = claims.trace;
+        stream.trace_state.clone_from(&claims.trace_state);
     }
+    let identity = connection.peer.proof.identity.shared();
     // The access log and `failures` show the stream also if it is refused at once.
-    entry.facts.borrow_mut().stream = Some(Box::new(stream));
+    let record = ConnectionRecord {
+        protocol: ConnectionProtocol::Hbone,
+        proxied: connection.proxied.clone(),
+        local: connection.local,
+        source_identity: Some(identity.clone()),
+        stream: Some(Box::new(stream)),
+        ..ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), connection.source)
+    };
+    let entry = Rc::new(Entry::new(Holder::Identity(identity), counts, record, core.clock.now()));
+    entry.facts.borrow_mut().caller = Some(connection.peer.clone());
     if let Err(reason) = core.admit(&entry) {
         refuse(&connection, respond, status_of(reason));
         core.finish(&entry, reason);
@@ -89,7 +98,7 @@ async fn run(
     let head = match read {
         Ok(head) => head,
         Err(fault) => {
-            entry.facts.borrow_mut().detail = Some(fault.to_string().into());
+            entry.explain(fault.to_string());
             refuse(connection, respond, (fault.status(), Reason::BadRequest));
             return Reason::BadRequest;
         }
@@ -124,7 +133,7 @@ fn ask(
     let answer = admit(&snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
         let missing = missing_for(&snapshot, refusal.reason, question.requested);
-        entry.facts.borrow_mut().detail = missing.map(Into::into);
+        entry.record.borrow_mut().detail = missing.map(Into::into);
     }
     core.admitted(entry, answer)
 }
