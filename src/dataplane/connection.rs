@@ -13,7 +13,6 @@ use super::peek::{Peeked, Replay, peek};
 use super::refuse;
 use super::relay::{self, relay};
 use isthmus_model::reason::Reason;
-use isthmus_net::admission::Holder;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
 use isthmus_snapshot::admit::{admit_proxy, admit_source};
@@ -44,7 +43,7 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
         Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
         // Connections that have not announced their source share a small limit. A client that is given time to read its alert
         // would keep other clients out, so this one is refused without waiting.
-        Ending::Refused(reason) if *entry.holder() == Holder::Unannounced => {
+        Ending::Refused(reason) if entry.is_unannounced() => {
             core.finish(entry, reason);
             refuse::at_once(core, &client, reason);
         }

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
-use std::time::Duration;
 
 use slab::Slab;
 
@@ -17,11 +16,10 @@ use super::balancer::Balancers;
 use super::clock::Clock;
 use super::entry::{Entry, HeldBytes};
 use super::pacer::HandshakePacer;
-use super::shared::{Message, Shared};
+use super::permits::Permits;
+use super::shared::Shared;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
-use isthmus_net::admission::peers::PeerLimit;
-use isthmus_net::admission::{Holder, Limit, Released, Verdict, services};
 use isthmus_net::diag::{self, Diag};
 use isthmus_net::pipe::Pipes;
 use isthmus_net::ranking::Ranking;
@@ -43,11 +41,6 @@ pub(crate) const AT_ONCE: usize = 256;
 /// The key under which [`Core::pending`] lists connections that have not announced their source. No source has this
 /// address, because the addresses of IPv4 sources are never in their IPv6-mapped form.
 pub(crate) const NO_SOURCE: IpAddr = IpAddr::V6(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped());
-/// The time that a PROXY header may take to arrive after the accept; a proxy sends it as soon as it has connected.
-const ANNOUNCED_WITHIN: Duration = Duration::from_millis(20);
-/// The number of a holder's connections that are compared to choose which one to end.
-const TAKEN_BACK_AMONG: usize = 16;
-
 /// Buffers that all connections of a worker use in turn.
 pub(crate) struct Scratch {
     /// The bytes of the current read.
@@ -83,11 +76,8 @@ pub(crate) struct Core {
     pub(crate) scope: LocalScope,
     /// Decides which TLS handshake proceeds.
     pub(crate) pacer: HandshakePacer,
-    /// Holders that have no connection, but whose allowance of new connections is not full yet. A holder is removed once its
-    /// allowance is full.
-    remembered: RefCell<Vec<Holder>>,
-    /// The handles to the connection counts of services.
-    services: services::Handles,
+    /// The permits that the limits give to connections.
+    pub(crate) permits: Rc<Permits>,
     /// The bytes that all CONNECT streams of the worker hold.
     pub(crate) held: Rc<HeldBytes>,
     /// The kernel memory, in bytes, that is held by connections whose peers do not read.
@@ -102,8 +92,8 @@ pub(crate) struct Core {
     random: Cell<u64>,
 }
 
-/// A connection's entry in the table and its slot in the admission counts. When it is dropped, it releases both, even if
-/// the task is dropped half-way or panics.
+/// A connection's entry in the table and its slots under the limits. When it is dropped, it releases both, even if the task is
+/// dropped half-way or panics.
 pub(crate) struct Registration {
     /// The worker whose table the connection is in.
     pub(crate) core: Rc<Core>,
@@ -120,13 +110,6 @@ pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a 
     named.or_else(same_bind).map_or(listener, |found| &**found)
 }
 
-/// Ends a connection whose slot another one gets.
-fn cut_for_another(entry: &Entry) {
-    let text = "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection";
-    entry.explain(text);
-    entry.cut(Reason::LimitGlobal);
-}
-
 /// Returns an error if the listener's `from` does not contain the source, or its `proxyProtocol.from` does not contain the
 /// proxy that announced the source. A connection that was accepted while `proxyProtocol` had another mode is checked by its
 /// source alone.
@@ -137,22 +120,11 @@ pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Rea
     admit_source(listener, entry.source().ip())
 }
 
-impl Registration {
-    /// Removes the connection from this worker's table but keeps its admission slot, because another worker continues with
-    /// the connection.
-    pub(crate) fn hand_over(self) {
-        self.entry.place_given.set(true);
-    }
-}
-
 impl Drop for Registration {
     fn drop(&mut self) {
         self.core.remove(&self.entry);
-        // The clock may hold the entry until its next tick; the places in the limits are free at once.
-        drop(self.entry.facts.borrow_mut().places.take());
-        if !self.entry.place_given.get() {
-            self.core.release(&self.entry.holder());
-        }
+        // The clock may hold the entry until its next tick; the slots are free at once.
+        drop(self.entry.permit.take());
     }
 }
 
@@ -175,8 +147,7 @@ impl Core {
             balancers: Balancers::default(),
             scope: LocalScope::default(),
             pacer: HandshakePacer::default(),
-            remembered: RefCell::default(),
-            services: services::Handles::default(),
+            permits: Permits::new(shared.limits.clone()),
             held: Rc::default(),
             kernel_memory: Cell::new(0),
             over_limit: Cell::new(false),
@@ -231,171 +202,26 @@ impl Core {
         self.clock.touch(entry);
     }
 
-    /// Takes an admission slot for a connection or stream. The caller must [register](Self::register) it next; the
-    /// [`Registration`] releases the slot.
-    pub(crate) fn admit(&self, entry: &Entry) -> Result<(), Reason> {
-        let verdict = self.shared.admission.admit(&entry.holder());
-        self.obey(entry, verdict)
-    }
-
-    /// Makes room for a connection that has not announced its source: ends the connection of this worker that has waited
-    /// longest for its PROXY header, and gives its admission slot to the new connection. So connections that announce
-    /// nothing do not keep out clients behind a proxy. If this worker has no such connection, returns an error and asks the
-    /// other workers to end one, so that a later connection finds a free slot.
-    pub(crate) fn succeed_unannounced(&self, entry: &Entry) -> Result<(), Reason> {
-        let Some(oldest) = self.oldest_unannounced() else {
-            self.take_back(Holder::Unannounced, 0);
-            let text = "the connections whose PROXY header has not arrived have a fifth of limits.connections, which is all \
-                        that they may have";
-            entry.explain(text);
-            return Err(Reason::LimitGlobal);
-        };
-        oldest.place_given.set(true);
-        cut_for_another(&oldest);
-        Ok(())
-    }
-
-    /// Removes a connection from the list of pending connections and returns it: the one that has waited longest for its PROXY
-    /// header. Returns `None` if the header of that connection may still be in transit.
-    fn oldest_unannounced(&self) -> Option<Rc<Entry>> {
-        let mut pending = self.pending.borrow_mut();
-        let waits =
-            pending.oldest_of(NO_SOURCE).is_some_and(|oldest| oldest.accepted.elapsed() >= ANNOUNCED_WITHIN);
-        if waits { pending.take_oldest_of(NO_SOURCE) } else { None }
-    }
-
-    /// Applies the limits to the source that a connection has announced, and counts the connection for that source.
-    pub(crate) fn announced(&self, entry: &Entry) -> Result<(), Reason> {
-        let holder = self.shared.admission.source(entry.source().ip());
-        let verdict = self.shared.admission.exchange(&holder);
-        if !matches!(verdict, Verdict::Refuse(_)) {
-            entry.set_holder(holder);
-        }
-        self.obey(entry, verdict)
-    }
-
-    fn obey(&self, entry: &Entry, verdict: Verdict) -> Result<(), Reason> {
-        match verdict {
-            Verdict::Admit => Ok(()),
-            Verdict::AdmitAndTakeBack(holder) => {
-                self.take_back(holder, 0);
-                Ok(())
-            }
-            Verdict::Refuse(limit) => {
-                entry.record.borrow_mut().detail = self.refused_by(limit, entry.source().ip());
-                Err(limit.reason())
-            }
-        }
-    }
-
-    /// Returns the text that explains to the operator which limit refused a connection.
-    pub(crate) fn refused_by(&self, limit: Limit, source: IpAddr) -> Option<Box<str>> {
-        let limits = self.shared.admission.source_limits();
-        let source = limits.prefix.text(source);
-        let text = match limit {
-            Limit::All => {
-                let most = self.shared.admission.limit();
-                format!("the gateway already has {most} connections, its limit (limits.connections)")
-            }
-            Limit::SourceConnections => {
-                let most = limits.connections?;
-                format!("{source} already has {most} connections, its limit (limits.perSource.connections)")
-            }
-            Limit::SourceRate => {
-                let most = limits.new_per_second?;
-                format!(
-                    "{source} opened more than {most} connections in a second (limits.perSource.newPerSecond)"
-                )
-            }
-            Limit::SourceHellos => {
-                let most = limits.pending_hellos?;
-                format!(
-                    "{source} already has {most} incomplete hellos, its limit (limits.perSource.pendingHellos)"
-                )
-            }
-        };
-        Some(text.into())
-    }
-
-    /// Records the result of admission. If connections to the service are limited, takes a slot of the service.
+    /// Records the result of admission, and takes the slots of an admitted connection.
     pub(crate) fn admitted(
         &self,
         entry: &Entry,
         answer: Result<Admission, Refusal>,
     ) -> Result<Admission, Reason> {
         let admission = entry.admitted(answer)?;
-        self.seat_of_peer(entry)?;
-        let services = &self.shared.services;
-        let Some(limit) = services.limit() else { return Ok(admission) };
-        let key = entry.record.borrow().limit_key();
-        if let Some(key) = key {
-            let Some(place) = self.services.admit(services, &key) else {
-                entry.explain(format!(
-                    "{key} already has {limit} connections, its limit (limits.perService.connections)"
-                ));
-                return Err(Reason::LimitService);
-            };
-            entry.facts.borrow_mut().places.get_or_insert_default().service = Some(place);
-        }
-        Ok(admission)
-    }
-
-    /// Takes one of the connection slots of the caller's peer, if the caller belongs to a peer.
-    fn seat_of_peer(&self, entry: &Entry) -> Result<(), Reason> {
-        let Some(name) = entry.record.borrow().peer.clone() else { return Ok(()) };
         let snapshot = self.snapshot();
-        let peer = snapshot.policy.peers.iter().find(|peer| peer.name == name);
-        let Some(limits) = peer.map(|peer| peer.limits) else { return Ok(()) };
-        match self.shared.peers.admit(&name, limits.connections, limits.new_per_second) {
-            Ok(seat) => {
-                entry.facts.borrow_mut().places.get_or_insert_default().peer = Some(seat);
-                Ok(())
-            }
-            Err(limit) => {
-                entry.explain(match limit {
-                    PeerLimit::Connections => {
-                        let most = limits.connections;
-                        format!(
-                            "the callers of the peer {name} already have {most} connections, their limit \
-                                 (peers[].limits.connections)"
-                        )
-                    }
-                    PeerLimit::Rate => {
-                        let most = limits.new_per_second;
-                        format!("the callers of the peer {name} opened more than {most} connections in a second (peers[].limits.newPerSecond)")
-                    }
-                });
-                Err(Reason::LimitSource)
-            }
+        let record = entry.record.borrow();
+        let peer = record.peer.as_ref();
+        let of_peer = peer.and_then(|name| snapshot.policy.peers.iter().find(|peer| peer.name == *name));
+        let reached = match &mut *entry.permit.borrow_mut() {
+            Some(permit) => permit.reach(&record, of_peer.map(|peer| peer.limits)),
+            None => Ok(()),
+        };
+        drop(record);
+        match reached {
+            Ok(()) => Ok(admission),
+            Err(refused) => Err(entry.refused(refused)),
         }
-    }
-
-    /// Counts an open connection for its service, unless it is counted already. Called after a new config, which may have added
-    /// a limit for each service.
-    pub(crate) fn count_for_service(&self, entry: &Entry) {
-        let services = &self.shared.services;
-        let mut facts = entry.facts.borrow_mut();
-        let has_place = facts.places.as_ref().is_some_and(|places| places.service.is_some());
-        if services.limit().is_some()
-            && facts.permit.is_some()
-            && !has_place
-            && let Some(key) = entry.record.borrow().limit_key()
-        {
-            facts.places.get_or_insert_default().service = Some(self.services.count(services, &key));
-        }
-    }
-
-    /// Releases an admission slot.
-    fn release(&self, holder: &Holder) {
-        if self.shared.admission.release(holder) == Released::Remembered {
-            self.remembered.borrow_mut().push(holder.clone());
-        }
-    }
-
-    /// Forgets sources without connections whose allowance of new connections is full, and services without connections.
-    pub(crate) fn forget_unused(&self) {
-        self.remembered.borrow_mut().retain(|holder| !self.shared.admission.forget(holder));
-        self.services.sweep(&self.shared.services);
     }
 
     /// Returns the entries of the table, so that a task can handle them in batches.
@@ -403,7 +229,7 @@ impl Core {
         self.table.borrow().iter().map(|(_, entry)| entry.clone()).collect()
     }
 
-    /// Puts an admitted connection into the table.
+    /// Puts a connection that has a permit into the table.
     pub(crate) fn register(self: &Rc<Self>, entry: Rc<Entry>) -> Registration {
         entry.register(self.table.borrow_mut().insert(entry.clone()));
         Registration { core: self.clone(), entry }
@@ -508,37 +334,6 @@ impl Core {
         let snapshot = self.snapshot();
         let network = snapshot.networks().network_of_address(entry.source().ip());
         network.map(|network| network.shared())
-    }
-
-    /// Ends one connection of a holder. For a source or an identity, it is the one that has been idle longest among the
-    /// first few found; for [`Holder::Unannounced`], the one that has waited longest. If this worker has none, asks the
-    /// next worker; `asked` is the number of workers asked before. If the next worker's mailbox is full, the request is
-    /// dropped, and the number of connections above the limit stays one higher.
-    pub(crate) fn take_back(&self, holder: Holder, asked: usize) {
-        let workers = &self.shared.workers;
-        let victim = match holder {
-            Holder::Unannounced => self.oldest_unannounced(),
-            Holder::Source(_) | Holder::Identity(_) => self.idle_longest_of(&holder),
-        };
-        if let Some(victim) = victim {
-            cut_for_another(&victim);
-        } else if asked + 1 < workers.len() {
-            let next = &workers[(self.index + 1) % workers.len()];
-            let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });
-        }
-    }
-
-    /// Returns a connection of a holder. Finds the first few connections of the holder from a random position in the table, and
-    /// returns the one of them that has been idle longest. The largest holder owns a large share of the table, so the search is
-    /// short wherever it begins.
-    fn idle_longest_of(&self, holder: &Holder) -> Option<Rc<Entry>> {
-        let table = self.table.borrow();
-        let places = table.capacity().max(1);
-        let from = usize::try_from(self.random()).unwrap_or_default() % places;
-        let found = (from..places).chain(0..from).filter_map(|place| table.get(place));
-        let found =
-            found.filter(|entry| *entry.holder() == *holder && !entry.is_cut()).take(TAKEN_BACK_AMONG);
-        found.min_by_key(|entry| entry.moved.get()).cloned()
     }
 
     /// Returns true if HBONE connections must end when their open streams have ended.

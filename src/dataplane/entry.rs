@@ -1,18 +1,19 @@
-//! One connection of a worker: its properties, the bytes that it has relayed, and the order to end it.
+//! One connection of a worker: its record, its slots under the limits, and the order to end it.
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use super::permits::{Permit, Refused};
 use super::standstill::Standstill;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionRecord, Proxied, Side};
-use isthmus_net::admission::{Holder, peers, services};
+use isthmus_net::admission::Holder;
 use isthmus_net::own::OwnDial;
-use isthmus_snapshot::admit::{Admission, Permit, Refusal};
+use isthmus_snapshot::admit::{self, Admission, Refusal};
 use isthmus_snapshot::candidates::Candidate;
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
@@ -23,47 +24,50 @@ use isthmus_tls::trust::TrustBundles;
 pub(crate) struct Entry {
     /// The listener's name and its metrics.
     pub(crate) listener: Rc<ListenerCounts>,
-    /// The [holder](isthmus_net::admission) that the connection's admission slot is counted for.
-    holder: RefCell<Holder>,
+    /// The slots of the connection under the limits; `None` before the admission, and once the slots belong to another entry: that
+    /// of the worker that continues with the connection, or that of a newer connection for which this one was ended.
+    pub(crate) permit: RefCell<Option<Permit>>,
     /// The time of the accept, on the monotonic clock.
     pub(crate) accepted: Instant,
-    /// What is known of the connection so far.
+    /// The properties that are known so far.
     pub(crate) record: RefCell<ConnectionRecord>,
     pub(crate) facts: RefCell<ConnectionFacts>,
-    /// The number of the record's bytes that went through a pipe.
+    /// The numbers of bytes up and down when they were last added to the metrics.
+    reported: Cell<(u64, u64)>,
+    /// The number of bytes that went through a pipe since then.
     spliced: Cell<u64>,
-    /// The numbers of bytes up, down and spliced when they were last added to the metrics.
-    reported: Cell<(u64, u64, u64)>,
     /// The worker's tick when a byte last moved.
     pub(crate) moved: Cell<u32>,
     /// The worker's tick when the connection was accepted.
     pub(crate) opened: Cell<u32>,
-    /// The peer that was the first to end its direction.
-    first_end: Cell<Option<Side>>,
-    /// True while one direction has ended and the other has not.
-    pub(crate) half_closed: Cell<bool>,
+    /// The directions that have ended.
+    ends: Cell<Ends>,
     /// The number of bytes that a CONNECT stream or an HBONE connection holds because a peer does not read them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
-    /// True if the limits were applied to the announced source when the connection was accepted, so that they are not
-    /// applied again.
-    pub(crate) is_announced: Cell<bool>,
-    /// True while the connection is in the list of pending hellos.
-    pub(crate) is_pending: Cell<bool>,
-    /// True while the connection is counted among the incomplete hellos of its source.
-    pub(crate) hello_counted: Cell<bool>,
-    /// True if an HBONE connection must end with its last stream.
-    retiring: Cell<bool>,
-    /// True once the admission slot belongs to another entry. That is either the entry of the worker that continues with the
-    /// connection, or the entry of a newer connection for which this connection was ended.
-    pub(crate) place_given: Cell<bool>,
     /// The key in the worker's table; `u32::MAX` before the registration.
     key: Cell<u32>,
     /// The tick at which the worker next checks the connection; 0 if no check is scheduled.
     pub(crate) deadline: Cell<u32>,
-    /// The reason of the order to end; `None` until the connection is ordered to end.
-    order: Cell<Option<Reason>>,
+    order: Cell<Order>,
     waker: RefCell<Option<Waker>>,
+}
+
+/// The directions of a connection that have ended, each named by the peer that ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Neither,
+    One(Side),
+    Both { first: Side },
+}
+
+/// The order that a connection was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Stay,
+    /// An HBONE connection accepts no new streams and ends with its last stream.
+    Retire,
+    End(Reason),
 }
 
 /// A count of the bytes that the streams of one worker, or of one connection, hold.
@@ -89,7 +93,7 @@ pub(crate) struct ConnectionFacts {
     /// The authenticated client of a stream or of an HBONE connection.
     pub(crate) caller: Option<Rc<Peer>>,
     /// The part of the policy that admitted the connection; it is checked again after a config change.
-    pub(crate) permit: Option<Permit>,
+    pub(crate) admitted_by: Option<admit::Permit>,
     /// The registration of the current dial, if it goes to a port that this process listens on.
     pub(crate) own_dial: Option<Box<OwnDial>>,
     /// The metrics of the destination, set when an endpoint first accepts.
@@ -97,17 +101,6 @@ pub(crate) struct ConnectionFacts {
     /// The PROXY header that is sent to endpoints before the client's first byte, if any of them expects one; each attempt sends
     /// the same header.
     pub(crate) header: Option<Box<[u8]>>,
-    /// The slots that the connection occupies under the limits per service and per peer; `None` while it occupies none.
-    pub(crate) places: Option<Box<Places>>,
-}
-
-/// The slots that a connection takes under the limits by service and by peer.
-#[derive(Default)]
-pub(crate) struct Places {
-    /// The slot of the service, if connections to it are limited.
-    pub(crate) service: Option<services::Place>,
-    /// The slot of the caller's peer, if the caller belongs to a peer.
-    pub(crate) peer: Option<peers::Seat>,
 }
 
 /// The authenticated client of an HBONE connection.
@@ -139,36 +132,24 @@ impl Peer {
 }
 
 impl Entry {
-    /// Creates the entry of a connection or of a CONNECT stream that is accepted at present, and whose admission slot is counted
-    /// for `holder`.
-    pub(crate) fn new(
-        holder: Holder,
-        listener: Rc<ListenerCounts>,
-        record: ConnectionRecord,
-        tick: u32,
-    ) -> Self {
+    /// Creates the entry of a connection or of a CONNECT stream that is accepted at present.
+    pub(crate) fn new(listener: Rc<ListenerCounts>, record: ConnectionRecord, tick: u32) -> Self {
         Self {
             listener,
-            holder: RefCell::new(holder),
+            permit: RefCell::default(),
             accepted: Instant::now(),
             record: RefCell::new(record),
             facts: RefCell::default(),
+            reported: Cell::new((0, 0)),
             spliced: Cell::new(0),
-            reported: Cell::new((0, 0, 0)),
             moved: Cell::new(tick),
             opened: Cell::new(tick),
-            first_end: Cell::new(None),
-            half_closed: Cell::new(false),
+            ends: Cell::new(Ends::Neither),
             held: Cell::new(0),
             standstill: Standstill::default(),
-            is_announced: Cell::new(false),
-            is_pending: Cell::new(false),
-            hello_counted: Cell::new(false),
-            retiring: Cell::new(false),
-            place_given: Cell::new(false),
             key: Cell::new(u32::MAX),
             deadline: Cell::new(0),
-            order: Cell::new(None),
+            order: Cell::new(Order::Stay),
             waker: RefCell::new(None),
         }
     }
@@ -219,6 +200,12 @@ impl Entry {
         self.record.borrow_mut().detail = Some(detail.into());
     }
 
+    /// Records the explanation of a refusal by a limit, and returns its reason.
+    pub(crate) fn refused(&self, refused: Refused) -> Reason {
+        self.record.borrow_mut().detail = refused.detail;
+        refused.reason
+    }
+
     /// Records the result of admission.
     pub(crate) fn admitted(&self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
         let (matched, answer) = match answer {
@@ -226,7 +213,7 @@ impl Entry {
             Err(refusal) => (refusal.matched, Err(refusal.reason)),
         };
         if let Ok(admission) = &answer {
-            self.facts.borrow_mut().permit = Some(admission.permit.clone());
+            self.facts.borrow_mut().admitted_by = Some(admission.permit.clone());
         }
         let mut record = self.record.borrow_mut();
         (record.route, record.peer) = (matched.rule, matched.peer);
@@ -260,26 +247,44 @@ impl Entry {
     }
 
     /// Returns the holder that the connection's admission slot is counted for.
-    pub(crate) fn holder(&self) -> Ref<'_, Holder> {
-        self.holder.borrow()
+    pub(crate) fn holder(&self) -> Option<Holder> {
+        self.permit.borrow().as_ref().and_then(Permit::holder).cloned()
     }
 
-    /// Changes the holder that the connection's admission slot is counted for.
-    pub(crate) fn set_holder(&self, holder: Holder) {
-        self.holder.replace(holder);
+    /// Returns true if the connection's admission slot is counted for this holder.
+    pub(crate) fn is_held_by(&self, holder: &Holder) -> bool {
+        self.permit.borrow().as_ref().and_then(Permit::holder) == Some(holder)
+    }
+
+    /// Returns true if the connection's admission slot is not counted for its source.
+    pub(crate) fn is_unannounced(&self) -> bool {
+        self.permit
+            .borrow()
+            .as_ref()
+            .and_then(Permit::holder)
+            .is_none_or(|holder| *holder == Holder::Unannounced)
     }
 
     /// Orders the connection to end; a second order is ignored.
     pub(crate) fn cut(&self, reason: Reason) {
-        if self.order.get().is_none() {
-            self.order.set(Some(reason));
+        if !self.is_cut() {
+            self.order.set(Order::End(reason));
             self.wake();
         }
     }
 
-    /// Records which peer was the first to end its direction; later calls are ignored.
-    pub(crate) fn ended_first(&self, side: Side) {
-        self.first_end.set(self.first_end.get().or(Some(side)));
+    /// Records that a peer has ended its direction.
+    pub(crate) fn side_ended(&self, side: Side) {
+        self.ends.set(match self.ends.get() {
+            Ends::Neither => Ends::One(side),
+            Ends::One(first) if first != side => Ends::Both { first },
+            unchanged => unchanged,
+        });
+    }
+
+    /// Returns true while one direction has ended and the other has not.
+    pub(crate) fn is_half_closed(&self) -> bool {
+        matches!(self.ends.get(), Ends::One(_))
     }
 
     /// Records that the endpoint has sent its first byte.
@@ -289,18 +294,20 @@ impl Entry {
 
     /// Returns true if the connection was ordered to end.
     pub(crate) fn is_cut(&self) -> bool {
-        self.order.get().is_some()
+        matches!(self.order.get(), Order::End(_))
     }
 
     /// Orders an HBONE connection to accept no new streams and to end with its last stream.
     pub(crate) fn retire(&self) {
-        self.retiring.set(true);
-        self.wake();
+        if !self.is_cut() {
+            self.order.set(Order::Retire);
+            self.wake();
+        }
     }
 
     /// Returns true if an HBONE connection must end with its last stream.
     pub(crate) fn is_retiring(&self) -> bool {
-        self.retiring.get()
+        self.order.get() == Order::Retire
     }
 
     /// Returns the count of the bytes that the whole HBONE connection holds; `None` if the connection is not HBONE.
@@ -318,7 +325,7 @@ impl Entry {
 
     /// Returns the reason if the connection is ordered to end; otherwise registers the task to be woken by the order.
     pub(crate) fn poll_cut(&self, context: &Context<'_>) -> Poll<Reason> {
-        if let Some(reason) = self.order.get() {
+        if let Order::End(reason) = self.order.get() {
             return Poll::Ready(reason);
         }
         let mut waker = self.waker.borrow_mut();
@@ -364,9 +371,9 @@ impl Entry {
     pub(crate) fn take_unreported(&self) -> (u64, u64, u64) {
         let last = self.reported.get();
         let record = self.record.borrow();
-        let now = (record.bytes_up.max(last.0), record.bytes_down.max(last.1), self.spliced.get());
+        let now = (record.bytes_up.max(last.0), record.bytes_down.max(last.1));
         self.reported.set(now);
-        (now.0 - last.0, now.1 - last.1, now.2 - last.2)
+        (now.0 - last.0, now.1 - last.1, self.spliced.take())
     }
 
     /// Returns the record of the open connection. `source_network` is the network of its source.
@@ -377,7 +384,11 @@ impl Entry {
 
     /// Returns the party that ended the connection, if it ended with this reason.
     pub(crate) fn ended_by(&self, reason: Reason) -> Option<Side> {
-        Side::of(reason, self.first_end.get())
+        let first = match self.ends.get() {
+            Ends::Neither => None,
+            Ends::One(first) | Ends::Both { first } => Some(first),
+        };
+        Side::of(reason, first)
     }
 }
 
@@ -388,7 +399,7 @@ mod tests {
     #[test]
     fn an_idle_connection_costs_less_than_a_kibibyte() {
         let size = size_of::<Entry>();
-        // The entry and the two counts of its `Rc` together fill one size class of the allocator: 640 bytes.
-        assert!(size <= 624, "{size} bytes");
+        // The entry and the two counts of its `Rc` together fill one size class of the allocator: 768 bytes.
+        assert!(size <= 752, "{size} bytes");
     }
 }

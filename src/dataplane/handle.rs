@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks;
+use super::permits;
 use super::shared::{Condemned, Hbone, Message, Shared, WorkerHandle};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
@@ -133,9 +134,11 @@ impl Dataplane {
             process: RandomState::new().hash_one(()),
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
-            admission: Admission::new(0),
-            services: Services::default(),
-            peers: Peers::default(),
+            limits: Arc::new(permits::Limits {
+                admission: Admission::new(0),
+                services: Services::default(),
+                peers: Peers::default(),
+            }),
             pending_cap: AtomicUsize::new(0),
             check_places: Arc::default(),
             checks: watch::Sender::default(),
@@ -167,9 +170,9 @@ impl Dataplane {
 
     /// Applies new limits. Connections above the new limits stay open.
     pub fn set_limits(&self, limits: EffectiveLimits) {
-        self.shared.admission.set_limit(limits.connections);
-        self.shared.admission.set_source_limits(&limits.per_source);
-        self.shared.services.set_limit(limits.per_service);
+        self.shared.limits.admission.set_limit(limits.connections);
+        self.shared.limits.admission.set_source_limits(&limits.per_source);
+        self.shared.limits.services.set_limit(limits.per_service);
         let each = limits.pending_hellos.div_ceil(self.workers());
         self.shared.pending_cap.store(each, Ordering::Relaxed);
         self.shared.check_places.store(limits.health_checks, Ordering::Relaxed);
@@ -240,12 +243,12 @@ impl Control {
 
     /// Returns the admission counts of connections and CONNECT streams.
     pub fn admission(&self) -> &Admission {
-        &self.shared.admission
+        &self.shared.limits.admission
     }
 
     /// Returns the counts of connections and CONNECT streams by service.
     pub fn services(&self) -> &Services {
-        &self.shared.services
+        &self.shared.limits.services
     }
 
     /// Runs the health checks until there are no more snapshots.
@@ -267,7 +270,7 @@ impl Control {
 
     /// Returns the number of live connections and CONNECT streams.
     pub fn connections_active(&self) -> usize {
-        self.shared.admission.used()
+        self.shared.limits.admission.used()
     }
 
     /// Withdraws endpoints: they get no new connections. If they are disabled, also closes their open connections; returns

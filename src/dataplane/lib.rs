@@ -18,9 +18,10 @@
 //! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `connect` chooses an endpoint
 //!   (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
 //!   for CONNECT.
-//! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the state that its connections borrow,
-//!   `entry` one connection in its table. `shared` is the state that all workers
-//!   share, `handle` the interface to the rest of the program.
+//! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the
+//!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
+//!   the state that all workers share, `handle` the interface to the rest of the program.
+//! - `permits` applies the limits; `eviction` ends connections to make room for others.
 //! - `upstreams` is the run-time state of endpoints, with ejection.
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
 //!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses.
@@ -33,6 +34,7 @@ pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod entry;
+pub(crate) mod eviction;
 pub(crate) mod examine;
 pub mod handle;
 pub(crate) mod hbone;
@@ -40,6 +42,7 @@ pub(crate) mod killing;
 pub(crate) mod listener;
 pub(crate) mod pacer;
 pub(crate) mod peek;
+pub(crate) mod permits;
 pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use super::connection::{self, admit_accepted};
 use super::core::Core;
 use super::entry::Entry;
+use super::eviction::{self, succeed_unannounced};
 use super::peek::announced_at_once;
 use super::refuse;
 use super::socket_key::SocketKey;
@@ -143,34 +144,33 @@ impl Incoming {
         let holder = match &listener.proxy_protocol {
             ProxyProtocol::Require { from } if admits(from, source.ip()) => Holder::Unannounced,
             ProxyProtocol::Require { .. } | ProxyProtocol::Forbid => {
-                core.shared.admission.source(source.ip())
+                core.shared.limits.admission.source(source.ip())
             }
         };
         counts.accepted();
-        let mut record =
-            ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), source);
-        record.local = self.local;
-        let entry = Rc::new(Entry::new(holder, counts, record, core.clock.now()));
-        let mut admitted = core.admit(&entry);
-        if admitted.is_err() && *entry.holder() == Holder::Unannounced {
-            let at_once = announced_at_once(core, &entry, &client);
-            admitted = if at_once { core.admit(&entry) } else { core.succeed_unannounced(&entry) };
+        let record = ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), source);
+        let entry = Rc::new(Entry::new(counts, record, core.clock.now()));
+        let mut admitted = eviction::admit(core, &entry, holder.clone());
+        if admitted.is_err() && holder == Holder::Unannounced {
+            admitted = match announced_at_once(core, &entry, &client) {
+                Some(holder) => eviction::admit(core, &entry, holder),
+                None => succeed_unannounced(core),
+            };
         }
-        if let Err(limit) = admitted {
-            let detail = entry.record.borrow_mut().detail.take();
-            // The checks of the listener come before the limits. If the listener refuses the connection too, its reason is
-            // reported.
-            let reason = admit_accepted(&listener, &entry).err().unwrap_or_else(|| {
-                entry.record.borrow_mut().detail = detail;
-                limit
-            });
-            refuse::at_once(core, &client, reason);
-            core.finish(&entry, reason);
-            return;
+        match admitted {
+            Ok(permit) => drop(entry.permit.replace(Some(permit))),
+            Err(refused) => {
+                // The checks of the listener come before the limits. If the listener refuses the connection too, its reason is
+                // reported.
+                let by_listener = admit_accepted(&listener, &entry).err();
+                let reason = by_listener.unwrap_or_else(|| entry.refused(refused));
+                refuse::at_once(core, &client, reason);
+                core.finish(&entry, reason);
+                return;
+            }
         }
-        if self.local.is_none() {
-            entry.record.borrow_mut().local = client.local_addr().ok().map(canonical_socket);
-        }
+        let local = self.local.or_else(|| client.local_addr().ok().map(canonical_socket));
+        entry.record.borrow_mut().local = local;
         core.scope.spawn(connection::serve(core.register(entry), listener, client));
     }
 

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 
 use super::core::{Core, NO_SOURCE, admit_caller, newest};
 use super::entry::Entry;
+use super::eviction::announced;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
@@ -71,83 +72,67 @@ pub(crate) async fn peek(
         scanner: Scanner::new(listener.hello.bytes_max, listener.hello.records_max),
         awaits_header: listener.proxy_protocol != ProxyProtocol::Forbid,
         received: Vec::new(),
+        waiting: None,
     };
     // The hello is read at once, without asking the poller, because it has usually arrived with the connection.
     if let Some(peeked) = peek.read(client) {
         return peeked;
     }
-    match Waiting::begin(core, entry) {
-        // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
-        Ok(_waiting) => Box::pin(peek.wait(client)).await,
-        Err(reason) => Peeked::Refused(reason),
-    }
+    // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
+    Box::pin(peek.wait(client)).await
 }
 
-/// Keeps a connection in the list of pending hellos until this value is dropped.
-pub(crate) struct Waiting<'a>(&'a Core, &'a Rc<Entry>);
+/// Keeps a connection in the list of pending hellos, and counted among the incomplete hellos of its source, until this value is
+/// dropped.
+pub(crate) struct Waiting<'a> {
+    core: &'a Core,
+    entry: &'a Rc<Entry>,
+    /// The source under which the connection is listed.
+    source: IpAddr,
+    /// The holder whose incomplete hellos are limited.
+    counted: Option<Holder>,
+}
 
 impl<'a> Waiting<'a> {
     /// Adds a connection to the list. If its source has too many pending hellos, ends the connection of that source that has
     /// waited longest at this worker; if there is none, returns an error. If the list is full, ends a connection of the source
     /// with the most pending connections: the one that has waited longest.
     pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Result<Self, Reason> {
-        let waiting = Self(core, entry);
-        list(core, entry)?;
+        let admission = &core.shared.limits.admission;
+        let holder = entry.holder();
+        let source = match &holder {
+            Some(Holder::Source(source)) => *source,
+            Some(Holder::Unannounced | Holder::Identity(_)) | None => NO_SOURCE,
+        };
+        let waiting =
+            Self { core, entry, source, counted: holder.filter(|holder| admission.counts_hellos(holder)) };
+        if let Some(holder) = &waiting.counted
+            && !admission.begin_hello(holder)
+        {
+            let oldest = core.pending.borrow_mut().take_oldest_of(source);
+            let gives_way = oldest.as_ref().unwrap_or(entry);
+            let refused = core.permits.refused(Limit::SourceHellos, gives_way.source().ip());
+            let reason = gives_way.refused(refused);
+            oldest.ok_or(reason)?.cut(reason);
+        }
+        let cap = core.pending_cap();
+        let given_way = core.pending.borrow_mut().insert(source, entry.id(), entry.clone(), cap);
+        if let Some(given_way) = given_way {
+            given_way
+                .explain("the gateway has reached its limit of incomplete hellos (limits.pendingHellos)");
+            given_way.cut(Reason::LimitGlobal);
+        }
         Ok(waiting)
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        unlist(self.0, self.1);
-    }
-}
-
-/// Adds a connection to the list of pending hellos, under its source.
-fn list(core: &Core, entry: &Rc<Entry>) -> Result<(), Reason> {
-    let holder = entry.holder();
-    let admission = &core.shared.admission;
-    let source = pending_source(entry);
-    if admission.counts_hellos(&holder) {
-        entry.hello_counted.set(true);
-        if !admission.begin_hello(&holder) {
-            let oldest = core.pending.borrow_mut().take_oldest_of(source);
-            let gives_way = oldest.as_ref().unwrap_or(entry);
-            let detail = core.refused_by(Limit::SourceHellos, gives_way.source().ip());
-            gives_way.record.borrow_mut().detail = detail;
-            match oldest {
-                Some(oldest) => oldest.cut(Limit::SourceHellos.reason()),
-                None => return Err(Limit::SourceHellos.reason()),
-            }
+        if let Some(holder) = &self.counted {
+            self.core.shared.limits.admission.end_hello(holder);
         }
-    }
-    entry.is_pending.set(true);
-    let given_way = core.pending.borrow_mut().insert(source, entry.id(), entry.clone(), core.pending_cap());
-    if let Some(given_way) = given_way {
-        let text = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
-        given_way.explain(text);
-        given_way.cut(Reason::LimitGlobal);
-    }
-    Ok(())
-}
-
-/// Removes a connection from the list of pending hellos. Returns true if it was in the list.
-fn unlist(core: &Core, entry: &Entry) -> bool {
-    if entry.hello_counted.take() {
-        core.shared.admission.end_hello(&entry.holder());
-    }
-    let was_pending = entry.is_pending.take();
-    if was_pending {
-        core.pending.borrow_mut().remove(pending_source(entry), entry.id());
-    }
-    was_pending
-}
-
-/// Returns the source under which a connection is listed among the pending hellos.
-fn pending_source(entry: &Entry) -> IpAddr {
-    match *entry.holder() {
-        Holder::Source(source) => source,
-        Holder::Unannounced | Holder::Identity(_) => NO_SOURCE,
+        // The list may have dropped the connection to make room for another one.
+        self.core.pending.borrow_mut().remove(self.source, self.entry.id());
     }
 }
 
@@ -160,10 +145,16 @@ struct Peek<'a> {
     awaits_header: bool,
     /// The bytes of a header or hello that has arrived only in part.
     received: Vec<u8>,
+    /// The place among the pending hellos, once the connection waits for bytes.
+    waiting: Option<Waiting<'a>>,
 }
 
-impl Peek<'_> {
-    async fn wait(&mut self, client: &TcpStream) -> Peeked {
+impl<'a> Peek<'a> {
+    async fn wait(mut self, client: &TcpStream) -> Peeked {
+        match Waiting::begin(self.core, self.entry) {
+            Ok(waiting) => self.waiting = Some(waiting),
+            Err(reason) => return Peeked::Refused(reason),
+        }
         let deadline = tokio::time::Instant::from_std(self.entry.accepted + self.listener.hello.timeout);
         loop {
             // An order to end and the deadline take priority over bytes: a client that sends slowly cannot delay them.
@@ -258,20 +249,24 @@ impl Peek<'_> {
 
     /// Applies the limits to the announced source, as a listener without PROXY headers does to the source of an accepted
     /// connection.
-    fn announced(&self, header: Header) -> Result<(), Reason> {
-        let Self { core, entry, listener, .. } = self;
-        if entry.is_announced.get() {
+    fn announced(&mut self, header: Header) -> Result<(), Reason> {
+        let Self { core, entry, listener, .. } = *self;
+        if !entry.is_unannounced() {
+            // The limits were applied when the connection was accepted.
             return Ok(());
         }
-        let was_listed = unlist(core, entry);
+        let was_listed = self.waiting.take().is_some();
         note_announced(entry, header);
         if entry.proxy().is_some() {
             admit_caller(newest(&core.snapshot(), listener), entry)?;
         }
         // A proxy that speaks for itself (LOCAL) is checked when its hello arrives. Usually no hello arrives, because the proxy
         // only checks the gateway's health.
-        core.announced(entry)?;
-        if was_listed { list(core, entry) } else { Ok(()) }
+        announced(core, entry)?;
+        if was_listed {
+            self.waiting = Some(Waiting::begin(core, entry)?);
+        }
+        Ok(())
     }
 
     fn header_refused(&self, client: &TcpStream, fault: HeaderFault, bytes: &[u8]) -> Peeked {
@@ -298,23 +293,19 @@ impl Peek<'_> {
     }
 }
 
-/// Looks for a complete PROXY header among the bytes that have arrived, without consuming them. If there is one, the
-/// connection is counted for the source address in the header instead of the proxy. This is called when too many connections
+/// Looks for a complete PROXY header among the bytes that have arrived, without consuming them. If there is one, returns the
+/// holder of the source address in the header. This is called when too many connections
 /// wait for their PROXY header already: a client whose header has arrived is then subject to the limits of its own address.
-pub(crate) fn announced_at_once(core: &Core, entry: &Entry, client: &TcpStream) -> bool {
+pub(crate) fn announced_at_once(core: &Core, entry: &Entry, client: &TcpStream) -> Option<Holder> {
     let mut scratch = core.scratch.borrow_mut();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let Ok((count, _)) = rustix::net::recv(client, &mut scratch.bytes[..proxy_protocol::V2_BYTES_MAX], flags)
-    else {
-        return false;
-    };
+    let (count, _) =
+        rustix::net::recv(client, &mut scratch.bytes[..proxy_protocol::V2_BYTES_MAX], flags).ok()?;
     let HeaderVerdict::Whole { header, .. } = proxy_protocol::read::read(&scratch.bytes[..count]) else {
-        return false;
+        return None;
     };
     note_announced(entry, header);
-    entry.is_announced.set(true);
-    entry.set_holder(core.shared.admission.source(entry.source().ip()));
-    true
+    Some(core.shared.limits.admission.source(entry.source().ip()))
 }
 
 fn note_announced(entry: &Entry, header: Header) {

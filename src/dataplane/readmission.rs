@@ -20,10 +20,18 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
             if !is_still_admitted(&snapshot, entry) {
                 entry.cut(Reason::ConfigRemoved);
             } else if core.is_live(entry) {
-                core.count_for_service(entry);
+                count_for_service(entry);
             }
         }
         tokio::task::yield_now().await;
+    }
+}
+
+fn count_for_service(entry: &Entry) {
+    if entry.facts.borrow().admitted_by.is_some()
+        && let Some(permit) = &mut *entry.permit.borrow_mut()
+    {
+        permit.count_for_service(&entry.record.borrow());
     }
 }
 
@@ -51,14 +59,14 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         return true;
     };
     let carries_streams = facts.caller.is_some() && record.stream.is_none();
-    if facts.permit.is_none() && !carries_streams {
+    if facts.admitted_by.is_none() && !carries_streams {
         // A connection without a permit is checked when its hello is complete, and a stream when it is admitted.
         return true;
     }
     if admit_caller(listener, entry).is_err() {
         return false;
     }
-    let Some(permit) = &facts.permit else {
+    let Some(permit) = &facts.admitted_by else {
         // The streams of an HBONE connection have their own entries, which are checked separately.
         return true;
     };

@@ -507,7 +507,7 @@ impl Relay<'_> {
     /// Passes the end of the source on to the sink, once all bytes are written.
     fn end(&mut self, way: Way) {
         self.direction(way).ended = true;
-        self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });
+        self.entry.side_ended(if way == Way::Up { Side::Client } else { Side::Endpoint });
         if way == Way::Down && !self.taken {
             let text = "the endpoint ended the connection before it sent a byte";
             self.entry.explain(text);
@@ -515,10 +515,8 @@ impl Relay<'_> {
         self.core.clock.touch(self.entry);
         if self.up.ended && self.down.ended {
             // Both sockets are closed next, which passes the end on too.
-            self.entry.half_closed.set(false);
             return;
         }
-        self.entry.half_closed.set(true);
         let (sink, _) = self.sink(way);
         // If the sink has already gone, the other direction detects it.
         let _ = rustix::net::shutdown(sink, Shutdown::Write);

@@ -1,6 +1,7 @@
 //! The state that all workers share, and the messages to workers.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,13 +10,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks::Summary;
 use super::entry::Entry;
+use super::permits::{Limits, Permit, Permits};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::Which;
 use isthmus_model::record::ConnectionRecord;
-use isthmus_net::admission::peers::Peers;
-use isthmus_net::admission::services::Services;
-use isthmus_net::admission::{Admission, Holder};
+use isthmus_net::admission::Holder;
 use isthmus_net::handed::HandedOver;
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::policy::Listener;
@@ -31,12 +31,8 @@ pub(crate) struct Shared {
     pub(crate) telemetry: Telemetry,
     /// The run-time state of endpoints.
     pub(crate) upstreams: Arc<Upstreams>,
-    /// The admission counts of connections and CONNECT streams.
-    pub(crate) admission: Admission,
-    /// The counts of connections and CONNECT streams to each service.
-    pub(crate) services: Services,
-    /// The counts of connections and CONNECT streams of each peer's callers.
-    pub(crate) peers: Peers,
+    /// The counts under the limits of connections and CONNECT streams.
+    pub(crate) limits: Arc<Limits>,
     /// The number of incomplete hellos that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
     /// The number of health checks that may run at the same time.
@@ -146,7 +142,7 @@ pub(crate) struct Opening {
 
 /// A connection that moves from one worker to another.
 pub(crate) struct Arrival {
-    holder: Holder,
+    holder: Option<Holder>,
     accepted: Instant,
     record: ConnectionRecord,
     socket: OwnedFd,
@@ -154,10 +150,10 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Collects the data that another worker needs for a connection.
+    /// Collects the data that another worker needs for a connection, and takes the connection's slot.
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         Self {
-            holder: entry.holder().clone(),
+            holder: entry.permit.take().and_then(Permit::hand_over),
             accepted: entry.accepted,
             record: entry.record.borrow().clone(),
             socket,
@@ -165,10 +161,16 @@ impl Arrival {
         }
     }
 
-    /// Creates the entry for the worker that continues with the connection; `local` and `tick` are that worker's.
-    pub(crate) fn into_entry(self, local: &Local, tick: u32) -> (Entry, OwnedFd, Opening) {
+    /// Creates the entry for the worker that continues with the connection; the other arguments are that worker's.
+    pub(crate) fn into_entry(
+        self,
+        local: &Local,
+        permits: &Rc<Permits>,
+        tick: u32,
+    ) -> (Entry, OwnedFd, Opening) {
         let listener = local.listener(&self.opening.listener.name);
-        let mut entry = Entry::new(self.holder, listener, self.record, tick);
+        let mut entry = Entry::new(listener, self.record, tick);
+        entry.permit.replace(Some(permits.adopt(self.holder)));
         entry.accepted = self.accepted;
         (entry, self.socket, self.opening)
     }

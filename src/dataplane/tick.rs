@@ -49,7 +49,7 @@ pub(crate) async fn tick(core: &Core) {
     held::relieve(core, &hbone);
     examine::relieve(core, hbone.stalled);
     core.balancers.sweep(now).await;
-    core.forget_unused();
+    core.permits.forget_unused();
     core.local.stalled_memory(core.kernel_memory.get());
 }
 
@@ -77,7 +77,7 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
 /// Returns how long a half-closed connection may continue. The time is short if the endpoint has sent nothing: a TLS server
 /// answers a hello at once, so such a client waits for an answer that will not come.
 fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
-    if !entry.half_closed.get() {
+    if !entry.is_half_closed() {
         return None;
     }
     let record = entry.record.borrow();

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::clock::TICK;
 use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
+use super::eviction::take_back;
 use super::hbone;
 use super::killing::kill;
 use super::listener::OpenListener;
@@ -71,7 +72,7 @@ impl Worker {
             Message::Readmit => core.scope.spawn(readmit_all(core.clone())),
             Message::Kill { which, answer } => core.scope.spawn(kill(core.clone(), which, answer)),
             Message::Connections(answer) => core.scope.spawn(list(core.clone(), answer)),
-            Message::TakeBack { holder, asked } => core.take_back(holder, asked),
+            Message::TakeBack { holder, asked } => take_back(core, holder, asked),
             Message::Alive(answer) => {
                 let _ = answer.send(());
             }

@@ -62,7 +62,7 @@ pub(super) fn take_over(
     match client.into_std() {
         Ok(socket) => {
             let arrival = Arrival::of(&registration.entry, socket.into(), opening);
-            registration.hand_over();
+            drop(registration);
             room.send(Message::Arrive(Box::new(arrival)));
         }
         // The socket could not be deregistered from this worker's runtime.
@@ -80,7 +80,7 @@ fn with_fewest(core: &Core) -> usize {
 
 /// Serves a connection that another worker has sent.
 pub(super) fn arrive(core: &Rc<Core>, arrival: Arrival) {
-    let (entry, socket, opening) = arrival.into_entry(&core.local, core.clock.now());
+    let (entry, socket, opening) = arrival.into_entry(&core.local, &core.permits, core.clock.now());
     let registration = core.register(Rc::new(entry));
     match TcpStream::from_std(socket.into()) {
         Ok(client) => core.scope.spawn(serve(registration, client, opening)),

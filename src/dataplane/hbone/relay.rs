@@ -293,9 +293,8 @@ impl StreamRelay<'_> {
     /// Passes the end of the stream on to the endpoint once all of the stream's bytes are written.
     fn end_up(&mut self) {
         self.up.ended = true;
-        self.entry.ended_first(Side::Client);
+        self.entry.side_ended(Side::Client);
         self.core.clock.touch(self.entry);
-        self.entry.half_closed.set(!self.down.ended);
         if !self.down.ended {
             // If the endpoint has already gone, the other direction detects it.
             let _ = rustix::net::shutdown(&self.connected.socket, Shutdown::Write);
@@ -312,9 +311,8 @@ impl StreamRelay<'_> {
             if self.down.read_out {
                 self.send.send_data(Bytes::new(), true).map_err(|_| self.hung_up(context))?;
                 self.down.ended = true;
-                self.entry.ended_first(Side::Endpoint);
+                self.entry.side_ended(Side::Endpoint);
                 self.core.clock.touch(self.entry);
-                self.entry.half_closed.set(!self.up.ended);
                 return Poll::Ready(Ok(()));
             }
             if left == 0 {

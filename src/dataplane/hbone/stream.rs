@@ -15,6 +15,7 @@ use super::relay::relay;
 use crate::connect::{Attempts, Connected, connect};
 use crate::core::{Core, newest};
 use crate::entry::Entry;
+use crate::eviction;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
@@ -63,12 +64,16 @@ pub(super) async fn serve(
         stream: Some(Box::new(stream)),
         ..ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), connection.source)
     };
-    let entry = Rc::new(Entry::new(Holder::Identity(identity), counts, record, core.clock.now()));
+    let entry = Rc::new(Entry::new(counts, record, core.clock.now()));
     entry.facts.borrow_mut().caller = Some(connection.peer.clone());
-    if let Err(reason) = core.admit(&entry) {
-        refuse(&connection, respond, status_of(reason));
-        core.finish(&entry, reason);
-        return;
+    match eviction::admit(&core, &entry, Holder::Identity(identity)) {
+        Ok(permit) => drop(entry.permit.replace(Some(permit))),
+        Err(refused) => {
+            let reason = entry.refused(refused);
+            refuse(&connection, respond, status_of(reason));
+            core.finish(&entry, reason);
+            return;
+        }
     }
     let registration = core.register(entry);
     let entry = &registration.entry;
