@@ -78,7 +78,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let policy = Policy {
         node,
         mesh,
-        hbone: identity::hbone(&root, &mut problems),
+        hbone: identity::hbone(&root.map(&keys::Root::HBONE)),
         exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
         networks: networks::read(&root, &mut problems),

@@ -464,21 +464,10 @@ fn hbone(policy: &Policy) -> Value {
     json!({
         "streams": hbone.streams,
         "streamWindow": hbone.stream_window,
-        "streamWindowMax": hbone.stream_window_max,
-        "connectionWindow": hbone.connection_window,
-        "frameSize": hbone.frame_size,
-        "headerBytes": hbone.header_bytes,
         "heldPerConnection": hbone.held_per_connection,
         "heldPerWorker": hbone.held_per_worker,
         "stalled": duration(hbone.stalled),
-        "handshakeTimeout": duration(hbone.handshake_timeout),
-        "pingInterval": duration(hbone.ping_interval),
-        "pingTimeout": duration(hbone.ping_timeout),
         "idle": duration(hbone.idle),
-        "resets": hbone.resets,
-        "pings": hbone.pings,
-        "settings": hbone.settings,
-        "emptyFrames": hbone.empty_frames,
     })
 }
 

@@ -20,8 +20,6 @@ use super::table::peers::Peer;
 /// The keys that may need an identity.
 const LISTENERS: &dyn AnyKey = &Root::LISTENERS;
 const XDS: &dyn AnyKey = &Root::XDS;
-/// The largest connection window, in bytes. HTTP/2 allows 31 bits (RFC 9113 §6.9.1); half of that is enough.
-const CONNECTION_WINDOW_MAX: u64 = 1 << 30;
 
 /// Reads the sources of the certificate and the roots.
 pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mut Problems) -> Options {
@@ -111,47 +109,16 @@ pub(super) fn places(root: &Fields<'_>, peers: &[PeerTrust], problems: &Problems
     places
 }
 
-pub(super) fn hbone(root: &Fields<'_>, problems: &mut Problems) -> HboneLimits {
-    let fields = root.map(&Root::HBONE);
-    let streams = fields.get(&keys::Hbone::STREAMS);
-    let (stream_window, stream_window_max) = stream_windows(&fields, problems);
-    let all = (u64::from(streams) * u64::from(stream_window_max)).min(CONNECTION_WINDOW_MAX);
-    let connection_window = fields.get(&keys::Hbone::CONNECTION_WINDOW);
+/// Reads the limits of HBONE.
+pub(super) fn hbone(fields: &Fields<'_>) -> HboneLimits {
     HboneLimits {
-        streams,
-        stream_window,
-        stream_window_max,
-        connection_window: connection_window.unwrap_or_else(|| u32::try_from(all).unwrap_or(u32::MAX)),
-        frame_size: fields.get(&keys::Hbone::FRAME_SIZE),
-        header_bytes: fields.get(&keys::Hbone::HEADER_BYTES),
+        streams: fields.get(&keys::Hbone::STREAMS),
+        stream_window: fields.get(&keys::Hbone::STREAM_WINDOW),
         held_per_connection: fields.get(&keys::Hbone::HELD_PER_CONNECTION),
         held_per_worker: fields.get(&keys::Hbone::HELD_PER_WORKER),
         stalled: fields.get(&keys::Hbone::STALLED),
-        handshake_timeout: fields.get(&keys::Hbone::HANDSHAKE_TIMEOUT),
-        ping_interval: fields.get(&keys::Hbone::PING_INTERVAL),
-        ping_timeout: fields.get(&keys::Hbone::PING_TIMEOUT),
         idle: fields.get(&keys::Hbone::IDLE),
-        resets: fields.get(&keys::Hbone::RESETS),
-        pings: fields.get(&keys::Hbone::PINGS),
-        settings: fields.get(&keys::Hbone::SETTINGS),
-        empty_frames: fields.get(&keys::Hbone::EMPTY_FRAMES),
     }
-}
-
-/// Returns the smallest and the largest window of a stream. If only `streamWindow` is set, its value is both.
-fn stream_windows(hbone: &Fields<'_>, problems: &mut Problems) -> (u32, u32) {
-    let window = hbone.get(&keys::Hbone::STREAM_WINDOW);
-    let Some((max, found)) = hbone.found(&keys::Hbone::STREAM_WINDOW_MAX) else {
-        let is_given = hbone.at(&keys::Hbone::STREAM_WINDOW).is_some();
-        return (window, if is_given { window } else { HboneLimits::default().stream_window_max });
-    };
-    if max < window {
-        let fault =
-            format!("found {max} bytes, but streamWindow is {window} bytes; expected as many or more");
-        let hbone = Path::Root.key(Root::HBONE.name());
-        problems.error(found.position, &hbone.key(keys::Hbone::STREAM_WINDOW_MAX.name()), fault);
-    }
-    (window, max)
 }
 
 /// Reports listeners that accept HBONE, and `xds.tls`, if the certificate or the roots that they need are missing.

@@ -322,10 +322,6 @@ sizes! {
     Window: u32 = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB, such as 65536, 256KiB or 16MiB";
     /// The number of bytes that are held for several streams.
     HeldSize: usize = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB, such as 65536, 256KiB or 16MiB";
-    /// The size of an HTTP/2 frame.
-    FrameSize: u32 = 16 << 10, 1 << 20, "frameSize", "a size from 16KiB to 1MiB, such as 16384, 64KiB or 1MiB";
-    /// The size of a header list.
-    HeaderSize: u32 = 1 << 10, 1 << 20, "headerSize", "a size from 1KiB to 1MiB, such as 4096, 16KiB or 1MiB";
 }
 
 /// `true`, `false`, `on` or `off`.

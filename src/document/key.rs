@@ -123,7 +123,7 @@ impl<F: Written> ReadKey for Defaulted<F> {
 
 /// Defines a map with known keys: a type with a constant for each key. The comments are the descriptions for users.
 /// After its form, a key has `= default`, `=> "the effect of its absence"`, or `=> required`. Keys after `+` are shared
-/// with other maps.
+/// with other maps. Keys after `removed` have no effect; each has the end of the warning about it.
 ///
 /// ```text
 /// keys! {
@@ -147,7 +147,7 @@ macro_rules! keys {
     };
     ($($(#[doc = $doc:literal])+ $visible:vis $object:ident $name:literal $(one of [$($one:ident),+])? {
         $($(#[doc = $key_doc:literal])+ $key:ident $text:literal: $form:ty $(= $default:expr)? $(=> $absent:tt)?;)*
-    } $(+ $shared:ident)*)+) => {$(
+    } $(+ $shared:ident)* $(removed { $($removed:literal $advice:literal;)+ })?)+) => {$(
         $(#[doc = $doc])+
         #[derive(Debug)]
         $visible struct $object;
@@ -173,6 +173,7 @@ macro_rules! keys {
                 name: $name,
                 doc: concat!($($doc),+).trim_ascii_start(),
                 one_of: &[$($(Self::$one.name()),+)?],
+                removed: &[$($(($removed, $advice)),+)?],
                 keys: &[$(&Self::$key,)* $(&$shared,)*],
             };
         }

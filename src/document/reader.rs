@@ -198,6 +198,11 @@ fn check_object(
                 problems.error(value.position, &below, format!("{EMPTY_LIST}{advice}"));
             }
             Some(known) => check(value, known.kind(), &below, problems),
+            None if object.removed(&key.text).is_some() => {
+                let instead = object.removed(&key.text).unwrap_or_default();
+                let fault = "this key has no effect and will be an error in the next release; remove it";
+                problems.warn(key.position, &below, format!("{fault}: {instead}"));
+            }
             // If the file is not a config, a key that is not a plain word may be a secret, so the path of the problem omits it.
             None => {
                 let lists = problems.lists_keys_of(object.name);

@@ -15,6 +15,8 @@ pub struct Object {
     pub keys: &'static [&'static dyn AnyKey],
     /// The keys of which exactly one must be present; empty: there is no such rule.
     pub one_of: &'static [&'static str],
+    /// Keys that earlier releases had, each with what holds without it. They have no effect, and each is a warning.
+    pub removed: &'static [(&'static str, &'static str)],
 }
 
 /// One key of an [`Object`], whatever the type of its values.
@@ -123,6 +125,11 @@ impl Object {
     /// Returns the key with a name.
     pub fn key(&self, name: &str) -> Option<&'static dyn AnyKey> {
         self.keys.iter().find(|key| key.name() == name).copied()
+    }
+
+    /// Returns what holds without a removed key; `None` if no earlier release had the key.
+    pub fn removed(&self, name: &str) -> Option<&'static str> {
+        self.removed.iter().find(|(removed, _)| *removed == name).map(|(_, advice)| *advice)
     }
 
     /// Returns the names of the keys in the order of the table.

@@ -267,17 +267,9 @@ impl ListenerProtocol {
 pub struct HboneLimits {
     /// The largest number of concurrent streams of a connection.
     pub streams: u32,
-    /// The receive window of a stream, in bytes: how far a client may send ahead of the endpoint. For clients far away the
-    /// window is larger, up to `stream_window_max`.
-    pub stream_window: u32,
-    /// The receive window of a stream of a client far away, in bytes; at least `stream_window`.
-    pub stream_window_max: u32,
-    /// The receive window of a connection, in bytes.
-    pub connection_window: u32,
-    /// The size of the largest accepted frame, in bytes.
-    pub frame_size: u32,
-    /// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
-    pub header_bytes: u32,
+    /// The receive window of a stream, in bytes: how far a client may send ahead of the endpoint. `None`: a window that fits the
+    /// round trip to the client.
+    pub stream_window: Option<u32>,
     /// The number of bytes that the streams of a connection may buffer together before a stalled stream is reset.
     pub held_per_connection: usize,
     /// The number of bytes that all HBONE connections of a worker may buffer together before a stalled stream is reset.
@@ -285,46 +277,19 @@ pub struct HboneLimits {
     /// The time after which a stalled stream is reset, if more bytes are buffered than these limits allow. A stalled connection
     /// of any listener is reset after the same time, if the kernel holds too much memory for peers that do not read.
     pub stalled: Duration,
-    /// The time from accept until the TLS and HTTP/2 handshakes are done.
-    pub handshake_timeout: Duration,
-    /// The time without received bytes after which a PING is sent.
-    pub ping_interval: Duration,
-    /// The time within which the PING must be answered.
-    pub ping_timeout: Duration,
     /// The time after which a connection without streams is closed.
     pub idle: Duration,
-    /// The largest number of streams that a client may reset before they are answered, per second and connection.
-    pub resets: u32,
-    /// The largest number of PING frames per second and connection.
-    pub pings: u32,
-    /// The largest number of SETTINGS frames per second and connection.
-    pub settings: u32,
-    /// The largest number of frames without content, per second and connection.
-    pub empty_frames: u32,
 }
 
 impl Default for HboneLimits {
     fn default() -> Self {
-        let (streams, stream_window) = (1_000, 1 << 20);
         Self {
-            streams,
-            stream_window,
-            stream_window_max: 24 << 20,
-            // The sum of all stream windows would exceed the limit of HTTP/2 (2^31 − 1 bytes), so this window is smaller.
-            connection_window: 1 << 30,
-            frame_size: 64 * 1024,
-            header_bytes: 16 * 1024,
+            streams: 1_000,
+            stream_window: None,
             held_per_connection: 64 << 20,
             held_per_worker: 256 << 20,
             stalled: Duration::from_secs(10),
-            handshake_timeout: Duration::from_secs(10),
-            ping_interval: Duration::from_secs(10),
-            ping_timeout: Duration::from_secs(20),
             idle: Duration::from_secs(3600),
-            resets: 100,
-            pings: 100,
-            settings: 50,
-            empty_frames: 1_000,
         }
     }
 }

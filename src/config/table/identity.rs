@@ -9,8 +9,6 @@ use isthmus_snapshot::policy::HboneLimits;
 /// The default validity of certificates from Istio's authority.
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
-type PerSecond = form::Integer<u32, 1, 1_000_000>;
-
 keys! {
     /// This gateway's own certificate, which HBONE callers and xDS clients verify. It must have exactly one SPIFFE
     /// URI. If `node` sets `namespace` and `serviceAccount`, that URI must be
@@ -68,19 +66,10 @@ keys! {
     pub(crate) Hbone "hbone" {
         /// Simultaneous streams of one connection.
         STREAMS "streams": form::Integer<u32, 1, 65_536> = HboneLimits::default().streams;
-        /// Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them. It is 600KiB for each
-        /// millisecond that a message takes to the client and back (measured by the TLS handshake), but at least `streamWindow` and at most
-        /// `streamWindowMax`.
-        STREAM_WINDOW "streamWindow": form::Window = HboneLimits::default().stream_window;
-        /// Largest flow-control window of a stream; at least `streamWindow`.
-        STREAM_WINDOW_MAX "streamWindowMax": form::Window => "`streamWindow` if that is given, otherwise 24MiB";
-        /// Flow-control window of all streams of a connection together. If it is smaller than `streams` times
-        /// `streamWindow`, stalled streams can block the others.
-        CONNECTION_WINDOW "connectionWindow": form::Window => "`streams` times `streamWindow`, at most 1GiB";
-        /// Largest HTTP/2 frame that the gateway accepts.
-        FRAME_SIZE "frameSize": form::FrameSize = HboneLimits::default().frame_size;
-        /// Largest header list that the gateway accepts.
-        HEADER_BYTES "headerBytes": form::HeaderSize = HboneLimits::default().header_bytes;
+        /// Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them. Without this key, the
+        /// window is 600KiB for each millisecond that a message takes to the client and back (measured by the TLS handshake), but at
+        /// least 1MiB and at most 24MiB.
+        STREAM_WINDOW "streamWindow": form::Window => "1MiB to 24MiB, by the distance of the client";
         /// Bytes that the gateway holds for all streams of a connection because the endpoints have not accepted
         /// them. Above this limit, the gateway resets the stream that holds most among those that have been stalled
         /// for `stalled`.
@@ -91,24 +80,19 @@ keys! {
         /// Time that a stream may be stalled while more bytes are held than a limit allows; also the time that a connection of
         /// any listener may be stalled while the kernel holds too much memory for peers that do not read.
         STALLED "stalled": form::Timeout = HboneLimits::default().stalled;
-        /// Time from accept until the TLS and HTTP/2 handshakes are complete.
-        HANDSHAKE_TIMEOUT "handshakeTimeout": form::Timeout = HboneLimits::default().handshake_timeout;
-        /// Time without traffic after which the gateway sends a PING.
-        PING_INTERVAL "pingInterval": form::Timeout = HboneLimits::default().ping_interval;
-        /// Time that the caller may take to answer a PING.
-        PING_TIMEOUT "pingTimeout": form::Timeout = HboneLimits::default().ping_timeout;
         /// Time that a connection without streams stays open.
         IDLE "idle": form::Timeout = HboneLimits::default().idle;
-        /// Streams per second that a caller may cancel before the gateway has answered them. The limit for refused
-        /// streams is a hundred times this value. The gateway closes a connection that exceeds either limit.
-        RESETS "resets": PerSecond = HboneLimits::default().resets;
-        /// PING frames per second that a caller may send on a connection.
-        PINGS "pings": PerSecond = HboneLimits::default().pings;
-        /// SETTINGS frames per second that a caller may send on a connection.
-        SETTINGS "settings": PerSecond = HboneLimits::default().settings;
-        /// Frames without effect per second that a caller may send on a connection: empty DATA, PRIORITY, GOAWAY,
-        /// unknown types, RST_STREAM for a stream that is not open, WINDOW_UPDATE for bytes that were not sent. The
-        /// same limit applies to TLS records shorter than a frame header.
-        EMPTY_FRAMES "emptyFrames": PerSecond = HboneLimits::default().empty_frames;
+    } removed {
+        "streamWindowMax" "without streamWindow, the window of a stream is at most 24MiB";
+        "connectionWindow" "the window of a connection is streams times the largest window of a stream, at most 1GiB";
+        "frameSize" "the largest frame has 64KiB";
+        "headerBytes" "the largest header list has 16KiB";
+        "handshakeTimeout" "the handshakes may take 10s";
+        "pingInterval" "a caller that is silent for 10s gets a PING";
+        "pingTimeout" "a caller may take 20s to answer a PING";
+        "resets" "a caller may cancel 100 unanswered streams per second";
+        "pings" "a caller may send 100 PING frames per second";
+        "settings" "a caller may send 50 SETTINGS frames per second";
+        "emptyFrames" "a caller may send 1000 frames without effect per second";
     }
 }

@@ -96,29 +96,29 @@ fn bad_identities() {
 #[test]
 fn what_hbone_may_cost() {
     assert_eq!(loaded("listen: ':1'").policy.hbone, HboneLimits::default());
-    let config =
-        loaded("listen: ':1'\nhbone: {streams: 10, streamWindow: 64KiB, stalled: 1s, frameSize: 1MiB}");
+    let config = loaded("listen: ':1'\nhbone: {streams: 10, streamWindow: 64KiB, stalled: 1s}");
     let limits = config.policy.hbone;
-    assert_eq!((limits.streams, limits.stream_window, limits.connection_window), (10, 65_536, 655_360));
-    assert_eq!(limits.stream_window_max, 65_536, "a window that is given alone is that of all distances");
-    let both =
-        loaded("listen: ':1'\nhbone: {streams: 10, streamWindow: 64KiB, streamWindowMax: 1MiB}").policy.hbone;
-    assert_eq!(
-        (both.stream_window, both.stream_window_max, both.connection_window),
-        (65_536, 1 << 20, 10 << 20)
-    );
-    let far = loaded("listen: ':1'\nhbone: {streamWindowMax: 32MiB}").policy.hbone;
-    assert_eq!((far.stream_window, far.stream_window_max), (1 << 20, 32 << 20));
-    refused_with(
-        "hbone: {streamWindowMax: 512KiB}",
-        &[
-            ":2:26: hbone.streamWindowMax: found 524288 bytes, but streamWindow is 1048576 bytes; expected as many or more",
-        ],
-    );
-    assert_eq!((limits.stalled.as_secs(), limits.frame_size), (1, 1 << 20));
-    let large = loaded("listen: ':1'\nhbone: {streams: 65536, streamWindow: 1MiB}").policy.hbone;
-    assert_eq!(large.connection_window, 1 << 30);
+    assert_eq!((limits.streams, limits.stream_window, limits.stalled.as_secs()), (10, Some(65_536), 1));
     refused_with("hbone: {streams: 0}", &[":2:18: hbone.streams: found the number 0"]);
-    refused_with("hbone: {frameSize: 8KiB}", &[":2:20: hbone.frameSize: found \"8KiB\": it is 8192 bytes"]);
+    refused_with(
+        "hbone: {streamWindow: 8KiB}",
+        &[":2:23: hbone.streamWindow: found \"8KiB\": it is 8192 bytes"],
+    );
     refused_with("hbone: {streamWindow: 2GiB}", &[":2:23: hbone.streamWindow"]);
+}
+
+#[test]
+fn a_removed_key_is_a_warning_and_has_no_effect() {
+    let config =
+        loaded("listen: ':1'\nroutes: {a.b: 'c.d:1'}\nhbone: {pings: 5, streams: 10, frameSize: any}");
+    assert_eq!(config.policy.hbone, HboneLimits { streams: 10, ..HboneLimits::default() });
+    let warnings: Vec<_> = config.warnings.iter().map(ToString::to_string).collect();
+    let wanted = [
+        "c.yaml:3:9: hbone.pings: this key has no effect and will be an error in the next release; remove it: a caller may \
+         send 100 PING frames per second",
+        "c.yaml:3:32: hbone.frameSize: this key has no effect and will be an error in the next release; remove it: the \
+         largest frame has 64KiB",
+    ];
+    assert_eq!(warnings.len(), wanted.len(), "{warnings:?}");
+    assert!(warnings.iter().zip(wanted).all(|(found, wanted)| found.ends_with(wanted)), "{warnings:?}");
 }

@@ -35,6 +35,10 @@ use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_snapshot::policy::{HboneLimits, Listener};
 
+/// The time without received bytes after which the client gets a PING.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// The time within which the client must answer a PING, or send something else.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time limit for the last frames to reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -62,7 +66,7 @@ pub(super) fn drive<'a>(
         streams: Cell::new(0),
         ending: Cell::new(None),
     });
-    let timer = Box::pin(sleep_until(shared.stats.heard() + limits.ping_interval));
+    let timer = Box::pin(sleep_until(shared.stats.heard() + PING_INTERVAL));
     let mut driver = Driver {
         core,
         entry,
@@ -218,7 +222,7 @@ impl Driver<'_> {
         if self.is_ending() {
             return;
         }
-        if let Some(what) = self.shared.stats.excess(self.core.clock.now(), &self.shared.limits) {
+        if let Some(what) = self.shared.stats.excess(self.core.clock.now()) {
             let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} from the caller in one second");
             self.entry.explain(format!("too many {what} from the caller in one second"));
@@ -229,13 +233,12 @@ impl Driver<'_> {
 
     /// Sends a PING to a silent client. Returns true when the connection must be closed without waiting for the client.
     fn look_after(&mut self, context: &mut Context<'_>) -> bool {
-        let limits = self.shared.limits;
         if let Some(pings) = &mut self.pings
             && self.asked.is_some()
             && pings.poll_pong(context).is_ready()
         {
             self.asked = None;
-            self.timer.as_mut().reset(self.shared.stats.heard() + limits.ping_interval);
+            self.timer.as_mut().reset(self.shared.stats.heard() + PING_INTERVAL);
         }
         if self.shared.streams.get() > 0 {
             self.quiet_since = Instant::now();
@@ -247,15 +250,15 @@ impl Driver<'_> {
                 return true;
             }
             // The time for the answer begins with the PING, and again with each byte of a caller that has not answered yet.
-            let answer_by = |asked: Instant| asked.max(heard) + limits.ping_timeout;
+            let answer_by = |asked: Instant| asked.max(heard) + PING_TIMEOUT;
             if self.asked.is_some_and(|asked| answer_by(asked) <= now) {
                 self.shared.ending.set(Some(Reason::ClientGone));
                 return true;
             }
-            if !self.retired && self.quiet_since + limits.idle <= now {
+            if !self.retired && self.quiet_since + self.shared.limits.idle <= now {
                 self.retire();
             }
-            let ask_at = heard + limits.ping_interval;
+            let ask_at = heard + PING_INTERVAL;
             if ask_at <= now
                 && self.asked.is_none()
                 && let Some(pings) = &mut self.pings
@@ -267,7 +270,7 @@ impl Driver<'_> {
             let next = match self.asked {
                 Some(asked) => answer_by(asked),
                 None if ask_at > now => ask_at,
-                None => now + limits.ping_interval,
+                None => now + PING_INTERVAL,
             };
             self.timer.as_mut().reset(next.max(now + Duration::from_millis(10)));
         }

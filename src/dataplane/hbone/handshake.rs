@@ -28,6 +28,12 @@ use isthmus_tls::proof::{Proof, tls_error_of};
 use isthmus_tls::server::refused_identity;
 use isthmus_tls::trust::{describe, is_expired};
 
+/// The time from accept until the TLS and HTTP/2 handshakes must be done.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The size of the largest accepted frame, in bytes.
+const FRAME_BYTES_MAX: u32 = 64 * 1024;
+/// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
 /// The number of streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
 /// The number of streams that may be reset because of the client's protocol errors before the connection is closed.
@@ -38,6 +44,13 @@ const RESET_REMEMBERED: Duration = Duration::from_secs(10);
 /// The number of bytes of one stream that may wait to be sent to the client: one frame.
 const SEND_BUFFER_MAX: usize = FRAME;
 
+/// The window of a stream of a client nearby, in bytes. Larger windows make uploads over a short path slower, because the bytes in
+/// transit do not fit into the processor's cache.
+const NEAR_WINDOW: u32 = 1 << 20;
+/// The largest window of a stream of a client far away, in bytes.
+const FAR_WINDOW: u32 = 24 << 20;
+/// The largest window of a connection, in bytes. HTTP/2 allows 31 bits (RFC 9113 §6.9.1); half of that is enough.
+const CONNECTION_WINDOW_MAX: u32 = 1 << 30;
 /// The window of a stream, in bytes, while the worker buffers many bytes.
 const SHORT_WINDOW: u32 = 256 * 1024;
 /// The rate that the window of one stream allows over a long path, in bytes per millisecond. About two thirds of it are
@@ -86,7 +99,7 @@ pub(super) async fn handshake(
 ) -> Result<Agreed, Failed> {
     // The client is not authenticated yet, so the connection counts as pending, like one with an incomplete hello.
     let _waiting = Waiting::begin(core, entry)?;
-    let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
+    let deadline = Instant::from_std(entry.accepted + HANDSHAKE_TIMEOUT);
     let agree = Box::pin(async {
         let mut trust = core.shared.hbone.context.trust.clone();
         trust.see();
@@ -107,7 +120,8 @@ pub(super) async fn handshake(
         biased;
         reason = entry.cut_ordered() => Err(reason.into()),
         () = tokio::time::sleep_until(deadline) => {
-            Err(Failed::new(Reason::HelloTimeout, "the handshakes of TLS and HTTP/2 took longer than hbone.handshakeTimeout"))
+            let detail = format!("the handshakes of TLS and HTTP/2 took longer than {HANDSHAKE_TIMEOUT:?}");
+            Err(Failed::new(Reason::HelloTimeout, detail))
         }
         agreed = agree => agreed,
     }
@@ -173,16 +187,24 @@ fn untrusted(describe: String) -> Failed {
 /// While the worker holds more than half of the bytes that it may hold, both windows are small.
 fn windows(core: &Core, limits: &HboneLimits, round_trip: Duration) -> (u32, u32) {
     if core.held.bytes() <= limits.held_per_worker / 2 {
-        return (window_over(limits, round_trip), limits.connection_window);
+        return (window_over(limits, round_trip), all_windows(limits));
     }
-    let stream = limits.stream_window.min(SHORT_WINDOW);
-    (stream, limits.connection_window.min(limits.streams.saturating_mul(stream)))
+    let stream = limits.stream_window.unwrap_or(NEAR_WINDOW).min(SHORT_WINDOW);
+    (stream, all_windows(limits).min(limits.streams.saturating_mul(stream)))
 }
 
-/// Returns the window of a stream over a path with this round trip time, in bytes.
+/// Returns the window of a connection, in bytes: the sum of the windows of its streams at their largest, as far as HTTP/2 allows.
+fn all_windows(limits: &HboneLimits) -> u32 {
+    let stream = limits.stream_window.unwrap_or(FAR_WINDOW);
+    limits.streams.saturating_mul(stream).min(CONNECTION_WINDOW_MAX)
+}
+
+/// Returns the window of a stream over a path with this round trip time, in bytes. A window that the config gives holds for all
+/// paths.
 fn window_over(limits: &HboneLimits, round_trip: Duration) -> u32 {
     let milliseconds = u32::try_from(round_trip.as_millis()).unwrap_or(u32::MAX);
-    RATE_PER_MS.saturating_mul(milliseconds).min(limits.stream_window_max).max(limits.stream_window)
+    let over_path = RATE_PER_MS.saturating_mul(milliseconds).clamp(NEAR_WINDOW, FAR_WINDOW);
+    limits.stream_window.unwrap_or(over_path)
 }
 
 async fn agree(
@@ -199,8 +221,8 @@ async fn agree(
         .max_concurrent_streams(limits.streams)
         .initial_window_size(stream_window)
         .initial_connection_window_size(connection_window)
-        .max_frame_size(limits.frame_size)
-        .max_header_list_size(limits.header_bytes)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADER_BYTES_MAX)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
         // All streams may be reset at once, for example when an endpoint dies, while frames of each are in transit. That is
         // not the client's error.
@@ -210,7 +232,7 @@ async fn agree(
         .max_send_buffer_size(SEND_BUFFER_MAX)
         // The HTTP/2 library ends a connection whose unread small DATA frames use up this budget. Here each frame is read at
         // once, which restores the budget. So a stream with small frames does not end the connection.
-        .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
+        .data_frame_budget(usize::try_from(all_windows(limits)).unwrap_or(usize::MAX));
     // TLS may buffer only as many bytes as one call writes.
     tls.get_mut().1.set_buffer_limit(Some(RECORDS));
     tls.get_mut().0.meter(stats.clone());
@@ -220,7 +242,7 @@ async fn agree(
         let agreed = agreeing.as_mut().poll(context);
         if agreed.is_pending() {
             stats.end_turn();
-            if let Some(what) = stats.excess(core.clock.now(), limits) {
+            if let Some(what) = stats.excess(core.clock.now()) {
                 return Poll::Ready(Err(Failed::new(
                     Reason::BadRequest,
                     format!("too many {what} from the caller in one second"),
@@ -248,7 +270,16 @@ mod tests {
         let limits = HboneLimits::default();
         let over = |milliseconds| window_over(&limits, Duration::from_millis(milliseconds)) >> 20;
         assert_eq!([0, 1, 10, 20, 40, 1_000, u64::MAX].map(over), [1, 1, 5, 11, 23, 24, 24]);
-        let fixed = HboneLimits { stream_window: 2 << 20, stream_window_max: 2 << 20, ..limits };
+        let fixed = HboneLimits { stream_window: Some(2 << 20), ..limits };
         assert_eq!(window_over(&fixed, Duration::from_secs(1)), 2 << 20);
+    }
+
+    #[test]
+    fn the_window_of_a_connection_is_that_of_all_its_streams_as_far_as_http2_allows() {
+        let of = |streams, stream_window| {
+            all_windows(&HboneLimits { streams, stream_window, ..HboneLimits::default() })
+        };
+        assert_eq!((of(10, Some(64 << 10)), of(10, None)), (640 << 10, 240 << 20));
+        assert_eq!((of(1_000, None), of(65_536, Some(1 << 20))), (1 << 30, 1 << 30));
     }
 }

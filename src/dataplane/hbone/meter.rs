@@ -8,7 +8,6 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use isthmus_snapshot::policy::HboneLimits;
 use isthmus_wire::frames::{Counts, FrameMeter};
 use isthmus_wire::records::Records;
 
@@ -70,6 +69,14 @@ const WINDOWS_PER_FRAME: usize = 4;
 /// The number of bytes sent to the client that allow one more WINDOW_UPDATE frame. HTTP/2 libraries reopen the windows of
 /// streams and connections in steps of 4 KiB or more.
 const BYTES_PER_WINDOW: usize = 1024;
+/// The largest number of streams that a client may reset before they are answered, per second.
+const RESETS_MAX: u32 = 100;
+/// The largest number of PING frames per second.
+const PINGS_MAX: u32 = 100;
+/// The largest number of SETTINGS frames per second.
+const SETTINGS_MAX: u32 = 50;
+/// The largest number of frames without effect per second, and of TLS records without content.
+const EMPTY_MAX: u32 = 1_000;
 /// The number of refused streams that count as one reset stream. When a service is gone, a node's proxy retries for all of
 /// its workloads, so thousands of refused streams in a second can be legitimate.
 const REFUSED_PER_RESET: u32 = 100;
@@ -224,7 +231,7 @@ impl ConnectionStats {
     }
 
     /// If the client has sent too many frames, records or streams of one kind in this tick, returns the name of the kind.
-    pub(crate) fn excess(&self, second: u32, limits: &HboneLimits) -> Option<&'static str> {
+    pub(crate) fn excess(&self, second: u32) -> Option<&'static str> {
         let mut meter = self.meter.borrow_mut();
         if self.second.replace(second) != second {
             meter.counts = Counts::default();
@@ -235,11 +242,11 @@ impl ConnectionStats {
         }
         let resets = self.resets.get().saturating_add(self.refused.get() / REFUSED_PER_RESET);
         let checks = [
-            (resets, limits.resets, "cancelled or refused streams"),
-            (meter.counts.pings, limits.pings, "PING frames"),
-            (meter.counts.settings, limits.settings, "SETTINGS frames"),
-            (meter.counts.empty, limits.empty_frames, "frames without effect"),
-            (self.tiny.get(), limits.empty_frames, "TLS records without content"),
+            (resets, RESETS_MAX, "cancelled or refused streams"),
+            (meter.counts.pings, PINGS_MAX, "PING frames"),
+            (meter.counts.settings, SETTINGS_MAX, "SETTINGS frames"),
+            (meter.counts.empty, EMPTY_MAX, "frames without effect"),
+            (self.tiny.get(), EMPTY_MAX, "TLS records without content"),
         ];
         checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what)
     }
@@ -269,5 +276,41 @@ mod tests {
         stats.queue(1);
         assert!(stats.poll_room(&mut one, &context).is_pending(), "full again");
         assert_eq!(stats.waiting.borrow().len(), 1, "and it waits again");
+    }
+
+    /// Returns the kind of frame of which `count` were too many in one second, after `send` was called that many times.
+    fn excess_after(count: u32, send: impl Fn(&ConnectionStats)) -> Option<&'static str> {
+        let stats = ConnectionStats::new(7);
+        // The client's preface.
+        stats.frames_received(&[0; 24]);
+        (0..count).for_each(|_| send(&stats));
+        let excess = stats.excess(7);
+        assert_eq!(stats.excess(8), None, "each second is counted anew");
+        excess
+    }
+
+    #[test]
+    fn a_client_may_send_so_many_costly_frames_per_second_and_no_more() {
+        fn frame(stats: &ConnectionStats, kind: u8, payload: usize) {
+            let length = u8::try_from(payload).expect("short");
+            stats.frames_received(&[&[0, 0, length, kind, 0, 0, 0, 0, 0], &[0; 64][..payload]].concat());
+        }
+        type Send = fn(&ConnectionStats);
+        let kinds: [(u32, &str, Send); 6] = [
+            (RESETS_MAX, "cancelled or refused streams", |stats| stats.gave_up()),
+            (REFUSED_PER_RESET * (RESETS_MAX + 1) - 1, "cancelled or refused streams", |stats| {
+                stats.refused()
+            }),
+            (PINGS_MAX, "PING frames", |stats| frame(stats, 6, 8)),
+            (SETTINGS_MAX, "SETTINGS frames", |stats| frame(stats, 4, 6)),
+            (EMPTY_MAX, "frames without effect", |stats| frame(stats, 2, 5)),
+            (EMPTY_MAX, "TLS records without content", |stats| {
+                stats.received(1, Records { all: 1, tiny: 1 })
+            }),
+        ];
+        for (most, what, send) in kinds {
+            assert_eq!(excess_after(most, send), None, "{what}");
+            assert_eq!(excess_after(most + 1, send), Some(what), "{what}");
+        }
     }
 }
