@@ -27,8 +27,8 @@ use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
 use super::table as keys;
 use super::{
-    Config, Drain, addresses, aggregation, dns, exports, identity, networks, peers, registries, routes,
-    telemetry, tuning,
+    Config, Drain, addresses, aggregation, dns, effective, exports, identity, networks, peers, registries,
+    routes, telemetry, tuning,
 };
 
 /// Makes the config of these files; the error has all problems.
@@ -102,6 +102,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     if registries.is_empty() {
         warn_of_unknown_services(&root, &routes, &services, &mut problems);
     }
+    let clean = problems.is_empty();
     let config = Config {
         policy: Arc::new(policy),
         services,
@@ -121,9 +122,9 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         tracing: telemetry::tracing(&telemetry),
         drain: drain(&root.map(&keys::Root::DRAIN)),
         workers: root.get(&keys::Root::WORKERS),
+        document: if clean { effective::document(&tree, &problems) } else { Arc::default() },
         warnings: Vec::new(),
     };
-    let clean = problems.is_empty();
     let (errors, warnings) = problems.finish();
     if clean { Ok(Config { warnings, ..config }) } else { Err(errors) }
 }

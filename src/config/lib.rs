@@ -86,6 +86,8 @@ pub struct Config {
     pub registry_places: BTreeMap<Arc<str>, String>,
     /// The positions of certificates and roots in the file, for messages.
     pub identity_places: IdentityPlaces,
+    /// The merged files as JSON, without the services, for [`effective`].
+    pub document: Arc<str>,
     /// Problems that do not prevent the use of the config.
     pub warnings: Vec<Problem>,
 }
@@ -127,6 +129,7 @@ impl Config {
             workers: self.workers,
             registry_places: self.registry_places.clone(),
             identity_places: self.identity_places.clone(),
+            document: self.document.clone(),
             warnings: self.warnings.clone(),
         }
     }

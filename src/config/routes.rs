@@ -19,7 +19,7 @@ use super::table::routes as keys;
 use super::tuning::tuning;
 
 /// Keys that tune the choice among a route's own endpoints.
-const TUNING_KEYS: [&dyn AnyKey; 6] = [
+pub(super) const TUNING_KEYS: [&dyn AnyKey; 6] = [
     &keys::LOAD_BALANCING,
     &keys::HEALTH,
     &keys::EJECTION,

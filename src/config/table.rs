@@ -91,7 +91,7 @@ keys! {
         /// Files that a restart uses.
         STATE "state": State => "nothing on disk";
         /// The xDS server. It gives each client the endpoints as seen from the client's network.
-        XDS "xds": form::OrOff<Xds> => "not opened";
+        XDS "xds": form::OrOff<Xds> => "off";
         /// The HTTP API for operators; it has no authentication of its own.
         ADMIN "admin": form::OrOff<Admin> => "defaults";
         /// Metrics, health checks, logs and traces.

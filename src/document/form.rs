@@ -67,11 +67,16 @@ pub trait Items: Form {
 }
 
 /// Defines forms of text: the type of a value, its parser, the name of the form, its pattern (ECMA-262, which may allow more
-/// than the parser), the form in words that fit behind "expected", and the function that writes a value.
+/// than the parser), the form in words that fit behind "expected", the function that writes a value if that is not `to_string`,
+/// and the function that writes it for `/api/v1/config` if that is another one.
 #[macro_export]
 macro_rules! text_forms {
+    (@write $value:ident) => { $value.to_string() };
+    (@write $value:ident, $write:expr) => { $write($value) };
+    (@show $value:ident) => { <Self as $crate::form::Written>::write($value) };
+    (@show $value:ident, $show:expr) => { $show($value) };
     ($($(#[$doc:meta])* $visible:vis $form:ident: $value:ty = $parse:expr, $name:literal, $pattern:literal,
-       $expects:literal $(, written by $write:expr)?;)+) => {$(
+       $expects:literal $(, written by $write:expr)? $(, shown by $show:expr)?;)+) => {$(
         $(#[$doc])*
         #[derive(Debug)]
         $visible struct $form;
@@ -83,6 +88,10 @@ macro_rules! text_forms {
                 pattern: $pattern,
                 number: false,
                 check: |text| Self::parse(text).map(drop),
+                write: |text| {
+                    let value = &Self::parse(text).ok()?;
+                    Some($crate::form::text_forms!(@show value $(, $show)?))
+                },
             };
 
             fn parse(text: &str) -> Result<$value, $crate::problem::InvalidValue> {
@@ -100,11 +109,11 @@ macro_rules! text_forms {
             }
         }
 
-        $(impl $crate::form::Written for $form {
+        impl $crate::form::Written for $form {
             fn write(value: &$value) -> String {
-                $write(value)
+                $crate::form::text_forms!(@write value $(, $write)?)
             }
-        })?
+        }
     )+};
 }
 pub use text_forms;
@@ -115,15 +124,16 @@ text_forms! {
         "a path of a file, absolute or relative to this one", written by |path: &PathBuf| path.display().to_string();
     /// A duration, 0 included.
     pub Period: Duration = scalar::duration, "duration", "^[0-9]+(ms|s|m|h)$",
-        "a whole number with its unit, such as 250ms, 10s, 5m, 1h or 0s", written by period;
+        "a whole number with its unit, such as 250ms, 10s, 5m, 1h or 0s", written by period, shown by seconds;
     /// A duration, in which 0 means no limit.
     pub TimeoutOrZero: Option<Duration> =
         |text| scalar::duration(text).map(|time| (!time.is_zero()).then_some(time)), "duration", "^[0-9]+(ms|s|m|h)$",
         "a whole number with its unit, such as 250ms, 10s, 5m, 1h or 0s",
-        written by |time: &Option<Duration>| period(&time.unwrap_or_default());
+        written by |time: &Option<Duration>| period(&time.unwrap_or_default()),
+        shown by |time: &Option<Duration>| seconds(&time.unwrap_or_default());
     /// A duration above 0.
     pub Timeout: Duration = scalar::timeout, "timeout", "^0*[1-9][0-9]*(ms|s|m|h)$",
-        "a whole number above 0 with its unit, such as 250ms, 10s, 5m or 1h", written by period;
+        "a whole number above 0 with its unit, such as 250ms, 10s, 5m or 1h", written by period, shown by seconds;
     /// An `https://` address without a path.
     pub Https: String = |text| scalar::https(text).map(str::to_owned), "https", "^https://[^/ ]+$",
         "an address such as https://istiod.istio-system.svc:15012";
@@ -132,20 +142,20 @@ text_forms! {
         "a URL such as https://etcd-0.example:2379 (http:// is allowed only on loopback)";
     /// The prefix of all keys of a registry in etcd.
     pub EtcdPrefix: Arc<str> = |text| scalar::etcd_prefix(text).map(Arc::from), "etcdPrefix", "^.*/$",
-        "a key prefix that ends in a slash, such as /isthmus/services/", written by ToString::to_string;
+        "a key prefix that ends in a slash, such as /isthmus/services/";
     /// The address of a collector of spans.
     pub Collector: String = |text| scalar::collector(text).map(str::to_owned), "collector", "^http://[^/ ]+:[0-9]+$",
         "the address of a collector that accepts OTLP over gRPC, such as http://collector:4317";
     /// The path of a unix socket.
     pub UnixSocket: PathBuf = |text| scalar::unix_socket(text).map(Into::into), "unixSocket", "^unix:.+$",
-        "a socket such as unix:///run/spire/agent.sock";
+        "a socket such as unix:///run/spire/agent.sock",
+        written by |path: &PathBuf| format!("unix://{}", path.display());
     /// A share in percent.
     pub Percent: u8 = scalar::percent, "percent", "^[0-9]+%$",
         "a whole number of percent from 0% to 100%", written by |percent| format!("{percent}%");
     /// A host name that is not an IP address.
     pub HostName: name::HostName = scalar::host_name, "hostname", "^[A-Za-z0-9_.-]+$",
-        "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes",
-        written by ToString::to_string;
+        "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes";
     /// A host name, `*.suffix` or `*`.
     pub Pattern: name::NamePattern = scalar::pattern, "pattern", "^(\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
         "a host name, \"*.suffix\", or \"*\"";
@@ -160,19 +170,17 @@ text_forms! {
         "an IP address or a host name, without port";
     /// An IP address or a host name, with its port.
     pub Target: (address::Host, u16) = scalar::target, "target", "^.+:[0-9]+$",
-        "an address with its port: \"10.0.0.1:443\", \"[fd00::1]:443\" or \"db.internal:443\"";
+        "an address with its port: \"10.0.0.1:443\", \"[fd00::1]:443\" or \"db.internal:443\"", written by target;
     /// An address to listen on, or a port on all addresses.
     pub Bind: address::Bind = scalar::bind, "bind", "^.*:[0-9]+$",
         "an address to listen on: \":15443\", \"10.0.0.1:15443\" or \"[::1]:15443\"";
     /// An IP address and port to listen on.
     pub BindAddress: SocketAddr = scalar::bind_address, "bindAddress", "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
-        "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
-        written by ToString::to_string;
+        "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"";
     /// An IP address and port to listen on, or the path of a unix socket.
     pub AdminBind: address::AdminBind = scalar::admin_bind, "adminBind",
         "^(unix:.+|[0-9A-Fa-f.:\\[\\]]+:[0-9]+)$",
-        "an IP address and port to listen on (\"127.0.0.1:15000\" or \"[::1]:15000\"), or a unix socket such as \"unix:/run/isthmus/admin.sock\"",
-        written by ToString::to_string;
+        "an IP address and port to listen on (\"127.0.0.1:15000\" or \"[::1]:15000\"), or a unix socket such as \"unix:/run/isthmus/admin.sock\"";
     /// The address of a name server.
     pub NameServer: SocketAddr = scalar::name_server, "nameServer", "^[0-9A-Fa-f.:\\[\\]]+$",
         "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"";
@@ -185,8 +193,7 @@ text_forms! {
         "a SPIFFE ID, or one that ends in \"/*\": spiffe://cluster.local/ns/shop/*";
     /// A trust domain.
     pub TrustDomain: identity::TrustDomain = scalar::trust_domain, "trustDomain", "^[a-z0-9._-]+$",
-        "a trust domain such as cluster.local: lower-case letters, digits, '-', '_' and '.'",
-        written by ToString::to_string;
+        "a trust domain such as cluster.local: lower-case letters, digits, '-', '_' and '.'";
     /// A region, zone and subzone.
     pub Locality: place::Locality = scalar::locality, "locality", "^[^/]+(/[^/]*){0,2}$",
         "region, region/zone or region/zone/subzone";
@@ -195,7 +202,25 @@ text_forms! {
         "1 to 63 lower-case letters, digits, '-' and '_', as it is part of an SNI name";
     /// An application protocol.
     pub Alpn: Box<[u8]> = scalar::alpn, "alpn", "^.+$",
-        "a protocol's name in 1 to 255 bytes, such as h2";
+        "a protocol's name in 1 to 255 bytes, such as h2", written by |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+}
+
+/// Writes an address with its port.
+fn target((host, port): &(address::Host, u16)) -> String {
+    match host {
+        address::Host::Ip(ip) => SocketAddr::new(*ip, *port).to_string(),
+        address::Host::Ips(_) | address::Host::Name(_) => format!("{host}:{port}"),
+    }
+}
+
+/// Writes a duration in seconds, or in milliseconds if it is not a multiple of a second.
+pub fn seconds(time: &Duration) -> String {
+    let milliseconds = time.as_millis();
+    if milliseconds.is_multiple_of(1000) {
+        format!("{}s", milliseconds / 1000)
+    } else {
+        format!("{milliseconds}ms")
+    }
 }
 
 /// Writes a duration in the largest unit of which it is a multiple.
@@ -249,6 +274,7 @@ free_texts! {
         pattern: "^[^/]+$",
         number: false,
         check: |text| scalar::namespace(text).map(drop),
+        write: |text| Some(text.to_owned()),
     };
     /// The value of a label, which may be empty.
     LabelValue: Arc<str> = scalar::label_value, Arc::from, &table::Text {
@@ -257,6 +283,7 @@ free_texts! {
         pattern: "",
         number: false,
         check: |text| scalar::label_value(text).map(drop),
+        write: |text| Some(text.to_owned()),
     };
 }
 
@@ -266,6 +293,7 @@ const TEXT: table::Text = table::Text {
     pattern: "^.+$",
     number: false,
     check: |text| scalar::text(text).map(drop),
+    write: |text| Some(text.to_owned()),
 };
 
 impl Written for Text {
@@ -288,6 +316,7 @@ macro_rules! sizes {
                 pattern: "^[0-9]+(KiB|MiB|GiB)?$",
                 number: true,
                 check: |text| Self::parse(text).map(drop),
+                write: |text| Self::parse(text).ok().map(|bytes| bytes.to_string()),
             };
 
             fn parse(text: &str) -> Result<$value, InvalidValue> {

@@ -107,6 +107,8 @@ pub struct Text {
     pub number: bool,
     /// Parses the text, and returns only the error.
     pub check: fn(&str) -> Result<(), InvalidValue>,
+    /// Parses the text, and writes the value in the only way in which `/api/v1/config` shows it.
+    pub write: fn(&str) -> Option<String>,
 }
 
 impl fmt::Debug for Object {

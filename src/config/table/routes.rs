@@ -18,7 +18,7 @@ text_forms! {
     /// The interval of checks.
     pub(crate) CheckInterval: Duration = check_interval, "checkInterval",
         "^0*([1-9][0-9]{2,}ms|[1-9][0-9]*(s|m|h))$",
-        "a whole number with its unit, at least 100ms: 250ms, 5s, 1m or 1h", written by form::Timeout::write;
+        "a whole number with its unit, at least 100ms: 250ms, 5s, 1m or 1h", written by form::Timeout::write, shown by form::seconds;
 }
 
 /// The shortest interval of checks.

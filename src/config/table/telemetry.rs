@@ -24,9 +24,9 @@ keys! {
     /// Metrics, health checks, logs and traces.
     pub(crate) Telemetry "telemetry" {
         /// A separate listener for Prometheus. The admin listener serves the same metrics.
-        METRICS "metrics": form::OrOff<Metrics> => "not opened";
+        METRICS "metrics": form::OrOff<Metrics> => "off";
         /// A separate listener for readiness and liveness probes. The admin listener serves the same probes.
-        HEALTH "health": form::OrOff<Health> => "not opened";
+        HEALTH "health": form::OrOff<Health> => "off";
         /// Access log: one line per connection, written when the connection ends.
         ACCESS_LOG "accessLog": form::OrOff<AccessLog> => "defaults";
         /// The program's own log, on stderr.

@@ -101,6 +101,40 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
     }
 }
 
+/// Short forms are written out, defaults that depend on another key have its value, and each value has one form.
+#[test]
+fn the_effective_config_says_everything_in_one_form() {
+    let config = loaded(
+        "listen: ':1'\ntimeouts: {connect: 2500ms, idle: 90m}\nmesh: {trustDomain: td}\nhbone: {heldPerWorker: 1MiB}\n\
+         routes: {A.b: '[::ffff:1.2.3.4]:5', '*': ['c.d:6'], e: {service: f.g, port: 7}}\npolicies: [{services: ['*']}]\n\
+         dnsServer: {zones: [A.global]}\ntelemetry: {accessLog: {path: log}}\nservices: []\nexports: []\n",
+    );
+    let shown = effective(&config);
+    assert_eq!((&shown["listeners"][0]["name"], shown.get("listen")), (&json!("default"), None));
+    let route = &shown["routes"]["a.b"];
+    assert_eq!(route["endpoints"], json!([{ "address": "1.2.3.4:5", "weight": 1 }]));
+    assert_eq!(
+        (&route["connectTimeout"], &route["loadBalancing"]["locality"]),
+        (&json!("2500ms"), &json!("prefer"))
+    );
+    assert_eq!(shown["routes"]["*"]["endpoints"][0]["address"], "c.d:6");
+    assert_eq!(shown["routes"]["e"], json!({ "service": "f.g", "port": 7 }));
+    assert_eq!(shown["policies"][0]["loadBalancing"]["locality"], "ignore");
+    assert_eq!(
+        (&shown["timeouts"]["idle"], &shown["hbone"]["heldPerWorker"]),
+        (&json!("5400s"), &json!(1 << 20))
+    );
+    assert_eq!(shown["dnsServer"]["zones"], json!(["a.global"]));
+    assert_eq!(shown["dnsServer"]["vips"].as_array().map(Vec::len), Some(2));
+    let log = shown["telemetry"]["accessLog"]["path"].as_str().expect("a path");
+    assert!(log.starts_with('/') && log.ends_with("/log"), "{log}");
+    assert_eq!((&shown["xds"], &shown["telemetry"]["metrics"]), (&json!(false), &json!(false)));
+    assert!(
+        ["services", "exports", "identity", "state"].iter().all(|key| shown.get(key).is_none()),
+        "{shown}"
+    );
+}
+
 #[test]
 fn a_text_that_looks_like_a_variable_is_shown_so_that_it_is_read_as_itself() {
     let config = loaded("listen: ':1'\nnode: {name: 'a$$${PORT}', locality: '$${PORT}'}\n");
