@@ -155,8 +155,6 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
     let telemetry = Telemetry::start(access_log)
         .map_err(|error| start_failed(&format!("cannot start the threads of the logs: {error}")))?;
     telemetry.gateway.store(gateway_name(&config));
-    // Exposes the metrics of libraries that use the `metrics` facade. This fails only if the process already has a recorder.
-    let _ = metrics::set_global_recorder(telemetry.recorder.clone());
     let scope = Scope::default();
     let manager = ServiceManager::from_environment(&scope);
     manager.tell("STATUS=reading the registries");

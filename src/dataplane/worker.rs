@@ -171,9 +171,6 @@ pub(crate) fn thread(index: usize, shared: Arc<Shared>, reader: Reader, mailbox:
         Ok((runtime, timer))
     });
     let core = Core::new(index, shared, reader);
-    let shard = core.local.shard().clone();
-    // The metrics of this thread are counted in its own cells.
-    let _recorder = metrics::set_default_local_recorder(&shard);
     match ready {
         Ok((runtime, timer)) => {
             runtime.block_on(Worker { core, listeners: BTreeMap::new() }.run(timer, mailbox));

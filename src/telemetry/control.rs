@@ -1,6 +1,6 @@
 //! Metrics of the control plane: config, certificates, the process, and the descriptions of all metrics.
 
-use metrics::{Counter, Gauge, Recorder as _};
+use metrics::{Counter, Gauge};
 
 use super::recorder::Recorder;
 
@@ -206,7 +206,7 @@ impl Control {
     /// Describes all metrics to the recorder and creates the handles.
     pub fn new(recorder: &Recorder) -> Self {
         for (name, text) in DESCRIPTIONS {
-            recorder.describe_gauge((*name).into(), None, (*text).into());
+            recorder.describe(name, text);
         }
         recorder.gauge("isthmus_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         let reloads = |result| recorder.counter("isthmus_config_reloads_total", &[("result", result)]);

@@ -134,11 +134,6 @@ impl Local {
         }
     }
 
-    /// Returns the shard of this thread's metrics.
-    pub fn shard(&self) -> &Arc<Shard> {
-        &self.recorder
-    }
-
     /// Returns the counts of a listener.
     pub fn listener(&self, name: &Arc<str>) -> Rc<ListenerCounts> {
         let mut listeners = self.listeners.borrow_mut();

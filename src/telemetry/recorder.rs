@@ -1,4 +1,4 @@
-//! The store of all metrics that are counted as they happen, behind the `metrics` facade.
+//! The store of all metrics that are counted as they happen; gives out the handles of the crate `metrics`.
 //!
 //! The cells of metrics are separate for each thread, so that the workers never write to the same cache line: each worker
 //! has its own [`Shard`], and all other threads share one. A scrape adds the values of all shards that have the same name
@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use metrics::{
-    Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder as Facade, SharedString, Unit,
-};
+use metrics::{Counter, Gauge, Histogram, HistogramFn, Key};
 use metrics_util::registry::{Registry, Storage};
 
 use super::exposition::{Exposition, Kind};
@@ -93,7 +91,8 @@ pub struct Recorder {
     common: Arc<Shard>,
     /// All shards; `common` is the first.
     shards: Mutex<Vec<Arc<Shard>>>,
-    help: Mutex<BTreeMap<String, String>>,
+    /// The descriptions of metrics, by name.
+    help: Mutex<BTreeMap<&'static str, &'static str>>,
 }
 
 impl Default for Recorder {
@@ -109,6 +108,11 @@ impl Recorder {
         let shard = Shard::new();
         self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(shard.clone());
         shard
+    }
+
+    /// Sets the description of a metric.
+    pub fn describe(&self, name: &'static str, text: &'static str) {
+        self.help.lock().unwrap_or_else(PoisonError::into_inner).insert(name, text);
     }
 
     /// Returns the handle of a counter with these labels.
@@ -155,7 +159,7 @@ impl Recorder {
     pub fn expose(&self, exposition: &mut Exposition) {
         let sums = self.sums();
         let help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
-        let help = |key: &Key| help.get(key.name()).map_or("", String::as_str);
+        let help = |key: &Key| help.get(key.name()).copied().unwrap_or_default();
         for (key, count) in &sums.counters {
             exposition.family(key.name(), Kind::Counter, help(key)).add(labels(key), count);
         }
@@ -253,54 +257,6 @@ fn labels(key: &Key) -> impl Iterator<Item = (&str, &str)> {
     key.labels().map(|label| (label.key(), label.value()))
 }
 
-impl Facade for Shard {
-    /// A shard ignores descriptions; [`Recorder`] stores them.
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.0.get_or_create_counter(key, |cell| cell.clone().into())
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.0.get_or_create_gauge(key, |cell| cell.clone().into())
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.0.get_or_create_histogram(key, |cell| cell.clone().into())
-    }
-}
-
-impl Facade for Recorder {
-    fn describe_counter(&self, name: KeyName, _: Option<Unit>, text: SharedString) {
-        let mut help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
-        help.insert(name.as_str().to_owned(), text.to_string());
-    }
-
-    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
-        self.describe_counter(name, unit, text);
-    }
-
-    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
-        self.describe_counter(name, unit, text);
-    }
-
-    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        self.common.register_counter(key, metadata)
-    }
-
-    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
-        self.common.register_gauge(key, metadata)
-    }
-
-    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
-        self.common.register_histogram(key, metadata)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -308,7 +264,7 @@ mod tests {
     #[test]
     fn the_text_format_is_sorted_and_escaped() {
         let recorder = Recorder::default();
-        recorder.describe_counter("c_total".into(), None, "Counts.".into());
+        recorder.describe("c_total", "Counts.");
         recorder.counter("c_total", &[("name", "b")]).increment(2);
         recorder.counter("c_total", &[("name", "a\"\n\\")]).increment(1);
         recorder.gauge("g", &[]).set(1.5);
