@@ -27,7 +27,7 @@ pub mod views;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -61,6 +61,12 @@ pub enum Command {
 #[derive(Clone)]
 pub struct InUse(pub Arc<dyn Fn() -> serde_json::Value + Send + Sync>);
 
+impl Default for InUse {
+    fn default() -> Self {
+        Self(Arc::new(|| serde_json::Value::Null))
+    }
+}
+
 impl fmt::Debug for InUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("InUse")
@@ -93,6 +99,25 @@ pub struct ProgramStatus {
     pub workers: usize,
     /// True while the gateway drains.
     pub draining: bool,
+}
+
+impl ProgramStatus {
+    /// Returns the status of a process that has read its first config and has not applied it.
+    pub fn new(config: &Path, workers: usize) -> Self {
+        Self {
+            config: config.to_owned(),
+            config_since: SystemTime::now(),
+            in_use: InUse::default(),
+            rejected: Vec::new(),
+            warnings: Vec::new(),
+            restart: Vec::new(),
+            serving: false,
+            listening: Vec::new(),
+            limits: EffectiveLimits::default(),
+            workers,
+            draining: false,
+        }
+    }
 }
 
 /// All inputs of the API.

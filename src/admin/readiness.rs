@@ -59,28 +59,17 @@ pub fn gates(
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-    use std::time::SystemTime;
+    use std::path::Path;
 
     use super::*;
     use isthmus_aggregator::status::RegistryStatus;
-    use isthmus_dataplane::handle::{DescriptorUses, EffectiveLimits};
-    use isthmus_snapshot::policy::Limits;
 
     #[test]
     fn only_registries_of_the_own_cluster_hold_readiness() {
         let program = ProgramStatus {
-            config: PathBuf::new(),
-            config_since: SystemTime::UNIX_EPOCH,
-            in_use: crate::InUse(std::sync::Arc::new(|| serde_json::Value::Null)),
-            rejected: Vec::new(),
-            warnings: Vec::new(),
-            restart: Vec::new(),
             serving: true,
             listening: vec![("l".into(), ([127, 0, 0, 1], 1).into())],
-            limits: EffectiveLimits::new(&Limits::default(), 1024, DescriptorUses::default()),
-            workers: 1,
-            draining: false,
+            ..ProgramStatus::new(Path::new(""), 1)
         };
         let registry = |cluster: &str, state| RegistryStatus {
             problems: vec!["no such file".to_owned()],

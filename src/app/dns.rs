@@ -7,52 +7,50 @@ use std::sync::Arc;
 
 use tokio::net::{TcpListener, UdpSocket};
 
-use isthmus_admin::Sources;
+use super::handles::Handles;
 use isthmus_dns::server::Server;
 use isthmus_dns::{Options, tcp, udp};
 use isthmus_model::address::Bind;
 use isthmus_net::incoming::Incoming;
 use isthmus_net::listen::listen;
-use isthmus_net::own::OwnAddresses;
-use isthmus_tasks::scope::Scope;
-use isthmus_telemetry::Telemetry;
-use isthmus_world::Reader;
 
 /// The number of ports that are tried until one is free for both UDP and TCP.
 const PORTS_TRIED: usize = 16;
 
 /// The DNS server, bound but not yet answering.
 pub(super) struct Dns {
-    options: Options,
-    address: SocketAddr,
+    server: Arc<Server>,
     stream: OwnedFd,
     datagrams: StdUdpSocket,
     connections: usize,
 }
 
 impl Dns {
-    pub(super) fn bind(options: Options, connections: usize) -> Result<Self, String> {
+    pub(super) fn bind(options: &Options, connections: usize, handles: &Handles) -> Result<Self, String> {
         let cannot = |error: io::Error| format!("cannot listen on {} (dns): {error}", options.bind);
         let (address, stream, datagrams) = sockets(options.bind).map_err(cannot)?;
         tracing::info!(listener = "dns", %address, "listening");
-        Ok(Self { options, address, stream, datagrams, connections })
+        handles.own.listens(address);
+        let recorder = &handles.telemetry.recorder;
+        let server = Server::new(options, address, &handles.reader, connections, recorder);
+        Ok(Self { server, stream, datagrams, connections })
     }
 
-    /// Creates the DNS server for the names of the mesh.
-    pub(super) fn server(&self, reader: &Reader, own: &OwnAddresses, telemetry: &Telemetry) -> Arc<Server> {
-        own.listens(self.address);
-        Server::new(&self.options, self.address, reader, self.connections, &telemetry.recorder)
+    /// Returns the server, which answers the names of the mesh.
+    pub(super) fn server(&self) -> Arc<Server> {
+        self.server.clone()
     }
 
     /// Starts to answer queries.
-    pub(super) fn serve(self, server: &Arc<Server>, sources: &Sources, scope: &Scope) -> Result<(), String> {
+    pub(super) fn serve(self, handles: &Handles) -> Result<(), String> {
+        let Self { server, stream, datagrams, connections } = self;
+        let Handles { reader, telemetry, own, scope } = handles;
         let cannot = |error: io::Error| format!("cannot serve DNS: {error}");
-        let listener = TcpListener::from_std(self.stream.into()).map_err(cannot)?;
-        let datagrams = UdpSocket::from_std(self.datagrams).map_err(cannot)?;
-        let limits = tcp::limits(self.connections);
-        let (own, recorder) = (sources.own.clone(), &sources.telemetry.recorder);
-        let incoming = Incoming::new(listener, "dns", limits, own, recorder);
-        scope.spawn(server.clone().follow(sources.reader.clone()));
+        let listener = TcpListener::from_std(stream.into()).map_err(cannot)?;
+        let datagrams = UdpSocket::from_std(datagrams).map_err(cannot)?;
+        let incoming =
+            Incoming::new(listener, "dns", tcp::limits(connections), own.clone(), &telemetry.recorder);
+        scope.spawn(server.clone().follow(reader.clone()));
         scope.spawn(udp::serve(server.clone(), datagrams, scope.clone()));
         scope.spawn(tcp::serve(server.clone(), incoming, scope.clone()));
         server.serves();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use super::handles::Handles;
 use isthmus_config::Config;
 use isthmus_model::link::LinkKey;
 use isthmus_net::handed::HandedOver;
@@ -12,17 +13,15 @@ use isthmus_peer::importer::{Answer, Done, Importer, Received};
 use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::links::Links;
 use isthmus_tasks::scope::Scope;
-use isthmus_telemetry::control::Control;
 use isthmus_tls::context::CertificateRotation;
-use isthmus_world::Reader;
 
 /// Passes the updates that links receive to the registries of peers.
-struct Registries {
+struct InboxImporter {
     inbox: Inbox,
     scope: Scope,
 }
 
-impl Importer for Registries {
+impl Importer for InboxImporter {
     fn up<'a>(&'a self, peer: &'a Arc<str>, link: &'a LinkKey) -> Done<'a> {
         Box::pin(self.inbox.up(peer, link))
     }
@@ -48,22 +47,20 @@ impl Importer for Registries {
     }
 }
 
-/// Starts the links of a config.
-pub(super) async fn start(
+/// Starts to accept and make links; there are none before [`configure`].
+pub(super) fn start(
     config: &Config,
-    reader: &Reader,
+    handles: &Handles,
     identity: &CertificateRotation,
     inbox: &Inbox,
     arrivals: mpsc::Receiver<HandedOver>,
-    control: &Arc<Control>,
-    scope: &Scope,
 ) -> Result<Links, String> {
-    let importer = Arc::new(Registries { inbox: inbox.clone(), scope: scope.clone() });
-    let links =
-        Links::start(reader.clone(), identity, importer, arrivals, instance(config), control.clone(), scope);
+    let Handles { reader, telemetry, scope, .. } = handles;
+    let importer = Arc::new(InboxImporter { inbox: inbox.clone(), scope: scope.clone() });
+    let control = telemetry.control.clone();
+    let links = Links::start(reader.clone(), identity, importer, arrivals, instance(config), control, scope);
     let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
     links.read_times(config.aggregator.state.as_deref());
-    configure(&links, config).await;
     Ok(links)
 }
 
@@ -84,11 +81,6 @@ fn suggested_name(config: &Config) -> String {
     let cluster = config.policy.node.cluster.to_string();
     let domain = config.policy.mesh.trust_domain.as_str();
     if cluster.is_empty() { domain.split('.').next().unwrap_or(domain).to_owned() } else { cluster }
-}
-
-/// Ends the links with peers that are not in the config. Must be called before the roots of these peers are removed.
-pub(super) fn part(links: &Links, config: &Config) {
-    links.part(&config.links);
 }
 
 /// Returns the name of this process among the replicas of the gateway.

@@ -5,17 +5,13 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
+use super::handles::Handles;
 use isthmus_model::address::Bind;
 use isthmus_net::incoming::Incoming;
 use isthmus_net::listen::listen;
-use isthmus_net::own::OwnAddresses;
-use isthmus_tasks::scope::Scope;
-use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::discovery::Discovery;
-use isthmus_telemetry::recorder::Recorder;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
-use isthmus_world::Reader;
 use isthmus_xds::hub::Hub;
 use isthmus_xds::incoming::{Tls, limits};
 use isthmus_xds::kind::Kind;
@@ -28,20 +24,15 @@ pub(super) struct Xds {
     service: Arc<Service>,
     socket: OwnedFd,
     tls: Option<Tls>,
-    own: Arc<OwnAddresses>,
     connections: usize,
-    recorder: Arc<Recorder>,
 }
 
 impl Xds {
     pub(super) fn bind(
         options: Options,
         connections: usize,
-        own: &Arc<OwnAddresses>,
-        reader: &Reader,
         context: NodeContext,
-        telemetry: &Telemetry,
-        scope: &Scope,
+        handles: &Handles,
     ) -> Result<Self, String> {
         let bind = options.bind;
         let trust = context.trust.clone();
@@ -52,26 +43,25 @@ impl Xds {
         let mut listening = listen(Bind::Address(bind), 1).map_err(cannot)?;
         let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;
         tracing::info!(listener = "xds", address = %listening.address, "listening");
-        let metrics = Discovery::new(&telemetry.recorder, Kind::ALL.map(Kind::text));
-        let service = Service::new(Hub::new(reader.clone()), metrics, options, scope.clone());
-        let (own, recorder) = (own.clone(), telemetry.recorder.clone());
-        own.listens(listening.address);
-        Ok(Self { service, socket, tls, own, connections, recorder })
+        let metrics = Discovery::new(&handles.telemetry.recorder, Kind::ALL.map(Kind::text));
+        let service = Service::new(Hub::new(handles.reader.clone()), metrics, options, handles.scope.clone());
+        handles.own.listens(listening.address);
+        Ok(Self { service, socket, tls, connections })
     }
 
     pub(super) fn clients(&self) -> Arc<Clients> {
         self.service.clients()
     }
 
-    pub(super) fn serve(self) -> Result<(), String> {
+    pub(super) fn serve(self, handles: &Handles) -> Result<(), String> {
         let listener = TcpListener::from_std(self.socket.into());
         let listener = listener.map_err(|error| format!("cannot serve xDS: {error}"))?;
         let incoming = Incoming::new(
             listener,
             "xds",
             limits(self.connections, self.tls.as_ref()),
-            self.own,
-            &self.recorder,
+            handles.own.clone(),
+            &handles.telemetry.recorder,
         );
         server::serve(&self.service, incoming, self.tls);
         Ok(())

@@ -1,0 +1,158 @@
+//! The registries of the config in use: the aggregator that reads them and makes the snapshots, and the sources in which
+//! Kubernetes clusters are found.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::clusters::Clusters;
+use isthmus_aggregator::etcd::registry::EtcdRegistry;
+use isthmus_aggregator::file::FileRegistry;
+use isthmus_aggregator::owner::{self, Handle, NotApplied};
+use isthmus_aggregator::registry::{Changes, Factory, Registry};
+use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status};
+use isthmus_config::Config;
+#[cfg(feature = "kubernetes")]
+use isthmus_kubernetes::registry::KubernetesRegistry;
+use isthmus_peer::imports::inbox::Inbox;
+use isthmus_peer::imports::registry::PeerRegistry;
+use isthmus_snapshot::change::Change;
+use isthmus_tasks::background;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::control::Control;
+use isthmus_world::{LaterReader, Reader};
+
+/// The time for which a reload waits for newly added sources of Kubernetes clusters.
+const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// The registries of the config in use.
+pub(super) struct Registries {
+    pub(super) aggregator: Handle,
+    /// The sources of Kubernetes clusters.
+    pub(super) clusters: Clusters,
+}
+
+impl Registries {
+    /// Starts to read the registries of a config, and publishes the first snapshot, which has the services of the config itself.
+    pub(super) async fn start(
+        config: &Config,
+        inbox: &Inbox,
+        telemetry: &Arc<Control>,
+        scope: &Scope,
+    ) -> Result<(Self, Reader), String> {
+        let mut clusters = Clusters::new(scope.clone());
+        clusters.configure(&config.registries, config.aggregator.start_timeout).await;
+        clusters.remember(config.aggregator.state.as_deref()).await;
+        let sources = sources(config, &mut clusters);
+        // Registries are started before the first snapshot exists, so the reader is set later.
+        let snapshots = LaterReader::default();
+        let (later, inbox, registry_scope) = (snapshots.clone(), inbox.clone(), scope.clone());
+        let registries: Arc<Factory> =
+            Arc::new(move |spec| registry_of(spec, &registry_scope, &later, &inbox));
+        let (telemetry, scope) = (telemetry.clone(), scope.clone());
+        // The build takes long with a large config, so it runs on a background thread.
+        let world = background::run(move || owner::start(sources, registries, &telemetry, &scope)).await;
+        let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
+        // The result is ignored, since only this line sets the reader.
+        let _ = snapshots.set(reader.clone());
+        Ok((Self { aggregator, clusters }, reader))
+    }
+
+    /// Replaces the config; on an error, the previous one stays in use.
+    pub(super) async fn configure(&mut self, config: &Config) -> Result<(), NotApplied> {
+        self.clusters.configure(&config.registries, CLUSTERS_WITHIN).await;
+        self.aggregator.configure(sources(config, &mut self.clusters)).await
+    }
+
+    /// Configures the aggregator with the Kubernetes clusters that are found at present.
+    pub(super) async fn renew_clusters(&mut self, config: &Config) {
+        let configured = self.aggregator.configure(sources(config, &mut self.clusters)).await;
+        if let Err(not_applied) = configured {
+            tracing::error!("cannot apply the Kubernetes clusters that were found: {not_applied}");
+        }
+    }
+
+    /// Waits until every registry, or the last good copy of it, has been read, but at most for `aggregator.startTimeout`. If
+    /// there is an xDS server, also waits until each host name has been looked up once: a network whose gateway has an unresolved
+    /// host name cannot be reached, so a client that reconnects during the start would lose the endpoints of that network.
+    pub(super) async fn are_read(&mut self, config: &Config) {
+        let mut status = self.aggregator.status.clone();
+        let all_in = |status: &Arc<Status>| {
+            (config.xds.is_none() || status.looking_up == 0) && missing(status).next().is_none()
+        };
+        let mut all_in = pin!(timeout(config.aggregator.start_timeout, status.wait_for(all_in)));
+        let in_time = loop {
+            tokio::select! {
+                ended = &mut all_in => break ended.is_ok(),
+                () = self.clusters.changed() => self.renew_clusters(config).await,
+            }
+        };
+        if in_time {
+            return;
+        }
+        for registry in missing(&self.aggregator.status.borrow()) {
+            let problem = registry.problems.first().map_or("still being read", String::as_str);
+            tracing::warn!(registry = &*registry.name, problem, "the registry was not read in time");
+        }
+        tracing::warn!(
+            "some registries were not read within aggregator.startTimeout; the listeners open without their services"
+        );
+    }
+}
+
+/// Returns the registries that have not been read, except those of peers.
+fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {
+    let awaited = status.registries.iter().filter(|registry| !registry.is_peer);
+    awaited.filter(|registry| registry.state == RegistryState::Missing)
+}
+
+fn sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
+    owner::Sources {
+        policy: config.policy.clone(),
+        services: config.services.clone(),
+        registries: clusters.expanded(&config.registries, &config.policy.node.cluster),
+        options: config.aggregator.clone(),
+    }
+}
+
+/// A source of clusters that was not read yet, as a registry that cannot be read.
+struct UnreadSource(RegistrySpec);
+
+impl Registry for UnreadSource {
+    fn spec(&self) -> &RegistrySpec {
+        &self.0
+    }
+
+    fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let problem = "the source was not read yet, so its clusters are not known; the warnings of `isthmus status` name the cause";
+        Box::pin(async move {
+            // Fails only if nobody receives changes any more.
+            let _ = changes.send(vec![Change::Failed(vec![problem.to_owned()])]).await;
+            std::future::pending().await
+        })
+    }
+}
+
+/// Creates the registry that a spec describes.
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    expect(unused_variables, reason = "only clusters are compared by it")
+)]
+fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader, inbox: &Inbox) -> Box<dyn Registry> {
+    match &spec.kind {
+        RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
+        #[cfg(feature = "kubernetes")]
+        RegistryKind::Kubernetes(kubernetes) => {
+            Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
+        }
+        RegistryKind::KubernetesClusters(_) => Box::new(UnreadSource(spec.clone())),
+        RegistryKind::Peer(peer) => Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone())),
+        // In a build without Kubernetes, the check of the config has refused such a registry already.
+        #[cfg(not(feature = "kubernetes"))]
+        RegistryKind::Kubernetes(_) => Box::new(UnreadSource(spec.clone())),
+        RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
+    }
+}
