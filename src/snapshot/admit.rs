@@ -353,7 +353,7 @@ fn trace_peers(asking: &Asking<'_>, trace: &mut impl Trace) {
     trace.step(|| {
         let names: Vec<&str> = asking.peers.peers().map(|peer| &*peer.name).collect();
         let by = if asking.request.identity.is_some() { "identity" } else { "source" };
-        format!("by its {by}, the caller is one of the peer {}", names.join(" or "))
+        format!("the caller belongs to the peer {} (by its {by})", names.join(" or "))
     });
 }
 
