@@ -3,13 +3,11 @@
 //!
 //! - `program`: the running program: start, events, reloads, end. `parts`: the parts that a config sets, and the steps by which a
 //!   config takes effect in them. `fixed`: the values that only a restart changes. `handles`: what all parts share.
-//! - `registries`: the aggregator and its registries. `clusters`: the Kubernetes clusters that are found. `peers`: the links.
+//! - `registries`: the aggregator, its registries, and the sources of Kubernetes clusters. `peers`: the links with peers.
 //! - `listeners`, `servers`, `xds`, `dns`: the sockets of the data plane, of HTTP, xDS and DNS.
 //! - `orders`, `loading`: signals and commands, and the reads of the config file. `log`, `otlp`: the program log, and spans.
 //! - `upkeep`, `systemd`, `shutdown`, `threads`: periodic work, the service manager, the drain, the check of the thread limit.
 
-#[cfg_attr(not(feature = "kubernetes"), path = "clusters_disabled.rs")]
-mod clusters;
 mod dns;
 mod fixed;
 mod handles;

@@ -35,7 +35,7 @@ use isthmus_peer::links::Links;
 use isthmus_snapshot::trust_roots::TrustRoots;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::Telemetry;
-use isthmus_telemetry::access_log::GatewayName;
+use isthmus_model::record::GatewayName;
 use isthmus_telemetry::outlet::OpenLog;
 use isthmus_telemetry::writer::Order;
 use isthmus_tls::certificate::pem;

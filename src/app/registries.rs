@@ -1,13 +1,16 @@
 //! The registries of the config in use: the aggregator that reads them and makes the snapshots, and the sources in which
 //! Kubernetes clusters are found.
 
+#[cfg(not(feature = "kubernetes"))]
+mod kubernetes;
+
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::clusters::Clusters;
+use self::kubernetes::Clusters;
 use isthmus_aggregator::etcd::registry::EtcdRegistry;
 use isthmus_aggregator::file::FileRegistry;
 use isthmus_aggregator::owner::{self, Handle, NotApplied};
@@ -16,7 +19,7 @@ use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status};
 use isthmus_config::Config;
 #[cfg(feature = "kubernetes")]
-use isthmus_kubernetes::registry::KubernetesRegistry;
+use isthmus_kubernetes::sources as kubernetes;
 use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::imports::registry::PeerRegistry;
 use isthmus_snapshot::change::Change;
@@ -137,22 +140,12 @@ impl Registry for UnreadSource {
 }
 
 /// Creates the registry that a spec describes.
-#[cfg_attr(
-    not(feature = "kubernetes"),
-    expect(unused_variables, reason = "only clusters are compared by it")
-)]
 fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader, inbox: &Inbox) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
-        #[cfg(feature = "kubernetes")]
-        RegistryKind::Kubernetes(kubernetes) => {
-            Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
-        }
+        RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
+        RegistryKind::Kubernetes(cluster) => kubernetes::registry(spec, cluster, scope, world),
         RegistryKind::KubernetesClusters(_) => Box::new(UnreadSource(spec.clone())),
         RegistryKind::Peer(peer) => Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone())),
-        // In a build without Kubernetes, the check of the config has refused such a registry already.
-        #[cfg(not(feature = "kubernetes"))]
-        RegistryKind::Kubernetes(_) => Box::new(UnreadSource(spec.clone())),
-        RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }

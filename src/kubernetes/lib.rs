@@ -7,7 +7,8 @@
 //!   all kinds have in common. `table`, `interner`: how records are kept.
 //! - `index`: the objects of a cluster, and the items made from them. `endpoints`: converts slices to endpoints, and decides
 //!   which of them are believed. `gateways`: the gateways of networks.
-//! - `registry`: one cluster as a registry. `clusters`: registries of clusters that are found while the gateway runs.
+//! - `registry`: one cluster as a registry. `clusters`: finds clusters while the gateway runs. `sources`: all places of a config
+//!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `remote`: makes kubeconfigs for other clusters.
 //!
 //! A kind is added in three places:
@@ -34,5 +35,6 @@ mod kubeconfig;
 mod objects;
 pub mod registry;
 pub mod remote;
+pub mod sources;
 mod table;
 mod watch;

@@ -10,16 +10,29 @@ use std::time::Duration;
 use futures_util::future::{pending, select_all};
 use tokio::sync::watch;
 
+use super::clusters::{ClusterFinder, FoundClusters, NAME_PREFIX};
+use super::registry::KubernetesRegistry;
 use isthmus_aggregator::copies::registries_with_copies;
-use isthmus_aggregator::spec::kubernetes::{AccessSpec, ClustersSpec};
+use isthmus_aggregator::registry::Registry;
+use isthmus_aggregator::spec::kubernetes::{AccessSpec, ClustersSpec, KubernetesSpec};
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
-use isthmus_kubernetes::clusters::{ClusterFinder, FoundClusters, NAME_PREFIX};
 use isthmus_model::place::ClusterId;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
+use isthmus_world::LaterReader;
+
+/// Creates the registry of one Kubernetes cluster. `world` is set when the first snapshot is published.
+pub fn registry(
+    spec: &RegistrySpec,
+    kubernetes: &KubernetesSpec,
+    scope: &Scope,
+    world: &LaterReader,
+) -> Box<dyn Registry> {
+    Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
+}
 
 /// The cluster sources of the config in use.
-pub(super) struct Clusters {
+pub struct Clusters {
     scope: Scope,
     finders: BTreeMap<Arc<str>, (ClustersSpec, ClusterFinder)>,
     /// The clusters of the last config, by name. Each has the name of the source that has found it, which is empty if only the
@@ -30,14 +43,14 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// Returns a value without sources that starts its tasks in `scope`.
-    pub(super) fn new(scope: Scope) -> Self {
+    /// Creates an empty set of cluster sources. Their tasks will run in `scope`.
+    pub fn new(scope: Scope) -> Self {
         Self { scope, finders: BTreeMap::new(), in_use: BTreeMap::new(), ignored: Vec::new() }
     }
 
     /// Follows the cluster sources of a config, and stops following all others. Returns when each source was read or has
     /// failed, or after `within`.
-    pub(super) async fn configure(&mut self, registries: &[RegistrySpec], within: Duration) {
+    pub async fn configure(&mut self, registries: &[RegistrySpec], within: Duration) {
         let wanted = registries.iter().filter_map(|spec| match &spec.kind {
             RegistryKind::KubernetesClusters(clusters) => Some((spec.name.clone(), clusters)),
             _ => None,
@@ -63,7 +76,7 @@ impl Clusters {
 
     /// If a source was not read yet, adds the clusters that have a last good copy in the state folder: an earlier process may have
     /// found them in that source.
-    pub(super) async fn remember(&mut self, state: Option<&Path>) {
+    pub async fn remember(&mut self, state: Option<&Path>) {
         let is_read = |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().is_read;
         let Some(state) = state.filter(|_| !self.finders.values().all(is_read)) else { return };
         let state = state.to_owned();
@@ -77,7 +90,7 @@ impl Clusters {
     /// Returns the registries of a config. Each registry that is a source of clusters is replaced by the clusters that it has
     /// found. A cluster is left out if the config names the cluster itself, or if an earlier source has found it. A source that
     /// was not read yet stays, followed by the clusters in use that it may have.
-    pub(super) fn expanded(&mut self, registries: &[RegistrySpec], own: &ClusterId) -> Vec<RegistrySpec> {
+    pub fn expanded(&mut self, registries: &[RegistrySpec], own: &ClusterId) -> Vec<RegistrySpec> {
         let named = registries.iter().filter(|spec| matches!(spec.kind, RegistryKind::Kubernetes(_)));
         let mut taken: BTreeSet<Arc<str>> = named.map(|spec| spec.name.clone()).collect();
         let mut all = Vec::with_capacity(registries.len());
@@ -137,13 +150,13 @@ impl Clusters {
     }
 
     /// Returns the errors of the sources, and the clusters that are left out, one per line.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub fn problems(&self) -> Vec<String> {
         let of_finder = |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().problems.clone();
         self.finders.values().flat_map(of_finder).chain(self.ignored.iter().cloned()).collect()
     }
 
     /// Waits until a source reports other clusters or other problems.
-    pub(super) async fn changed(&mut self) {
+    pub async fn changed(&mut self) {
         any_changed(self.finders.values_mut().map(|(_, finder)| &mut finder.found)).await;
     }
 }
@@ -167,6 +180,9 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
+    use isthmus_aggregator::spec::kubernetes::ClusterSource;
+    use isthmus_model::place::Network;
+    use isthmus_snapshot::policy::RegistryScope;
 
     #[test]
     fn a_finder_that_has_ended_does_not_hide_the_changes_of_the_others() {
@@ -180,17 +196,18 @@ mod tests {
         assert!(!is_changed(), "the change was seen");
     }
 
-    /// Returns the registry of a config that finds clusters in a folder.
+    /// Returns a registry that finds clusters in a folder.
     fn source(folder: &Path) -> RegistrySpec {
-        let place = folder.with_extension("config.yaml");
-        let text = format!(
-            "listen: ':15443'\nregistries: [{{kubernetesClusters: {{folder: {}}}}}]\n",
-            folder.display()
-        );
-        std::fs::write(&place, text).expect("written");
-        let config = isthmus_config::load(&place, &|_| None, &mut |_| {});
-        let config = config.unwrap_or_else(|problems| panic!("{problems:?}"));
-        config.registries.into_iter().next().expect("one registry")
+        RegistrySpec {
+            name: folder.to_string_lossy().into(),
+            cluster: ClusterId::default(),
+            network: Network::default(),
+            scope: RegistryScope::default(),
+            kind: RegistryKind::KubernetesClusters(ClustersSpec {
+                source: ClusterSource::Folder(folder.to_owned()),
+                template: KubernetesSpec::plain(),
+            }),
+        }
     }
 
     fn names(clusters: &mut Clusters, registries: &[RegistrySpec]) -> Vec<String> {
