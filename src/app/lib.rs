@@ -124,7 +124,7 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
         .map_err(|error| start_failed(&format!("cannot start the threads of the logs: {error}")))?;
     let scope = Scope::default();
     let manager = ServiceManager::from_environment(&scope);
-    manager.tell("STATUS=reading the registries");
+    manager.notify("STATUS=reading the registries");
     let log = log::start(&config.log, &telemetry.writer);
     let level = config.log.level;
     supervisor.take_logs(log, level, &config.access_log, &telemetry.writer, &openings, &scope);

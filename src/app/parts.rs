@@ -120,7 +120,7 @@ impl Parts {
         // Links with removed peers end while the roots of these peers are still trusted.
         self.links.part(&config.links);
         self.identity.configure(config.identity.clone()).await;
-        self.give_trust_roots();
+        self.publish_trust_roots();
         let limits = self.fixed.limits(config);
         self.dataplane.set_limits(limits);
         self.handles.telemetry.gateway.store(gateway_name(config));
@@ -131,14 +131,14 @@ impl Parts {
             tracing::warn!("the change of {key} takes effect after a restart; all other changes are in use");
         }
         let in_use = in_use(config);
-        self.tell(|status| {
+        self.update_status(|status| {
             status.in_use = in_use;
             status.config_since = SystemTime::now();
             status.rejected.clear();
             status.restart = restart.iter().map(ToString::to_string).collect();
             status.limits = limits;
         });
-        self.tell_warnings(config);
+        self.update_warnings(config);
         restart
     }
 
@@ -148,24 +148,24 @@ impl Parts {
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;
         self.dataplane.readmit().await;
         let listening = self.listeners.listening();
-        self.tell(|status| status.listening = listening);
+        self.update_status(|status| status.listening = listening);
     }
 
-    /// Passes the roots of all trust domains to the aggregator, so that clients can verify servers by them.
-    pub(super) fn give_trust_roots(&self) {
+    /// Passes the roots of all trust domains to the aggregator, so that xDS clients can verify servers by them.
+    pub(super) fn publish_trust_roots(&self) {
         let Some(trust) = self.identity.context().trust.newest() else { return };
         self.registries.aggregator.use_trust_roots(trust_roots(&trust));
     }
 
     /// Adds the warnings of the config and of the cluster sources to the status.
-    pub(super) fn tell_warnings(&self, config: &Config) {
+    pub(super) fn update_warnings(&self, config: &Config) {
         let of_config = config.warnings.iter().map(ToString::to_string);
         let warnings = of_config.chain(self.registries.clusters.problems()).collect();
-        self.tell(|status| status.warnings = warnings);
+        self.update_status(|status| status.warnings = warnings);
     }
 
     /// Changes the status that the admin API shows.
-    pub(super) fn tell(&self, change: impl FnOnce(&mut ProgramStatus)) {
+    pub(super) fn update_status(&self, change: impl FnOnce(&mut ProgramStatus)) {
         let mut status = (**self.status.load()).clone();
         change(&mut status);
         self.status.store(Arc::new(status));

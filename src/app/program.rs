@@ -114,7 +114,7 @@ impl Program {
         scope.spawn(sources.dataplane.check(sources.reader.clone()));
         scope.spawn(problems::watch(sources));
         parts.registries.are_read(&config).await;
-        parts.tell_warnings(&config);
+        parts.update_warnings(&config);
         parts.open(&config, bound).await;
         // The xDS and DNS servers start after the registries have been read. Otherwise an xDS client that reconnects would lose
         // the endpoints of registries that are not read yet, and DNS clients would learn that names do not exist.
@@ -123,7 +123,7 @@ impl Program {
         let program = Self { config, parts, watch, openings, manager, admin_file };
         program.manager.watch_workers(program.parts.dataplane.control(), &scope);
         program.manager.ready(&program.serving());
-        program.parts.tell(|status| status.serving = true);
+        program.parts.update_status(|status| status.serving = true);
         Ok(program)
     }
 
@@ -157,22 +157,22 @@ impl Program {
             false => tracing::info!(why, "stopping"),
         }
         drop(loader);
-        self.manager.tell(&format!("STOPPING=1\nSTATUS=draining: {why}"));
+        self.manager.notify(&format!("STOPPING=1\nSTATUS=draining: {why}"));
         supervisor.set_draining();
         self.parts.handles.telemetry.control.draining();
-        self.parts.tell(|status| status.draining = true);
+        self.parts.update_status(|status| status.draining = true);
         let Self { parts, config, admin_file, .. } = self;
         let Parts { handles, dataplane, exporter, links, status, registries, .. } = parts;
         // The links with peers are closed first. Each peer continues with the services that it has received.
         links.stop();
         let control = dataplane.control();
-        let deaf = move || {
+        let on_close = move || {
             let mut closed = (**status.load()).clone();
             closed.listening.clear();
             status.store(Arc::new(closed));
         };
         let stopped = async {
-            shutdown::shutdown(dataplane, config.drain, deaf).await;
+            shutdown::shutdown(dataplane, config.drain, on_close).await;
             exporter.finish().await;
             // The state of the registries is copied to disk, so that the next process starts with the newest state.
             let write = move || {
@@ -205,7 +205,7 @@ impl Program {
     ) -> Result<Infallible, &'static str> {
         let mut trust = self.parts.identity.context().trust;
         // The roots may have changed since the config was applied.
-        self.parts.give_trust_roots();
+        self.parts.publish_trust_roots();
         loop {
             let (may_begin, is_asked) = (loader.may_begin(), supervisor.reload.is_some());
             let event = tokio::select! {
@@ -233,7 +233,7 @@ impl Program {
                 Event::Enrolled => supervisor.request_reload("a peer was enrolled", None),
                 Event::Changed => supervisor.request_reload("the config file changed", None),
                 Event::Trust => {
-                    self.parts.give_trust_roots();
+                    self.parts.publish_trust_roots();
                     supervisor.during(self.parts.dataplane.readmit()).await?;
                 }
                 Event::Clusters => supervisor.during(self.renew_clusters()).await?,
@@ -260,7 +260,7 @@ impl Program {
     /// Configures the aggregator with the Kubernetes clusters that are found at present.
     async fn renew_clusters(&mut self) {
         self.parts.registries.renew_clusters(&self.config).await;
-        self.parts.tell_warnings(&self.config);
+        self.parts.update_warnings(&self.config);
     }
 
     /// Applies a config that was read; on any error nothing changes.
@@ -276,7 +276,7 @@ impl Program {
                     tracing::error!(why, "config rejected, the previous one stays in use: {problem}");
                 }
                 self.parts.handles.telemetry.control.reloaded(ReloadResult::Rejected);
-                self.parts.tell(|status| status.rejected.clone_from(problems));
+                self.parts.update_status(|status| status.rejected.clone_from(problems));
             }
         }
         result

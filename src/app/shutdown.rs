@@ -4,15 +4,15 @@
 use isthmus_config::Drain;
 use isthmus_dataplane::handle::Dataplane;
 
-/// Drains the data plane, and calls `deaf` when the listeners close.
-pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, deaf: impl FnOnce()) {
+/// Drains the data plane, and calls `on_close` when the listeners close.
+pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, on_close: impl FnOnce()) {
     if !drain.delay.is_zero() {
         tracing::info!(delay = ?drain.delay, "the gateway is not ready any more, and accepts connections until the delay has \
                                               passed");
         tokio::time::sleep(drain.delay).await;
     }
     tracing::info!(timeout = ?drain.timeout, connections = dataplane.control().connections_active(), "draining");
-    deaf();
+    on_close();
     dataplane.drain(drain.timeout).await;
     tracing::info!("drained");
 }

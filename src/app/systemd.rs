@@ -53,7 +53,7 @@ impl ServiceManager {
     }
 
     /// Sends a message to the service manager: assignments such as `READY=1`, one per line.
-    pub(super) fn tell(&self, message: &str) {
+    pub(super) fn notify(&self, message: &str) {
         let Some(messages) = &self.messages else { return };
         if messages.try_send(message.to_owned()).is_err() {
             tracing::warn!(
@@ -67,7 +67,7 @@ impl ServiceManager {
     pub(super) fn ready(&self, status: &str) {
         let shown = |c: char| if c.is_control() { ' ' } else { c };
         let line: String = status.chars().map(shown).take(STATUS_MAX).collect();
-        self.tell(&format!("READY=1\nSTATUS={line}"));
+        self.notify(&format!("READY=1\nSTATUS={line}"));
     }
 
     /// Notifies the manager that a reload begins. The message contains the time, so that the manager can distinguish this
@@ -75,7 +75,7 @@ impl ServiceManager {
     pub(super) fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let microseconds = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1_000;
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={microseconds}"));
+        self.notify(&format!("RELOADING=1\nMONOTONIC_USEC={microseconds}"));
     }
 
     /// Notifies the watchdog of the manager twice per `WatchdogSec`, as long as every worker responds. Does nothing if the
