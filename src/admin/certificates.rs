@@ -4,7 +4,8 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
-use super::problems::{Code, Problem};
+use super::problems::Problem;
+use super::problems::code::Code;
 use super::readiness::Gate;
 use isthmus_api::certificate::Certificate;
 use isthmus_api::status::IdentitySource;

@@ -4,7 +4,9 @@
 
 mod html;
 mod map;
+mod question;
 mod sections;
+mod table;
 
 use html::Html;
 use isthmus_api::explanation::Explanation;
@@ -44,7 +46,7 @@ pub fn page(overview: &Overview, explained: &Explained) -> String {
     html.raw("<link rel=\"icon\" href=\"data:,\">\n<script src=\"/dashboard.js\" defer></script>\n</head>\n<body>\n");
     html.raw("<a class=\"skip\" href=\"#main\">Skip to the state</a>\n");
     sections::header(&mut html, overview, name);
-    sections::explain(&mut html, overview, explained);
+    question::explain(&mut html, overview, explained);
     html.raw("<main id=\"main\" tabindex=\"-1\">\n");
     sections::state(&mut html, overview);
     html.raw("<div class=\"columns\">\n");

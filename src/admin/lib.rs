@@ -150,7 +150,7 @@ pub struct Sources {
     /// The time at which the process started.
     pub started: Instant,
     /// The data that is kept between two evaluations of the problems.
-    pub history: Arc<problems::History>,
+    pub history: Arc<problems::history::History>,
     /// The list of services for the overview, made at most once a second.
     pub overviews: Arc<overview::Cache>,
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::clients::refused;
-use super::problems::{Code, Problem, listed, problems};
+use super::problems::code::Code;
+use super::problems::{Problem, listed, problems};
 use super::{Sources, endpoints};
 use isthmus_aggregator::status::{RegistryStatus, Status as AggregatorStatus};
 use isthmus_api as api;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{Admin, Failure, client, read};
-use isthmus_admin::problems::Code;
+use isthmus_admin::problems::code::Code;
 use isthmus_api::overview::{Overview, Refusal};
 use isthmus_api::status::{Problem, Status};
 use isthmus_api::text::clean;

@@ -79,7 +79,7 @@ fn problem_codes() -> String {
         `problem solved`. Why one connection was refused is in [reasons](reasons.md). This page is generated from the code.\n\n\
         | code | meaning | look at |\n|---|---|---|\n"
         .to_owned();
-    for code in problems::Code::ALL {
+    for code in problems::code::Code::ALL {
         let _ = writeln!(text, "| `{}` | {} | {} |", code.text(), code.meaning(), code.look_at());
     }
     text

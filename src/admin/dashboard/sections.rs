@@ -3,10 +3,12 @@
 use super::Explained;
 use super::html::Html;
 use super::map;
+use super::question::keep;
+use super::table::Th::{Number, Text, Wide, WideNumber};
+use super::table::{begin, end, more, or_dash, table, td};
 use isthmus_api::certificate::Certificate;
 use isthmus_api::client::Client;
 use isthmus_api::connection::Connection;
-use isthmus_api::explanation::Explanation;
 use isthmus_api::network::Gateway;
 use isthmus_api::overview::{Overview, Refusal, Service, states};
 use isthmus_api::peer::Peer;
@@ -24,77 +26,6 @@ const PROBLEMS_MAX: usize = 100;
 /// Returns the state as one character, for the window title.
 pub(super) fn mark(overview: &Overview) -> &'static str {
     if overview.status.ready && overview.status.problems.is_empty() { "\u{2713}" } else { "\u{2717}" }
-}
-
-/// Begins a section whose accessible name is its heading.
-fn begin(html: &mut Html, id: &'static str, heading: &'static str, small: &str) {
-    html.raw("<section").attribute("aria-labelledby", id).raw(">\n<h2").attribute("id", id).raw(">");
-    html.raw(heading);
-    if !small.is_empty() {
-        html.raw("<small>").text(small).raw("</small>");
-    }
-    html.raw("</h2>\n");
-}
-
-fn end(html: &mut Html) {
-    html.raw("</section>\n");
-}
-
-/// A heading of a table. The variant says whether the column has numbers, or is left out on small screens.
-#[derive(Clone, Copy)]
-enum Th {
-    Text(&'static str),
-    Number(&'static str),
-    Wide(&'static str),
-    WideNumber(&'static str),
-}
-
-use Th::{Number, Text, Wide, WideNumber};
-
-/// Writes a table; `row` writes the cells of each row.
-fn table<T>(html: &mut Html, columns: &[Th], items: &[T], mut row: impl FnMut(&mut Html, &T)) {
-    html.raw("<div class=\"scroll\"><table>\n<thead><tr>");
-    for column in columns {
-        let (class, heading) = match column {
-            Text(heading) => ("", heading),
-            Number(heading) => ("number", heading),
-            Wide(heading) => ("wide-only", heading),
-            WideNumber(heading) => ("number wide-only", heading),
-        };
-        html.raw("<th scope=\"col\"");
-        classed(html, class);
-        html.raw(">").text(heading).raw("</th>");
-    }
-    html.raw("</tr></thead>\n<tbody>\n");
-    for item in items {
-        html.raw("<tr>");
-        row(html, item);
-        html.raw("</tr>\n");
-    }
-    html.raw("</tbody>\n</table></div>\n");
-}
-
-fn td(html: &mut Html, class: &'static str, value: impl AsRef<str>) {
-    html.raw("<td");
-    classed(html, class);
-    html.raw(">").text(value).raw("</td>");
-}
-
-fn classed(html: &mut Html, class: &'static str) {
-    if !class.is_empty() {
-        html.attribute("class", class);
-    }
-}
-
-fn or_dash(text: &str) -> &str {
-    if text.is_empty() { "\u{2013}" } else { text }
-}
-
-/// Writes the number of items of a list that are not shown.
-fn more(html: &mut Html, hidden: usize, command: &'static str) {
-    if hidden > 0 {
-        html.raw("<p class=\"dim\">and ").show(hidden).raw(" more: <code>").raw(command).raw("</code></p>\n");
-    }
 }
 
 /// Writes the head of the page, which identifies the gateway.
@@ -185,98 +116,6 @@ fn quoted(html: &mut Html, text: &str) {
             _ => html.raw("<code>").text(part).raw("</code>"),
         };
     }
-}
-
-/// Writes the box that explains a name, with the answer if there was a question.
-pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explained) {
-    html.raw("<form class=\"explain\" method=\"get\" action=\"/\" id=\"explain\">\n");
-    html.raw("<label class=\"grow\">Explain how a name is routed, and why");
-    html.raw(
-        "<input type=\"text\" name=\"explain\" placeholder=\"checkout.shop.mesh\" autocomplete=\"off\" \
-              spellcheck=\"false\" maxlength=\"300\"",
-    );
-    html.attribute("value", &explained.name).raw("></label>\n");
-    html.raw("<label>from (IP)<input type=\"text\" name=\"from\" size=\"16\" maxlength=\"45\" autocomplete=\"off\"");
-    html.attribute("value", &explained.from).raw("></label>\n");
-    html.raw("<label class=\"check\"><input type=\"checkbox\" name=\"authority\" value=\"1\"");
-    if explained.authority {
-        html.raw(" checked");
-    }
-    html.raw("> HBONE authority</label>\n");
-    keep(html, "q", &overview.services.query);
-    html.raw("<button type=\"submit\">Explain</button>\n");
-    match &explained.answer {
-        None => {}
-        Some(Err(fault)) => {
-            html.raw("<div class=\"answer bad\" id=\"answer\" role=\"status\">").text(fault).raw("</div>\n");
-        }
-        Some(Ok(answer)) => explanation(html, answer),
-    }
-    html.raw("</form>\n");
-}
-
-/// Adds a parameter of the page to a form as a hidden field.
-fn keep(html: &mut Html, name: &'static str, value: &str) {
-    if !value.is_empty() {
-        html.raw("<input type=\"hidden\"").attribute("name", name).attribute("value", value).raw(">\n");
-    }
-}
-
-fn explanation(html: &mut Html, answer: &Explanation) {
-    html.raw("<div class=\"answer\" id=\"answer\" role=\"status\">\n<strong");
-    html.attribute("class", if answer.is_admitted() { "good" } else { "bad" }).raw(">");
-    html.text(&answer.verdict).raw("</strong>: <code>").text(&answer.reason).raw("</code>\n<ol>\n");
-    for step in &answer.steps {
-        html.raw("<li>").text(step).raw("</li>\n");
-    }
-    html.raw("</ol>\n");
-    if !answer.candidates.is_empty() {
-        let columns = [
-            Text("endpoint"),
-            Text("state"),
-            Number("odds"),
-            WideNumber("weight"),
-            Wide("cluster"),
-            Wide("locality"),
-            Text("last failure"),
-        ];
-        let shown = &answer.candidates[..answer.candidates.len().min(20)];
-        table(html, &columns, shown, |html, candidate| {
-            td(html, "name", &candidate.address);
-            td(
-                html,
-                if candidate.state == "healthy" { "state-of" } else { "state-of bad" },
-                &candidate.state,
-            );
-            td(html, "number", format!("{:.1} %", candidate.odds * 100.0));
-            td(html, "number wide-only", candidate.weight.to_string());
-            td(html, "wide-only", or_dash(&candidate.cluster));
-            td(html, "wide-only", or_dash(&candidate.locality));
-            let last = candidate.last_failure.as_ref();
-            td(
-                html,
-                "detail",
-                last.map_or_else(String::new, |last| format!("{}, {} in a row", last.reason, last.in_a_row)),
-            );
-        });
-        more(html, answer.candidates.len() - shown.len(), "isthmus explain NAME");
-    }
-    for warning in &answer.warnings {
-        html.raw("<p class=\"warn\">").text(warning).raw("</p>\n");
-    }
-    for failure in &answer.recent {
-        html.raw("<p class=\"dim\">failed recently: <code>").text(&failure.reason).raw("</code>, ");
-        html.text(failure.text()).raw("</p>\n");
-    }
-    if !answer.near.is_empty() {
-        html.raw("<p>Did you mean ");
-        for (index, name) in answer.near.iter().enumerate() {
-            html.raw(if index == 0 { "<a" } else { ", or <a" });
-            html.attribute("href", format!("/?explain={}", encoded(name))).raw(">").text(name).raw("</a>");
-        }
-        html.raw("?</p>\n");
-    }
-    html.raw("</div>\n");
 }
 
 /// Writes the number of refused connections, by reason.

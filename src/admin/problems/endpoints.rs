@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::{Code, FAILURES_MIN, Problem};
+use super::code::Code;
+use super::{FAILURES_MIN, Problem};
 use isthmus_dataplane::upstreams::{EndpointState, Upstreams};
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_telemetry::clock::rfc3339;

@@ -1,0 +1,107 @@
+//! Requests that change something: reloads, the drain, the log level, endpoints, connections and enrolments.
+
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::Parameters;
+use super::response::{error, json_response};
+use crate::maintenance::{self, Order, Refused};
+use crate::{Command, Sources, enrolment};
+use isthmus_dataplane::withdrawals::Withdrawal;
+
+pub(super) async fn reload(State(sources): State<Sources>) -> Response {
+    let (answer, wait) = oneshot::channel();
+    if sources.commands.send(Command::Reload(answer)).await.is_err() {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
+    }
+    match wait.await {
+        Ok(Ok(done)) => json_response(&json!({ "result": done })),
+        Ok(Err(problems)) => {
+            (StatusCode::BAD_REQUEST, json_response(&json!({ "problems": problems }))).into_response()
+        }
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
+    }
+}
+
+pub(super) async fn drain(State(sources): State<Sources>) -> Response {
+    match sources.commands.send(Command::Drain).await {
+        Ok(()) => (StatusCode::ACCEPTED, json_response(&json!({ "result": "draining" }))).into_response(),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
+    }
+}
+
+pub(super) async fn drain_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    maintenance_response(maintenance::endpoint(&sources, Order::Withdraw(Withdrawal::Drained), &query).await)
+}
+
+pub(super) async fn disable_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    maintenance_response(maintenance::endpoint(&sources, Order::Withdraw(Withdrawal::Disabled), &query).await)
+}
+
+pub(super) async fn enable_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    maintenance_response(maintenance::endpoint(&sources, Order::Enable, &query).await)
+}
+
+pub(super) async fn close_connection(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    maintenance_response(maintenance::close(&sources, &query).await)
+}
+
+fn maintenance_response(result: Result<Value, Refused>) -> Response {
+    match result {
+        Ok(value) => json_response(&value),
+        Err(Refused::Parameters(text)) => error(StatusCode::BAD_REQUEST, &text),
+        Err(Refused::Unknown(text)) => error(StatusCode::NOT_FOUND, &text),
+        Err(Refused::Conflict(text)) => error(StatusCode::CONFLICT, &text),
+    }
+}
+
+pub(super) async fn log_level(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    let Some(level) = query.get("level").cloned() else {
+        return error(
+            StatusCode::BAD_REQUEST,
+            "the level is missing; add ?level=error, warn, info, debug or trace",
+        );
+    };
+    let (answer, wait) = oneshot::channel();
+    if sources.commands.send(Command::LogLevel(level.clone(), answer)).await.is_err() {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
+    }
+    match wait.await {
+        Ok(Ok(())) => json_response(&json!({ "result": level })),
+        Ok(Err(problem)) => error(StatusCode::BAD_REQUEST, &problem),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
+    }
+}
+
+pub(super) async fn invitation_of(State(sources): State<Sources>, Path(name): Path<String>) -> Response {
+    match enrolment::invitation(&sources, &name) {
+        Some(invitation) => json_response(&invitation),
+        None => error(StatusCode::NOT_FOUND, "the peer was not invited since the start of this gateway"),
+    }
+}
+
+pub(super) async fn invite_peer(
+    State(sources): State<Sources>,
+    Path(name): Path<String>,
+    Query(query): Parameters,
+) -> Response {
+    match enrolment::invite(&sources, &name, &query) {
+        Ok(token) => json_response(&token),
+        Err(problem) => error(StatusCode::CONFLICT, &problem),
+    }
+}
+
+pub(super) async fn join_peer(
+    State(sources): State<Sources>,
+    Path(name): Path<String>,
+    Query(query): Parameters,
+    token: String,
+) -> Response {
+    match enrolment::join(&sources, &name, &token, &query).await {
+        Ok(link) => json_response(&link),
+        Err(problem) => error(StatusCode::CONFLICT, &problem),
+    }
+}
