@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Admin, Failure, client, read};
+use super::arguments::{Admin, time};
+use super::read;
 use isthmus_admin::problems::code::Code;
 use isthmus_api::overview::{Overview, Refusal};
 use isthmus_api::status::{Problem, Status};
 use isthmus_api::text::clean;
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, paint, structured};
 use isthmus_model::reason::Reason;
 
@@ -33,7 +36,7 @@ pub(super) struct Arguments {
     #[arg(short, long, value_name = "FILE", conflicts_with = "wait")]
     config: Option<PathBuf>,
     /// Wait until no check fails, at most for this time: 30s, 5m, …
-    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     wait: Option<Duration>,
     #[command(flatten)]
     admin: Admin,

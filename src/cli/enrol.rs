@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::{Admin, Failure, client};
+use super::arguments::Admin;
 use isthmus_api::peer::{Invitation, Peer, Token, WrittenLink};
 use isthmus_api::text::{clean, encoded, lasting};
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_peer::enrolment::JOIN_WITHIN;
 
 /// The interval at which commands request the state of an enrolment or link while they wait for a change.

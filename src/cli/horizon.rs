@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::Value;
 
-use super::{Failure, Reading, client, read};
+use super::arguments::Reading;
+use super::read;
 use isthmus_admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
 use isthmus_api::horizon::{Entry, Horizon as View, Missing, Viewer};
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{Column, Format, columns, list, structured, text};
 
 #[derive(Debug, Args)]

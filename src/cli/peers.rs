@@ -2,8 +2,10 @@
 
 use std::io::Write;
 
-use super::{Failure, Reading, client};
+use super::arguments::Reading;
 use isthmus_api::peer::{Link, Peer};
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Column, Format, columns, optional, paint, structured, text};
 
 const PEERS: [Column<Peer>; 9] = [

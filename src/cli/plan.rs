@@ -9,13 +9,17 @@ use std::sync::Arc;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Failure, Reading, client, config_path, read};
+use super::arguments::Reading;
+use super::config_file::{self, config_path};
+use super::read;
 use isthmus_admin::peers;
 use isthmus_aggregator::offline::own;
 use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, Peer, PeerDetail};
 use isthmus_api::service::Service as Listed;
 use isthmus_api::text::encoded;
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, paint, structured, text};
 use isthmus_model::name::HostName;
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
@@ -99,7 +103,7 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         Some(old) => (details(&of_file(old)?), of_file(&file)?),
         None => {
             let wrong = |problems: Vec<_>| Failure::Wrong(texts(&problems).join("\n"));
-            let config = super::load(&file).map_err(wrong)?;
+            let config = config_file::load(&file).map_err(wrong)?;
             let (before, services) = of_gateway(&arguments.reading.admin.url())?;
             (before, with_services(&config.policy, services))
         }

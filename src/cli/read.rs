@@ -10,8 +10,9 @@ use std::time::{Duration, SystemTime};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::arguments::{Explain, Filter, Reading, What};
 use super::watch::Contact;
-use super::{Explain, Failure, Filter, Reading, What, client, tables};
+use super::{config_file, tables};
 use isthmus_admin::certificates::file_problems;
 use isthmus_admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use isthmus_aggregator::offline::{self, OfflineError, names_in};
@@ -21,6 +22,8 @@ use isthmus_api::service::Service;
 use isthmus_api::status::Status;
 use isthmus_api::text::clean;
 use isthmus_config::Config;
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{
     Colour, Column, Format, columns, list, one_of_many, paint, rows, structured, table, text,
 };
@@ -51,8 +54,8 @@ pub(super) struct Offline {
 
 /// Reads a config and its registries. Returns all errors, one per line.
 pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
-    let config =
-        super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    let config = config_file::load(path)
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
     let errors = file_problems(&config);
     warnings.extend(config.access_log.problem());

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
-use super::{Admin, Failure, client};
+use super::arguments::Admin;
 use isthmus_api::overview::Overview;
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use screen::Screen;
 use view::{Action, Top};
 

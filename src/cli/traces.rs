@@ -2,10 +2,12 @@
 
 use std::io::Write;
 
+use super::arguments::Reading;
 use super::read::print_explanation;
-use super::{Failure, Reading, client};
 use isthmus_api::connection::FIELDS;
 use isthmus_api::trace::{Trace, TracedConnection};
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, cell, paint, structured, text};
 use isthmus_model::reason::Reason;
 use isthmus_model::trace::TraceId;

@@ -8,9 +8,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::{Failure, Reading, client, tables};
+use super::arguments::Reading;
+use super::tables;
 use isthmus_api::connection::Connection;
 use isthmus_api::endpoint::Endpoint;
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
 use isthmus_console::output::{Format, one_of_many, rows};
 use isthmus_telemetry::clock::rfc3339;
 

@@ -1,0 +1,93 @@
+//! The commands that change the running gateway, and `healthcheck`.
+
+use std::io::Write;
+
+use clap::{Args, Subcommand};
+
+use super::arguments::Admin;
+use super::examples;
+use isthmus_console::client;
+use isthmus_console::failure::Failure;
+use isthmus_console::output;
+use isthmus_dataplane::withdrawals::Which;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum EndpointOrder {
+    /// Send no new connections to an endpoint; open connections continue
+    #[command(after_help = examples::ENDPOINT_DRAIN)]
+    Drain(EndpointArguments),
+    /// Send no new connections to an endpoint, and close its open connections
+    #[command(after_help = examples::ENDPOINT_DISABLE)]
+    Disable(EndpointArguments),
+    /// Send new connections to a drained or disabled endpoint again
+    #[command(after_help = examples::ENDPOINT_ENABLE)]
+    Enable(EndpointArguments),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EndpointArguments {
+    // No doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        value_name = "ADDRESS[:PORT]",
+        value_parser = endpoint_address,
+        help = "IP address of the endpoint, for all its ports, or address and port: 10.0.0.1:8443, [fd00::1]:8443"
+    )]
+    address: String,
+    /// Host name of a service, or key of a route [default: all that use the endpoint]
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+    #[command(flatten)]
+    admin: Admin,
+}
+
+/// Checks the address of an endpoint.
+fn endpoint_address(text: &str) -> Result<String, String> {
+    Which::parse(text, None).map(|_| text.to_owned())
+}
+
+pub(super) fn drain(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    print_response(client::post(&admin.url(), "/api/v1/drain")?, out)
+}
+
+pub(super) fn close(id: u64, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    print_response(client::post(&admin.url(), &format!("/api/v1/connections/close?id={id}"))?, out)
+}
+
+pub(super) fn log_level(level: &str, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    let path = format!("/api/v1/log-level?{}", client::query(&[("level", level)]));
+    print_response(client::post(&admin.url(), &path)?, out)
+}
+
+pub(super) fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::post(&admin.url(), "/api/v1/reload")?.json()?;
+    if let Some(problems) = value["problems"].as_array() {
+        for problem in problems {
+            writeln!(out, "{}", output::cell(problem))?;
+        }
+        return Err(Failure::Reported);
+    }
+    Ok(writeln!(out, "{}", output::cell(&value["result"]))?)
+}
+
+pub(super) fn endpoint(order: &EndpointOrder, out: &mut impl Write) -> Result<(), Failure> {
+    let (word, arguments) = match order {
+        EndpointOrder::Drain(arguments) => ("drain", arguments),
+        EndpointOrder::Disable(arguments) => ("disable", arguments),
+        EndpointOrder::Enable(arguments) => ("enable", arguments),
+    };
+    let service = arguments.service.as_deref().map(|service| ("service", service));
+    let parameters: Vec<_> = [("address", &*arguments.address)].into_iter().chain(service).collect();
+    let path = format!("/api/v1/endpoints/{word}?{}", client::query(&parameters));
+    print_response(client::post(&arguments.admin.url(), &path)?, out)
+}
+
+/// Prints the response to a command that changes something.
+fn print_response(answer: client::ApiResponse, out: &mut impl Write) -> Result<(), Failure> {
+    Ok(writeln!(out, "{}", output::cell(&answer.json()?["result"]))?)
+}
+
+pub(super) fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    let answer = client::get(&admin.url(), "/readyz?verbose")?;
+    write!(out, "{}", answer.body)?;
+    if answer.status == 200 { Ok(()) } else { Err(Failure::Reported) }
+}
