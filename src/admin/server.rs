@@ -41,7 +41,6 @@ use isthmus_api::connection::Connection;
 use isthmus_model::name::HostName;
 use isthmus_net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
 use isthmus_tasks::scope::Scope;
-use isthmus_telemetry::access_log;
 
 /// The time within which a client must send the head of a request, for each request of a connection.
 const HEADER_WITHIN: Duration = Duration::from_secs(10);

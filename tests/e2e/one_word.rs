@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use isthmus::admin::problems::Code;
+use isthmus::admin::problems::code::Code;
 use isthmus::model::reason::Reason;
 use serde_json::Value;
 

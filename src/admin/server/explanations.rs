@@ -14,11 +14,11 @@ use crate::explain::{ExplainRequest, Explanation, Running, explain};
 use crate::horizon::{self, horizon};
 use crate::limits::Counters;
 use crate::{Sources, problems, recent, traces};
+use isthmus_api::connection::Connection;
 use isthmus_api::trace::{Trace, TracedConnection};
 use isthmus_model::identity::Identity;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_model::trace::TraceId;
-use isthmus_telemetry::access_log;
 
 pub(super) async fn explain_name(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     let inquiry = match inquiry(query) {
@@ -118,7 +118,7 @@ pub(super) async fn trace(State(sources): State<Sources>, Path(text): Path<Strin
     records.truncate(traces::SHOWN_MAX);
     let gateway = sources.telemetry.gateway.load();
     let one = |record: &Arc<ConnectionRecord>| TracedConnection {
-        connection: access_log::connection(record, &gateway),
+        connection: Connection::of(record, &gateway),
         // If a reload has removed the listener, there is no decision.
         decision: traces::question(record)
             .and_then(|question| explained(&sources, &question).ok())

@@ -155,10 +155,9 @@ impl Checker {
 
     /// Returns the difference from the targets of the last snapshot; `None` if the computation has panicked.
     async fn difference(&mut self, snapshot: Arc<Snapshot>, since: Since) -> Option<Difference> {
-        let is_short = matches!(since, Since::Deltas(_)) && self.targets.is_of(&snapshot.policy);
         let mut targets = std::mem::take(&mut self.targets);
         // Checks that end during a long computation are noticed after it.
-        let followed = background::run_by_length(is_short, move || {
+        let followed = background::run(move || {
             let difference = targets.follow(&snapshot, &since);
             (targets, difference)
         });
