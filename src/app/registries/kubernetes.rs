@@ -14,7 +14,7 @@ use isthmus_tasks::scope::Scope;
 use isthmus_world::LaterReader;
 
 /// Creates a registry that cannot be read.
-pub(super) fn registry(
+pub(crate) fn registry(
     spec: &RegistrySpec,
     _: &KubernetesSpec,
     _: &Scope,
@@ -24,26 +24,26 @@ pub(super) fn registry(
 }
 
 /// An empty set of cluster sources.
-pub(super) struct Clusters;
+pub(crate) struct Clusters;
 
 impl Clusters {
-    pub(super) fn new(_: Scope) -> Self {
+    pub(crate) fn new(_: Scope) -> Self {
         Self
     }
 
-    pub(super) async fn configure(&self, _: &[RegistrySpec], _: Duration) {}
+    pub(crate) async fn configure(&self, _: &[RegistrySpec], _: Duration) {}
 
-    pub(super) async fn remember(&self, _: Option<&Path>) {}
+    pub(crate) async fn remember(&self, _: Option<&Path>) {}
 
-    pub(super) fn expanded(&self, registries: &[RegistrySpec], _: &ClusterId) -> Vec<RegistrySpec> {
+    pub(crate) fn expanded(&self, registries: &[RegistrySpec], _: &ClusterId) -> Vec<RegistrySpec> {
         registries.to_vec()
     }
 
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(crate) fn problems(&self) -> Vec<String> {
         Vec::new()
     }
 
-    pub(super) async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         pending().await
     }
 }
