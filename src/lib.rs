@@ -17,8 +17,8 @@
 //!
 //! | crate | owns | imports |
 //! |---|---|---|
-//! | [`model`] | the field's nouns as values | – |
-//! | [`api`] | the values of the admin API, for server, commands and pages | model |
+//! | [`model`] | the field's nouns as values, and the closed list of reasons | – |
+//! | [`api`] | the values of the admin API and the members of an access log line | model |
 //! | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol | – |
 //! | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers, PROXY headers | model |
 //! | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon | model |
@@ -30,7 +30,7 @@
 //! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
 //! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | model, tasks, telemetry |
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
-//! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams | wire, balance, world, tls |
+//! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls |
 //! | [`xds`] | endpoints as seen from each client's network | world, tls, proto |
 //! | [`dns`] | names, virtual addresses | world, tls |
 //! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |

@@ -109,6 +109,23 @@ fn the_map_shows_the_arrows_of_the_manifests() {
     assert_eq!(reachable.into_keys().collect::<BTreeSet<_>>(), crates);
 }
 
+#[test]
+fn each_crate_says_what_its_files_are() {
+    let mut unnamed = Vec::new();
+    for (path, text) in sources().iter().filter(|(path, _)| path.matches('/').count() == 2) {
+        let head: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
+        let module = |line: &str| {
+            let name = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ")?;
+            name.strip_suffix(';').filter(|name| *name != "tests").map(str::to_owned)
+        };
+        let names = text.lines().filter(|_| path.ends_with("/lib.rs")).filter_map(module);
+        unnamed.extend(
+            names.filter(|name| !head.contains(&format!("`{name}`"))).map(|name| format!("{path}: {name}")),
+        );
+    }
+    assert!(unnamed.is_empty(), "the first lines do not name these files:\n{}", unnamed.join("\n"));
+}
+
 /// Returns the crates of ours that a crate depends on, but for its tests.
 fn dependencies(folder: &Path) -> BTreeSet<String> {
     let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");

@@ -1,5 +1,12 @@
 //! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes nothing itself; it sends
 //! requests for changes to `app` as a [`Command`].
+//!
+//! - `server`: the listeners and the paths. `views`, `clients`, `endpoints`, `networks`, `peers`, `certificates`: the state as values of
+//!   the API. `overview`, `dashboard`: the page.
+//! - `explain`, with `limits`, `recent` and `probe`; `horizon`; `traces`: the answers to questions.
+//! - `problems`: what is wrong with the gateway. `readiness`: its gates.
+//! - `maintenance`, `enrolment`: requests for changes.
+//! - `check_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`: metrics that are computed at each scrape.
 
 pub mod certificates;
 pub mod check_metrics;

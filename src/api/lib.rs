@@ -2,6 +2,10 @@
 //! is one type for each object of `docs/api.md`, and the names of members are those of the JSON. A member that an answer lacks
 //! gets its default, so that commands can read the answers of an older gateway. Values whose set may grow, such as states and
 //! reasons, are text.
+//!
+//! - `connection`: the table of the members of a connection, which the access log and spans use too.
+//! - `status`, `listener`, `registry`, `service`, `endpoint`, `network`, `peer`, `client`, `certificate`: the lists.
+//! - `explanation`, `horizon`, `trace`, `overview`: answers. `text`: quantities as text, and the escaping of deceptive characters.
 
 pub mod certificate;
 pub mod client;

@@ -2,6 +2,8 @@
 //! arguments, so the data path, `explain` and the tests make the same choice.
 //!
 //! A [`Selection`] contains the candidates that may be chosen; the data path keeps it from one connection to the next.
+//!
+//! `selection`: the candidates that may be chosen, and the share of each level.
 
 pub mod selection;
 

@@ -7,6 +7,8 @@
 //! - `arguments`: what several commands share. `examples`: the examples below each help text.
 //!
 //! The commands `demo` and `convert` are crates of their own.
+//!
+//! `documents` (tests only): the generated parts of docs/.
 
 mod arguments;
 pub mod certs;

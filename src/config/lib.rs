@@ -1,6 +1,13 @@
 //! The config file: one YAML file (or a directory of them, or one that includes others) becomes a checked
 //! [`Config`], or the list of all its problems. No function opens a socket or keeps state; a reload is
 //! another [`load`].
+//!
+//! - `table`: every key, with its default and its description. A default `X::default()` is in the `impl Default` of `X`, mostly in
+//!   [`isthmus_snapshot::policy`].
+//! - `file`: the files and their merged tree. `assembly`: the tree becomes a [`Config`], with the checks that need several values.
+//! - `listeners`, `routes`, `tuning`, `exports`, `networks`, `peers`, `registries`, `aggregation`, `dns`, `identity`, `telemetry`: the
+//!   readers of the sections. `addresses`: which addresses may not collide.
+//! - `effective`, `schema`, `reference`: what is generated from the table.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;

@@ -1,5 +1,8 @@
 //! `isthmus convert`: converts the config of another program. The result is a draft: lines that could not be converted are
 //! listed with their numbers and never dropped silently.
+//!
+//! - `haproxy`: the sections of HAProxy's configuration. `rules`: its conditions. `servers`: its servers. `values`, `words`: its syntax.
+//! - `draft`: the config that results.
 
 mod draft;
 mod haproxy;

@@ -21,8 +21,10 @@
 //! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the
 //!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
 //!   the state that all workers share, `handle` the interface to the rest of the program.
-//! - `permits` applies the limits; `eviction` ends connections to make room for others.
-//! - `upstreams` is the run-time state of endpoints, with ejection.
+//! - `permits` asks [`isthmus_net::admission`] for a place; `eviction` ends connections to make room for others; `killing` ends
+//!   those that an operator names. `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
+//! - `checks` is the health checks: `checks/dial` dials an endpoint, `checks/schedule` says when. `upstreams` is the run-time
+//!   state of endpoints: ejection and the verdicts of checks; `withdrawals` are the endpoints that operators have taken out.
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
 //!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses.
 

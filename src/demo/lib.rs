@@ -2,7 +2,8 @@
 //! steps that use them. Every step measures and checks; the demo installs nothing and leaves nothing behind.
 //!
 //! The module `stage` creates the two networks. `steps` (with `horizon`, `federation`, `kubernetes`, `tunnels`, `refusals` and
-//! `changes`) runs the steps, and `report` prints the results; the other modules are the participants.
+//! `changes`) runs the steps, and `report` prints the results; the other modules are the participants:
+//! `gateway`, `endpoint`, `client`, `hbone`, `envoy`, `cluster`, with `certificates`, and their `calls`. `step` names the steps.
 
 mod calls;
 mod certificates;

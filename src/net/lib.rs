@@ -2,10 +2,9 @@
 //!
 //! - `listen`, `inherited`, `unix`, `handed`: listening sockets, those that a service manager or another listener hands over.
 //! - `incoming`: accepted connections of the control plane's servers, with their limits.
-//! - `admission`: limits of connections, per process, source, service and peer. `ranking`: which
-//!   waiting entry gives way. `budget`: descriptors.
-//! - `socket`: options, resets, the kernel's view. `pipe`: pipes for splice. `diag`: the
-//!   kernel's connection table.
+//! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
+//!   gives way. `budget`: descriptors.
+//! - `socket`: options and resets. `pipe`: pipes for splice. `diag`: the kernel's connection table.
 //! - `channel`: gRPC over our own TLS. `lookup`: host names. `own`: the addresses of this host.
 
 pub mod admission;

@@ -13,7 +13,8 @@
 //!   can be used, each once. `party`: the identity, roots and clock that a gateway sends about itself. `enrolled`: the file of
 //!   a link that an enrolment created. `removed`: the stored links of peers that the config does not have.
 //!
-//! The services of a peer are handed to an [`importer::Importer`]. `imports` has the registry that takes them.
+//! - `importer`: the interface to which a link hands a peer's services. `imports`: the registry behind it: `imports/reading` makes
+//!   one service of ours from one record, `imports/items` keeps what one replica has sent, `imports/probes` dials the gateways.
 
 pub mod enrolled;
 pub mod enrolment;

@@ -5,9 +5,13 @@
 //!
 //! - Inputs: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - Used by admission: [`admit`], [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
-//! - Results for viewers: [`view`] (split horizon), [`networks`], [`weights`].
+//! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
+//!   its arithmetic only), [`networks`], [`dialled`].
+//! - Merged: [`service_view`] (a service of several registries), [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
+//!   services of one document.
 //! - Addresses of imported services: [`virtual_addresses`].
-//! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`].
+//! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`], [`missing`].
+//! - [`bucket_map`]: tables that are copied on write. `testing`: meshes for tests.
 
 pub mod admit;
 pub mod bucket_map;

@@ -1,7 +1,14 @@
 //! The telemetry of the gateway: metrics, the access log, the program's log, the latest failures, and spans.
 //!
-//! Other modules report typed events ([`local::Local`], [`control`]); only this module knows metric names and labels. Each
-//! connection has one [`isthmus_model::record::ConnectionRecord`], which is finished once; all outputs are written from it.
+//! Other crates report typed events. Each connection has one [`isthmus_model::record::ConnectionRecord`], which is finished once; all
+//! outputs are written from it. The names of metrics that are counted as they happen are here; those of metrics that are computed at a
+//! scrape are in the files `*_metrics` of `isthmus-admin`.
+//!
+//! - `access_log`: the line of a connection; the list of its members is [`isthmus_api::connection::FIELDS`]. `failures`, `recent`,
+//!   `spans`: other outputs of a record.
+//! - `local`: metrics of a data-plane thread. `control`, `discovery`, `names`, `process`: metrics of the control plane, the xDS
+//!   server, the DNS server, and the process. `recorder`: the store. `exposition`: the text format.
+//! - `writer`, `outlet`: threads that write logs. `clock`: the order of events.
 
 pub mod access_log;
 pub mod clock;

@@ -1,5 +1,11 @@
 //! TLS that this gateway terminates or originates: its own certificates and the roots that it trusts. The workloads' TLS passes
 //! through the gateway untouched and is not handled here.
+//!
+//! - `certificate`: a workload's certificate. `source`, `files`, `istio_ca`, `workload_api`: where it comes from. `context`: the gateway's
+//!   own, and its renewal. `status`: the sources, for operators.
+//! - `trust`: the roots of each trust domain. `roots`: all of them by source. `announced`, `root_file`: those of peers, on disk.
+//! - `server`, `client`: TLS of our servers, and to servers that the operator names. `pinned`: between gateways without common roots.
+//! - `proof`, `signatures`: what a handshake has proven. `development`: a CA for tests and the demo.
 
 mod announced;
 pub mod certificate;

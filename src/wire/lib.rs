@@ -1,4 +1,8 @@
 //! Sans-IO codecs between bytes and values. No function waits, allocates without a bound, or panics.
+//!
+//! - `client_hello`: SNI and ALPN of a ClientHello. `alert`: the TLS alert for a refused client.
+//! - `connect`: CONNECT heads and their responses. `frames`, `records`: counts of HTTP/2 frames and TLS records that cost their receiver.
+//! - `proxy_protocol`: PROXY headers.
 
 pub mod alert;
 pub mod client_hello;

@@ -1,4 +1,5 @@
-//! The xDS server: every client gets the endpoints as seen from its own network.
+//! The xDS server: every client gets the endpoints as seen from its own network. Which endpoints these are, and their weights, is
+//! decided in [`isthmus_snapshot::view`]; this crate encodes and sends them.
 //!
 //! ```text
 //!  Snapshot ──Reader──▶ hub: one rendering of each resource for all viewers that get the same
@@ -11,6 +12,7 @@
 //! - [`incoming`]: connections of clients, after the TLS handshake if TLS is on.
 //! - [`kind`]: the resource types, and the syntax of their names.
 //! - [`node`]: a client's node, and the rules for its claims.
+//! - [`options`]: the settings.
 //! - [`peers`]: the identities that may serve a service by mutual TLS.
 //! - [`render`]: resources from a snapshot, in the forms that Envoy and gRPC accept.
 //! - [`requests`]: the requests of a stream, parsed from the body of its HTTP request.
