@@ -5,10 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::name::HostName;
-use super::stored;
 
 /// Converts an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2) to IPv4, so that each address has one spelling.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
@@ -24,10 +23,10 @@ pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Host {
     /// One address.
-    Ip(#[serde(deserialize_with = "stored::ip")] IpAddr),
+    Ip(#[serde(deserialize_with = "stored_ip")] IpAddr),
     /// Several addresses of one endpoint. The endpoint counts once, and the first address of each family is used. An endpoint
     /// without addresses, such as a peer's, can be reached only through the gateways of its network.
-    Ips(#[serde(deserialize_with = "stored::ips")] Arc<[IpAddr]>),
+    Ips(#[serde(deserialize_with = "stored_ips")] Arc<[IpAddr]>),
     /// A host name that is resolved to addresses later.
     Name(HostName),
 }
@@ -174,6 +173,21 @@ impl fmt::Display for AdminBind {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
+}
+
+/// Reads an address of a copy on disk, in the one form that addresses have here.
+fn stored_ip<'de, D: Deserializer<'de>>(from: D) -> Result<IpAddr, D::Error> {
+    IpAddr::deserialize(from).map(canonical_ip)
+}
+
+/// Reads the addresses of a copy on disk.
+pub(super) fn stored_ips<'de, D: Deserializer<'de>, T: FromIterator<IpAddr>>(from: D) -> Result<T, D::Error> {
+    Ok(Vec::deserialize(from)?.into_iter().map(canonical_ip).collect())
+}
+
+/// Reads a socket address of a copy on disk.
+pub(super) fn stored_socket<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    SocketAddr::deserialize(from).map(canonical_socket)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::address::{stored_ips, stored_socket};
 use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, TlsMode};
 use super::identity::Identity;
 use super::import::Import;
@@ -92,7 +93,7 @@ pub struct ServicePort {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Waypoint {
     /// The address on which the waypoint accepts HBONE.
-    #[serde(deserialize_with = "stored::socket")]
+    #[serde(deserialize_with = "stored_socket")]
     pub address: SocketAddr,
     /// The waypoint's SPIFFE ID, by which the gateway recognises calls of the waypoint; `None`: they are not recognised.
     pub identity: Option<Identity>,
@@ -104,7 +105,7 @@ pub struct Service {
     /// The namespace and host name.
     pub key: ServiceKey,
     /// Virtual addresses; may be empty.
-    #[serde(deserialize_with = "stored::ips")]
+    #[serde(deserialize_with = "stored_ips")]
     pub addresses: Vec<IpAddr>,
     /// The ports, in the order of the registry.
     pub ports: Vec<ServicePort>,

@@ -2,13 +2,11 @@
 //! source when it is read back.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::address::{canonical_ip, canonical_socket};
 use super::endpoint::Labels;
 use super::identity::Identity;
 use super::name::HostName;
@@ -44,18 +42,6 @@ impl Serialize for Labels {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_map(self.iter())
     }
-}
-
-pub(super) fn ip<'de, D: Deserializer<'de>>(from: D) -> Result<IpAddr, D::Error> {
-    IpAddr::deserialize(from).map(canonical_ip)
-}
-
-pub(super) fn ips<'de, D: Deserializer<'de>, T: FromIterator<IpAddr>>(from: D) -> Result<T, D::Error> {
-    Ok(Vec::deserialize(from)?.into_iter().map(canonical_ip).collect())
-}
-
-pub(super) fn socket<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
-    SocketAddr::deserialize(from).map(canonical_socket)
 }
 
 pub(super) fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
