@@ -6,13 +6,12 @@
 //! these threads and 0.3 to 4 ms without (`cargo bench --bench routes`). A short computation ends at normal priority: while
 //! all processors are busy, a thread of low priority waits some milliseconds for one of them.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{Pid, gettid};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::oneshot;
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
@@ -34,36 +33,70 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     threads.expect("a runtime without drivers asks nothing of the system")
 });
 
-/// The thread of a computation that has not ended; it is lowered in priority when this value is dropped.
-struct Running(Pid);
+/// The priority of one computation: its caller may ask for a lower one before the thread has begun, and after it has ended.
+#[derive(Default)]
+struct Priority {
+    /// The thread, while it computes.
+    thread: Option<Pid>,
+    is_low: bool,
+}
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        lower(Some(self.0));
+impl Priority {
+    fn begin(&mut self) {
+        self.thread = Some(gettid());
+        if self.is_low {
+            lower(None);
+        }
+    }
+
+    fn lower(&mut self) {
+        if !self.is_low && self.thread.is_some() {
+            lower(self.thread);
+        }
+        self.is_low = true;
     }
 }
 
-/// Runs `work` on a thread whose priority is lowered after a few milliseconds. Tasks that `work` starts run on the caller's
-/// runtime. Once begun, `work` runs to its end, even if the future is dropped.
+/// A computation as its thread sees it; it ends when this value is dropped.
+struct Computing(Arc<Mutex<Priority>>);
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        locked(&self.0).thread = None;
+    }
+}
+
+/// A computation as its caller sees it; its priority is lowered when this value is dropped.
+struct Waiting(Arc<Mutex<Priority>>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        locked(&self.0).lower();
+    }
+}
+
+fn locked(priority: &Mutex<Priority>) -> MutexGuard<'_, Priority> {
+    priority.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `work` on a thread whose priority is lowered after a few milliseconds, or at once if the future is dropped. Tasks that
+/// `work` starts run on the caller's runtime. `work` runs to its end, even if the future is dropped.
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
     let caller = Handle::current();
-    let (begun, thread) = oneshot::channel();
+    let waiting = Waiting(Arc::default());
+    let computing = Computing(waiting.0.clone());
     let mut work = BACKGROUND.spawn_blocking(move || {
         let _here = caller.enter();
-        if begun.send(gettid()).is_err() {
-            // The future was dropped.
-            give_way();
-        }
+        locked(&computing.0).begin();
         work()
     });
-    if let Ok(thread) = thread.await {
-        let running = Running(thread);
-        if let Ok(done) = timeout(NORMAL_FOR, &mut work).await {
-            std::mem::forget(running);
-            return done;
+    match timeout(NORMAL_FOR, &mut work).await {
+        Ok(done) => done,
+        Err(_) => {
+            drop(waiting);
+            work.await
         }
     }
-    work.await
 }
 
 /// Lowers the priority of the current thread.
@@ -81,6 +114,8 @@ fn lower(thread: Option<Pid>) {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
 
     fn nice() -> i32 {
