@@ -93,7 +93,7 @@ pub struct Config {
     pub registry_places: BTreeMap<Arc<str>, String>,
     /// The positions of certificates and roots in the file, for messages.
     pub identity_places: IdentityPlaces,
-    /// The merged files as JSON, without the services, for [`effective`].
+    /// The merged files as JSON, without the services, for [`effective()`].
     pub document: Arc<str>,
     /// Problems that do not prevent the use of the config.
     pub warnings: Vec<Problem>,
