@@ -55,7 +55,7 @@ pub(super) trait Watched: DeserializeOwned {
     fn touch(touched: Touched<<Self::Rows as Rows>::Key, <Self::Rows as Rows>::Record>, tables: &mut Tables);
 }
 
-/// What is known about a kind before any object of it.
+/// The properties of a kind that do not depend on its objects.
 #[derive(Debug)]
 pub(super) struct Facts {
     /// The plural name, which RBAC and messages use.
@@ -81,9 +81,9 @@ pub(super) struct Facts {
 enum Namespaces {
     /// The kind is in no namespace.
     None,
-    /// Those whose services are read.
+    /// The namespaces whose services are read.
     OfServices,
-    /// Those whose services are read, and those that may have gateways.
+    /// The namespaces whose services are read, and the namespaces that may have gateways.
     OfServicesAndGateways,
     /// The system namespace of the mesh.
     System,
@@ -145,7 +145,7 @@ macro_rules! kinds {
             $(pub(super) $table: <$kind as Watched>::Rows,)*
             /// The slices of each service.
             slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
-            /// Those of a namespace that is not known.
+            /// The labels of a namespace that is not known.
             no_labels: Labels,
             pub(super) dirty: Dirty,
         }
@@ -257,7 +257,7 @@ impl Kind {
     }
 }
 
-/// What an object is read with.
+/// The settings with which an object is read.
 pub(super) struct Reading<'a> {
     pub(super) trust_domain: &'a TrustDomain,
     /// True if subsets may select pods by any label.
@@ -265,7 +265,7 @@ pub(super) struct Reading<'a> {
     pub(super) texts: &'a mut Interner,
 }
 
-/// What has to be made again.
+/// The items that have to be made again.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
     pub(super) services: BTreeSet<ObjectKey>,

@@ -1,4 +1,4 @@
-//! What the objects of all kinds have in common, and the lists and watch lines that carry them. Each kind (`kinds`) reads a few
+//! The fields that the objects of all kinds have in common, and the lists and watch lines that carry them. Each kind (`kinds`) reads a few
 //! fields more. Everything may be absent or null, and unknown fields are skipped: an API server of another version, or a
 //! controller with a fault, must not make a whole list unreadable.
 

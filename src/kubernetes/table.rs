@@ -102,7 +102,7 @@ pub(super) enum Placed<K, R> {
     NoRoom,
 }
 
-/// What the index does with the objects of every kind.
+/// The operations of the index on the rows of each kind.
 pub(super) trait Rows {
     type Key: Key;
     type Record;

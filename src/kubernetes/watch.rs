@@ -123,7 +123,7 @@ struct Heard {
     ended: Option<Ended>,
 }
 
-/// What the next request begins with. A fault does not change the state by itself: a list that is not whole starts again, and a
+/// The start of the next request. A fault does not change the state by itself: a list that is not whole starts again, and a
 /// watch resumes.
 ///
 /// ```text

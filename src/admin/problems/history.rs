@@ -1,5 +1,5 @@
-//! What is known of the problems from earlier evaluations: since when a registry's report has problems, when something was last
-//! lost, and which problems the log has reported.
+//! The history of the problems: the time since which a registry's report has problems, the time of the last loss, and the problems
+//! that the log has reported.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What monitoring and orchestration read: metrics, liveness and readiness.
+//! The paths that monitoring and orchestration read: metrics, liveness and readiness.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What stands in for `isthmus_kubernetes` in a build without Kubernetes, where the check of the config refuses registries in
+//! The stand-in for `isthmus_kubernetes` in a build without Kubernetes, where the check of the config refuses registries in
 //! Kubernetes.
 
 use std::future::pending;

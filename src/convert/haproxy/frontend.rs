@@ -24,7 +24,7 @@ struct Front {
     port: Option<String>,
 }
 
-/// What the lines of a frontend set.
+/// The settings that the lines of a frontend have made so far.
 #[derive(Default)]
 struct Lines<'a> {
     listeners: Vec<Listener>,

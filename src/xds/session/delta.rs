@@ -13,7 +13,7 @@ use crate::kind::{Kind, Target};
 use crate::resource::{Resource, Version};
 use isthmus_model::name::HostName;
 
-/// What the delta variant knows in addition to the subscriptions.
+/// The state of the delta variant, in addition to the subscriptions.
 #[derive(Default)]
 pub(super) struct Delta {
     types: [DeltaType; Kind::ALL.len()],

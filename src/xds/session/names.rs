@@ -20,7 +20,7 @@ pub(super) struct Named {
     earlier: Earlier,
 }
 
-/// What a client has of a resource.
+/// The version of a resource that a client has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     Nothing,

@@ -1,4 +1,4 @@
-//! What a client subscribes to and which of it is due, as far as both variants of the protocol have it.
+//! The subscriptions of a client and the resources that are due, in the form that both variants of the protocol share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -11,7 +11,7 @@ use crate::resource::Resource;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::unread::Unread;
 
-/// What a client has of a resource from an earlier stream.
+/// The part of a resource that a client has from an earlier stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Earlier {
     /// The client has nothing from an earlier stream.

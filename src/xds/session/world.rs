@@ -11,7 +11,7 @@ use super::{Acknowledgement, Request, RequestRefusal};
 use crate::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::kind::Kind;
 
-/// What the state-of-the-world variant knows in addition to the subscriptions.
+/// The state of the state-of-the-world variant, in addition to the subscriptions.
 #[derive(Default)]
 pub(super) struct World {
     types: [WorldType; Kind::ALL.len()],
