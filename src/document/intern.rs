@@ -1,6 +1,8 @@
-//! Shares equal values: a value that 100,000 endpoints have in common is stored once.
+//! Shares equal values: a value that 100,000 endpoints have in common is stored once. Readers of text get the shared copy of a
+//! value; values that are read whole are replaced by it.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::sync::Arc;
 
 use isthmus_model::endpoint::EndpointTemplate;
@@ -44,6 +46,24 @@ impl Interner {
         }
     }
 
+    /// Replaces a text by its shared copy.
+    pub fn share_text(&mut self, text: &mut Arc<str>) {
+        share(&mut self.texts, text);
+    }
+
+    /// Replaces a template by its shared copy.
+    pub fn share_template(&mut self, template: &mut Arc<EndpointTemplate>) {
+        share(&mut self.templates, template);
+    }
+
+    /// Replaces a locality by its shared copy.
+    pub fn share_locality(&mut self, locality: &mut Locality) {
+        match self.localities.get(locality.as_str()) {
+            Some(known) => locality.clone_from(known),
+            None => drop(self.localities.insert(locality.as_str().into(), locality.clone())),
+        }
+    }
+
     /// Returns the shared copy of a network.
     pub fn network(&mut self, text: &str) -> Network {
         match self.networks.get(text) {
@@ -64,6 +84,13 @@ impl Interner {
     /// Parses an identity and returns its shared copy.
     pub fn identity(&mut self, text: &str) -> Result<Identity, InvalidValue> {
         parsed(&mut self.identities, text, super::scalar::identity)
+    }
+}
+
+fn share<T: Clone + Eq + Hash>(known: &mut HashSet<T>, value: &mut T) {
+    match known.get(value) {
+        Some(shared) => value.clone_from(shared),
+        None => drop(known.insert(value.clone())),
     }
 }
 

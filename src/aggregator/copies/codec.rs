@@ -1,16 +1,14 @@
 //! The format of a copy: a line that identifies it, the items of a shard as JSON, one per line, and a line with a hash of all
 //! lines before it.
 
-use std::collections::HashSet;
-use std::hash::{Hash, Hasher};
+use std::hash::Hasher;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use isthmus_model::endpoint::{Endpoint, EndpointTemplate};
-use isthmus_model::place::Locality;
-use isthmus_model::service::ServiceKey;
+use isthmus_document::intern::Interner;
+use isthmus_model::endpoint::Endpoint;
 use isthmus_snapshot::change::Item;
 
 const HEAD: &[u8] = b"isthmus registry copy 2\n";
@@ -50,7 +48,7 @@ pub(super) fn read(mut from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
     if head != HEAD {
         return Err(CopyFault::Head);
     }
-    let (mut items, mut sharing) = (Vec::new(), Sharing::default());
+    let (mut items, mut shared) = (Vec::new(), Interner::default());
     let (mut line, mut hasher) = (Vec::new(), XxHash3_64::new());
     loop {
         line.clear();
@@ -64,7 +62,7 @@ pub(super) fn read(mut from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
         let item = serde_json::from_slice(&line);
         let mut item =
             item.map_err(|_| CopyFault::Damaged("a line is not an item, or its hash is another"))?;
-        sharing.share(&mut item);
+        share(&mut item, &mut shared);
         items.push(item);
         hasher.write(&line);
     }
@@ -79,49 +77,28 @@ fn end(hasher: &XxHash3_64) -> Vec<u8> {
     format!("end {:016x}\n", hasher.finish()).into_bytes()
 }
 
-/// The values that items share: a value that 100,000 endpoints have in common is in memory once.
-#[derive(Default)]
-struct Sharing {
-    texts: HashSet<Arc<str>>,
-    localities: HashSet<Locality>,
-    templates: HashSet<Arc<EndpointTemplate>>,
-}
-
-impl Sharing {
-    /// Replaces values of an item that has just been read by equal values of items before it.
-    fn share(&mut self, item: &mut Item) {
-        match item {
-            Item::Service(service) => {
-                let Some(service) = Arc::get_mut(service) else { return };
-                self.key(&mut service.key);
-                service.ports.iter_mut().for_each(|port| share(&mut self.texts, &mut port.name));
-                self.endpoints(&mut service.endpoints);
-            }
-            Item::Endpoints(set) => {
-                self.key(&mut set.key.service);
-                self.endpoints(&mut set.endpoints);
-            }
-            Item::Mark(mark) => self.key(&mut mark.key.service),
-            Item::Gateway(_) => {}
+/// Replaces values of an item that has just been read by equal values of items before it.
+fn share(item: &mut Item, shared: &mut Interner) {
+    match item {
+        Item::Service(service) => {
+            let Some(service) = Arc::get_mut(service) else { return };
+            shared.share_text(&mut service.key.namespace);
+            service.ports.iter_mut().for_each(|port| shared.share_text(&mut port.name));
+            share_endpoints(&mut service.endpoints, shared);
         }
-    }
-
-    fn key(&mut self, key: &mut ServiceKey) {
-        share(&mut self.texts, &mut key.namespace);
-    }
-
-    fn endpoints(&mut self, endpoints: &mut Arc<[Endpoint]>) {
-        for endpoint in Arc::get_mut(endpoints).unwrap_or_default() {
-            share(&mut self.localities, &mut endpoint.locality);
-            share(&mut self.templates, &mut endpoint.template);
+        Item::Endpoints(set) => {
+            shared.share_text(&mut set.key.service.namespace);
+            share_endpoints(&mut set.endpoints, shared);
         }
+        Item::Mark(mark) => shared.share_text(&mut mark.key.service.namespace),
+        Item::Gateway(_) => {}
     }
 }
 
-fn share<T: Clone + Eq + Hash>(known: &mut HashSet<T>, value: &mut T) {
-    match known.get(value) {
-        Some(shared) => value.clone_from(shared),
-        None => drop(known.insert(value.clone())),
+fn share_endpoints(endpoints: &mut Arc<[Endpoint]>, shared: &mut Interner) {
+    for endpoint in Arc::get_mut(endpoints).unwrap_or_default() {
+        shared.share_locality(&mut endpoint.locality);
+        shared.share_template(&mut endpoint.template);
     }
 }
 
@@ -133,7 +110,7 @@ mod tests {
     use isthmus_document::services::read_registry;
     use isthmus_model::address::Host;
     use isthmus_model::endpoint::{Health, Labels, Weight};
-    use isthmus_model::place::{ClusterId, Network};
+    use isthmus_model::place::{ClusterId, Locality, Network};
     use isthmus_snapshot::change::{
         EndpointSet, EndpointSetKey, Export, GatewayKey, Mark, MarkKey, MarkKind, RegistryGateway,
     };

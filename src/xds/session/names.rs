@@ -20,7 +20,7 @@ pub(super) struct Named {
     earlier: Earlier,
 }
 
-/// The version of a resource that a client has.
+/// The last statement about a resource that a client was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     Nothing,
