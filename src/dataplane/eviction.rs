@@ -47,7 +47,7 @@ pub(crate) fn announced(core: &Core, entry: &Entry) -> Result<(), Reason> {
 /// its PROXY header, and returns the permit of that connection. So connections that announce nothing do not keep out clients
 /// behind a proxy. If this worker has no such connection, returns an error and asks the other workers to end one, so that a later
 /// connection finds a free slot.
-pub(crate) fn succeed_unannounced(core: &Core) -> Result<Permit, Refused> {
+pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, Refused> {
     let oldest = oldest_unannounced(core).and_then(|oldest| {
         let permit = oldest.permit.take();
         cut_for_another(&oldest);

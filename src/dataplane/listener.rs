@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::connection::{self, admit_accepted};
 use super::core::Core;
 use super::entry::Entry;
-use super::eviction::{self, succeed_unannounced};
+use super::eviction::{self, take_slot_of_unannounced};
 use super::peek::announced_at_once;
 use super::refuse;
 use super::socket_key::SocketKey;
@@ -154,7 +154,7 @@ impl Incoming {
         if admitted.is_err() && holder == Holder::Unannounced {
             admitted = match announced_at_once(core, &entry, &client) {
                 Some(holder) => eviction::admit(core, &entry, holder),
-                None => succeed_unannounced(core),
+                None => take_slot_of_unannounced(core),
             };
         }
         match admitted {

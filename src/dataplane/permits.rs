@@ -73,7 +73,7 @@ impl Permits {
         holder: Holder,
         source: IpAddr,
     ) -> Result<(Permit, Option<Holder>), Refused> {
-        let loser = self.obey(self.limits.admission.admit(&holder), source)?;
+        let loser = self.loser(self.limits.admission.admit(&holder), source)?;
         Ok((self.adopt(Some(holder)), loser))
     }
 
@@ -82,7 +82,8 @@ impl Permits {
         Permit { permits: self.clone(), holder, service: None, peer: None }
     }
 
-    fn obey(&self, verdict: Verdict, source: IpAddr) -> Result<Option<Holder>, Refused> {
+    /// Returns the holder that loses its slot by a verdict, if any, or the refusal.
+    fn loser(&self, verdict: Verdict, source: IpAddr) -> Result<Option<Holder>, Refused> {
         match verdict {
             Verdict::Admit => Ok(None),
             Verdict::AdmitAndTakeBack(loser) => Ok(Some(loser)),
@@ -139,7 +140,7 @@ impl Permit {
     pub(crate) fn announce(&mut self, source: IpAddr) -> Result<Option<Holder>, Refused> {
         let admission = &self.permits.limits.admission;
         let holder = admission.source(source);
-        let loser = self.permits.obey(admission.exchange(&holder), source)?;
+        let loser = self.permits.loser(admission.exchange(&holder), source)?;
         self.holder = Some(holder);
         Ok(loser)
     }
