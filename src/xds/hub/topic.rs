@@ -1,5 +1,5 @@
-//! Topics, to which sessions subscribe: a resource, the list of all resources of a type, or the unread registries. The owner of a topic
-//! changes its value, raises its generation, and notifies the mailboxes of the subscribed sessions.
+//! Topics, to which sessions subscribe: a resource, the list of all resources of a type, or the unread registries. The owner of
+//! a topic changes its value, raises its generation, and notifies the mailboxes of the subscribed sessions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
