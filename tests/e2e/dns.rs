@@ -338,8 +338,10 @@ fn a_source_that_may_be_forged_gets_few_answers() {
     socket.connect("10.77.0.1:53").expect("connected");
     socket.set_read_timeout(Some(Duration::from_millis(200))).expect("set");
     let (begun, mut buffer) = (Instant::now(), [0; 1_500]);
-    let (mut full, mut cut, mut sent) = (0, 0, 0);
-    while sent < 9_000 {
+    let (mut full, mut cut, mut sent) = (0, 0, 0_u16);
+    // A slow machine loses queries before they are counted, and gets more.
+    while sent < 9_000 || cut == 0 {
+        assert!(sent < 60_000, "{full} whole answers and none without records");
         // The client sends few queries at a time, so that no queue overflows.
         for _ in 0..30 {
             socket.send(&query(sent, "ratings.pay.east.global", 1)).expect("sent");
@@ -356,10 +358,7 @@ fn a_source_that_may_be_forged_gets_few_answers() {
     }
     let seconds = begun.elapsed().as_secs() + 2;
     assert!(full <= 2_000 * seconds, "{full} answers in {seconds} s");
-    if seconds <= 3 {
-        assert!(cut > 0, "{full} {cut}");
-        assert!(gateway.metric("isthmus_dns_unanswered_total", &["reason=\"rate\""]) > 0.0);
-    }
+    assert!(gateway.metric("isthmus_dns_unanswered_total", &["reason=\"rate\""]) > 0.0);
     // Over TCP the source address is proven, so no answer is withheld.
     let mut stream = TcpStream::connect("10.77.0.1:53").expect("connected");
     for id in 0..5_000 {
