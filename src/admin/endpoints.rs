@@ -12,8 +12,9 @@ use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteTarget};
+use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::addresses;
-use isthmus_snapshot::service_view::{Part, ServiceView, network_of};
+use isthmus_snapshot::service_view::{Part, ServiceView};
 use isthmus_telemetry::clock::rfc3339;
 
 /// Returns the endpoints of all services, in order of host name, followed by the endpoints of routes.

@@ -14,16 +14,14 @@ use isthmus_model::endpoint::{Encapsulation, ProxyVersion};
 use isthmus_model::identity::Identity;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::admit::{
-    Admission, AdmissionRequest, Requested, RouteMatch, Trace, admit, admit_source,
-};
+use isthmus_snapshot::admit::{admit, admit_source};
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
+use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMatch, Trace};
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
 use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
 use isthmus_telemetry::clock::rfc3339;
-use isthmus_wire::alert::Alert;
 use isthmus_wire::connect::status_of;
 
 /// The parameters of an explanation.

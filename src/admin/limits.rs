@@ -7,7 +7,7 @@ use isthmus_model::reason::Reason;
 use isthmus_net::admission::Admission;
 use isthmus_net::admission::services::Services;
 use isthmus_net::admission::sources::Usage;
-use isthmus_snapshot::admit::RouteMatch;
+use isthmus_snapshot::decision::RouteMatch;
 use isthmus_snapshot::policy::Limits;
 
 /// The counters of current use that are compared with the limits.

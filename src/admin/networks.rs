@@ -8,7 +8,7 @@ use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::policy::Access;
-use isthmus_snapshot::service_view::network_of;
+use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::shard::Standing;
 
 /// Returns one object per gateway, in order of network, then in the order of the file.

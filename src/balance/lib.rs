@@ -12,8 +12,8 @@ use std::net::{IpAddr, SocketAddr};
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
-use isthmus_snapshot::admit::Trace;
 use isthmus_snapshot::candidates::Candidates;
+use isthmus_snapshot::decision::Trace;
 use isthmus_snapshot::policy::LoadBalancing;
 use selection::{Picks, Selection, Tier};
 

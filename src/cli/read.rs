@@ -34,8 +34,8 @@ use isthmus_net::lookup::{Lookup, Resolution};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
 use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::Resolved;
-use isthmus_snapshot::service_view::network_of;
 use isthmus_telemetry::clock::rfc3339;
 
 /// The interval between two requests of a command with `--watch`.

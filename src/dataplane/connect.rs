@@ -23,8 +23,8 @@ use isthmus_model::reason::Reason;
 use isthmus_net::socket::{
     acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, keep_alive, relay_socket,
 };
-use isthmus_snapshot::admit::Admission;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
+use isthmus_snapshot::decision::Admission;
 use isthmus_telemetry::local::RelayPath;
 
 /// The largest number of endpoints that are tried for one connection.

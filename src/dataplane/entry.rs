@@ -13,8 +13,8 @@ use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionRecord, Proxied, Side};
 use isthmus_net::admission::Holder;
 use isthmus_net::own::OwnDial;
-use isthmus_snapshot::admit::{self, Admission, Refusal};
 use isthmus_snapshot::candidates::Candidate;
+use isthmus_snapshot::decision::{self, Admission, Refusal};
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
 use isthmus_tls::proof::Proof;
@@ -93,7 +93,7 @@ pub(crate) struct ConnectionFacts {
     /// The authenticated client of a stream or of an HBONE connection.
     pub(crate) caller: Option<Rc<Peer>>,
     /// The part of the policy that admitted the connection; it is checked again after a config change.
-    pub(crate) admitted_by: Option<admit::Permit>,
+    pub(crate) admitted_by: Option<decision::Permit>,
     /// The registration of the current dial, if it goes to a port that this process listens on.
     pub(crate) own_dial: Option<Box<OwnDial>>,
     /// The metrics of the destination, set when an endpoint first accepts.

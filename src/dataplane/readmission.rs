@@ -7,7 +7,8 @@ use super::entry::Entry;
 use isthmus_model::authority::Authority;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::admit::{AdmissionRequest, Requested, readmit};
+use isthmus_snapshot::admit::readmit;
+use isthmus_snapshot::decision::{AdmissionRequest, Requested};
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
 /// drain. The other connections are counted for their services, because the file may have added a limit.

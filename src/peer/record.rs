@@ -10,7 +10,8 @@ use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::NetworkTable;
 use isthmus_snapshot::peer::{Peer, is_place_of_peer};
-use isthmus_snapshot::service_view::{PortEndpoint, ServiceView};
+use isthmus_snapshot::port_endpoint::PortEndpoint;
+use isthmus_snapshot::service_view::ServiceView;
 
 /// Returns a service as it is sent to the peer.
 pub(super) fn service(

@@ -4,14 +4,14 @@
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
 //! - Inputs: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
-//! - Used by admission: [`admit`], [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
+//! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only), [`networks`], [`dialled`].
-//! - Merged: [`service_view`] (a service of several registries), [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
+//! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
 //!   services of one document.
 //! - Addresses of imported services: [`virtual_addresses`].
 //! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`], [`missing`].
-//! - [`bucket_map`]: tables that are copied on write. `testing`: meshes for tests.
+//! - [`bucket_map`]: tables that are copied on write. `testing`, `random`: meshes for tests.
 
 pub mod admit;
 pub mod bucket_map;
@@ -19,6 +19,7 @@ pub mod build;
 pub mod candidates;
 pub mod change;
 pub mod clusterset;
+pub mod decision;
 pub mod delta;
 pub mod dialled;
 pub mod exported;
@@ -33,6 +34,7 @@ pub mod omitted;
 pub mod owners;
 pub mod peer;
 pub mod policy;
+pub mod port_endpoint;
 pub mod routes;
 pub mod service_view;
 pub mod shard;
@@ -42,6 +44,8 @@ pub mod view;
 pub mod virtual_addresses;
 pub mod weights;
 
+#[cfg(test)]
+mod random;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

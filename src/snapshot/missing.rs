@@ -1,7 +1,7 @@
 //! Names that are unknown because a registry that may have them has not been read.
 
 use super::Snapshot;
-use super::admit::Requested;
+use super::decision::Requested;
 use isthmus_model::address::Host;
 use isthmus_model::mesh_name::{self, Dialect};
 use isthmus_model::name::{NameBuffer, canonical};

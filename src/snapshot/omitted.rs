@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use super::Snapshot;
-use super::admit::{AdmissionRequest, MatchKind, RouteMatch};
+use super::decision::{AdmissionRequest, MatchKind, RouteMatch};
 use super::exports::{Caller, grant};
 use super::policy::RouteTarget;
+use super::port_endpoint::{PortEndpoint, on_own_network};
 use super::routes::{RouteEntry, addresses};
-use super::service_view::{AskedBy, PortEndpoint, PortView, ServiceView, on_own_network};
+use super::service_view::{AskedBy, PortView, ServiceView};
 use super::shard::Standing;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT};
 use isthmus_model::name::HostName;

@@ -1,6 +1,5 @@
 //! One service merged from all registries, with its endpoints on this network.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,11 +12,12 @@ use super::clusterset::{ExportConflict, Exported, conflict};
 use super::exports::ExportIndex;
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
-use super::policy::{ExportRule, Node, Tuning};
-use super::routes::{Resolved, addresses};
+use super::policy::{ExportRule, Tuning};
+use super::port_endpoint::{PortEndpoint, is_own_network, network_of, on_own_network};
+use super::routes::Resolved;
 use super::shard::{Origin, Shard, Standing};
 use isthmus_model::address::Host;
-use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health, Labels, TlsMode, Weight};
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode, Weight};
 use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
 use isthmus_model::place::{ClusterId, Distance, Locality, Network};
@@ -210,7 +210,8 @@ impl ServiceView {
         let (networks, resolved) = (snapshot.networks(), snapshot.resolved());
         self.ports.iter().flat_map(move |port| {
             let all = self.counting_parts(port);
-            let all = all.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
+            let all =
+                all.flat_map(move |(part, own)| PortEndpoint::of(&part.origin, &part.service, own, networks));
             all.filter(move |found| {
                 found.port == address.port()
                     && on_own_network(found, &snapshot.policy.node)
@@ -257,7 +258,8 @@ impl ServiceView {
     ) -> Option<impl Iterator<Item = PortEndpoint<'a>>> {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
         let counting = self.counting_parts(port);
-        let all = counting.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
+        let all = counting
+            .flat_map(move |(part, own)| PortEndpoint::of(&part.origin, &part.service, own, networks));
         Some(
             all.filter(move |found| {
                 labels.is_none_or(|labels| found.endpoint.template.labels.has_all(labels))
@@ -333,7 +335,8 @@ impl ServiceView {
             let other = part.iter().find_map(|part| Some((part, part.service.ports.iter().find(alike)?)));
             let found = serving.or(other).into_iter();
             found.flat_map(move |(part, own)| {
-                PortEndpoint::of(part, own, networks).map(move |found| (found, serving.is_some()))
+                PortEndpoint::of(&part.origin, &part.service, own, networks)
+                    .map(move |found| (found, serving.is_some()))
             })
         })
     }
@@ -530,7 +533,7 @@ fn port_view(
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
     let all = || {
         let serving = serving_parts(parts, &port.name, port.port, port.protocol);
-        serving.flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks))
+        serving.flat_map(|(part, own)| PortEndpoint::of(&part.origin, &part.service, own, site.networks))
     };
     let lowest = lowest_standing(all(), world.resolved);
     // A gateway connects only to its own network, so a live endpoint on another network cannot replace the endpoints of a
@@ -588,96 +591,6 @@ fn lowest_standing<'a>(
     resolved: &Resolved,
 ) -> Standing {
     if endpoints.any(|found| found.is_live_and_ready(resolved)) { Standing::Live } else { Standing::Demoted }
-}
-
-/// An endpoint of one service port.
-#[derive(Clone, Copy, Debug)]
-pub struct PortEndpoint<'a> {
-    /// The endpoint as its registry lists it.
-    pub endpoint: &'a Endpoint,
-    /// The network of the endpoint.
-    pub network: &'a Network,
-    /// The registry of the endpoint.
-    pub origin: &'a Origin,
-    /// The port on which the endpoint listens.
-    pub port: u16,
-    /// The TLS mode of the endpoint.
-    pub tls: TlsMode,
-}
-
-impl<'a> PortEndpoint<'a> {
-    /// Returns the endpoints of one registry's service for one of that service's ports.
-    fn of(
-        part: &'a Part,
-        own: &'a ServicePort,
-        networks: &'a NetworkTable,
-    ) -> impl Iterator<Item = PortEndpoint<'a>> {
-        part.service.endpoints.iter().filter_map(move |endpoint| {
-            Some(PortEndpoint {
-                endpoint,
-                network: network_of(endpoint, &part.origin, networks),
-                origin: &part.origin,
-                port: endpoint.template.port_for(own)?,
-                tls: endpoint.template.tls_on(own.protocol),
-            })
-        })
-    }
-
-    /// Returns true if the registry is live and reports the endpoint as healthy, and the endpoint has an address. An endpoint
-    /// that is reached only through gateways needs no address.
-    fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
-        self.origin.standing == Standing::Live
-            && self.endpoint.health == Health::Healthy
-            && (!self.addresses(resolved).is_empty() || matches!(self.endpoint.host, Host::Ips(_)))
-    }
-
-    /// Returns the encapsulation that the endpoint accepts.
-    pub fn encapsulation(&self) -> Encapsulation {
-        self.endpoint.template.encapsulation
-    }
-
-    /// Returns the addresses of the endpoint; none if its host name has not been resolved.
-    pub fn addresses<'r>(&self, resolved: &'r Resolved) -> Cow<'r, [IpAddr]>
-    where
-        'a: 'r,
-    {
-        let all = addresses(&self.endpoint.host, resolved);
-        let allowed = |ip: &IpAddr| self.origin.addresses.allows(*ip);
-        // The scope was applied to literal addresses when they entered the shard, so only addresses of host names are checked
-        // here.
-        if !matches!(self.endpoint.host, Host::Name(_)) || all.iter().all(allowed) {
-            return Cow::Borrowed(all);
-        }
-        all.iter().copied().filter(allowed).collect()
-    }
-}
-
-/// Returns true if this gateway can reach the endpoint directly. Endpoints of the unknown network can be reached from the
-/// unknown network, and from their own cluster (SPEC §1).
-pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
-    is_own_network(found.network, found.origin, node)
-}
-
-fn is_own_network(network: &Network, origin: &Origin, node: &Node) -> bool {
-    *network == node.network || (network.is_unknown() && origin.cluster == node.cluster)
-}
-
-/// Returns the network of an endpoint: the network that the endpoint names, else that of its registry, else that of the longest
-/// CIDR that contains its address, else the unknown network.
-pub fn network_of<'a>(endpoint: &'a Endpoint, origin: &'a Origin, networks: &'a NetworkTable) -> &'a Network {
-    if let Some(network) = &endpoint.template.network {
-        return network;
-    }
-    if !origin.network.is_unknown() {
-        return &origin.network;
-    }
-    match &endpoint.host {
-        Host::Ip(ip) => networks.network_of_address(*ip).unwrap_or(&origin.network),
-        Host::Ips(ips) => {
-            ips.iter().find_map(|ip| networks.network_of_address(*ip)).unwrap_or(&origin.network)
-        }
-        Host::Name(_) => &origin.network,
-    }
 }
 
 fn subset_candidates(

@@ -1,16 +1,11 @@
-//! Meshes for tests: small ones written by hand, and random ones.
+//! Small meshes, written by hand, for the tests of this crate and others.
 
 #![expect(missing_docs, reason = "each function makes what its name says")]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-
-use proptest::collection::{btree_map, btree_set, vec};
-use proptest::option;
-use proptest::prelude::*;
-use proptest::sample::select;
 
 use super::Snapshot;
 use super::build::all;
@@ -20,21 +15,20 @@ use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
 use super::policy::{
     Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol, LocalityMode,
-    Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, RouteEndpoint, RouteName,
-    RouteTarget, ServiceTuning, Timeouts, Tuning,
+    Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, ServiceTuning, Timeouts, Tuning,
 };
 use super::routes::Resolved;
-use super::shard::{Shard, Standing};
+use super::shard::Shard;
 use super::trust_roots::TrustRoots;
-use super::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::{Bind, Host};
-use isthmus_model::endpoint::{
-    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight,
-};
-use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
+use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Weight};
+use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+
+/// The networks of these meshes, beside those that services name. The config may not name all of them.
+pub const NETWORKS: [&str; 5] = ["", "n1", "n2", "n3", "n4"];
 
 /// All inputs of a snapshot, owned.
 #[derive(Clone, Debug)]
@@ -116,7 +110,7 @@ pub fn policy(
     policy
 }
 
-fn tuning() -> Tuning {
+pub fn tuning() -> Tuning {
     Tuning::for_services(&Timeouts::default())
 }
 
@@ -225,134 +219,6 @@ pub fn candidates(mode: LocalityMode, endpoints: Vec<Candidate>) -> Candidates {
     Candidates::new("g".into(), tuning.into(), endpoints)
 }
 
-/// The networks of random meshes; the config may not name all of them.
-pub const NETWORKS: [&str; 5] = ["", "n1", "n2", "n3", "n4"];
-const CLUSTERS: [&str; 4] = ["", "a", "b", "c"];
-/// Addresses that gateways share, and that endpoints may also have.
-const SHARED: [&str; 4] = ["192.0.2.1", "192.0.2.2", "2001:db8:ffff::1", "2001:db8:ffff::2"];
-/// Host names of random meshes: endpoints use the names `e…`, and gateways use all names except the first one.
-pub const NAMES: [&str; 6] = ["e0.dns", "e1.dns", "e2.dns", "g0.dns", "g1.dns", "g2.dns"];
-
-/// The addresses of a random mesh: distinct, or shared by some endpoints with other endpoints or gateways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Addresses {
-    Distinct,
-    Shared,
-}
-
-pub fn weights() -> impl Strategy<Value = Weight> {
-    prop_oneof![8 => 1..=4_u32, 3 => 1..=100_u32, 1 => 1..=u32::MAX, 1 => Just(u32::MAX)].prop_map(weight)
-}
-
-fn localities() -> impl Strategy<Value = Locality> {
-    select(vec!["", "r", "r/1", "r/2", "q/1/x"]).prop_map(place)
-}
-
-fn clusters() -> impl Strategy<Value = ClusterId> {
-    select(CLUSTERS.to_vec()).prop_map(ClusterId::new)
-}
-
-fn gateways() -> impl Strategy<Value = Gateway> {
-    let address = select(SHARED.to_vec()).prop_map(str::to_owned);
-    let own = (0..250_u8).prop_map(|number| format!("198.51.100.{number}"));
-    let own_v6 = (0..250_u8).prop_map(|number| format!("2001:db8:1::{number}"));
-    let name = select(NAMES[1..].to_vec()).prop_map(str::to_owned);
-    let host = prop_oneof![2 => own, 1 => own_v6, 1 => address, 2 => name];
-    let ports = prop_oneof![6 => Just((Some(15443), None)), 1 => Just((None, Some(15008))), 1 => Just((Some(8080), Some(15008)))];
-    (host, ports, clusters(), localities(), weights()).prop_map(|(host, ports, cluster, locality, weight)| {
-        let (sni_port, hbone_port) = ports;
-        Gateway { sni_port, hbone_port, cluster, locality, weight, ..gateway(&host, 1) }
-    })
-}
-
-fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
-    let one = |number: usize| {
-        let access = prop_oneof![5 => Just(Access::Gateway), 1 => Just(Access::Direct)];
-        (access, vec(gateways(), 0..5)).prop_map(move |(access, gateways)| NetworkPolicy {
-            name: Network::new(NETWORKS[number]),
-            access,
-            cidrs: vec![format!("10.{number}.0.0/16").parse().expect("legal")],
-            gateways,
-        })
-    };
-    // The config does not name n4.
-    (option::weighted(0.95, one(1)), option::weighted(0.95, one(2)), option::weighted(0.95, one(3)))
-        .prop_map(|(a, b, c)| [a, b, c].into_iter().flatten().collect())
-}
-
-/// Returns a placeholder for an address that no other endpoint has.
-fn own_address() -> impl Strategy<Value = Host> {
-    let v4 = Just(Host::Ip(Ipv4Addr::UNSPECIFIED.into()));
-    prop_oneof![3 => v4, 1 => Just(Host::Ip(Ipv6Addr::UNSPECIFIED.into()))]
-}
-
-fn endpoints() -> impl Strategy<Value = Endpoint> {
-    let name = select(NAMES[..4].to_vec()).prop_map(|name| Host::Name(host_name(name)));
-    let shared = select(SHARED.to_vec()).prop_map(|text| Host::parse(text).expect("legal"));
-    let host = prop_oneof![8 => own_address(), 2 => name, 1 => shared];
-    let network = option::weighted(0.4, select(NETWORKS.to_vec()).prop_map(Network::new));
-    let health =
-        prop_oneof![4 => Just(Health::Healthy), 1 => Just(Health::Unhealthy), 1 => Just(Health::Draining)];
-    let tls = prop_oneof![7 => Just(None), 3 => select(TlsMode::ALL.to_vec()).prop_map(Some)];
-    let labels = prop_oneof![2 => Just(None), 1 => Just(Some("1")), 1 => Just(Some("2"))];
-    let ports = option::weighted(0.2, select(vec![15443_u16, 9443]));
-    let encapsulation = prop_oneof![2 => Just(Encapsulation::None), 1 => Just(Encapsulation::Hbone)];
-    (host, network, health, (tls, encapsulation), labels, ports, localities(), weights()).prop_map(
-        |(host, network, health, (tls, encapsulation), label, port, locality, weight)| {
-            let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
-            let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
-            let tls = tls.map(DeclaredTls::Mode);
-            let template = EndpointTemplate { ports, labels, network, tls, encapsulation, identity: None };
-            Endpoint { host, locality, weight, health, template: template.into() }
-        },
-    )
-}
-
-fn ports() -> impl Strategy<Value = Vec<ServicePort>> {
-    let protocol =
-        select(vec![PortProtocol::Tcp, PortProtocol::Tls, PortProtocol::Https, PortProtocol::Grpc]);
-    let one =
-        (select(vec!["x", "y", "z"]), select(vec![443_u16, 80]), select(vec![8080_u16, 15443]), protocol);
-    vec(one, 1..4).prop_map(|all| {
-        let mut ports: Vec<ServicePort> = Vec::new();
-        for (name, port, target_port, protocol) in all {
-            if ports.iter().all(|known| &*known.name != name && known.port != port) {
-                ports.push(ServicePort { name: name.into(), port, target_port, protocol });
-            }
-        }
-        ports
-    })
-}
-
-/// Returns one of three services, in a few cases in a namespace that does not own the name.
-pub fn services() -> impl Strategy<Value = Service> {
-    let key = (select(vec!["s0.shop.mesh", "s1.shop.mesh", "s2.mesh"]), prop::bool::weighted(0.1));
-    let subsets =
-        btree_map(select(vec!["v1", "V2", "v1-again"]).prop_map(Arc::from), select(vec!["1", "2"]), 0..3);
-    (key, ports(), subsets, vec(endpoints(), 0..8)).prop_map(|((name, other), ports, subsets, endpoints)| {
-        let mut service = service(name, ports, endpoints);
-        if other {
-            service.key.namespace = "other".into();
-        }
-        let labels = |value: &str| Labels::from_iter([("version".into(), value.into())]);
-        service.subsets = subsets.into_iter().map(|(name, value)| (name, labels(value))).collect();
-        service
-    })
-}
-
-fn shards() -> impl Strategy<Value = Vec<Listing>> {
-    let one = |cluster: &'static str| {
-        (select(NETWORKS.to_vec()), vec(services(), 0..4))
-            .prop_map(move |(network, services)| shard(cluster, network, services))
-    };
-    // The first shard has the gateway's own cluster; the last one has none.
-    (one("a"), one("b"), one("c"), one("")).prop_map(|(a, b, c, d)| vec![a, b, c, d])
-}
-
-pub fn standings() -> impl Strategy<Value = Standing> {
-    prop_oneof![8 => Just(Standing::Live), 2 => Just(Standing::Demoted), 1 => Just(Standing::Expired)]
-}
-
 /// Returns a peer that may reach services. Each rule has a pattern of service names, and perhaps a template of the names under
 /// which the peer knows these services.
 pub fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
@@ -373,159 +239,4 @@ pub fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
         imports: Vec::new(),
         limits: PeerLimits::default(),
     }
-}
-
-/// Returns random peers; some of their rules give several services the same name.
-fn peers() -> impl Strategy<Value = Vec<Arc<Peer>>> {
-    let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
-    let rename = select(vec![None, Some("{service}.{namespace}.global"), Some("one.{namespace}.global")]);
-    let one = |name: &'static str| {
-        vec((names.clone(), rename.clone()), 0..3).prop_map(move |rules| Arc::new(peer(name, &rules)))
-    };
-    (one("west"), one("south")).prop_map(|(west, south)| vec![west, south])
-}
-
-fn exports() -> impl Strategy<Value = Vec<Arc<ExportRule>>> {
-    let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
-    let identity = prop::bool::weighted(0.15);
-    let one =
-        (names, option::weighted(0.2, select(vec![443_u16, 80])), btree_set(clusters(), 0..3), identity);
-    (prop::bool::weighted(0.7), vec(one, 0..3)).prop_map(|(everything, rules)| {
-        let made = rules.into_iter().map(|(names, port, clusters, identity)| {
-            let named = IdentityPattern::parse("spiffe://cluster.local/ns/shop/*").expect("legal");
-            let identities = if identity { vec![named] } else { Vec::new() };
-            Arc::new(ExportRule {
-                ports: port.into_iter().collect(),
-                clusters: clusters.into_iter().collect(),
-                to: ExportScope { cidrs: Vec::new(), identities },
-                ..(*rule(names)).clone()
-            })
-        });
-        made.chain(everything.then(|| rule("*"))).collect()
-    })
-}
-
-/// Returns routes to each host name and to a service, with every kind of key.
-fn routes() -> Vec<Arc<Route>> {
-    let to = |names: &[&str]| RouteTarget::Endpoints {
-        endpoints: names
-            .iter()
-            .map(|name| RouteEndpoint {
-                host: Host::parse(name).expect("legal"),
-                port: 443,
-                weight: Weight::ONE,
-                locality: Locality::default(),
-            })
-            .collect(),
-        tuning: tuning().into(),
-    };
-    let alias = RouteTarget::Service { hostname: host_name("s0.shop.mesh"), port: 443, subset: "".into() };
-    let route = |key, to| Arc::new(Route { key, listeners: Vec::new(), to });
-    let name = |text| RouteName::Name(pattern(text));
-    vec![
-        route(name("one.test"), to(&["e0.dns", "10.9.9.9"])),
-        route(name("*.test"), to(&["g0.dns", "e1.dns"])),
-        route(name("alias.test"), alias),
-        route(RouteName::NoSni, to(&["e2.dns"])),
-    ]
-}
-
-/// Returns addresses that a host name can resolve to and that no other name has.
-pub fn answers(name: usize) -> impl Strategy<Value = Arc<[IpAddr]>> {
-    let v4 = move |host: u8| IpAddr::from([203, 0, u8::try_from(name).expect("few"), host]);
-    let v6 = move |host: u8| {
-        let number = u16::try_from(name).expect("few");
-        IpAddr::from([0x2001, 0xdb8, 2, number, 0, 0, 0, u16::from(host)])
-    };
-    let one = (any::<bool>(), 1..=3_u8).prop_map(move |(four, host)| if four { v4(host) } else { v6(host) });
-    btree_set(one, 0..=4).prop_map(|set: BTreeSet<IpAddr>| set.into_iter().collect())
-}
-
-fn resolved() -> impl Strategy<Value = Resolved> {
-    let one = |name: usize| option::weighted(0.8, answers(name)).prop_map(move |found| (name, found));
-    (one(0), one(1), one(2), one(3), one(4), one(5)).prop_map(|(a, b, c, d, e, f)| {
-        let all = [a, b, c, d, e, f].into_iter();
-        all.filter_map(|(name, found)| Some((host_name(NAMES[name]), found?))).collect()
-    })
-}
-
-/// Assigns unique addresses, alternately inside the blocks of the networks and outside of all blocks.
-pub struct Numbering {
-    next: u16,
-    seen: BTreeSet<Host>,
-    addresses: Addresses,
-}
-
-impl Numbering {
-    /// Returns a numbering that begins with `start`. Numberings whose starts differ by some thousands never assign the same
-    /// address.
-    pub fn new(addresses: Addresses, start: u16) -> Self {
-        Self { next: start, seen: BTreeSet::new(), addresses }
-    }
-
-    pub fn number(&mut self, service: &mut Service) {
-        let mut endpoints = service.endpoints.to_vec();
-        for endpoint in &mut endpoints {
-            self.number_endpoint(endpoint);
-        }
-        service.endpoints = endpoints.into();
-    }
-
-    fn number_endpoint(&mut self, endpoint: &mut Endpoint) {
-        self.next += 1;
-        let [high, low] = self.next.to_be_bytes();
-        let v4 = Host::Ip(IpAddr::from([10, low % 5, high, low]));
-        let own = match endpoint.host {
-            Host::Ip(ip) if ip == IpAddr::from(Ipv4Addr::UNSPECIFIED) => Some(v4),
-            Host::Ip(ip) if ip == IpAddr::from(Ipv6Addr::UNSPECIFIED) => {
-                Some(Host::Ip(IpAddr::from([0x2001, 0xdb8, 3, 0, 0, 0, 0, self.next])))
-            }
-            _ if self.addresses == Addresses::Shared => None,
-            // A gateway may have the same address or name, but has another port.
-            Host::Ip(_) | Host::Ips(_) => Some(v4),
-            Host::Name(_) => (!self.seen.insert(endpoint.host.clone())).then_some(v4),
-        };
-        if let Some(own) = own {
-            endpoint.host = own;
-        }
-        if self.addresses == Addresses::Distinct && matches!(endpoint.host, Host::Name(_)) {
-            let ports = ["x", "y", "z"].map(|name| (Arc::from(name), 7777));
-            Arc::make_mut(&mut endpoint.template).ports = ports.into();
-        }
-    }
-}
-
-/// Returns random meshes of four registries, up to four networks and three services.
-pub fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
-    (networks(), shards(), vec(standings(), 4), (exports(), peers()), resolved()).prop_map(
-        move |(networks, shards, standings, (exports, peers), resolved)| {
-            let mut numbering = Numbering::new(addresses, 0);
-            let shards = shards.into_iter().zip(standings).map(|(mut shard, standing)| {
-                for service in shard.services.values_mut() {
-                    numbering.number(Arc::make_mut(service));
-                }
-                Arc::new(scoped(shard).with_standing(standing))
-            });
-            let policy = Policy { peers, ..policy(networks, exports, routes()) };
-            Mesh { shards: shards.collect(), policy: policy.into(), resolved, trust_roots: Arc::default() }
-        },
-    )
-}
-
-pub fn viewers() -> impl Strategy<Value = Viewer> {
-    let network = select(NETWORKS.to_vec()).prop_map(Network::new);
-    let families = prop_oneof![1 => Just(Families::V4), 1 => Just(Families::V6), 2 => Just(Families::Both)];
-    let client = prop_oneof![3 => Just(ClientKind::Envoy), 1 => Just(ClientKind::Grpc)];
-    let sees = prop_oneof![4 => Just(BTreeSet::new()), 1 => btree_set(network.clone(), 1..3)];
-    let tunnel = prop_oneof![2 => Just(Tunnel::Sni), 1 => Just(Tunnel::Hbone)];
-    (network, clusters(), families, client, tunnel, sees).prop_map(
-        |(network, cluster, families, client, tunnel, sees)| Viewer {
-            network,
-            cluster,
-            families,
-            client,
-            tunnel,
-            sees: sees.into_iter().collect(),
-        },
-    )
 }

@@ -19,7 +19,8 @@ use crate::eviction;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
-use isthmus_snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
+use isthmus_snapshot::admit::admit;
+use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested};
 use isthmus_snapshot::missing::missing_for;
 use isthmus_wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
 

@@ -12,12 +12,10 @@ use crate::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
 use crate::policy::{NetworkPolicy, Policy, RouteName};
+use crate::random::{Addresses, NAMES, Numbering, answers, meshes, services, standings, viewers};
 use crate::service_view::AskedBy;
 use crate::shard::Standing;
-use crate::testing::{
-    Addresses, Mesh, NAMES, NETWORKS, Numbering, answers, gateway, host_name, meshes, network, services,
-    standings, viewers,
-};
+use crate::testing::{Mesh, NETWORKS, gateway, host_name, network};
 use crate::view::{Viewer, view};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;

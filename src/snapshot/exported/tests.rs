@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::admit::{AdmissionRequest, Requested, admit, readmit};
+use crate::admit::{admit, readmit};
+use crate::decision::{AdmissionRequest, Requested};
 use crate::policy::Policy;
 use crate::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
 use isthmus_model::authority::Authority;

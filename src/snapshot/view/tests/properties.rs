@@ -8,9 +8,10 @@ use proptest::strategy::ValueTree;
 
 use super::*;
 use crate::policy::NetworkPolicy;
-use crate::service_view::network_of;
+use crate::port_endpoint::network_of;
+use crate::random::{Addresses, meshes, viewers};
 use crate::shard::Standing;
-use crate::testing::{Addresses, meshes, scoped, viewers};
+use crate::testing::scoped;
 use isthmus_model::address::Host;
 
 const CASES: u32 = 600;

@@ -1,0 +1,104 @@
+//! One endpoint as a service port has it: its network, listening port, TLS mode and addresses.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use super::networks::NetworkTable;
+use super::policy::Node;
+use super::routes::{Resolved, addresses};
+use super::shard::{Origin, Standing};
+use isthmus_model::address::Host;
+use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, TlsMode};
+use isthmus_model::place::Network;
+use isthmus_model::service::{Service, ServicePort};
+
+/// An endpoint of one service port.
+#[derive(Clone, Copy, Debug)]
+pub struct PortEndpoint<'a> {
+    /// The endpoint as its registry lists it.
+    pub endpoint: &'a Endpoint,
+    /// The network of the endpoint.
+    pub network: &'a Network,
+    /// The registry of the endpoint.
+    pub origin: &'a Origin,
+    /// The port on which the endpoint listens.
+    pub port: u16,
+    /// The TLS mode of the endpoint.
+    pub tls: TlsMode,
+}
+
+impl<'a> PortEndpoint<'a> {
+    /// Returns the endpoints of one registry's service for one of that service's ports.
+    pub(super) fn of(
+        origin: &'a Origin,
+        service: &'a Service,
+        own: &'a ServicePort,
+        networks: &'a NetworkTable,
+    ) -> impl Iterator<Item = PortEndpoint<'a>> {
+        service.endpoints.iter().filter_map(move |endpoint| {
+            Some(PortEndpoint {
+                endpoint,
+                network: network_of(endpoint, origin, networks),
+                origin,
+                port: endpoint.template.port_for(own)?,
+                tls: endpoint.template.tls_on(own.protocol),
+            })
+        })
+    }
+
+    /// Returns true if the registry is live and reports the endpoint as healthy, and the endpoint has an address. An endpoint
+    /// that is reached only through gateways needs no address.
+    pub(super) fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
+        self.origin.standing == Standing::Live
+            && self.endpoint.health == Health::Healthy
+            && (!self.addresses(resolved).is_empty() || matches!(self.endpoint.host, Host::Ips(_)))
+    }
+
+    /// Returns the encapsulation that the endpoint accepts.
+    pub fn encapsulation(&self) -> Encapsulation {
+        self.endpoint.template.encapsulation
+    }
+
+    /// Returns the addresses of the endpoint; none if its host name has not been resolved.
+    pub fn addresses<'r>(&self, resolved: &'r Resolved) -> Cow<'r, [IpAddr]>
+    where
+        'a: 'r,
+    {
+        let all = addresses(&self.endpoint.host, resolved);
+        let allowed = |ip: &IpAddr| self.origin.addresses.allows(*ip);
+        // The scope was applied to literal addresses when they entered the shard, so only addresses of host names are checked
+        // here.
+        if !matches!(self.endpoint.host, Host::Name(_)) || all.iter().all(allowed) {
+            return Cow::Borrowed(all);
+        }
+        all.iter().copied().filter(allowed).collect()
+    }
+}
+
+/// Returns true if this gateway can reach the endpoint directly. Endpoints of the unknown network can be reached from the
+/// unknown network, and from their own cluster (SPEC §1).
+pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
+    is_own_network(found.network, found.origin, node)
+}
+
+pub(super) fn is_own_network(network: &Network, origin: &Origin, node: &Node) -> bool {
+    *network == node.network || (network.is_unknown() && origin.cluster == node.cluster)
+}
+
+/// Returns the network of an endpoint: the network that the endpoint names, else that of its registry, else that of the longest
+/// CIDR that contains its address, else the unknown network.
+pub fn network_of<'a>(endpoint: &'a Endpoint, origin: &'a Origin, networks: &'a NetworkTable) -> &'a Network {
+    if let Some(network) = &endpoint.template.network {
+        return network;
+    }
+    if !origin.network.is_unknown() {
+        return &origin.network;
+    }
+    match &endpoint.host {
+        Host::Ip(ip) => networks.network_of_address(*ip).unwrap_or(&origin.network),
+        Host::Ips(ips) => {
+            ips.iter().find_map(|ip| networks.network_of_address(*ip)).unwrap_or(&origin.network)
+        }
+        Host::Name(_) => &origin.network,
+    }
+}
