@@ -180,23 +180,7 @@ impl Reader<'_> {
         let mut who = self.who(fields, path);
         let (mut accept, mut dial) = (fields.get(&keys::Peer::ACCEPT), fields.get(&keys::Peer::DIAL));
         let mut trust = path_of(fields, &keys::Peer::TRUST, self.problems);
-        if who.is_some()
-            && trust.is_some()
-            && !accept
-            && dial.is_none()
-            && fields.at(&keys::Peer::DIAL).is_none()
-        {
-            let fault = "found neither accept: true nor dial, so there can be no link with the peer";
-            self.problems.error(position, path, fault);
-        }
-        if who.is_some() != trust.is_some() {
-            let (found, missing) = if who.is_some() { ("identity", "trust") } else { ("trust", "identity") };
-            let fault = format!(
-                "found {found}, but no {missing}; set both, or set neither and enrol the peer with `isthmus peer invite` and \
-                 `join`"
-            );
-            self.problems.error(position, path, fault);
-        }
+        self.check_link(fields, who.is_some(), trust.is_some(), accept, position, path);
         let enrolled = self.enrolled(fields, &name, named.position, path);
         let stored = match &enrolled {
             Ok(None) => Stored::Nothing,
@@ -211,34 +195,8 @@ impl Reader<'_> {
                 Dialling::Ours(address) => dial = dial.or(Some((address.host, address.port))),
             }
         }
-        let rule = |key: &dyn AnyKey, at: usize| path.key(key.name()).index(at).to_string().into();
-        let exports = fields.maps(&keys::Peer::EXPORT).map(|(at, fields, _)| PeerExport {
-            rule: rule(&keys::Peer::EXPORT, at),
-            services: fields.get(&keys::PeerExport::SERVICES).unwrap_or_default(),
-            except: fields.get(&keys::PeerExport::EXCEPT).unwrap_or_default(),
-            rename: fields.get(&keys::PeerExport::AS),
-        });
         self.not_too_many_patterns(fields, path);
-        let imports = fields.maps(&keys::Peer::IMPORT).map(|(at, fields, _)| PeerImport {
-            rule: rule(&keys::Peer::IMPORT, at),
-            services: fields.get(&keys::PeerImport::SERVICES).unwrap_or_default(),
-            rename: fields.get(&keys::PeerImport::AS),
-            limit: fields.get(&keys::PeerImport::LIMIT),
-        });
-        let limits = fields.map(&keys::Peer::LIMITS);
-        let peer = Arc::new(Peer {
-            who,
-            unused_link,
-            from: fields.get(&keys::Peer::FROM).unwrap_or_default(),
-            exports: exports.collect(),
-            imports: imports.collect(),
-            limits: PeerLimits {
-                services: limits.get(&keys::PeerUse::SERVICES),
-                connections: limits.get(&keys::PeerUse::CONNECTIONS),
-                new_per_second: limits.get(&keys::PeerUse::NEW_PER_SECOND),
-            },
-            name: name.clone(),
-        });
+        let peer = Arc::new(policy_of(fields, &name, who, unused_link, path));
         self.peers.trust.extend(peer.who.as_ref().map(|who| PeerTrust {
             peer: name.clone(),
             alias: who.alias.clone(),
@@ -278,6 +236,30 @@ impl Reader<'_> {
             stored,
         });
         self.peers.peers.push(peer);
+    }
+
+    /// Reports keys that together allow no link with the peer.
+    fn check_link(
+        &mut self,
+        fields: &Fields<'_>,
+        has_identity: bool,
+        has_trust: bool,
+        accept: bool,
+        position: Position,
+        path: &Path<'_>,
+    ) {
+        if has_identity && has_trust && !accept && fields.at(&keys::Peer::DIAL).is_none() {
+            let fault = "found neither accept: true nor dial, so there can be no link with the peer";
+            self.problems.error(position, path, fault);
+        }
+        if has_identity != has_trust {
+            let (found, missing) = if has_identity { ("identity", "trust") } else { ("trust", "identity") };
+            let fault = format!(
+                "found {found}, but no {missing}; set both, or set neither and enrol the peer with `isthmus peer invite` and \
+                 `join`"
+            );
+            self.problems.error(position, path, fault);
+        }
     }
 
     /// Reads the identity of the peer; `None` if an enrolment has to provide it, or if the value is wrong.
@@ -367,5 +349,42 @@ impl Reader<'_> {
             roots: EnrolledLink::path(state, name),
             dialling: link.dialling,
         }))
+    }
+}
+
+/// Reads what the peer may reach, what it may offer, and its limits.
+fn policy_of(
+    fields: &Fields<'_>,
+    name: &Arc<str>,
+    who: Option<PeerIdentity>,
+    unused_link: Option<Arc<str>>,
+    path: &Path<'_>,
+) -> Peer {
+    let rule = |key: &dyn AnyKey, at: usize| path.key(key.name()).index(at).to_string().into();
+    let exports = fields.maps(&keys::Peer::EXPORT).map(|(at, fields, _)| PeerExport {
+        rule: rule(&keys::Peer::EXPORT, at),
+        services: fields.get(&keys::PeerExport::SERVICES).unwrap_or_default(),
+        except: fields.get(&keys::PeerExport::EXCEPT).unwrap_or_default(),
+        rename: fields.get(&keys::PeerExport::AS),
+    });
+    let imports = fields.maps(&keys::Peer::IMPORT).map(|(at, fields, _)| PeerImport {
+        rule: rule(&keys::Peer::IMPORT, at),
+        services: fields.get(&keys::PeerImport::SERVICES).unwrap_or_default(),
+        rename: fields.get(&keys::PeerImport::AS),
+        limit: fields.get(&keys::PeerImport::LIMIT),
+    });
+    let limits = fields.map(&keys::Peer::LIMITS);
+    Peer {
+        who,
+        unused_link,
+        from: fields.get(&keys::Peer::FROM).unwrap_or_default(),
+        exports: exports.collect(),
+        imports: imports.collect(),
+        limits: PeerLimits {
+            services: limits.get(&keys::PeerUse::SERVICES),
+            connections: limits.get(&keys::PeerUse::CONNECTIONS),
+            new_per_second: limits.get(&keys::PeerUse::NEW_PER_SECOND),
+        },
+        name: name.clone(),
     }
 }
