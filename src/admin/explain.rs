@@ -228,7 +228,7 @@ fn explain_by(
                 status.as_u16()
             )
         });
-    } else if let Some(alert) = Alert::of(explanation.reason) {
+    } else if let Some(alert) = explanation.reason.alert() {
         steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);

@@ -10,32 +10,10 @@ use std::fmt::Write as _;
 
 use isthmus_admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
 use isthmus_api::connection::FIELDS;
+use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::omitted::OmissionReason;
 use isthmus_telemetry::{control, process};
-use isthmus_wire::alert::Alert;
-use isthmus_wire::connect::status_of;
-
-/// The reasons that a response to a CONNECT can have.
-const ANSWERED: [Reason; 17] = [
-    Reason::Ok,
-    Reason::AuthorityUnknown,
-    Reason::NotExported,
-    Reason::SourceDenied,
-    Reason::IdentityUntrusted,
-    Reason::IdentityDenied,
-    Reason::NoEndpoints,
-    Reason::AllUnhealthy,
-    Reason::EndpointRefused,
-    Reason::EndpointTimeout,
-    Reason::EndpointUnreachable,
-    Reason::EndpointReset,
-    Reason::LimitSource,
-    Reason::LimitService,
-    Reason::LimitGlobal,
-    Reason::Draining,
-    Reason::Internal,
-];
 
 fn reasons() -> String {
     let mut text = "# Reasons\n\n\
@@ -48,11 +26,10 @@ fn reasons() -> String {
         | reason | alert | status | meaning | look at |\n|---|---|---|---|---|\n"
         .to_owned();
     for reason in Reason::ALL {
-        let alert = Alert::of(*reason).map_or("–", Alert::text);
+        let alert = reason.alert().map_or("–", Alert::text);
         let status = match reason {
             Reason::BadRequest => "400, 405".to_owned(),
-            reason if ANSWERED.contains(reason) => status_of(*reason).0.as_u16().to_string(),
-            _ => "–".to_owned(),
+            reason => reason.status().map_or_else(|| "–".to_owned(), |status| status.to_string()),
         };
         let _ = writeln!(
             text,

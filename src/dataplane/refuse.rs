@@ -10,7 +10,6 @@ use tokio::net::TcpStream;
 
 use super::core::Core;
 use isthmus_model::reason::Reason;
-use isthmus_wire::alert::Alert;
 
 /// The largest number of bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;
@@ -55,7 +54,7 @@ pub(crate) fn at_once(core: &Core, client: &impl AsFd, reason: Reason) {
 
 /// Sends the alert and FIN. Returns false if the reason has no alert or the client has gone.
 fn send_alert(client: &impl AsFd, reason: Reason) -> bool {
-    let Some(alert) = Alert::of(reason) else {
+    let Some(alert) = reason.alert() else {
         return false;
     };
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

@@ -2,13 +2,14 @@
 //! so that a test can make every value from literals. Functions that decide over these values (matching, admission, choice)
 //! live in the layers above.
 //!
-//! - `reason`: the closed list of reasons for refusals and ends. `record`: the record of one connection. `trace`: its trace.
+//! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection. `trace`: its trace.
 //! - `name`, `mesh_name`, `authority`, `alpn`: what a client asks for. `identity`: who asks. `limits`: how much.
 //! - `service`, `endpoint`, `place`, `address`: the mesh. `import`, `link`, `set_hash`: the exchange with peers.
 //! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text.
 //! - `testing`: values for tests.
 
 pub mod address;
+pub mod alert;
 pub mod alpn;
 pub mod authority;
 pub mod endpoint;

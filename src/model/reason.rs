@@ -3,8 +3,12 @@
 
 use std::fmt;
 
+use crate::alert::Alert::{self, *};
+
+/// Defines the reasons. Each row has the meaning in one sentence, the word, the TLS alert that a refused SNI client gets, the
+/// HTTP status that a refused HBONE caller gets, and what an operator checks next.
 macro_rules! reasons {
-    ($($(#[doc = $doc:literal])* $variant:ident = $text:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident = $text:literal, alert $alert:expr, status $status:expr, look at $look_at:literal;)*) => {
         /// The reason why a connection ended or was refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Reason {
@@ -28,155 +32,146 @@ macro_rules! reasons {
                     $(Self::$variant => concat!($($doc),*).trim(),)*
                 }
             }
+
+            /// Returns the TLS alert for a refused SNI client; `None` if it gets none from the gateway.
+            pub const fn alert(self) -> Option<Alert> {
+                match self {
+                    $(Self::$variant => $alert,)*
+                }
+            }
+
+            /// Returns the HTTP status of the answer to a CONNECT; `None` for a reason that answers none.
+            pub const fn status(self) -> Option<u16> {
+                match self {
+                    $(Self::$variant => $status,)*
+                }
+            }
+
+            /// Returns what an operator checks next.
+            pub const fn look_at(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $look_at,)*
+                }
+            }
         }
     };
 }
 
 reasons! {
     /// The connection ended normally.
-    Ok = "ok",
+    Ok = "ok", alert None, status Some(200),
+        look at "nothing, or `detail` and `attempts` if the connection was slow";
     /// The ClientHello was incomplete when `hello.timeout` had passed.
-    HelloTimeout = "hello_timeout",
+    HelloTimeout = "hello_timeout", alert None, status None,
+        look at "the client, the path to it (MTU), `hello.timeout`";
     /// The client closed or reset the connection before it was admitted, or no longer answers.
-    ClientGone = "client_gone",
+    ClientGone = "client_gone", alert None, status None,
+        look at "the client, its timeouts; a load balancer's probes";
     /// The ClientHello is longer than `hello.maxBytes`, or announces a length above it.
-    HelloTooLarge = "hello_too_large",
+    HelloTooLarge = "hello_too_large", alert Some(IllegalParameter), status None,
+        look at "the client; `listeners[].hello`";
     /// The ClientHello spans more TLS records than `hello.maxRecords`.
-    HelloFragments = "hello_fragments",
+    HelloFragments = "hello_fragments", alert Some(IllegalParameter), status None,
+        look at "the client; `listeners[].hello`";
     /// The ClientHello is malformed or ambiguous.
-    BadHello = "bad_hello",
+    BadHello = "bad_hello", alert Some(DecodeError), status None,
+        look at "`detail`; the client, or a middlebox between client and gateway";
     /// The first bytes are not a TLS handshake.
-    NotTls = "not_tls",
+    NotTls = "not_tls", alert None, status None,
+        look at "`detail`: the client speaks another protocol, or a load balancer adds a PROXY header (`listeners[].proxyProtocol`)";
     /// The client sent no SNI, or an IP address as SNI, and there is no route `"-"`.
-    NoSni = "no_sni",
+    NoSni = "no_sni", alert Some(UnrecognizedName), status None,
+        look at "the client's TLS settings; route `\"-\"`";
     /// The SNI is not a legal host name.
-    SniInvalid = "sni_invalid",
+    SniInvalid = "sni_invalid", alert Some(IllegalParameter), status None,
+        look at "`sni`; the client's settings";
     /// No route and no known service has the name that the client sent as SNI.
-    SniUnknown = "sni_unknown",
+    SniUnknown = "sni_unknown", alert Some(UnrecognizedName), status None,
+        look at "`isthmus explain NAME` (near names), `isthmus exposed`";
     /// No known service has the name or address in the `:authority` of a CONNECT.
-    AuthorityUnknown = "authority_unknown",
+    AuthorityUnknown = "authority_unknown", alert None, status Some(404),
+        look at "`isthmus explain NAME` (near names), `isthmus exposed`";
     /// The service is known, but no export rule allows this caller to reach it through this listener.
-    NotExported = "not_exported",
+    NotExported = "not_exported", alert Some(UnrecognizedName), status Some(404),
+        look at "`isthmus explain NAME`; `exports`";
     /// The client offered none of the protocols in the listener's `alpn`.
-    AlpnRefused = "alpn_refused",
+    AlpnRefused = "alpn_refused", alert Some(NoApplicationProtocol), status None,
+        look at "`alpn`, `detail`; `listeners[].alpn`, `listeners[].protocol`";
     /// The source address is outside the listener's `from`.
-    SourceDenied = "source_denied",
+    SourceDenied = "source_denied", alert Some(AccessDenied), status Some(403),
+        look at "`source`; `listeners[].from`";
     /// The PROXY header that the listener requires is missing or malformed, or its sender is not trusted.
-    ProxyProtocol = "proxy_protocol",
+    ProxyProtocol = "proxy_protocol", alert Some(AccessDenied), status None,
+        look at "`detail`; the load balancer before the gateway; `listeners[].proxyProtocol`";
     /// The TLS handshake with the caller failed.
-    TlsFailed = "tls_failed",
+    TlsFailed = "tls_failed", alert None, status None,
+        look at "`detail`; `isthmus get certificates`; the caller's TLS version";
     /// The caller's certificate does not chain to its trust domain's roots.
-    IdentityUntrusted = "identity_untrusted",
+    IdentityUntrusted = "identity_untrusted", alert None, status Some(403),
+        look at "`detail`; `isthmus get certificates`; the key `trust` of this gateway's config";
     /// The caller's certificate has expired or is not valid yet.
-    IdentityExpired = "identity_expired",
+    IdentityExpired = "identity_expired", alert None, status None,
+        look at "`detail`, which names the certificate; the renewal of that certificate; the clocks of both hosts";
     /// An identity is required and the caller has none: it showed no certificate, or the listener is an SNI listener.
-    IdentityRequired = "identity_required",
+    IdentityRequired = "identity_required", alert Some(UnrecognizedName), status None,
+        look at "the caller's certificate; on an SNI listener, `peers[].from` for callers of a peer, or `exports[].to.identities`";
     /// The caller's identity is not among those that the export rule names.
-    IdentityDenied = "identity_denied",
+    IdentityDenied = "identity_denied", alert None, status Some(403),
+        look at "`source_identity`; `isthmus explain NAME --authority --identity ID`; `exports[].to`";
     /// The CONNECT request is malformed, or the method is not CONNECT.
-    BadRequest = "bad_request",
+    BadRequest = "bad_request", alert None, status Some(400),
+        look at "`detail`; the caller";
     /// The service has no usable endpoint on the gateway's own network.
-    NoEndpoints = "no_endpoints",
+    NoEndpoints = "no_endpoints", alert Some(InternalError), status Some(503),
+        look at "`isthmus explain NAME` (`omitted`); `isthmus get endpoints`";
     /// No endpoint is healthy, and `panic` is off; or all endpoints are draining, or an operator has taken them out.
-    AllUnhealthy = "all_unhealthy",
+    AllUnhealthy = "all_unhealthy", alert Some(InternalError), status Some(503),
+        look at "`isthmus get endpoints`; `isthmus explain NAME`; `panic`";
     /// The endpoint refused the connection.
-    EndpointRefused = "endpoint_refused",
+    EndpointRefused = "endpoint_refused", alert Some(InternalError), status Some(503),
+        look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The endpoint did not accept the connection within the connect timeout.
-    EndpointTimeout = "endpoint_timeout",
+    EndpointTimeout = "endpoint_timeout", alert Some(InternalError), status Some(503),
+        look at "the endpoint, firewalls; `connectTimeout`; `isthmus explain NAME --probe`";
     /// The endpoint cannot be reached from this host, or is this gateway itself.
-    EndpointUnreachable = "endpoint_unreachable",
+    EndpointUnreachable = "endpoint_unreachable", alert Some(InternalError), status Some(503),
+        look at "the host's routing table; `detail`";
     /// The client reset the connection.
-    ClientReset = "client_reset",
+    ClientReset = "client_reset", alert None, status None,
+        look at "the client; `ended_by`, `bytes_up`, `bytes_down`";
     /// The endpoint reset the connection.
-    EndpointReset = "endpoint_reset",
+    EndpointReset = "endpoint_reset", alert Some(InternalError), status Some(503),
+        look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The client or the endpoint read nothing for too long while bytes waited for it.
-    Stalled = "stalled",
+    Stalled = "stalled", alert None, status None,
+        look at "`bytes_up` and `bytes_down`, which show whether the client or the endpoint stopped reading; `timeouts.stalled`, `hbone.stalled`";
     /// No byte was sent in either direction for `timeouts.idle`.
-    IdleTimeout = "idle_timeout",
+    IdleTimeout = "idle_timeout", alert None, status None,
+        look at "`timeouts.idle`";
     /// One direction had ended, and no byte was sent in the other direction for `timeouts.halfClose`.
-    HalfCloseTimeout = "half_close_timeout",
+    HalfCloseTimeout = "half_close_timeout", alert None, status None,
+        look at "`ended_by`; the program that kept its direction open; `timeouts.halfClose`";
     /// The source has reached a limit of `limits.perSource`: connections, new connections per second, or incomplete hellos.
-    LimitSource = "limit_source",
+    LimitSource = "limit_source", alert Some(InternalError), status Some(503),
+        look at "`source`, `detail`; `isthmus explain NAME --from IP`; `limits.perSource`";
     /// The service has reached its limit of connections (`limits.perService`).
-    LimitService = "limit_service",
+    LimitService = "limit_service", alert Some(InternalError), status Some(503),
+        look at "`service`, `route`; `isthmus explain NAME`; `limits.perService`";
     /// `limits.connections` or `limits.pendingHellos` was reached.
-    LimitGlobal = "limit_global",
+    LimitGlobal = "limit_global", alert Some(InternalError), status Some(503),
+        look at "`isthmus status`; `limits`, the descriptor limit of the process";
     /// The gateway is stopping.
-    Draining = "draining",
+    Draining = "draining", alert Some(InternalError), status Some(503),
+        look at "nothing: the gateway was stopped";
     /// The config file was reloaded and no longer allows this connection.
-    ConfigRemoved = "config_removed",
+    ConfigRemoved = "config_removed", alert None, status None,
+        look at "`from`, `routes`, `exports` and `trust` in the last change of the config";
     /// An operator closed the connection.
-    Killed = "killed",
+    Killed = "killed", alert None, status None,
+        look at "the operator who closed the connection";
     /// An internal error of the gateway.
-    Internal = "internal",
-}
-
-impl Reason {
-    /// Returns what an operator checks next.
-    pub const fn look_at(self) -> &'static str {
-        match self {
-            Self::Ok => "nothing, or `detail` and `attempts` if the connection was slow",
-            Self::HelloTimeout => "the client, the path to it (MTU), `hello.timeout`",
-            Self::ClientGone => "the client, its timeouts; a load balancer's probes",
-            Self::HelloTooLarge | Self::HelloFragments => "the client; `listeners[].hello`",
-            Self::BadHello => "`detail`; the client, or a middlebox between client and gateway",
-            Self::NotTls => {
-                "`detail`: the client speaks another protocol, or a load balancer adds a PROXY header (`listeners[].proxyProtocol`)"
-            }
-            Self::NoSni => "the client's TLS settings; route `\"-\"`",
-            Self::SniInvalid => "`sni`; the client's settings",
-            Self::SniUnknown | Self::AuthorityUnknown => {
-                "`isthmus explain NAME` (near names), `isthmus exposed`"
-            }
-            Self::NotExported => "`isthmus explain NAME`; `exports`",
-            Self::AlpnRefused => "`alpn`, `detail`; `listeners[].alpn`, `listeners[].protocol`",
-            Self::SourceDenied => "`source`; `listeners[].from`",
-            Self::ProxyProtocol => {
-                "`detail`; the load balancer before the gateway; `listeners[].proxyProtocol`"
-            }
-            Self::TlsFailed => "`detail`; `isthmus get certificates`; the caller's TLS version",
-            Self::IdentityUntrusted => {
-                "`detail`; `isthmus get certificates`; the key `trust` of this gateway's config"
-            }
-            Self::IdentityExpired => {
-                "`detail`, which names the certificate; the renewal of that certificate; the clocks of \
-                                      both hosts"
-            }
-            Self::IdentityRequired => {
-                "the caller's certificate; on an SNI listener, `peers[].from` for callers of a peer, or \
-                 `exports[].to.identities`"
-            }
-            Self::IdentityDenied => {
-                "`source_identity`; `isthmus explain NAME --authority --identity ID`; `exports[].to`"
-            }
-            Self::BadRequest => "`detail`; the caller",
-            Self::NoEndpoints => "`isthmus explain NAME` (`omitted`); `isthmus get endpoints`",
-            Self::AllUnhealthy => "`isthmus get endpoints`; `isthmus explain NAME`; `panic`",
-            Self::EndpointRefused | Self::EndpointReset => {
-                "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`"
-            }
-            Self::EndpointTimeout => {
-                "the endpoint, firewalls; `connectTimeout`; `isthmus explain NAME --probe`"
-            }
-            Self::EndpointUnreachable => "the host's routing table; `detail`",
-            Self::ClientReset => "the client; `ended_by`, `bytes_up`, `bytes_down`",
-            Self::Stalled => {
-                "`bytes_up` and `bytes_down`, which show whether the client or the endpoint stopped reading; \
-                 `timeouts.stalled`, `hbone.stalled`"
-            }
-            Self::IdleTimeout => "`timeouts.idle`",
-            Self::HalfCloseTimeout => {
-                "`ended_by`; the program that kept its direction open; `timeouts.halfClose`"
-            }
-            Self::LimitSource => "`source`, `detail`; `isthmus explain NAME --from IP`; `limits.perSource`",
-            Self::LimitService => "`service`, `route`; `isthmus explain NAME`; `limits.perService`",
-            Self::LimitGlobal => "`isthmus status`; `limits`, the descriptor limit of the process",
-            Self::Draining => "nothing: the gateway was stopped",
-            Self::ConfigRemoved => "`from`, `routes`, `exports` and `trust` in the last change of the config",
-            Self::Killed => "the operator who closed the connection",
-            Self::Internal => "the log of the gateway; please report it",
-        }
-    }
+    Internal = "internal", alert Some(InternalError), status Some(503),
+        look at "the log of the gateway; please report it";
 }
 
 impl fmt::Display for Reason {
@@ -199,5 +194,12 @@ mod tests {
              limit_service, limit_global, draining, config_removed, killed, internal";
         let ours: Vec<_> = Reason::ALL.iter().map(|reason| reason.text()).collect();
         assert_eq!(ours.join(", "), contract);
+    }
+
+    #[test]
+    fn unknown_and_not_exported_are_alike_on_the_wire() {
+        assert_eq!(Reason::SniUnknown.alert(), Reason::NotExported.alert());
+        assert_eq!(Reason::AuthorityUnknown.status(), Reason::NotExported.status());
+        assert_eq!(Reason::HelloTimeout.alert(), None);
     }
 }

@@ -130,15 +130,9 @@ fn workload(headers: &HeaderMap) -> Option<Box<str>> {
 /// Returns the status and the reason that a caller reads. A service that is not exported gets the same
 /// response as one that does not exist.
 pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
-    match reason {
-        Reason::Ok => (StatusCode::OK, reason),
-        Reason::BadRequest => (StatusCode::BAD_REQUEST, reason),
-        Reason::AuthorityUnknown | Reason::NotExported => (StatusCode::NOT_FOUND, Reason::AuthorityUnknown),
-        Reason::IdentityDenied | Reason::IdentityUntrusted | Reason::SourceDenied => {
-            (StatusCode::FORBIDDEN, reason)
-        }
-        _ => (StatusCode::SERVICE_UNAVAILABLE, reason),
-    }
+    let status = reason.status().and_then(|status| StatusCode::from_u16(status).ok());
+    let told = if reason == Reason::NotExported { Reason::AuthorityUnknown } else { reason };
+    (status.unwrap_or(StatusCode::SERVICE_UNAVAILABLE), told)
 }
 
 /// Returns a response with this status, and with the reason in a header.

@@ -1,10 +1,9 @@
 //! Sans-IO codecs between bytes and values. No function waits, allocates without a bound, or panics.
 //!
-//! - `client_hello`: SNI and ALPN of a ClientHello. `alert`: the TLS alert for a refused client.
+//! - `client_hello`: SNI and ALPN of a ClientHello.
 //! - `connect`: CONNECT heads and their responses. `frames`, `records`: counts of HTTP/2 frames and TLS records that cost their receiver.
 //! - `proxy_protocol`: PROXY headers.
 
-pub mod alert;
 pub mod client_hello;
 pub mod connect;
 pub mod frames;
