@@ -43,6 +43,14 @@ pub(crate) struct Attempts {
     tried: [u32; ATTEMPTS_MAX],
     /// The reason of each attempt that failed, in the order of `tried`.
     failed: [Option<Reason>; ATTEMPTS_MAX],
+    /// The endpoint that closed after the hello, until another one shows whether the hello is at fault.
+    suspect: Option<Box<Suspect>>,
+}
+
+/// An endpoint that closed after the hello without an answer.
+struct Suspect {
+    index: u32,
+    in_flight: InFlight,
 }
 
 /// An endpoint that has accepted the connection.
@@ -82,6 +90,7 @@ impl Attempts {
             count: 0,
             tried: [0; ATTEMPTS_MAX],
             failed: [None; ATTEMPTS_MAX],
+            suspect: None,
         }
     }
 
@@ -106,16 +115,50 @@ impl Attempts {
 
     /// Records that the endpoint of the last attempt failed before it took the connection.
     pub(crate) fn failed(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
+        self.note_failed(reason);
+        self.blame(core, self.tried().last().copied(), in_flight, reason);
+    }
+
+    fn note_failed(&mut self, reason: Reason) {
         let present = self.count.checked_sub(1).and_then(|present| self.failed.get_mut(usize::from(present)));
         debug_assert!(present.is_some(), "an attempt failed that was not begun");
         if let Some(present) = present {
             *present = Some(reason);
         }
+    }
+
+    /// Counts a failure of the endpoint with this index, which may eject it.
+    fn blame(&self, core: &Core, index: Option<u32>, in_flight: &InFlight, reason: Reason) {
         let candidates = &self.candidates;
         if core.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
-            let endpoint =
-                self.tried().last().map(|index| self.candidate(*index as usize).key.address.to_string());
+            let endpoint = index.map(|index| self.candidate(index as usize).key.address.to_string());
             tracing::warn!(service = &*candidates.group, endpoint, %reason, "an endpoint is ejected after repeated failures");
+        }
+    }
+
+    /// Records that the endpoint of the last attempt ended the connection before its first byte. If it closed in order after the
+    /// hello, the hello may be at fault: only the next endpoint shows it.
+    pub(crate) fn not_taken(&mut self, core: &Core, in_flight: InFlight, reason: Reason) {
+        match (reason, self.suspect.take()) {
+            (Reason::EndpointClosed, None) => {
+                self.note_failed(reason);
+                let index = self.tried().last().copied().unwrap_or_default();
+                self.suspect = Some(Box::new(Suspect { index, in_flight }));
+            }
+            // Two endpoints have closed after the same hello, so neither is at fault.
+            (Reason::EndpointClosed, Some(_)) => self.note_failed(reason),
+            (reason, suspect) => {
+                self.suspect = suspect;
+                self.failed(core, &in_flight, reason);
+            }
+        }
+    }
+
+    /// Counts the failure of an endpoint that closed after the hello, as no other endpoint has shown that the hello is at fault:
+    /// one has answered, or none is left to try.
+    pub(crate) fn settle(&mut self, core: &Core) {
+        if let Some(suspect) = self.suspect.take() {
+            self.blame(core, Some(suspect.index), &suspect.in_flight, Reason::EndpointClosed);
         }
     }
 

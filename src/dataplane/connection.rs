@@ -104,14 +104,18 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
     loop {
         let connected = match connect(core, entry, &mut attempts, &mut replay).await {
             Ok(connected) => connected,
-            Err(reason) => return Ending::Refused(reason),
+            Err(reason) => {
+                attempts.settle(core);
+                return Ending::Refused(reason);
+            }
         };
-        match relay(core, entry, client, &connected, &mut replay).await {
+        match relay(core, entry, client, &connected, &mut replay, &mut attempts).await {
             relay::End::Closed(reason) => return Ending::Relayed(reason),
-            relay::End::NotTaken(retry) => {
-                attempts.failed(core, &connected.in_flight, Reason::EndpointReset);
+            relay::End::NotTaken(reason, retry) => {
+                attempts.not_taken(core, connected.in_flight, reason);
                 if retry == relay::Retry::GiveUp {
-                    return Ending::Relayed(Reason::EndpointReset);
+                    attempts.settle(core);
+                    return Ending::Relayed(reason);
                 }
             }
         }
@@ -128,7 +132,14 @@ mod tests {
     }
 
     fn of_relay<'a, F>(
-        _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Option<Replay>) -> F,
+        _: impl FnOnce(
+            &'a Rc<Core>,
+            &'a Rc<Entry>,
+            &'a TcpStream,
+            &'a Connected,
+            &'a mut Option<Replay>,
+            &'a mut Attempts,
+        ) -> F,
     ) -> usize {
         size_of::<F>()
     }
@@ -137,7 +148,7 @@ mod tests {
     fn the_futures_of_a_connection_are_small() {
         let (relay, connection) = (of_relay(relay), of_connection(serve));
         assert!(
-            relay <= 192 && connection <= 576,
+            relay <= 200 && connection <= 600,
             "relay: {relay} bytes, the whole connection: {connection}"
         );
     }

@@ -91,8 +91,8 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     let [for_endpoint, for_client] = sides.waiting;
     let (up, down) = entry.bytes();
     let observed = [
-        Observed { sink: endpoint, waiting: for_endpoint, moved: up, gone: Reason::EndpointReset },
-        Observed { sink: client, waiting: for_client, moved: down, gone: Reason::ClientGone },
+        Observed { sink: endpoint, waiting: for_endpoint, moved: up, gone: Reason::EndpointVanished },
+        Observed { sink: client, waiting: for_client, moved: down, gone: Reason::ClientVanished },
     ];
     let judgement = entry.standstill.judge(now, &timeouts, &observed);
     if let Some(next) = judgement.next {
@@ -107,7 +107,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
 fn detail(reason: Reason) -> &'static str {
     match reason {
         Reason::Stalled => "the client or the endpoint has read nothing for the time in timeouts.stalled",
-        Reason::EndpointReset => "the endpoint has stopped acknowledging bytes and window probes",
+        Reason::EndpointVanished => "the endpoint has stopped acknowledging bytes and window probes",
         _ => "the client has stopped acknowledging bytes and window probes",
     }
 }

@@ -28,7 +28,7 @@ use rustix::pipe::{SpliceFlags, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::connect::Connected;
+use super::connect::{Attempts, Connected};
 use super::core::Core;
 use super::entry::Entry;
 use super::examine::{self, Sides, examine};
@@ -52,17 +52,17 @@ const TURN: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Closed(Reason),
-    /// The endpoint reset the connection before its first byte.
-    NotTaken(Retry),
+    /// The endpoint ended the connection before its first byte: `EndpointReset`, `EndpointVanished` or `EndpointClosed`.
+    NotTaken(Reason, Retry),
 }
 
-/// The next step if the endpoint reset the connection before its first byte.
+/// The next step if the endpoint ended the connection before its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// Try another endpoint: this one was sent the hello and nothing else.
     Another,
     /// End the connection. The endpoint was sent more than the hello, and these bytes are not kept, so no other endpoint can be
-    /// tried. The relay has ordered the reset of the client.
+    /// tried. If the endpoint did not close in order, the relay has ordered the reset of the client.
     GiveUp,
 }
 
@@ -73,6 +73,7 @@ pub(crate) async fn relay(
     client: &TcpStream,
     connected: &Connected,
     replay: &mut Option<Replay>,
+    attempts: &mut Attempts,
 ) -> End {
     core.clock.begin(entry);
     examine::begin(core, Some(client), &connected.socket);
@@ -82,9 +83,11 @@ pub(crate) async fn relay(
         client,
         connected,
         replay,
+        attempts,
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
+        not_tls: false,
         tuned: false,
     };
     poll_fn(|context| relay.poll(context)).await
@@ -97,10 +100,13 @@ struct Relay<'a> {
     connected: &'a Connected,
     /// The bytes read before the relay, kept until the endpoint's first byte.
     replay: &'a mut Option<Replay>,
+    attempts: &'a mut Attempts,
     up: Direction,
     down: Direction,
     /// True once the endpoint has sent its first byte.
     taken: bool,
+    /// True if the endpoint's first bytes are not TLS.
+    not_tls: bool,
     /// True once the endpoint's socket has the options that only a longer connection needs.
     tuned: bool,
 }
@@ -144,11 +150,15 @@ enum Way {
     Down,
 }
 
-/// The side whose socket failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    Client,
-    Endpoint,
+/// Returns the reason to end with if the connection to a side fails. A peer has vanished if the kernel has given up waiting for
+/// its acknowledgements.
+fn fault(side: Side, error: &io::Error) -> Reason {
+    match (side, error.kind()) {
+        (Side::Client, io::ErrorKind::TimedOut) => Reason::ClientVanished,
+        (Side::Client, _) => Reason::ClientReset,
+        (_, io::ErrorKind::TimedOut) => Reason::EndpointVanished,
+        (..) => Reason::EndpointReset,
+    }
 }
 
 impl Relay<'_> {
@@ -174,8 +184,8 @@ impl Relay<'_> {
         self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());
         match (up, down) {
             // If both sockets have failed, the endpoint's fault is reported, because the client's reset cannot have caused it.
-            (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
-            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(End::Closed(Reason::Ok)),
+            (_, Poll::Ready(Err(reason))) | (Poll::Ready(Err(reason)), _) => Poll::Ready(self.broken(reason)),
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(self.closed(Reason::Ok)),
             _ => Poll::Pending,
         }
     }
@@ -191,27 +201,28 @@ impl Relay<'_> {
     }
 
     /// Passes a reset on as a reset, so that a truncated download never looks complete.
-    fn broken(&self, fault: Fault) -> End {
-        match fault {
-            Fault::Client => {
-                reset_on_close(&self.connected.socket);
-                End::Closed(Reason::ClientReset)
-            }
-            Fault::Endpoint => {
-                if !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable) {
-                    return End::NotTaken(Retry::Another);
-                }
-                reset_on_close(self.client);
-                if !self.taken {
-                    return End::NotTaken(Retry::GiveUp);
-                }
-                End::Closed(Reason::EndpointReset)
-            }
+    fn broken(&self, reason: Reason) -> End {
+        if matches!(reason, Reason::ClientReset | Reason::ClientVanished) {
+            reset_on_close(&self.connected.socket);
+            return self.closed(reason);
         }
+        if !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable) {
+            return End::NotTaken(reason, Retry::Another);
+        }
+        if reason != Reason::EndpointClosed {
+            reset_on_close(self.client);
+        }
+        if self.taken { self.closed(reason) } else { End::NotTaken(reason, Retry::GiveUp) }
+    }
+
+    /// Returns the end of a connection that a side has ended. What the client did with an answer that is not TLS matters less
+    /// than the answer.
+    fn closed(&self, reason: Reason) -> End {
+        End::Closed(if self.not_tls { Reason::EndpointNotTls } else { reason })
     }
 
     /// Moves bytes in one direction; ready once the direction has ended.
-    fn pump(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn pump(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Reason>> {
         if self.direction(way).ended {
             return Poll::Ready(Ok(()));
         }
@@ -219,6 +230,10 @@ impl Relay<'_> {
         loop {
             ready!(self.flush(way, context))?;
             if self.direction(way).read_out {
+                if way == Way::Down && !self.taken && !self.up.read_out {
+                    self.entry.explain("the endpoint ended the connection before it sent a byte");
+                    return Poll::Ready(Err(Reason::EndpointClosed));
+                }
                 self.end(way);
                 return Poll::Ready(Ok(()));
             }
@@ -238,22 +253,22 @@ impl Relay<'_> {
         }
     }
 
-    fn source(&self, way: Way) -> (&TcpStream, Fault) {
+    fn source(&self, way: Way) -> (&TcpStream, Side) {
         match way {
-            Way::Up => (self.client, Fault::Client),
-            Way::Down => (&self.connected.socket, Fault::Endpoint),
+            Way::Up => (self.client, Side::Client),
+            Way::Down => (&self.connected.socket, Side::Endpoint),
         }
     }
 
-    fn sink(&self, way: Way) -> (&TcpStream, Fault) {
+    fn sink(&self, way: Way) -> (&TcpStream, Side) {
         match way {
-            Way::Up => (&self.connected.socket, Fault::Endpoint),
-            Way::Down => (self.client, Fault::Client),
+            Way::Up => (&self.connected.socket, Side::Endpoint),
+            Way::Down => (self.client, Side::Client),
         }
     }
 
     /// Writes the buffered bytes; ready once none are left.
-    fn flush(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn flush(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Reason>> {
         if way == Way::Up {
             ready!(self.flush_replay(context))?;
         }
@@ -298,7 +313,7 @@ impl Relay<'_> {
     }
 
     /// Writes the bytes that were read before there was an endpoint.
-    fn flush_replay(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn flush_replay(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Reason>> {
         loop {
             let Some(replay) = self.replay.as_ref().filter(|replay| replay.sent < replay.bytes.len()) else {
                 return Poll::Ready(Ok(()));
@@ -320,24 +335,24 @@ impl Relay<'_> {
         sink.try_io(Interest::WRITABLE, || Ok(rustix::net::send(sink, bytes, SendFlags::NOSIGNAL)?))
     }
 
-    /// Waits for room after a failed write, or returns the side whose socket failed.
+    /// Waits for room after a failed write, or returns the fault of the sink.
     fn wait_to_write(
         &self,
         way: Way,
         error: &io::Error,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), Fault>> {
-        let (sink, fault) = self.sink(way);
+    ) -> Poll<Result<(), Reason>> {
+        let (sink, side) = self.sink(way);
         match error.kind() {
-            io::ErrorKind::WouldBlock => sink.poll_write_ready(context).map_err(|_| fault),
+            io::ErrorKind::WouldBlock => sink.poll_write_ready(context).map_err(|error| fault(side, &error)),
             io::ErrorKind::Interrupted => Poll::Ready(Ok(())),
-            _ => Poll::Ready(Err(fault)),
+            _ => Poll::Ready(Err(fault(side, error))),
         }
     }
 
     /// Reads the bytes that have arrived and writes as many as the sink takes. Returns the number of bytes read.
-    fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
-        let (source, fault) = self.source(way);
+    fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Reason>> {
+        let (source, side) = self.source(way);
         let ready = source.poll_read_ready(context).is_ready();
         let unreported = std::mem::take(&mut self.direction(way).unreported);
         if !ready && !unreported {
@@ -373,7 +388,7 @@ impl Relay<'_> {
                 Poll::Ready(Ok(count))
             }
             Err(error) if is_again(&error) => Poll::Ready(Ok(0)),
-            Err(_) => Poll::Ready(Err(fault)),
+            Err(error) => Poll::Ready(Err(fault(side, &error))),
         }
     }
 
@@ -384,6 +399,7 @@ impl Relay<'_> {
             self.taken = true;
             self.entry.answered();
             self.core.shared.upstreams.succeeded(&self.connected.in_flight);
+            self.attempts.settle(self.core);
         }
         if let Some(replay) = self.replay.as_mut() {
             replay.repeatable = false;
@@ -475,12 +491,13 @@ impl Relay<'_> {
     }
 
     /// Records whether the endpoint's answer to a ClientHello is TLS; if it is not, adds a detail for the operator.
-    fn look_at_answer(&self, bytes: &[u8]) {
+    fn look_at_answer(&mut self, bytes: &[u8]) {
         let tls = answers_tls(bytes);
         if !bytes.is_empty() {
             self.core.shared.upstreams.answered(&self.connected.in_flight, tls);
         }
         if !tls {
+            self.not_tls = true;
             let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));
             // The first word is the code by which `status` lists the problem.
             let text = format!("endpoint_not_tls: the endpoint answered with bytes that are not TLS{like}");
@@ -508,10 +525,6 @@ impl Relay<'_> {
     fn end(&mut self, way: Way) {
         self.direction(way).ended = true;
         self.entry.side_ended(if way == Way::Up { Side::Client } else { Side::Endpoint });
-        if way == Way::Down && !self.taken {
-            let text = "the endpoint ended the connection before it sent a byte";
-            self.entry.explain(text);
-        }
         self.core.clock.touch(self.entry);
         if self.up.ended && self.down.ended {
             // Both sockets are closed next, which passes the end on too.

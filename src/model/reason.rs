@@ -64,7 +64,7 @@ reasons! {
     /// The ClientHello was incomplete when `hello.timeout` had passed.
     HelloTimeout = "hello_timeout", alert None, status None,
         look at "the client, the path to it (MTU), `hello.timeout`";
-    /// The client closed or reset the connection before it was admitted, or no longer answers.
+    /// The client closed or reset the connection before it was admitted.
     ClientGone = "client_gone", alert None, status None,
         look at "the client, its timeouts; a load balancer's probes";
     /// The ClientHello is longer than `hello.maxBytes`, or announces a length above it.
@@ -142,6 +142,18 @@ reasons! {
     /// The endpoint reset the connection.
     EndpointReset = "endpoint_reset", alert Some(InternalError), status Some(503),
         look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
+    /// The endpoint closed the connection after the hello without a byte, while the client was still there.
+    EndpointClosed = "endpoint_closed", alert Some(InternalError), status None,
+        look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
+    /// The endpoint answered a ClientHello with bytes that are not TLS.
+    EndpointNotTls = "endpoint_not_tls", alert None, status None,
+        look at "the port of the endpoint: `isthmus get endpoints`; `detail`";
+    /// The endpoint no longer acknowledged bytes.
+    EndpointVanished = "endpoint_vanished", alert None, status None,
+        look at "the endpoint's host, and the path to it";
+    /// The client no longer acknowledged bytes.
+    ClientVanished = "client_vanished", alert None, status None,
+        look at "the client's host, and the path to it";
     /// The client or the endpoint read nothing for too long while bytes waited for it.
     Stalled = "stalled", alert None, status None,
         look at "`bytes_up` and `bytes_down`, which show whether the client or the endpoint stopped reading; `timeouts.stalled`, `hbone.stalled`";
@@ -190,7 +202,8 @@ mod tests {
              no_sni, sni_invalid, sni_unknown, authority_unknown, not_exported, alpn_refused, source_denied, \
              proxy_protocol, tls_failed, identity_untrusted, identity_expired, identity_required, identity_denied, \
              bad_request, no_endpoints, all_unhealthy, endpoint_refused, endpoint_timeout, endpoint_unreachable, \
-             client_reset, endpoint_reset, stalled, idle_timeout, half_close_timeout, limit_source, \
+             client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_vanished, \
+             client_vanished, stalled, idle_timeout, half_close_timeout, limit_source, \
              limit_service, limit_global, draining, config_removed, killed, internal";
         let ours: Vec<_> = Reason::ALL.iter().map(|reason| reason.text()).collect();
         assert_eq!(ours.join(", "), contract);

@@ -55,8 +55,12 @@ impl Side {
     pub fn of(reason: Reason, first: Option<Self>) -> Option<Self> {
         match reason {
             Reason::Ok => first,
-            Reason::ClientGone | Reason::ClientReset => Some(Self::Client),
-            Reason::EndpointRefused | Reason::EndpointReset => Some(Self::Endpoint),
+            Reason::ClientGone | Reason::ClientReset | Reason::ClientVanished => Some(Self::Client),
+            Reason::EndpointRefused
+            | Reason::EndpointReset
+            | Reason::EndpointClosed
+            | Reason::EndpointNotTls
+            | Reason::EndpointVanished => Some(Self::Endpoint),
             _ => Some(Self::Gateway),
         }
     }

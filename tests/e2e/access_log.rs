@@ -93,16 +93,18 @@ fn an_endpoint_that_does_not_speak_tls_is_said_to() {
         "listen: \"127.0.0.1:0\"\nroutes: {{web.test: \"{}\", mute.test: \"{}\"}}\n",
         web.address, mute.address
     ));
-    for (name, detail) in [
+    for (name, reason, detail) in [
         (
             "web.test",
+            "endpoint_not_tls",
             "endpoint_not_tls: the endpoint answered with bytes that are not TLS and look like HTTP",
         ),
-        ("mute.test", "the endpoint ended the connection before it sent a byte"),
+        ("mute.test", "endpoint_closed", "the endpoint ended the connection before it sent a byte"),
     ] {
         send(&gateway, "default", &hello(name));
         let line = gateway.logged(name, |line| line["sni"] == name);
-        assert_eq!(line["detail"], detail, "{line}");
+        assert_eq!((&line["reason"], &line["detail"]), (&reason.into(), &detail.into()), "{line}");
+        assert_eq!(line["ended_by"], "endpoint", "{line}");
     }
 }
 

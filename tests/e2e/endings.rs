@@ -195,7 +195,7 @@ fn a_caller_that_answers_no_ping_is_gone() {
     frozen.open("plain.shop.mesh:80");
     // The gateway sends a ping after 10 s of silence, and waits 20 s for the answer.
     assert_eq!(told.recv_timeout(Duration::from_secs(60)).expect("an end").1, End::Reset);
-    gateway.logged("its stream", |line| line["reason"] == "client_gone");
+    gateway.logged("its stream", |line| line["reason"] == "client_vanished");
     drop(frozen);
 }
 

@@ -1,5 +1,6 @@
 //! Endpoints that are dead, silent or resetting: no call is lost, and the bad endpoint is ejected and later used again.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -74,6 +75,35 @@ fn a_resetting_endpoint_loses_no_call() {
     assert!((5..60).contains(&tried), "the resetting endpoint was tried {tried} times");
 }
 
+/// Returns an endpoint that reads a hello and closes without an answer, as a proxy whose own backend is gone may do.
+fn closing() -> Backend {
+    Backend::start(|mut stream| drop(stream.read(&mut [0; 16 << 10])))
+}
+
+#[test]
+fn an_endpoint_that_closes_after_the_hello_loses_no_call_and_is_ejected() {
+    let (good, closing) = (good(), closing());
+    let gateway = Gateway::start(&config(good.address, closing.address, ""));
+    call_200(&gateway);
+    assert_eq!(good.accepted(), CALLS);
+    let tried = closing.accepted();
+    assert!((5..60).contains(&tried), "the closing endpoint was tried {tried} times");
+    assert!(gateway.metric("isthmus_endpoint_failures_total", &["reason=\"endpoint_closed\""]) >= 5.0);
+}
+
+#[test]
+fn a_hello_that_no_endpoint_answers_ejects_none() {
+    let (one, two) = (closing(), closing());
+    let gateway = Gateway::start(&config(one.address, two.address, ""));
+    for _ in 0..20 {
+        tls(gateway.listener("default"), "two.test").expect_err("no answer");
+    }
+    assert!(one.accepted() + two.accepted() >= 40, "each hello was tried at both");
+    assert!(!ejected(&gateway), "the hello is at fault");
+    let line = gateway.logged("its end", |line| line["sni"] == "two.test");
+    assert_eq!(line["reason"], "endpoint_closed", "{line}");
+}
+
 #[test]
 fn an_endpoint_that_recovers_is_used_again() {
     let broken = Arc::new(AtomicBool::new(true));
@@ -98,18 +128,20 @@ fn an_endpoint_that_recovers_is_used_again() {
 /// Every way in which the only endpoint can fail, with the reason and the alert that the client receives.
 #[test]
 fn the_last_failure_is_the_reason() {
-    let silent = Silent::new();
+    let (silent, closing) = (Silent::new(), closing());
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes:\n  refused.test: \"{}\"\n  silent.test: {{endpoints: [\"{}\"], connectTimeout: 200ms}}\n  \
-         resetting.test: \"{}\"\n  nowhere.test: {{endpoints: [\"[fe80::1]:1\"], connectTimeout: 500ms}}\n",
+         resetting.test: \"{}\"\n  closing.test: \"{}\"\n  nowhere.test: {{endpoints: [\"[fe80::1]:1\"], connectTimeout: 500ms}}\n",
         refusing(),
         silent.address,
-        Backend::resetting().address
+        Backend::resetting().address,
+        closing.address
     ));
     let cases = [
         ("refused.test", "endpoint_refused"),
         ("silent.test", "endpoint_timeout"),
         ("resetting.test", "endpoint_reset"),
+        ("closing.test", "endpoint_closed"),
         ("nowhere.test", "endpoint_unreachable"),
     ];
     for (name, reason) in cases {

@@ -308,7 +308,8 @@ fn a_client_that_is_silent_is_asked_and_given_up() {
     let asked = Instant::now();
     gateway.logged("the half handshake", |line| line["reason"] == "hello_timeout");
     within(Duration::from_secs(20) + PATIENCE, "the end of the silent one", || {
-        (gateway.metric("isthmus_hbone_connections_total", &["reason=\"client_gone\""]) == 1.0).then_some(())
+        (gateway.metric("isthmus_hbone_connections_total", &["reason=\"client_vanished\""]) == 1.0)
+            .then_some(())
     });
     assert!(asked.elapsed() >= Duration::from_secs(15), "the time for the answer begins with the question");
     assert_eq!(alive.ended(), None, "who answers is left alone");

@@ -148,7 +148,7 @@ fn a_peer_that_vanishes_with_its_window_shut_is_gone_before_it_has_stalled() {
         std::thread::sleep(Duration::from_millis(100));
     }
     let line: Value = line().expect("its end");
-    assert_eq!((&line["reason"], &line["sni"]), (&"client_gone".into(), &NEAR_NAME.into()), "{line}");
+    assert_eq!((&line["reason"], &line["sni"]), (&"client_vanished".into(), &NEAR_NAME.into()), "{line}");
     assert!(line["detail"].as_str().is_some_and(|text| text.contains("window probes")), "{line}");
     drop(slow);
 }

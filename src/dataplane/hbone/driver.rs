@@ -165,7 +165,7 @@ impl Driver<'_> {
         tracing::debug!(source = %self.entry.source(), %error, "HBONE connection ends");
         let timed_out = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
         let reason = match error.get_io() {
-            Some(error) if timed_out(error) => Reason::ClientGone,
+            Some(error) if timed_out(error) => Reason::ClientVanished,
             Some(_) => Reason::ClientReset,
             // The client has ended the connection with an error.
             None if error.is_go_away() && error.is_remote() => Reason::ClientReset,
@@ -252,7 +252,7 @@ impl Driver<'_> {
             // The time for the answer begins with the PING, and again with each byte of a caller that has not answered yet.
             let answer_by = |asked: Instant| asked.max(heard) + PING_TIMEOUT;
             if self.asked.is_some_and(|asked| answer_by(asked) <= now) {
-                self.shared.ending.set(Some(Reason::ClientGone));
+                self.shared.ending.set(Some(Reason::ClientVanished));
                 return true;
             }
             if !self.retired && self.quiet_since + self.shared.limits.idle <= now {

@@ -146,7 +146,10 @@ impl StreamRelay<'_> {
             && let Some(reason) = self.examine()
         {
             return Poll::Ready(match reason {
-                Reason::EndpointReset => self.broken(Fault::Endpoint),
+                Reason::EndpointVanished => {
+                    self.broken(Fault::Endpoint);
+                    reason
+                }
                 reason => self.cut(reason),
             });
         }

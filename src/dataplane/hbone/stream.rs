@@ -167,7 +167,7 @@ async fn pass_on(
         return connection.client_fault();
     };
     let (reason, taken) = relay(core, entry, connection, &connected, receive, send).await;
-    if reason == Reason::EndpointReset && !taken {
+    if matches!(reason, Reason::EndpointReset | Reason::EndpointVanished) && !taken {
         attempts.failed(core, &connected.in_flight, reason);
     }
     reason
