@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::arguments::{Admin, time};
 use super::read;
-use isthmus_admin::problems::code::Code;
+use isthmus_admin::problems::code::{Code, Severity};
 use isthmus_api::overview::{Overview, Refusal};
 use isthmus_api::status::{Problem, Status};
 use isthmus_api::text::clean;
@@ -70,36 +70,22 @@ impl Check {
     }
 }
 
-/// A checked area: the problems that make the check fail, and the text to show if there are none.
+/// A checked area, and the text to show if there are no problems in it.
 struct Area {
     name: &'static str,
-    codes: &'static [Code],
     well: fn(&Status) -> String,
 }
 
 /// The state of a registry that was never read.
 const MISSING: &str = "missing";
 
-const AREAS: [Area; 8] = [
+const AREAS: [Area; 9] = [
     Area {
         name: "config",
-        codes: &[Code::ConfigRejected, Code::NeedsRestart],
         well: |status| format!("{} is in use since {}", status.config.path, status.config.since),
     },
     Area {
         name: "registries",
-        codes: &[
-            Code::RegistryMissing,
-            Code::RegistryStale,
-            Code::RegistryHeld,
-            Code::RegistryFlawed,
-            Code::RegistryImpaired,
-            Code::EndpointClaimed,
-            Code::StateNotKept,
-            Code::RegistryLeftOut,
-            Code::AddressNotAllowed,
-            Code::ServiceConflict,
-        ],
         well: |status| {
             // A registry of a peer without a link is no problem of this area, because the peer's own problem has the cause.
             let unread = status.registries.iter().filter(|registry| registry.state == MISSING);
@@ -111,53 +97,23 @@ const AREAS: [Area; 8] = [
             format!("{} registries, {read}; {} services", status.registries.len(), status.services)
         },
     },
+    Area { name: "gateways", well: |_| "no gateway of a network has ceased to answer".to_owned() },
     Area {
         name: "names",
-        codes: &[
-            Code::ExportAbsent,
-            Code::NameUnresolved,
-            Code::VirtualAddressesFull,
-            Code::VirtualAddressesNotKept,
-        ],
         well: |status| {
             format!("{} routes; every host name of an endpoint or gateway resolves", status.routes)
         },
     },
     Area {
         name: "certificates",
-        codes: &[
-            Code::CertificateMissing,
-            Code::CertificateExpiring,
-            Code::CertificateExpired,
-            Code::CertificateSource,
-            Code::RootsExpired,
-        ],
         well: |status| match &status.identity {
             Some(identity) => format!("the certificate comes from {}", identity.source),
             None => "the config needs no certificate".to_owned(),
         },
     },
-    Area {
-        name: "endpoints",
-        codes: &[
-            Code::EndpointEjected,
-            Code::EndpointUnhealthy,
-            Code::ChecksLate,
-            Code::EndpointWithdrawn,
-            Code::EndpointFailing,
-            Code::EndpointNotTls,
-        ],
-        well: |_| "no endpoint fails".to_owned(),
-    },
+    Area { name: "endpoints", well: |_| "no endpoint fails".to_owned() },
     Area {
         name: "peers",
-        codes: &[
-            Code::PeerNotEnrolled,
-            Code::PeerNotLive,
-            Code::PeerUnreachable,
-            Code::PeerClock,
-            Code::PeerLeftOut,
-        ],
         well: |status| match status.peers {
             0 => "the config has no peers".to_owned(),
             count => format!("{count} peers, each with a live link"),
@@ -165,57 +121,13 @@ const AREAS: [Area; 8] = [
     },
     Area {
         name: "xds",
-        codes: &[Code::XdsClientRefused],
         well: |status| format!("{} clients; none was refused in the last 10 minutes", status.xds.clients),
     },
     Area {
         name: "logs",
-        codes: &[Code::AccessLogLost, Code::SpansLost],
         well: |_| "no line of the access log and no span was lost in the last 10 minutes".to_owned(),
     },
 ];
-
-/// Returns `Failed` for a problem because of which some callers are not served, now or soon; `Warning` for any other problem.
-const fn state_of(code: Code) -> State {
-    match code {
-        Code::NeedsRestart
-        | Code::RegistryLeftOut
-        | Code::RegistryImpaired
-        | Code::EndpointClaimed
-        | Code::StateNotKept
-        | Code::AddressNotAllowed
-        | Code::ServiceConflict
-        | Code::ExportAbsent
-        | Code::VirtualAddressesNotKept
-        | Code::CertificateExpiring
-        | Code::ChecksLate
-        | Code::EndpointWithdrawn
-        | Code::PeerNotEnrolled
-        | Code::PeerClock
-        | Code::PeerLeftOut
-        | Code::AccessLogLost
-        | Code::SpansLost => State::Warning,
-        Code::ConfigRejected
-        | Code::Draining
-        | Code::RegistryMissing
-        | Code::RegistryStale
-        | Code::RegistryHeld
-        | Code::RegistryFlawed
-        | Code::NameUnresolved
-        | Code::VirtualAddressesFull
-        | Code::CertificateMissing
-        | Code::CertificateExpired
-        | Code::CertificateSource
-        | Code::RootsExpired
-        | Code::EndpointEjected
-        | Code::EndpointUnhealthy
-        | Code::EndpointFailing
-        | Code::EndpointNotTls
-        | Code::PeerNotLive
-        | Code::PeerUnreachable
-        | Code::XdsClientRefused => State::Failed,
-    }
-}
 
 /// Runs `isthmus check`.
 pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
@@ -318,7 +230,7 @@ fn of_status(status: &Status) -> Vec<Check> {
 
 impl Area {
     fn has(&self, code: &str) -> bool {
-        self.codes.iter().any(|known| known.text() == code)
+        Code::ALL.iter().any(|known| known.text() == code && known.area() == self.name)
     }
 }
 
@@ -359,7 +271,10 @@ fn gateway(status: &Status) -> Check {
 fn of_problem(name: &'static str, problem: &Problem) -> Check {
     // A code that this version does not know comes from a newer gateway, and is treated as a failure.
     let code = Code::ALL.iter().find(|code| code.text() == problem.code);
-    let state = code.map_or(State::Failed, |code| state_of(*code));
+    let state = code.map_or(State::Failed, |code| match code.severity() {
+        Severity::Failed => State::Failed,
+        Severity::Warning => State::Warning,
+    });
     Check::new(name, state, format!("{}: {}", problem.code, problem.text), problem.look_at.as_str())
 }
 

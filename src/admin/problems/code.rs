@@ -1,7 +1,18 @@
 //! The codes of problems, with their meanings and what an operator checks next. `docs/problems.md` is made from this list.
 
+/// Whether a problem makes `isthmus check` fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// Some callers are not served because of it, now or soon.
+    Failed,
+    /// Anything else.
+    Warning,
+}
+
+/// Defines the codes. Each row has the word, the severity and the area of `isthmus check`, the meaning, and what an operator checks
+/// next.
 macro_rules! codes {
-    ($($variant:ident = $text:literal, $meaning:literal, $look_at:literal;)*) => {
+    ($($variant:ident = $text:literal, $severity:ident in $area:literal, $meaning:literal, $look_at:literal;)*) => {
         /// The kind of a problem of the gateway. The failure of a single connection is no problem of this kind.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Code {
@@ -16,6 +27,20 @@ macro_rules! codes {
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
+                }
+            }
+
+            /// Returns whether `isthmus check` fails because of it.
+            pub const fn severity(self) -> Severity {
+                match self {
+                    $(Self::$variant => Severity::$severity,)*
+                }
+            }
+
+            /// Returns the area of `isthmus check` that it belongs to.
+            pub const fn area(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $area,)*
                 }
             }
 
@@ -37,138 +62,142 @@ macro_rules! codes {
 }
 
 codes! {
-    ConfigRejected = "config_rejected",
+    ConfigRejected = "config_rejected", Failed in "config",
         "The config file on disk has mistakes, or an address in it is in use. The gateway keeps running with the config that it read \
          before.",
         "mistakes: `isthmus validate FILE`; an address in use: the process that listens on it; then `isthmus reload`";
-    NeedsRestart = "needs_restart",
+    NeedsRestart = "needs_restart", Warning in "config",
         "The config file on disk has a change that takes effect only after a restart.",
         "the change in the file; restart the gateway, or undo the change";
-    Draining = "draining",
+    Draining = "draining", Failed in "gateway",
         "The gateway is stopping. It is not ready, and exits when its connections have ended.",
         "`isthmus get connections`, `drain.timeout`";
-    RegistryMissing = "registry_missing",
+    RegistryMissing = "registry_missing", Failed in "registries",
         "A registry has not been read since the start of the gateway and has no saved copy, so its services are unknown.",
         "`isthmus get registries`; path and permissions of the file, address and user of etcd, or address, credentials and RBAC \
          of the API server";
-    RegistryStale = "registry_stale",
+    RegistryStale = "registry_stale", Failed in "registries",
         "A registry cannot be read. Its last good state is in use (stale), is used only for ports without a ready \
          endpoint elsewhere (demoted), or has been removed (expired).",
         "`isthmus get registries`; for a file `isthmus validate FILE`, otherwise whether etcd, the API server or the peer can be \
          reached";
-    RegistryHeld = "registry_held",
+    RegistryHeld = "registry_held", Failed in "registries",
         "An update of a registry would leave many services without a ready endpoint. The update is held back, and \
          the state before it stays in use.",
         "the source of the registry; `aggregator.withdrawalHold`";
-    RegistryFlawed = "registry_flawed",
+    RegistryFlawed = "registry_flawed", Failed in "registries",
         "Objects of a registry have mistakes. The last good state of these objects is in use.",
         "`isthmus get registries -o yaml`; the objects named there";
-    RegistryImpaired = "registry_impaired",
+    RegistryImpaired = "registry_impaired", Warning in "registries",
         "A registry is read, but for at least five seconds not all of it has been right: the API server forbids a kind of \
-         object, new credentials cannot be used, a gateway has no address, a gateway of a peer does not answer, the network \
-         of the cluster is unknown, a ServiceExport has no Service, or the clock of the API server differs from that of this \
-         host by more than 30 s.",
+         object, new credentials cannot be used, a gateway has no address, the network of the cluster is unknown, a \
+         ServiceExport has no Service, or the clock of the API server differs from that of this host by more than 30 s.",
         "`report` of `isthmus get registries -o yaml`";
-    EndpointClaimed = "endpoint_claimed",
+    GatewayUnreachable = "gateway_unreachable", Failed in "gateways",
+        "A gateway of a network has ceased to answer: two connects in a row, one each second, have failed. Clients do not get it \
+         while another gateway of its network answers; three good connects bring it back. If no gateway of any other network \
+         answers, nothing changes, because this host may be cut off.",
+        "`isthmus get gateways`; the gateway and the path to it; `networks.*.probe`";
+    EndpointClaimed = "endpoint_claimed", Warning in "registries",
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
          These endpoints are not used: otherwise, anyone who may write EndpointSlices could direct a service to any address.",
         "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices of the services that `isthmus explain` names";
-    StateNotKept = "state_not_kept",
+    StateNotKept = "state_not_kept", Warning in "registries",
         "The last good copy of a registry, or the times at which services were first exported to peers, cannot be written to \
          `state.dir`, or those of the last run could not be read. After a restart, services of a registry that cannot be read are \
          unknown or out of date, and new peers may assign other virtual addresses.",
         "permissions of `state.dir`, and the free space on the disk; `isthmus get registries`";
-    RegistryLeftOut = "registry_left_out",
+    RegistryLeftOut = "registry_left_out", Warning in "registries",
         "A registry has services or endpoints that its `allow` does not permit. They are left out.",
         "`isthmus get registries`; `registries[].allow`";
-    AddressNotAllowed = "address_not_allowed",
+    AddressNotAllowed = "address_not_allowed", Warning in "registries",
         "A registry has endpoints at addresses that its `allow.addresses` does not permit. Loopback and \
          link-local addresses need a block of their own there. These endpoints are left out.",
         "`isthmus get registries`; `registries[].allow.addresses`";
-    ServiceConflict = "service_conflict",
+    ServiceConflict = "service_conflict", Warning in "registries",
         "Registries disagree about a service. The earlier registry applies.",
         "`conflicts` of `isthmus status -o json`";
-    ExportAbsent = "export_absent",
+    ExportAbsent = "export_absent", Warning in "names",
         "An export rule or a route names a service that no registry has, so the rule or route makes nothing reachable. \
          Services that may belong to a registry that was not read yet are not reported.",
         "the name under `exports` or `routes`; `isthmus get services`";
-    NameUnresolved = "name_unresolved",
+    NameUnresolved = "name_unresolved", Failed in "names",
         "The host name of an endpoint or of a gateway does not resolve.",
         "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";
-    VirtualAddressesFull = "virtual_addresses_full",
+    VirtualAddressesFull = "virtual_addresses_full", Failed in "names",
         "Imported services have no virtual address, because their range is full. Addresses of services that are gone stay reserved \
          for 24 h.",
         "`isthmus get services`; a larger range in `dnsServer.vips`, the same for all replicas";
-    VirtualAddressesNotKept = "virtual_addresses_not_kept",
+    VirtualAddressesNotKept = "virtual_addresses_not_kept", Warning in "names",
         "The virtual addresses in use cannot be written to `state.dir`, or those of the last run could not be read. A restart \
          without that file changes few addresses: only those of services whose preferred address was reserved for a service \
          that is gone.",
         "the file `virtual-addresses` in `state.dir`: its permissions, and the free space on the disk";
-    CertificateMissing = "certificate_missing",
+    CertificateMissing = "certificate_missing", Failed in "certificates",
         "The gateway has no certificate yet and is not ready. HBONE callers are refused (`tls_failed`).",
         "`isthmus get certificates`; `identity`";
-    CertificateExpiring = "certificate_expiring",
+    CertificateExpiring = "certificate_expiring", Warning in "certificates",
         "The gateway's own certificate has less than a third of its lifetime left and has not been renewed.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
-    CertificateExpired = "certificate_expired",
+    CertificateExpired = "certificate_expired", Failed in "certificates",
         "The gateway's own certificate has expired or is not valid yet, so HBONE callers refuse it. The gateway is not ready.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
-    CertificateSource = "certificate_source",
+    CertificateSource = "certificate_source", Failed in "certificates",
         "A certificate, or the roots of a trust domain, cannot be read or renewed, a new certificate is not valid yet, or roots that \
          a peer has announced cannot be stored. The last good certificate or roots stay in use. A certificate that is not valid \
          yet is used as soon as it is valid.",
         "`identity` of `isthmus status -o json`";
-    RootsExpired = "roots_expired",
+    RootsExpired = "roots_expired", Failed in "certificates",
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",
         "`isthmus get certificates`; the key `trust` of this gateway's config";
-    EndpointEjected = "endpoint_ejected",
+    EndpointEjected = "endpoint_ejected", Failed in "endpoints",
         "An endpoint failed several times in a row, so the gateway sends it no connections for a while (`ejection.time`).",
         "`isthmus get endpoints`; the endpoint itself";
-    EndpointUnhealthy = "endpoint_unhealthy",
+    EndpointUnhealthy = "endpoint_unhealthy", Failed in "endpoints",
         "The health checks of an endpoint fail, so it gets no connections while another endpoint is healthy.",
         "`isthmus get endpoints`, `isthmus explain NAME --probe`; the endpoint itself; `health`";
-    ChecksLate = "checks_late",
+    ChecksLate = "checks_late", Warning in "endpoints",
         "Health checks are delayed, because as many are running as the descriptor limit allows. The health of endpoints is \
          noticed later.",
         "endpoints that do not answer: `isthmus get endpoints`; `health.interval`, `health.timeout`; `ulimit -n`";
-    EndpointWithdrawn = "endpoint_withdrawn",
+    EndpointWithdrawn = "endpoint_withdrawn", Warning in "endpoints",
         "An operator has drained or disabled an endpoint of this gateway. A restart makes the endpoint available again.",
         "`isthmus endpoint enable ADDRESS`";
-    EndpointFailing = "endpoint_failing",
+    EndpointFailing = "endpoint_failing", Failed in "endpoints",
         "At least the last three connection attempts to an endpoint failed. The endpoint is not ejected and still \
          gets connections.",
         "`isthmus get endpoints`, `isthmus explain NAME --probe`; the endpoint itself";
-    EndpointNotTls = "endpoint_not_tls",
+    EndpointNotTls = "endpoint_not_tls", Failed in "endpoints",
         "An endpoint answers a ClientHello with bytes that are not TLS.",
         "the port of the endpoint: `isthmus get endpoints`";
-    AccessLogLost = "access_log_lost",
+    AccessLogLost = "access_log_lost", Warning in "logs",
         "Lines of the access log were lost in the last ten minutes because the queue was full or the file could \
          not be written.",
         "`telemetry.accessLog.path`, the disk, the program that reads the log; `isthmus_access_log_dropped_total`";
-    SpansLost = "spans_lost",
+    SpansLost = "spans_lost", Warning in "logs",
         "Spans were lost in the last ten minutes because the collector could not be reached or did not keep up.",
         "`telemetry.tracing.otlp`; `isthmus_spans_dropped_total`";
-    PeerNotEnrolled = "peer_not_enrolled",
+    PeerNotEnrolled = "peer_not_enrolled", Warning in "peers",
         "The config names a peer without `identity` and `trust`, and the peer is not enrolled. The gateway exchanges no \
          services with this peer.",
         "`isthmus peer invite` on one side and `isthmus peer join` on the other; or `peers[].identity` and `peers[].trust`";
-    PeerNotLive = "peer_not_live",
+    PeerNotLive = "peer_not_live", Failed in "peers",
         "There is no live link with a peer. The services of the peer stay in use for a while (stale), then are used only where \
          no other registry has a ready endpoint (demoted), then have no endpoints (expired).",
         "`isthmus peers` on both sides; `peers[].dial` or `peers[].accept`; the network between the gateways";
-    PeerUnreachable = "peer_unreachable",
+    PeerUnreachable = "peer_unreachable", Failed in "peers",
         "Services that are exchanged with a peer cannot be called, because no gateway leads to them: the peer has sent none, none \
          of them answers, or `peers[].addresses` does not allow their addresses; or this gateway knows no gateway of its own mesh \
          that it could send to the peer.",
         "`isthmus peers -o yaml`, `isthmus get registries -o yaml` on both sides; `networks[].gateways`, `peers[].addresses`";
-    PeerClock = "peer_clock",
+    PeerClock = "peer_clock", Warning in "peers",
         "The clock of a peer differs from this gateway's by more than five minutes, so certificates may seem expired or not valid yet.",
         "`isthmus peers`; the time synchronisation of both hosts";
-    PeerLeftOut = "peer_left_out",
+    PeerLeftOut = "peer_left_out", Warning in "peers",
         "Services that match the rules of a peer are not exchanged, because one side refuses them, a limit is reached, or \
          another service has the same name.",
         "`isthmus peers -o yaml`; `peers[].export`, `peers[].import`, `peers[].limits`";
-    XdsClientRefused = "xds_client_refused",
+    XdsClientRefused = "xds_client_refused", Failed in "xds",
         "An xDS client was refused in the last ten minutes because no rule of `xds.clients` allows the network or \
          cluster that it claims, or because its TLS handshake failed, for example without a certificate of a trusted authority.",
         "the log of the gateway, `xds.refused` of `isthmus status -o json`; `xds.clients`, `trust`; `isthmus_xds_refused_total`";
