@@ -6,7 +6,7 @@
 //! - `explain`, with `limits`, `recent` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway. `readiness`: its gates.
 //! - `maintenance`, `enrolment`: requests for changes.
-//! - `check_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`: metrics that are computed at each scrape.
+//! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`: metrics that are computed at each scrape.
 
 pub mod certificates;
 pub mod check_metrics;
@@ -15,6 +15,7 @@ pub mod dashboard;
 pub mod endpoints;
 pub mod enrolment;
 pub mod explain;
+pub mod gateway_metrics;
 pub mod horizon;
 pub mod limit_metrics;
 pub mod limits;
@@ -42,6 +43,7 @@ use arc_swap::ArcSwap;
 use certificates::Identities;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::status::Status as AggregatorStatus;
 use isthmus_dataplane::handle::{Control, EffectiveLimits};
 use isthmus_dns::server::Server as DnsServer;
@@ -144,6 +146,8 @@ pub struct Sources {
     pub dataplane: Control,
     /// The status of registries and of resolved host names.
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
+    /// The results of the probes of gateways.
+    pub liveness: Liveness,
     /// The metrics and the failures list.
     pub telemetry: Telemetry,
     /// The gateway's certificate, the trusted roots, and their source.

@@ -1,30 +1,56 @@
 //! Networks and their gateways, in the form of the API.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
+use isthmus_aggregator::liveness::{State, UNREACHABLE};
 use isthmus_api as api;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::networks::GatewayEntry;
+use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
 use isthmus_snapshot::policy::Access;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::shard::Standing;
+use isthmus_telemetry::clock::rfc3339;
+
+/// The results of the probes of gateways.
+pub type States = BTreeMap<SocketAddr, State>;
 
 /// Returns one object per gateway, in order of network, then in the order of the file.
-pub fn gateways(snapshot: &Snapshot) -> Vec<api::network::Gateway> {
+pub fn gateways(snapshot: &Snapshot, states: &States) -> Vec<api::network::Gateway> {
     let networks = snapshot.networks().iter();
     let all = networks.flat_map(|(name, network)| {
-        network.gateways.iter().map(move |entry| gateway(name, network.access, entry))
+        network.gateways.iter().map(move |entry| gateway(name, network, entry, states))
     });
     all.collect()
 }
 
-fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> api::network::Gateway {
+fn gateway(
+    name: &Network,
+    network: &NetworkEntry,
+    entry: &GatewayEntry,
+    states: &States,
+) -> api::network::Gateway {
     let gateway = &entry.gateway;
-    let why = why_unusable(access, entry);
+    let why = why_unusable(network, entry);
+    let probes: Vec<api::network::Probe> = entry
+        .entrances()
+        .filter_map(|address| {
+            let state = states.get(&address)?;
+            let (since, connect_us) = match state {
+                State::NeverAnswered => (None, None),
+                State::Answers { took } => (None, u64::try_from(took.as_micros()).ok()),
+                State::Unreachable { since, .. } => (Some(rfc3339(*since)), None),
+            };
+            let state = state.text().to_owned();
+            Some(api::network::Probe { address: address.to_string(), state, since, connect_us })
+        })
+        .collect();
+    let of_addresses = entry.entrances().filter_map(|address| states.get(&address));
+    let state = of_addresses.map(|state| state.text()).max_by_key(|text| *text == UNREACHABLE);
     api::network::Gateway {
-        network: network.to_string(),
+        network: name.to_string(),
         address: gateway.host.to_string(),
         addresses: entry.addresses.iter().map(ToString::to_string).collect(),
         sni_port: gateway.sni_port,
@@ -34,17 +60,21 @@ fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> api::netw
         weight: gateway.weight.value(),
         usable: why.is_none(),
         why: why.map(str::to_owned),
+        state: state.unwrap_or_default().to_owned(),
+        probes,
     }
 }
 
 /// Returns the reason why no viewer can use a gateway; `None` if some viewer can.
-fn why_unusable(access: Access, entry: &GatewayEntry) -> Option<&'static str> {
-    if access == Access::Direct {
+fn why_unusable(network: &NetworkEntry, entry: &GatewayEntry) -> Option<&'static str> {
+    if network.access == Access::Direct {
         Some("clients get the endpoints of its network by address (access: direct)")
     } else if entry.addresses.is_empty() {
         Some("the gateway's host name does not resolve")
     } else if entry.gateway.sni_port.is_none() && entry.gateway.hbone_port.is_none() {
         Some("the gateway has neither sniPort nor hbonePort")
+    } else if !entry.answers() && network.gateways.iter().any(GatewayEntry::answers) {
+        Some("it has ceased to answer, while another gateway of the network answers")
     } else {
         None
     }

@@ -235,11 +235,11 @@ fn board(sources: &Sources) -> Board {
     networks.sort_by_key(|network| {
         (network.name != own, std::cmp::Reverse(network.endpoints), network.name.clone())
     });
-    let mut gateways = networks::gateways(&snapshot);
+    let mut gateways = networks::gateways(&snapshot, &sources.liveness.states());
     let shown =
         |gateway: &Gateway| networks.iter().take(NETWORKS_MAX).any(|network| network.name == gateway.network);
     gateways.sort_by_key(|gateway| (!shown(gateway), gateway.usable, gateway.network.clone()));
-    let peers = peers::peers(&snapshot, &sources.links, &sources.aggregator.borrow());
+    let peers = peers::peers(sources);
     Board { services, troubled, traffic, ended, networks, gateways, peers }
 }
 

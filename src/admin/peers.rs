@@ -1,10 +1,13 @@
 //! The peers and the services exchanged with them, in the form of the API.
 
+use std::net::SocketAddr;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::networks;
+use super::{Sources, networks};
+use isthmus_aggregator::liveness::State;
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
 use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, PeerDetail};
@@ -13,7 +16,7 @@ use isthmus_model::place::Network;
 use isthmus_peer::imports::registry::NO_GATEWAY;
 use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::networks::NetworkEntry;
+use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
 use isthmus_snapshot::peer::{Peer, is_place_of_peer, place_of};
 use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::service_view::ServiceView;
@@ -136,7 +139,7 @@ impl Linked {
     }
 
     /// Returns the services that one of the two meshes offers and that the other cannot call, one sentence for each direction.
-    pub(super) fn unreachable(&self, snapshot: &Snapshot) -> Vec<String> {
+    pub(super) fn unreachable(&self, snapshot: &Snapshot, states: &networks::States) -> Vec<String> {
         if self.state == PeerState::NotEnrolled {
             return Vec::new();
         }
@@ -148,6 +151,14 @@ impl Linked {
             Some(format!(
                 "{count} services of the peer {name} cannot be called, because no gateway leads to them{why}"
             ))
+        });
+        let silent = self.silent_gateway(snapshot, states).and_then(|why| {
+            let imported = snapshot.services().iter().filter(|service| is_of(service, &self.peer)).count();
+            (imported > 0).then(|| {
+                format!(
+                    "{imported} services of the peer {name} can probably not be called: its gateway {why}"
+                )
+            })
         });
         let ours = |(network, _): &(&Network, &NetworkEntry)| !is_place_of_peer(network.as_str());
         let gateways = || snapshot.networks().iter().filter(ours).flat_map(|(_, entry)| &entry.gateways);
@@ -164,7 +175,32 @@ impl Linked {
         let ours = why.filter(|_| offered > 0).map(|why| {
             format!("the peer {name} cannot call the {offered} services that it is offered, because {why}")
         });
-        theirs.into_iter().chain(ours).collect()
+        theirs.into_iter().chain(silent).chain(ours).collect()
+    }
+
+    /// Returns the fault of the first of the peer's gateways, if there are gateways and none of them is known to answer.
+    fn silent_gateway(&self, snapshot: &Snapshot, states: &networks::States) -> Option<String> {
+        let place = place_of(&self.peer.name);
+        let is_its = |network: &Network| {
+            network.as_str().strip_prefix(&place).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let networks = snapshot.networks().iter().filter(|(network, _)| is_its(network));
+        let gateways: Vec<&GatewayEntry> = networks.flat_map(|(_, entry)| &entry.gateways).collect();
+        let addresses: Vec<SocketAddr> = gateways.iter().flat_map(|gateway| gateway.entrances()).collect();
+        let Some(first) = addresses.first() else {
+            let host = &gateways.first()?.gateway.host;
+            return Some(format!(
+                "{host} has a host name that does not resolve, or to no address that `peers[].addresses` allows"
+            ));
+        };
+        let answers = |address: &SocketAddr| matches!(states.get(address), Some(State::Answers { .. }));
+        if addresses.iter().any(answers) {
+            return None;
+        }
+        match states.get(first)? {
+            State::NeverAnswered => Some(format!("{first} has never answered this one")),
+            _ => Some(format!("{first} does not answer")),
+        }
     }
 
     /// Returns the largest clock skew of the peer's links in milliseconds.
@@ -201,9 +237,11 @@ impl Linked {
 }
 
 /// Returns the peers in the order of the config file.
-pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStatus) -> Vec<api::peer::Peer> {
+pub fn peers(sources: &Sources) -> Vec<api::peer::Peer> {
+    let snapshot = &*sources.reader.latest();
     let services = snapshot.services();
-    let gateways = networks::gateways(snapshot);
+    let states = sources.liveness.states();
+    let gateways = networks::gateways(snapshot, &states);
     let one = |linked: Linked| {
         let peer = &linked.peer;
         let (place, name) = (place_of(&peer.name), peer.name.to_string());
@@ -229,11 +267,13 @@ pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStat
             gateways: gateways.iter().filter(is_its).cloned().collect(),
             left_out_count: refused + others.len(),
             left_out: lines.into_iter().chain(others).take(LEFT_OUT_MAX).collect(),
-            problem: linked.why_not_live().or_else(|| linked.unreachable(snapshot).into_iter().next()),
+            problem: linked
+                .why_not_live()
+                .or_else(|| linked.unreachable(snapshot, &states).into_iter().next()),
             name,
         }
     };
-    Linked::all(snapshot, links, aggregator).into_iter().map(one).collect()
+    Linked::all(snapshot, &sources.links, &sources.aggregator.borrow()).into_iter().map(one).collect()
 }
 
 fn link(link: &LinkStatus) -> api::peer::Link {

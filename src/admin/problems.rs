@@ -8,9 +8,11 @@ pub mod history;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
+use super::networks::States;
 use super::peers::{Linked, PeerState};
 use code::Code;
 use endpoints::of_endpoints;
+use isthmus_aggregator::liveness::State;
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
 use isthmus_api as api;
 use isthmus_api::text::lasting;
@@ -18,6 +20,7 @@ use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::service::Withheld;
 use isthmus_net::channel::cut;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::peer::is_place_of_peer;
 use isthmus_snapshot::policy::RouteTarget;
 use isthmus_snapshot::service_view::Conflict;
@@ -88,8 +91,9 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let aggregator = sources.aggregator.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
     sources.history.settled(&mut all, Instant::now());
+    let states = sources.liveness.states();
     for linked in Linked::all(snapshot, &sources.links, &aggregator) {
-        all.extend(of_peer(&linked, snapshot));
+        all.extend(of_peer(&linked, snapshot, &states));
         let conflicts = snapshot.export_conflicts(&linked.peer.name);
         all.extend(
             conflicts.into_iter().map(|text| Problem::new(Code::PeerLeftOut, &*linked.peer.name, text)),
@@ -97,6 +101,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     }
     let of_times = sources.links.times_problem();
     all.extend(of_times.map(|problem| Problem::new(Code::StateNotKept, "", problem)));
+    all.extend(of_gateways(snapshot, &states));
     all.extend(absent(snapshot));
     let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "the DNS lookup fails"));
     let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());
@@ -187,6 +192,31 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
     all
 }
 
+/// Returns a problem for each address of a gateway that has ceased to answer.
+fn of_gateways(snapshot: &Snapshot, states: &States) -> Vec<Problem> {
+    let mut all = Vec::new();
+    for (network, entry) in snapshot.networks().iter() {
+        for address in entry.gateways.iter().flat_map(GatewayEntry::entrances) {
+            let Some(State::Unreachable { since, is_out }) = states.get(&address) else { continue };
+            let is_last = entry.gateways.iter().all(|gateway| !gateway.answers());
+            let effect = match (is_out, is_last) {
+                (false, _) => {
+                    "it stays in use, because no gateway of any other network answers: this host may be cut off"
+                }
+                (true, true) => "it stays in use, because no other gateway of the network answers",
+                (true, false) => "clients get the other gateways of the network",
+            };
+            let text = format!(
+                "the gateway {address} of network {:?} has not answered since {}; {effect}",
+                network.as_str(),
+                rfc3339(*since)
+            );
+            all.push(Problem::new(Code::GatewayUnreachable, address.to_string(), text));
+        }
+    }
+    all
+}
+
 fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
     let ranges: Vec<String> = status.ranges.list().iter().map(ToString::to_string).collect();
     let names: Vec<String> = status.without.iter().map(ToString::to_string).collect();
@@ -202,7 +232,7 @@ fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
     full.into_iter().chain(kept).collect()
 }
 
-fn of_peer(linked: &Linked, snapshot: &Snapshot) -> Vec<Problem> {
+fn of_peer(linked: &Linked, snapshot: &Snapshot, states: &States) -> Vec<Problem> {
     let name = &*linked.peer.name;
     let state = match linked.state {
         PeerState::Live => None,
@@ -213,7 +243,7 @@ fn of_peer(linked: &Linked, snapshot: &Snapshot) -> Vec<Problem> {
         let why = linked.why_not_live().unwrap_or_default();
         Problem::new(code, name, format!("the peer {name} is {}: {why}", linked.state.text()))
     });
-    let unreachable = linked.unreachable(snapshot).into_iter();
+    let unreachable = linked.unreachable(snapshot, states).into_iter();
     let unreachable = unreachable.map(|text| Problem::new(Code::PeerUnreachable, name, text));
     let skew = linked.clock_skew_ms().filter(|skew| skew.unsigned_abs() > CLOCK_SKEW_MAX_MS);
     let clock = skew.map(|skew| {

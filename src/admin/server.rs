@@ -232,7 +232,7 @@ async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -
 }
 
 async fn all_peers(State(sources): State<Sources>) -> Response {
-    let all = peers::peers(&sources.reader.latest(), &sources.links, &sources.aggregator.borrow());
+    let all = peers::peers(&sources);
     json_response(&all)
 }
 
@@ -271,7 +271,7 @@ async fn failures(State(sources): State<Sources>) -> Response {
 }
 
 async fn gateways(State(sources): State<Sources>) -> Response {
-    json_response(&networks::gateways(&sources.reader.latest()))
+    json_response(&networks::gateways(&sources.reader.latest(), &sources.liveness.states()))
 }
 
 async fn networks_list(State(sources): State<Sources>) -> Response {

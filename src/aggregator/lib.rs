@@ -6,13 +6,14 @@
 //! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
-//! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
+//! - `liveness`: probes of gateways. `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 
 pub mod copies;
 pub mod etcd;
 pub mod file;
 mod leases;
 mod lifecycle;
+pub mod liveness;
 pub mod offline;
 pub mod options;
 pub mod owner;

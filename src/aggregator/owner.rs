@@ -32,7 +32,7 @@ use isthmus_net::lookup::Resolution;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::Change;
-use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::inputs::{Inputs, Unreachable};
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::{Gateway, Policy, RegistryScope};
 use isthmus_snapshot::shard::Shard;
@@ -70,6 +70,7 @@ pub struct Handle {
     /// The newest status of the aggregator.
     pub status: watch::Receiver<Arc<Status>>,
     trust_roots: watch::Sender<Arc<TrustRoots>>,
+    unreachable: watch::Sender<Arc<Unreachable>>,
     copies: CopyStore,
 }
 
@@ -101,6 +102,17 @@ impl Handle {
             let differs = **used != roots;
             if differs {
                 *used = Arc::new(roots);
+            }
+            differs
+        });
+    }
+
+    /// Replaces the addresses of gateways that have ceased to answer, if the new ones differ.
+    pub fn use_unreachable(&self, unreachable: Unreachable) {
+        self.unreachable.send_if_modified(|used| {
+            let differs = **used != unreachable;
+            if differs {
+                *used = Arc::new(unreachable);
             }
             differs
         });
@@ -160,6 +172,8 @@ struct Owner {
     resolver: AbortHandle,
     /// The roots of trust domains that xDS clients receive.
     trust_roots: Arc<TrustRoots>,
+    /// The addresses of gateways that have ceased to answer.
+    unreachable: Arc<Unreachable>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
@@ -169,6 +183,7 @@ struct Owner {
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
     trust_roots: watch::Receiver<Arc<TrustRoots>>,
+    unreachable: watch::Receiver<Arc<Unreachable>>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, Resolution)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -178,6 +193,7 @@ struct Inbox {
 enum Message {
     Configure(Box<Sources>, Reply),
     TrustRoots(Arc<TrustRoots>),
+    Unreachable(Arc<Unreachable>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, Resolution),
     Copy(CopyEvent),
@@ -203,6 +219,7 @@ impl Inbox {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
             Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
+            Ok(()) = self.unreachable.changed() => Some(Message::Unreachable(self.unreachable.borrow_and_update().clone())),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -267,6 +284,7 @@ impl Owner {
         let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
         let (trust_roots, trust_roots_used) = watch::channel(Arc::default());
+        let (unreachable, unreachable_used) = watch::channel(Arc::default());
         let mut names = Names::default();
         let shards = [own.clone()];
         let inputs = Inputs {
@@ -276,6 +294,7 @@ impl Owner {
             trust_roots: &Arc::default(),
             resolved: names.resolved(),
             virtual_addresses: None,
+            unreachable: None,
         };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
@@ -302,6 +321,7 @@ impl Owner {
             addresses,
             names,
             trust_roots: Arc::default(),
+            unreachable: Arc::default(),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,
@@ -318,11 +338,12 @@ impl Owner {
         let inbox = Inbox {
             configures,
             trust_roots: trust_roots_used,
+            unreachable: unreachable_used,
             changes: changed,
             answers: answered,
             copies: copies_news,
         };
-        (owner, inbox, Handle { configure, status: statuses, trust_roots, copies }, reader)
+        (owner, inbox, Handle { configure, status: statuses, trust_roots, unreachable, copies }, reader)
     }
 
     async fn run(mut self, mut inbox: Inbox) {
@@ -358,6 +379,10 @@ impl Owner {
                 Message::TrustRoots(roots) => {
                     self.trust_roots = roots;
                     round.dirty.trust_roots = true;
+                }
+                Message::Unreachable(unreachable) => {
+                    self.unreachable = unreachable;
+                    round.publishes = true;
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, &mut round),

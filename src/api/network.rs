@@ -53,6 +53,25 @@ pub struct Gateway {
     pub usable: bool,
     /// The reason why no viewer can use the gateway.
     pub why: Option<String>,
+    /// The result of the probes: `answers`; `never_answered`: it has never answered this replica, and is used; `unreachable`: an
+    /// address of it has ceased to answer; empty: it is not probed.
+    pub state: String,
+    /// The addresses and ports that are probed.
+    pub probes: Vec<Probe>,
+}
+
+/// The result of the probes of one address and port of a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Probe {
+    /// The address and port.
+    pub address: String,
+    /// The state, as of the gateway.
+    pub state: String,
+    /// When the address ceased to answer (RFC 3339).
+    pub since: Option<String>,
+    /// The time of the last connect in microseconds.
+    pub connect_us: Option<u64>,
 }
 
 impl Gateway {

@@ -187,6 +187,7 @@ impl Parts {
             links: self.links.table(),
             dataplane: self.dataplane.control(),
             aggregator: self.registries.aggregator.status.clone(),
+            liveness: self.registries.liveness.clone(),
             telemetry,
             identities: Identities { context: self.identity.context(), status: self.identity.status() },
             program: self.status.clone(),

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use self::kubernetes::Clusters;
 use isthmus_aggregator::etcd::registry::EtcdRegistry;
 use isthmus_aggregator::file::FileRegistry;
+use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::owner::{self, Handle, NotApplied};
 use isthmus_aggregator::registry::{Changes, Factory, Registry};
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
@@ -34,6 +35,8 @@ const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
 /// The registries of the config in use.
 pub(super) struct Registries {
     pub(super) aggregator: Handle,
+    /// The results of the probes of gateways.
+    pub(super) liveness: Liveness,
     /// The sources of Kubernetes clusters.
     pub(super) clusters: Clusters,
 }
@@ -51,17 +54,20 @@ impl Registries {
         clusters.remember(config.aggregator.state.as_deref()).await;
         let sources = sources(config, &mut clusters);
         // Registries are started before the first snapshot exists, so the reader is set later.
-        let snapshots = LaterReader::default();
+        let (snapshots, liveness) = (LaterReader::default(), Liveness::default());
         let (later, inbox, registry_scope) = (snapshots.clone(), inbox.clone(), scope.clone());
+        let of_peers = liveness.clone();
         let registries: Arc<Factory> =
-            Arc::new(move |spec| registry_of(spec, &registry_scope, &later, &inbox));
-        let (telemetry, scope) = (telemetry.clone(), scope.clone());
+            Arc::new(move |spec| registry_of(spec, &registry_scope, &later, (&inbox, &of_peers)));
+        let (telemetry, owner_scope) = (telemetry.clone(), scope.clone());
         // The build takes long with a large config, so it runs on a background thread.
-        let world = background::run(move || owner::start(sources, registries, &telemetry, &scope)).await;
+        let world =
+            background::run(move || owner::start(sources, registries, &telemetry, &owner_scope)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
         // The result is ignored, since only this line sets the reader.
         let _ = snapshots.set(reader.clone());
-        Ok((Self { aggregator, clusters }, reader))
+        scope.spawn(liveness.clone().run(reader.clone(), aggregator.clone()));
+        Ok((Self { aggregator, liveness, clusters }, reader))
     }
 
     /// Replaces the config; on an error, the previous one stays in use.
@@ -140,12 +146,19 @@ impl Registry for UnreadSource {
 }
 
 /// Creates the registry that a spec describes.
-fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader, inbox: &Inbox) -> Box<dyn Registry> {
+fn registry_of(
+    spec: &RegistrySpec,
+    scope: &Scope,
+    world: &LaterReader,
+    (inbox, liveness): (&Inbox, &Liveness),
+) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
         RegistryKind::Kubernetes(cluster) => kubernetes::registry(spec, cluster, scope, world),
         RegistryKind::KubernetesClusters(_) => Box::new(UnreadSource(spec.clone())),
-        RegistryKind::Peer(peer) => Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone())),
+        RegistryKind::Peer(peer) => {
+            Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone(), liveness.clone()))
+        }
     }
 }

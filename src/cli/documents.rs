@@ -8,7 +8,9 @@ mod pages;
 
 use std::fmt::Write as _;
 
-use isthmus_admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
+use isthmus_admin::{
+    check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics,
+};
 use isthmus_api::connection::FIELDS;
 use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
@@ -87,6 +89,7 @@ fn metrics() -> String {
     let others = [
         (problems::METRIC, problems::METRIC_HELP),
         (check_metrics::METRIC, check_metrics::METRIC_HELP),
+        (gateway_metrics::METRIC, gateway_metrics::METRIC_HELP),
         (limit_metrics::METRIC, limit_metrics::METRIC_HELP),
     ];
     let of_registries = &registry_metrics::DESCRIPTIONS;

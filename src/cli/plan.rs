@@ -165,6 +165,7 @@ fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
             shards: &[Arc::new(own(listing))],
             resolved: &resolved,
             virtual_addresses: None,
+            unreachable: None,
         },
         1,
     )

@@ -110,6 +110,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
         shards: &shards,
         resolved: &resolved,
         virtual_addresses: None,
+        unreachable: None,
     };
     let snapshot = all(inputs, 1);
     warnings.extend(

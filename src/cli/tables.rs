@@ -67,7 +67,7 @@ pub(super) const REGISTRIES: [Column<Registry>; 9] = [
     ("PROBLEMS", |registry| list(&registry.problems)),
 ];
 
-pub(super) const GATEWAYS: [Column<Gateway>; 10] = [
+pub(super) const GATEWAYS: [Column<Gateway>; 11] = [
     ("NETWORK", |gateway| text(&gateway.network)),
     ("ADDRESS", |gateway| text(&gateway.address)),
     ("STANDS FOR", |gateway| list(&gateway.addresses)),
@@ -76,6 +76,7 @@ pub(super) const GATEWAYS: [Column<Gateway>; 10] = [
     ("CLUSTER", |gateway| text(&gateway.cluster)),
     ("LOCALITY", |gateway| text(&gateway.locality)),
     ("WEIGHT", |gateway| gateway.weight.to_string()),
+    ("STATE", |gateway| text(&gateway.state)),
     ("USABLE", |gateway| gateway.usable.to_string()),
     ("WHY NOT", |gateway| optional(gateway.why.as_ref())),
 ];

@@ -70,7 +70,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         virtual_addresses: dns_server.as_ref().map(|server| server.ranges),
         ..aggregation::options(&root, &mut problems)
     };
-    let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &aggregator.dns, &mut problems);
+    let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &mut problems);
     identity.peers = peers.trust;
     identity.state = aggregation::state(&root, &problems);
     // The registries of peers come last, so that a peer cannot replace one of our own services.

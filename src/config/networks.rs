@@ -30,6 +30,7 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPol
             gateways: gateways
                 .filter_map(|(at, fields, node)| gateway(&fields, node, &list.index(at), problems))
                 .collect(),
+            is_probed: fields.get(&keys::Network::PROBE),
         });
     }
     networks

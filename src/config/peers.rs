@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use isthmus_aggregator::resolver::Options as DnsOptions;
+use ipnet::IpNet;
+
 use isthmus_aggregator::spec::peer::PeerSpec;
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_document::problem::{Path, Position, Problems};
@@ -47,7 +48,6 @@ pub(super) fn read(
     mesh: &Mesh,
     own_trust: &[TrustFile],
     listeners: &[Arc<Listener>],
-    dns: &DnsOptions,
     problems: &mut Problems,
 ) -> Peers {
     let list = Path::Root.key(Root::PEERS.name());
@@ -56,7 +56,6 @@ pub(super) fn read(
         problems,
         mesh,
         own_trust,
-        dns,
         state,
         names: HashMap::new(),
         aliases: HashMap::new(),
@@ -143,7 +142,6 @@ struct Reader<'r> {
     mesh: &'r Mesh,
     /// The entries of `trust`. A peer's alias must differ from their trust domains.
     own_trust: &'r [TrustFile],
-    dns: &'r DnsOptions,
     /// The folder with the links of enrolments; `None`: there is none.
     state: Option<PathBuf>,
     /// The positions of the peers' names, to find duplicates.
@@ -196,6 +194,7 @@ impl Reader<'_> {
             }
         }
         self.not_too_many_patterns(fields, path);
+        self.warn_of_shared_sources(fields, path);
         let peer = Arc::new(policy_of(fields, &name, who, unused_link, path));
         self.peers.trust.extend(peer.who.as_ref().map(|who| PeerTrust {
             peer: name.clone(),
@@ -207,7 +206,6 @@ impl Reader<'_> {
             peer: peer.clone(),
             stale_after: fields.get(&keys::Peer::STALE_AFTER),
             expire_after: fields.get(&keys::Peer::EXPIRE_AFTER),
-            dns: self.dns.clone(),
         };
         let place = place_of(&name);
         self.peers.registries.push(RegistrySpec {
@@ -236,6 +234,21 @@ impl Reader<'_> {
             stored,
         });
         self.peers.peers.push(peer);
+    }
+
+    /// Warns of addresses in `from` that an earlier peer has too: a caller from there belongs to both.
+    fn warn_of_shared_sources(&mut self, fields: &Fields<'_>, path: &Path<'_>) {
+        for (at, block, node) in fields.values(&keys::Peer::FROM) {
+            let shares = |other: &IpNet| other.contains(&block) || block.contains(other);
+            let mut earlier = self.peers.peers.iter();
+            if let Some(other) = earlier.find(|peer| peer.from.iter().any(shares)) {
+                let fault = format!(
+                    "{block} overlaps with `from` of the peer {}, so SNI callers from there reach what either peer may reach",
+                    other.name
+                );
+                self.problems.warn(node.position, &path.key(keys::Peer::FROM.name()).index(at), fault);
+            }
+        }
     }
 
     /// Reports keys that together allow no link with the peer.

@@ -1,5 +1,7 @@
 //! The inputs of a snapshot: the operator's policy, the shards of the registries, and resolved names.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::policy::Policy;
@@ -7,6 +9,9 @@ use super::routes::Resolved;
 use super::shard::Shard;
 use super::trust_roots::TrustRoots;
 use super::virtual_addresses::VirtualAddresses;
+
+/// The addresses and ports of gateways that have ceased to answer this replica's probes.
+pub type Unreachable = BTreeSet<SocketAddr>;
 
 /// All inputs of a snapshot.
 #[derive(Clone, Copy, Debug)]
@@ -23,4 +28,6 @@ pub struct Inputs<'a> {
     pub resolved: &'a Resolved,
     /// The virtual addresses of imported services; `None` if imported services get none.
     pub virtual_addresses: Option<&'a VirtualAddresses>,
+    /// The addresses and ports of gateways that have ceased to answer; `None` if gateways are not probed.
+    pub unreachable: Option<&'a Arc<Unreachable>>,
 }

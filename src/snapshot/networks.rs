@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Unreachable};
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;
@@ -21,6 +21,7 @@ pub struct NetworkTable {
     by_name: BTreeMap<Network, Arc<NetworkEntry>>,
     /// Addresses and ports of the gateways of the node's own network.
     own_gateways: BTreeSet<SocketAddr>,
+    pub(super) unreachable: Arc<Unreachable>,
     blocks: Arc<Blocks>,
 }
 
@@ -36,8 +37,13 @@ struct Blocks {
 pub struct NetworkEntry {
     /// How endpoints of this network are reached from other networks.
     pub access: Access,
+    /// True if the gateways are probed.
+    pub is_probed: bool,
     /// The gateways of the config file, followed by those of the registries in their order.
     pub gateways: Vec<GatewayEntry>,
+    /// The gateways of expired registries. No viewer gets them, but they are probed: one that answers shows that the endpoints
+    /// of its registry work.
+    pub expired: Vec<GatewayEntry>,
 }
 
 /// One gateway with its addresses at the time of the build.
@@ -47,14 +53,32 @@ pub struct GatewayEntry {
     pub gateway: Gateway,
     /// The addresses of the gateway; empty if its name resolves to no address, so that the gateway cannot be used.
     pub addresses: Arc<[IpAddr]>,
+    /// The addresses and ports of the gateway that have ceased to answer.
+    pub unreachable: Vec<SocketAddr>,
 }
 
 impl GatewayEntry {
-    fn sockets(&self) -> impl Iterator<Item = SocketAddr> {
+    fn new(gateway: &Gateway, addresses: Arc<[IpAddr]>, inputs: Inputs<'_>) -> Self {
+        let mut entry = Self { gateway: gateway.clone(), addresses, unreachable: Vec::new() };
+        if let Some(unreachable) = inputs.unreachable {
+            entry.unreachable = entry.entrances().filter(|address| unreachable.contains(address)).collect();
+        }
+        entry
+    }
+
+    /// Returns the addresses and ports at which callers of other networks connect.
+    pub fn entrances(&self) -> impl Iterator<Item = SocketAddr> {
         let ports = [self.gateway.sni_port, self.gateway.hbone_port].into_iter().flatten();
-        let entrances =
-            ports.flat_map(|port| self.addresses.iter().map(move |ip| SocketAddr::new(*ip, port)));
-        entrances.chain(self.gateway.instances.iter().copied())
+        ports.flat_map(|port| self.addresses.iter().map(move |ip| SocketAddr::new(*ip, port)))
+    }
+
+    /// Returns true if one of the entrances answers, or was never judged.
+    pub fn answers(&self) -> bool {
+        self.entrances().any(|address| !self.unreachable.contains(&address))
+    }
+
+    fn sockets(&self) -> impl Iterator<Item = SocketAddr> {
+        self.entrances().chain(self.gateway.instances.iter().copied())
     }
 }
 
@@ -86,7 +110,8 @@ impl NetworkTable {
         let found = inputs.shards.iter().flat_map(|shard| shard.gateway_networks());
         let names: BTreeSet<&Network> = configured.chain(found).collect();
         let blocks = Arc::new(Blocks::new(&inputs.policy.networks));
-        let mut table = Self { blocks, ..Self::default() };
+        let unreachable = inputs.unreachable.cloned().unwrap_or_default();
+        let mut table = Self { blocks, unreachable, ..Self::default() };
         table.renew(names, inputs);
         table
     }
@@ -100,15 +125,24 @@ impl NetworkTable {
         inputs: Inputs<'_>,
     ) -> Option<(Self, BTreeSet<Network>)> {
         let uses = |entry: &NetworkEntry| {
-            let mut names = entry.gateways.iter().filter_map(|entry| entry.gateway.host.name());
+            let all = entry.gateways.iter().chain(&entry.expired);
+            let mut names = all.filter_map(|entry| entry.gateway.host.name());
             names.any(|name| resolved.contains(name))
         };
-        let by_name = self.by_name.iter().filter(|(_, entry)| !resolved.is_empty() && uses(entry));
+        let unreachable = inputs.unreachable.cloned().unwrap_or_default();
+        let judged: BTreeSet<&SocketAddr> = unreachable.symmetric_difference(&self.unreachable).collect();
+        let is_judged = |entry: &NetworkEntry| {
+            entry.gateways.iter().flat_map(GatewayEntry::entrances).any(|address| judged.contains(&address))
+        };
+        let by_name = self.by_name.iter().filter(|(_, entry)| {
+            !resolved.is_empty() && uses(entry) || !judged.is_empty() && is_judged(entry)
+        });
         let touched: BTreeSet<&Network> = networks.iter().chain(by_name.map(|(name, _)| name)).collect();
-        if touched.is_empty() {
+        if touched.is_empty() && unreachable == self.unreachable {
             return None;
         }
         let mut next = self.clone();
+        next.unreachable.clone_from(&unreachable);
         next.renew(touched.iter().copied(), inputs);
         let differs = |network: &Network| self.by_name.get(network) != next.by_name.get(network);
         let changed = touched.into_iter().filter(|network| differs(network)).cloned().collect();
@@ -163,27 +197,35 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     let mut gateways: Vec<GatewayEntry> = Vec::new();
     for gateway in own {
         let addresses = addresses(&gateway.host, inputs.resolved).into();
-        gateways.push(GatewayEntry { gateway: gateway.clone(), addresses });
+        gateways.push(GatewayEntry::new(gateway, addresses, inputs));
     }
-    let live = inputs.shards.iter().filter(|shard| shard.origin.standing != Standing::Expired);
+    let mut expired = Vec::new();
+    let shards = inputs.shards.iter();
     for (shard, gateway) in
-        live.flat_map(|shard| shard.gateways_of(network).map(move |gateway| (shard, gateway)))
+        shards.flat_map(|shard| shard.gateways_of(network).map(move |gateway| (shard, gateway)))
     {
         let same = |known: &GatewayEntry| {
             let known = &known.gateway;
             known.host == gateway.host
                 && (known.sni_port, known.hbone_port) == (gateway.sni_port, gateway.hbone_port)
         };
-        if !gateways.iter().any(same) {
-            let all = addresses(&gateway.host, inputs.resolved).iter().copied();
-            // The scope of the registry was applied to addresses when they entered the shard. Addresses that a host name
-            // resolves to are checked here.
-            let addresses = all.filter(|ip| shard.origin.addresses.allows(*ip)).collect();
-            gateways.push(GatewayEntry { gateway: gateway.clone(), addresses });
+        let all = addresses(&gateway.host, inputs.resolved).iter().copied();
+        // The scope of the registry was applied to addresses when they entered the shard. Addresses that a host name resolves to
+        // are checked here.
+        let addresses = || all.filter(|ip| shard.origin.addresses.allows(*ip)).collect();
+        if shard.origin.standing == Standing::Expired {
+            expired.push(GatewayEntry::new(gateway, addresses(), inputs));
+        } else if !gateways.iter().any(same) {
+            gateways.push(GatewayEntry::new(gateway, addresses(), inputs));
         }
     }
-    if configured.is_none() && gateways.is_empty() {
+    if configured.is_none() && gateways.is_empty() && expired.is_empty() {
         return None;
     }
-    Some(NetworkEntry { access: configured.map(|policy| policy.access).unwrap_or_default(), gateways })
+    Some(NetworkEntry {
+        access: configured.map(|policy| policy.access).unwrap_or_default(),
+        is_probed: configured.is_none_or(|policy| policy.is_probed),
+        gateways,
+        expired,
+    })
 }

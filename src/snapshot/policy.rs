@@ -125,6 +125,8 @@ pub struct NetworkPolicy {
     pub cidrs: Vec<IpNet>,
     /// The gateways of the network.
     pub gateways: Vec<Gateway>,
+    /// True if the gateways are probed, so that viewers do not get one that has ceased to answer.
+    pub is_probed: bool,
 }
 
 /// How endpoints of a network are reached from other networks.

@@ -1,7 +1,7 @@
 //! Random meshes, for property tests.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use proptest::collection::{btree_map, btree_set, vec};
@@ -9,6 +9,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::inputs::Unreachable;
 use crate::listing::Listing;
 use crate::peer::Peer;
 use crate::policy::{
@@ -73,6 +74,7 @@ fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
             access,
             cidrs: vec![format!("10.{number}.0.0/16").parse().expect("legal")],
             gateways,
+            is_probed: true,
         })
     };
     // The config does not name n4.
@@ -227,6 +229,12 @@ fn resolved() -> impl Strategy<Value = Resolved> {
     })
 }
 
+/// Returns addresses that gateways share, as those that do not answer.
+pub(crate) fn unreachable() -> impl Strategy<Value = Unreachable> {
+    let address = |ip: &str| SocketAddr::new(ip.parse().expect("legal"), 15_443);
+    btree_set(select(SHARED.to_vec()).prop_map(address), 0..3)
+}
+
 /// Assigns unique addresses, alternately inside the blocks of the networks and outside of all blocks.
 pub(crate) struct Numbering {
     next: u16,
@@ -275,8 +283,8 @@ impl Numbering {
 
 /// Returns random meshes of four registries, up to four networks and three services.
 pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
-    (networks(), shards(), vec(standings(), 4), (exports(), peers()), resolved()).prop_map(
-        move |(networks, shards, standings, (exports, peers), resolved)| {
+    (networks(), shards(), vec(standings(), 4), (exports(), peers()), (resolved(), unreachable())).prop_map(
+        move |(networks, shards, standings, (exports, peers), (resolved, unreachable))| {
             let mut numbering = Numbering::new(addresses, 0);
             let shards = shards.into_iter().zip(standings).map(|(mut shard, standing)| {
                 for service in shard.services.values_mut() {
@@ -285,7 +293,13 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                 Arc::new(scoped(shard).with_standing(standing))
             });
             let policy = Policy { peers, ..policy(networks, exports, routes()) };
-            Mesh { shards: shards.collect(), policy: policy.into(), resolved, trust_roots: Arc::default() }
+            Mesh {
+                shards: shards.collect(),
+                policy: policy.into(),
+                resolved,
+                trust_roots: Arc::default(),
+                unreachable: unreachable.into(),
+            }
         },
     )
 }

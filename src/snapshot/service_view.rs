@@ -239,8 +239,13 @@ impl ServiceView {
     }
 
     /// Returns true if SNI callers reach this port by the bare host name: it is the only port of protocol TLS
-    /// or HTTPS that rules without identities offer.
+    /// or HTTPS that rules without identities offer. For an imported service the peer's rules apply, and the peer's gateways
+    /// know only the exported name.
     pub fn routes_by_hostname(&self, port: &PortView) -> bool {
+        if let Some(import) = &self.import {
+            let is_only = self.tls_port().is_some_and(|only| only.port == port.port);
+            return is_only && import.exported_name == self.key.hostname;
+        }
         let offered = |view: &&PortView| {
             view.protocol.is_tls() && view.rules.iter().any(|rule| rule.to.identities.is_empty())
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Snapshot;
 use super::build::all;
 pub use super::candidates::{Candidate, Candidates, Distance, EndpointKey};
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Unreachable};
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
 use super::policy::{
@@ -37,6 +37,7 @@ pub struct Mesh {
     pub shards: Vec<Arc<Shard>>,
     pub resolved: Resolved,
     pub trust_roots: Arc<TrustRoots>,
+    pub unreachable: Arc<Unreachable>,
 }
 
 impl Mesh {
@@ -48,6 +49,7 @@ impl Mesh {
             shards,
             resolved: Resolved::default(),
             trust_roots: Arc::default(),
+            unreachable: Arc::default(),
         }
     }
 
@@ -59,6 +61,7 @@ impl Mesh {
             shards: &self.shards,
             resolved: &self.resolved,
             virtual_addresses: None,
+            unreachable: Some(&self.unreachable),
         }
     }
 
@@ -145,7 +148,13 @@ pub fn weight(value: u32) -> Weight {
 }
 
 pub fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
-    NetworkPolicy { name: Network::new(name), access: Access::Gateway, cidrs: Vec::new(), gateways }
+    NetworkPolicy {
+        name: Network::new(name),
+        access: Access::Gateway,
+        cidrs: Vec::new(),
+        gateways,
+        is_probed: true,
+    }
 }
 
 /// Returns a gateway without a cluster, on SNI port 15443.

@@ -452,6 +452,11 @@ impl Horizon<'_> {
         let all = snapshot.networks.get(network).map_or(&[][..], |network| &network.gateways);
         let mut usable: Vec<UsableGateway<'_>> =
             all.iter().filter_map(|entry| UsableGateway::new(entry, self.viewer)).collect();
+        // A viewer to whom no gateway of the network answers keeps all of them, since the probes may be wrong.
+        if usable.iter().any(UsableGateway::answers) {
+            usable.iter_mut().for_each(UsableGateway::retain_answering);
+            usable.retain(|usable| !usable.ips.is_empty());
+        }
         let any = !usable.is_empty();
         // The view lists an address with one TLS mode only, since the client must know which mode to speak. So an address is
         // not used for a network if it is listed with another mode already, for a neighbour or for an earlier network.
@@ -531,6 +536,16 @@ impl<'a> UsableGateway<'a> {
         let usable = entry.addresses.iter().copied().filter(|ip| viewer.families.has(*ip));
         let ips: Vec<IpAddr> = usable.collect();
         (!ips.is_empty()).then_some(Self { entry, port, ips })
+    }
+
+    /// Returns true if one of the addresses answers, or was never judged.
+    fn answers(&self) -> bool {
+        self.addresses().any(|address| !self.entry.unreachable.contains(&address))
+    }
+
+    fn retain_answering(&mut self) {
+        let (unreachable, port) = (&self.entry.unreachable, self.port);
+        self.ips.retain(|ip| !unreachable.contains(&SocketAddr::new(*ip, port)));
     }
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {

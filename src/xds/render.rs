@@ -42,6 +42,10 @@ const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
 /// A name that no certificate has, because nobody can register `.invalid` (RFC 2606).
 const NOBODY: &str = "spiffe://no-roots-are-known.invalid/";
+/// How long Envoy leaves an endpoint out after failed connects at first; each further time in a row takes as much longer.
+const EJECTED_FOR: Duration = Duration::from_secs(5);
+/// The largest share of a cluster's endpoints that Envoy leaves out, except that it may always leave out one.
+const EJECTED_MAX_PERCENT: u32 = 50;
 /// The ALPN protocol that mesh endpoints and Istio's SNI gateways expect.
 const MESH_ALPN: &str = "istio";
 
@@ -184,9 +188,29 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
             healthy_panic_threshold: Some(Percent { value: threshold }),
             ..cluster::cluster::CommonLbConfig::default()
         });
+        made.outlier_detection = Some(connect_failures());
         made.transport_socket_matches = transport_sockets(found, peers);
     }
     Resource::new(Kind::Cluster, name.clone(), &made)
+}
+
+/// Returns the outlier detection that leaves out an endpoint or gateway after three failed connects, for the seconds until a
+/// probe knows of it (SPEC §19). Nothing else counts: a gateway passes on the errors of all endpoints behind it.
+fn connect_failures() -> cluster::cluster::OutlierDetection {
+    let never = Some(0);
+    cluster::cluster::OutlierDetection {
+        base_ejection_time: Some(duration(EJECTED_FOR)),
+        max_ejection_percent: Some(EJECTED_MAX_PERCENT),
+        split_external_local_origin_errors: true,
+        consecutive_local_origin_failure: Some(3),
+        enforcing_consecutive_local_origin_failure: Some(100),
+        enforcing_consecutive_5xx: never,
+        enforcing_consecutive_gateway_failure: never,
+        enforcing_success_rate: never,
+        enforcing_local_origin_success_rate: never,
+        enforcing_failure_percentage: never,
+        enforcing_failure_percentage_local_origin: never,
+    }
 }
 
 /// Returns the transport sockets: mutual TLS for endpoints and gateways that speak it, a plain socket for the rest.

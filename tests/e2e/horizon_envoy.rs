@@ -24,7 +24,7 @@ use crate::support::pki::PKI;
 use crate::support::{eventually, skip};
 
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
-const SERVER_ID: &str = "spiffe://cluster.local/ns/shop/sa/checkout";
+pub(crate) const SERVER_ID: &str = "spiffe://cluster.local/ns/shop/sa/checkout";
 pub(crate) const CHECKOUT: &str = "outbound|443||checkout.shop.svc.cluster.local";
 /// The number of services that are not called, so that most of what Envoy subscribes to does not change.
 const OTHERS: usize = 20;
@@ -44,7 +44,7 @@ pub(crate) fn envoy() -> Option<OsString> {
 // The endpoints.
 
 /// Starts an endpoint of the mesh on loopback.
-fn endpoint(name: &'static str, identity: &str) -> Backend {
+pub(crate) fn endpoint(name: &'static str, identity: &str) -> Backend {
     endpoint_at("127.0.0.1:0".parse().expect("an address"), name, identity)
 }
 
@@ -82,14 +82,14 @@ fn uri(certificate: &[u8]) -> Option<String> {
 
 /// An endpoint as a registry lists it.
 #[derive(Clone, Copy)]
-struct Told {
+pub(crate) struct Told {
     address: SocketAddr,
     zone: &'static str,
     weight: u32,
     health: &'static str,
 }
 
-fn told(backend: &Backend, zone: &'static str, weight: u32) -> Told {
+pub(crate) fn told(backend: &Backend, zone: &'static str, weight: u32) -> Told {
     Told { address: backend.address, zone, weight, health: "healthy" }
 }
 
@@ -109,7 +109,7 @@ fn service(name: &str, port: &str, endpoints: &[Told], more: &str) -> String {
     text
 }
 
-fn checkout(endpoints: &[Told]) -> String {
+pub(crate) fn checkout(endpoints: &[Told]) -> String {
     service("checkout", "protocol: TCP", endpoints, &format!("identity: \"{SERVER_ID}\""))
 }
 
@@ -169,16 +169,20 @@ impl Mesh {
     }
 }
 
-fn put(folder: &Path, name: &str, services: &str) {
+pub(crate) fn put(folder: &Path, name: &str, services: &str) {
     let next = folder.join(".next");
     std::fs::write(&next, format!("services:\n{services}")).expect("written");
     std::fs::rename(next, folder.join(name)).expect("renamed");
 }
 
 fn west_gateway(registries: &Path) -> Gateway {
+    west_gateway_at(registries, "127.0.0.1:0")
+}
+
+pub(crate) fn west_gateway_at(registries: &Path, bind: &str) -> Gateway {
     Gateway::start(&format!(
         "node: {{network: net-west, cluster: west}}\n\
-         listeners: [{{name: mesh, bind: \"127.0.0.1:0\"}}]\n\
+         listeners: [{{name: mesh, bind: \"{bind}\"}}]\n\
          registries: [{{file: {{path: {}/west.yaml, cluster: west, network: net-west}}}}]\n\
          exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n",
         registries.display()
@@ -186,7 +190,15 @@ fn west_gateway(registries: &Path) -> Gateway {
 }
 
 fn control_plane(registries: &Path, gateway: SocketAddr, xds: &str) -> String {
+    control_plane_with(registries, &[gateway], xds, "")
+}
+
+/// Returns the config of a control plane with these gateways of the west; `more` is further networks.
+pub(crate) fn control_plane_with(registries: &Path, west: &[SocketAddr], xds: &str, more: &str) -> String {
     let folder = registries.display();
+    let west: Vec<String> =
+        west.iter().map(|one| format!("{{address: {}, sniPort: {}}}", one.ip(), one.port())).collect();
+    let west = west.join(", ");
     format!(
         "node: {{network: net-east, cluster: east}}\n\
          listeners: [{{name: mesh, bind: \"127.0.0.1:0\"}}]\n\
@@ -195,10 +207,8 @@ fn control_plane(registries: &Path, gateway: SocketAddr, xds: &str) -> String {
          \x20 - file: {{path: {folder}/east.yaml, cluster: east, network: net-east}}\n\
          \x20 - file: {{path: {folder}/west.yaml, cluster: west, network: net-west}}\n\
          networks:\n\
-         \x20 net-west: {{gateways: [{{address: {}, sniPort: {}}}]}}\n\
-         exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n",
-        gateway.ip(),
-        gateway.port()
+         \x20 net-west: {{gateways: [{west}]}}\n{more}\
+         exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n"
     )
 }
 
@@ -233,10 +243,10 @@ const LISTENER: &str = r#"
 
 // Calls.
 
-struct Call {
-    began: Instant,
+pub(crate) struct Call {
+    pub(crate) began: Instant,
     /// The name of the endpoint that answered after it saw Envoy's certificate; otherwise an error.
-    endpoint: Result<String, String>,
+    pub(crate) endpoint: Result<String, String>,
 }
 
 fn call_once(listener: SocketAddr) -> Call {
@@ -264,13 +274,13 @@ pub(crate) fn counted(listener: SocketAddr, calls: usize) -> BTreeMap<String, us
 }
 
 /// Calls in the background.
-struct Traffic {
+pub(crate) struct Traffic {
     stop: Arc<AtomicBool>,
     callers: Vec<JoinHandle<Vec<Call>>>,
 }
 
 impl Traffic {
-    fn start(listener: SocketAddr) -> Self {
+    pub(crate) fn start(listener: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let caller = |_| {
             let stop = stop.clone();
@@ -287,15 +297,17 @@ impl Traffic {
         Self { stop, callers }
     }
 
+    /// Stops the callers; returns all calls.
+    pub(crate) fn stop(self) -> Vec<Call> {
+        self.stop.store(true, Ordering::Relaxed);
+        let callers = self.callers.into_iter();
+        callers.flat_map(|caller| caller.join().expect("callers do not panic")).collect()
+    }
+
     /// Stops the callers; returns all calls, after checking that none has failed.
     #[track_caller]
     fn end(self) -> Vec<Call> {
-        self.stop.store(true, Ordering::Relaxed);
-        let calls: Vec<Call> = self
-            .callers
-            .into_iter()
-            .flat_map(|caller| caller.join().expect("callers do not panic"))
-            .collect();
+        let calls = self.stop();
         let failed: Vec<&String> = calls.iter().filter_map(|call| call.endpoint.as_ref().err()).collect();
         assert!(failed.is_empty(), "{} of {} calls failed: {failed:?}", failed.len(), calls.len());
         assert!(calls.len() > 20, "only {} calls", calls.len());

@@ -28,6 +28,7 @@ mod faults;
 mod federation;
 mod federation_envoy;
 mod files;
+mod gateway_liveness;
 mod hbone;
 mod hbone_hostile;
 mod hbone_life;

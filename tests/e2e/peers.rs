@@ -133,7 +133,7 @@ fn a_peer_with_a_live_link_and_no_usable_gateway_is_a_failure_on_the_side_that_c
         assert!(check.contains("failed   peers"), "{check}");
         assert!(run(&east, &["peers"]).contains("west is live: 2 services"));
     };
-    shows("does not answer, and is not used");
+    shows("has never answered this one");
     west.reload(&good);
     peer(&east, "the gateway to be used", |peer| peer["problem"].is_null());
     west.reload(&not_allowed);

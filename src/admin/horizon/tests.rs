@@ -153,12 +153,13 @@ fn wrong_questions_are_told_from_unknown_things() {
 
 #[test]
 fn gateways_say_whether_they_are_of_use() {
-    let value = serde_json::to_value(gateways(&snapshot())).expect("JSON");
+    let value = serde_json::to_value(gateways(&snapshot(), &Default::default())).expect("JSON");
     assert_eq!(
         value[0],
         json!({
             "network": "net-west", "address": "192.0.2.1", "addresses": ["192.0.2.1"], "sni_port": 15443, "hbone_port": null,
-            "cluster": "west", "locality": "us/w", "weight": 1, "usable": true, "why": null
+            "cluster": "west", "locality": "us/w", "weight": 1, "usable": true, "why": null,
+            "state": "", "probes": []
         })
     );
     let whys: Vec<&Value> = value.as_array().expect("a list").iter().map(|one| &one["why"]).collect();

@@ -7,7 +7,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::Parameters;
-use crate::{Sources, check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
+use crate::{
+    Sources, check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics,
+};
 use isthmus_telemetry::exposition::Exposition;
 use isthmus_telemetry::process;
 
@@ -24,6 +26,7 @@ pub(super) async fn metrics(State(sources): State<Sources>) -> Response {
     problems::expose(&problems::problems(&sources), &mut exposition);
     check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
     limit_metrics::expose(&sources.program.load().limits, &mut exposition);
+    gateway_metrics::expose(&sources.reader.latest(), &sources.liveness.states(), &mut exposition);
     registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
     peer_metrics::expose(&sources, &mut exposition);
     process::expose(&mut exposition);

@@ -483,12 +483,7 @@ fn of_a_peer() -> Scenario {
         limits: PeerLimits::default(),
     };
     let (stale_after, expire_after) = (Duration::from_secs(30), Duration::from_secs(900));
-    let kind = RegistryKind::Peer(PeerSpec {
-        peer: peer.into(),
-        stale_after,
-        expire_after,
-        dns: Default::default(),
-    });
+    let kind = RegistryKind::Peer(PeerSpec { peer: peer.into(), stale_after, expire_after });
     let (now, options) = (Instant::now(), Options::default());
     Scenario { registry: Lifecycle::from_start(RegistrySpec { kind, ..spec() }, Epoch(1), now), now, options }
 }

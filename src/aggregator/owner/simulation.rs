@@ -436,6 +436,7 @@ impl Client {
                     shards: &[],
                     resolved: &Resolved::default(),
                     virtual_addresses: None,
+                    unreachable: None,
                 },
                 1,
             ),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::resolver;
 use isthmus_snapshot::peer::Peer;
 
 /// The registry of a peer.
@@ -16,6 +15,4 @@ pub struct PeerSpec {
     /// How long the link may be lost, while none of the peer's gateways answers, before the peer's endpoints are
     /// withdrawn.
     pub expire_after: Duration,
-    /// The settings of look-ups of the gateways' host names.
-    pub dns: resolver::Options,
 }

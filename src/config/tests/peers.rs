@@ -70,6 +70,21 @@ fn offers_that_no_peer_can_call_are_warned_of() {
 }
 
 #[test]
+fn sources_that_belong_to_two_peers_are_warned_of() {
+    let warned = |north: &str| {
+        let peers = format!(
+            "peers: [{{name: west, accept: true, from: [192.0.2.16/28]}}, {{name: north, accept: true, from: [{north}]}}]"
+        );
+        let config = loaded(&format!("{GATEWAY}{peers}\n"));
+        let told = config.warnings.iter().map(ToString::to_string);
+        told.filter(|line| line.contains("overlaps with `from` of the peer west")).collect::<Vec<_>>()
+    };
+    let told = warned("198.51.100.1/32, 192.0.2.24/29");
+    assert!(told.len() == 1 && told[0].contains(": peers[1].from[1]: 192.0.2.24/29 overlaps"), "{told:?}");
+    assert_eq!(warned("192.0.2.32/28"), Vec::<String>::new());
+}
+
+#[test]
 fn no_registry_of_this_mesh_has_the_name_of_a_peer() {
     let config = loaded(&format!(
         "{GATEWAY}peers: [{{name: north, accept: true}}]\nregistries:\n- file: {{path: peer/north, cluster: c}}\n\

@@ -2,10 +2,8 @@
 //!
 //! - `registry`: the task that merges the items of the peer's replicas. `inbox`: the queues from links to that task.
 //! - `reading`: converts one record into one service, or refuses it. `items`: what one replica has sent.
-//! - `probes`: whether the peer's gateways answer.
 
 pub mod inbox;
 mod items;
-mod probes;
 mod reading;
 pub mod registry;

@@ -1,5 +1,5 @@
-//! The task of a peer's registry: merges the items of the peer's replicas, leaves out gateways that do not answer, and reports
-//! when the last link is lost.
+//! The task of a peer's registry: merges the items of the peer's replicas, and reports when the last link is lost, and whether
+//! the gateways answer meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -11,8 +11,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inbox::{Event, Inbox};
 use super::items::Items;
-use super::probes::{self, Fault, Names, Port, Probed, Probes, Verdict};
 use super::reading::{self, Read};
+use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::registry::{Changes, Closed, Registry};
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::peer::PeerSpec;
@@ -33,6 +33,9 @@ use isthmus_telemetry::clock::steady_seconds;
 /// and not delayed as mass withdrawals.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
 
+/// The interval at which reports are made, and at which the gateways are looked at while there is no link.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// The reason in a report for services of the peer that have endpoints, but no gateway that leads to any of them.
 pub const NO_GATEWAY: &str = "no gateway of the peer leads to the service";
 
@@ -41,12 +44,13 @@ pub struct PeerRegistry {
     spec: RegistrySpec,
     peer: PeerSpec,
     inbox: Inbox,
+    liveness: Liveness,
 }
 
 impl PeerRegistry {
     /// Makes the registry.
-    pub fn new(spec: RegistrySpec, peer: PeerSpec, inbox: Inbox) -> Self {
-        Self { spec, peer, inbox }
+    pub fn new(spec: RegistrySpec, peer: PeerSpec, inbox: Inbox, liveness: Liveness) -> Self {
+        Self { spec, peer, inbox, liveness }
     }
 }
 
@@ -112,19 +116,15 @@ struct Follower {
     is_report_due: bool,
     /// The time at which this peer's services were last removed because the peer ordered it.
     forgotten: Option<Instant>,
-    probes: Probes,
-    /// The addresses of the gateways' host names; empty while a round of probes runs.
-    names: Names,
 }
 
 async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, Closed> {
-    let PeerRegistry { spec, peer, inbox } = registry;
+    let PeerRegistry { spec, peer, inbox, liveness } = registry;
     let mut events = inbox.attach(&peer.peer.name);
     let mut follower = Follower::new(peer, spec.scope.addresses.clone());
     changes.send(follower.first()).await?;
-    let mut every = interval(probes::EVERY);
+    let mut every = interval(LOOK_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut probing = None;
     loop {
         let batch = tokio::select! {
             event = events.recv() => match event {
@@ -132,17 +132,9 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
                 // A newer task of this registry has replaced the queue.
                 None => std::future::pending().await,
             },
-            _ = every.tick(), if probing.is_none() => {
-                let gateways = follower.known_gateways(&changes.in_use());
-                if !gateways.is_empty() {
-                    let names = std::mem::take(&mut follower.names);
-                    probing = Some(Box::pin(probes::round(gateways, follower.scope.clone(), names)));
-                }
-                follower.report().into_iter().collect()
-            }
-            (round, names) = async { match &mut probing { Some(round) => round.await, None => std::future::pending().await } } => {
-                (probing, follower.names) = (None, names);
-                follower.probed(round)
+            _ = every.tick() => {
+                let works = follower.still_works(&changes.in_use(), |networks| liveness.answers(networks));
+                follower.report().into_iter().chain(works).collect()
             }
         };
         if !batch.is_empty() {
@@ -153,7 +145,6 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
 
 impl Follower {
     fn new(peer: PeerSpec, scope: AddressScope) -> Self {
-        let dns = peer.dns.clone();
         Self {
             peer,
             scope,
@@ -165,8 +156,6 @@ impl Follower {
             report: Arc::default(),
             is_report_due: false,
             forgotten: None,
-            probes: Probes::default(),
-            names: Names::new(dns),
         }
     }
 
@@ -227,8 +216,6 @@ impl Follower {
         if !std::mem::take(&mut self.is_lost) {
             return (self.first_or_renewed(in_use), ack);
         }
-        // Otherwise gateways that did not answer while the link was lost would be left out until the next probe.
-        self.probes = Probes::default();
         let mut changes = self.first_or_renewed(in_use);
         if changes.is_empty() {
             changes.push(Change::Readable);
@@ -326,13 +313,18 @@ impl Follower {
         all
     }
 
-    /// Returns the gateways to probe: the gateways of the replicas if there has been a full listing, otherwise the gateways in
-    /// use, which may come from a previous task.
-    fn known_gateways(&self, in_use: &Shard) -> Vec<(GatewayKey, Gateway)> {
+    /// Returns the report that the items in use work, if the link is lost and a gateway of theirs answers. The items do not expire
+    /// then. `answers` tells whether a gateway of any of these networks answers.
+    fn still_works(
+        &self,
+        in_use: &Shard,
+        answers: impl FnOnce(&BTreeSet<&Network>) -> bool,
+    ) -> Option<Change> {
         if self.has_listed() {
-            return self.gateways().into_iter().map(|(key, one)| (key, one.gateway)).collect();
+            return None;
         }
-        in_use.gateways().map(|(key, gateway)| (key.clone(), gateway.clone())).collect()
+        let networks: BTreeSet<&Network> = in_use.gateways().map(|(key, _)| &key.network).collect();
+        answers(&networks).then_some(Change::StillWorks)
     }
 
     /// Returns the same as [`Self::renew_all`]. The first call returns the changes as a full listing, which replaces the items in
@@ -408,14 +400,11 @@ impl Follower {
         })
     }
 
-    /// Returns the changes of gateways. Ports that do not answer are left out, and so are gateways without a port that does.
+    /// Returns the changes of gateways.
     fn renew_gateways(&mut self) -> Vec<Change> {
-        let all = self.gateways();
-        let usable =
-            all.iter().filter_map(|(key, gateway)| Some((key.clone(), self.probes.usable(gateway)?)));
-        let next = usable.collect();
+        let next = self.gateways();
         if self.may_remove() {
-            self.kept = all;
+            self.kept.clone_from(&next);
         }
         let given = std::mem::replace(&mut self.given.gateways, next);
         let next = &self.given.gateways;
@@ -425,18 +414,13 @@ impl Follower {
         puts.chain(gone.map(|key| Change::Remove(Key::Gateway(key.clone())))).collect()
     }
 
-    /// Returns a report on the peer's gateways that cannot be used, and on services to which no gateway leads; `None` if
-    /// nothing has changed since the last report.
+    /// Returns a report on services to which no gateway leads; `None` if nothing has changed since the last report.
     fn report(&mut self) -> Option<Change> {
         if !std::mem::take(&mut self.is_report_due) {
             return None;
         }
         let mut report = Report::default();
         if self.has_listed() {
-            // A gateway is listed once for its network and once for its cluster, so lines may repeat.
-            let all = self.gateways().into_iter();
-            let lines: BTreeSet<String> = all.flat_map(|(_, gateway)| self.faults(&gateway)).collect();
-            report.problems = lines.into_iter().collect();
             let networks: BTreeSet<&Network> = self.given.gateways.keys().map(|key| &key.network).collect();
             let leads = |endpoint: &Endpoint| {
                 endpoint.template.network.as_ref().is_some_and(|network| networks.contains(network))
@@ -452,16 +436,6 @@ impl Follower {
         }
         self.report = Arc::new(report);
         Some(Change::Report(self.report.clone()))
-    }
-
-    /// Returns the faults of a gateway's ports, one sentence each.
-    fn faults(&self, gateway: &RegistryGateway) -> Vec<String> {
-        let fault = |port: Port| {
-            let fault = self.probes.fault(&(gateway.key.clone(), port))?.text();
-            let (host, port) = (&gateway.gateway.host, port.number());
-            Some(format!("the gateway {host} of the peer (port {port}) {fault}, and is not used"))
-        };
-        Port::of(&gateway.gateway).filter_map(fault).collect()
     }
 
     fn lost(&mut self, link: &LinkKey, why: String, forget: bool) -> Vec<Change> {
@@ -491,32 +465,6 @@ impl Follower {
         self.kept = BTreeMap::new();
         let text = format!("the peer ended the link for good, so its services are removed: {why}");
         vec![Change::Forget, Change::Failed(vec![text])]
-    }
-
-    /// Applies the results of probes; returns the changes that result from them.
-    fn probed(&mut self, round: Vec<(Probed, Verdict)>) -> Vec<Change> {
-        let answers = round.iter().any(|(_, verdict)| *verdict == Verdict::Answers);
-        let changed = self.probes.note(round);
-        self.is_report_due |= !changed.is_empty();
-        for probed in &changed {
-            let (key, port) = probed;
-            let fault = self.probes.fault(probed).map_or("answers again", Fault::text);
-            let effect = match self.probes.fault(probed).is_some() && self.has_listed() {
-                true => ", and is not used",
-                false => "",
-            };
-            tracing::warn!(
-                peer = &*self.peer.peer.name,
-                gateway = &*key.name,
-                port = port.number(),
-                "a gateway of the peer {fault}{effect}"
-            );
-        }
-        if !self.has_listed() {
-            // The link is lost. The items in use do not expire while a gateway answers.
-            return if answers { vec![Change::StillWorks] } else { Vec::new() };
-        }
-        if changed.is_empty() { Vec::new() } else { self.renew_gateways() }
     }
 }
 

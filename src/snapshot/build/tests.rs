@@ -11,8 +11,11 @@ use super::*;
 use crate::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
+use crate::inputs::Unreachable;
 use crate::policy::{NetworkPolicy, Policy, RouteName};
-use crate::random::{Addresses, NAMES, Numbering, answers, meshes, services, standings, viewers};
+use crate::random::{
+    Addresses, NAMES, Numbering, answers, meshes, services, standings, unreachable, viewers,
+};
 use crate::service_view::AskedBy;
 use crate::shard::Standing;
 use crate::testing::{Mesh, NETWORKS, gateway, host_name, network};
@@ -120,6 +123,8 @@ enum Step {
     /// A registry becomes live, demoted or expired.
     Stand(Index, Standing),
     Resolve(usize, Option<Arc<[IpAddr]>>),
+    /// Gateways cease to answer, or answer again.
+    Judge(Unreachable),
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -141,6 +146,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => at().prop_map(Step::Forget),
         2 => (at(), standings()).prop_map(|(at, standing)| Step::Stand(at, standing)),
         3 => answer,
+        2 => unreachable().prop_map(Step::Judge),
     ]
 }
 
@@ -189,7 +195,9 @@ fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<It
             )
         }
         Step::RemoveMark(at, name) => (place(at), Err(Key::Mark(mark_key(name)))),
-        Step::Forget(_) | Step::Stand(..) | Step::Resolve(..) => panic!("not about one item: {step:?}"),
+        Step::Forget(_) | Step::Stand(..) | Step::Judge(..) | Step::Resolve(..) => {
+            panic!("not about one item: {step:?}")
+        }
     }
 }
 
@@ -205,6 +213,7 @@ fn take(mesh: &mut Mesh, previous: &Snapshot, step: Step, numbering: &mut Number
             }
             dirty.resolved.insert(name);
         }
+        Step::Judge(unreachable) => mesh.unreachable = unreachable.into(),
         Step::Stand(at, standing) => {
             let at = at.index(mesh.shards.len());
             mesh.shards[at] = mesh.shards[at].with_standing(standing).into();
@@ -381,6 +390,22 @@ fn a_gateways_name_that_moves_concerns_the_services_behind_it() {
     assert!(
         matches!(entry.gateways[0].gateway.host, Host::Name(_)) && entry.gateways[0].addresses.len() == 1
     );
+}
+
+#[test]
+fn a_gateway_that_ceases_to_answer_concerns_the_services_behind_it() {
+    let gateways = vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 1)];
+    let mut mesh =
+        Mesh::new(vec![network("n2", gateways), network("n3", vec![gateway("192.0.2.3", 1)])], Vec::new());
+    let before = mesh.snapshot();
+    let dead: SocketAddr = "192.0.2.1:15443".parse().expect("legal");
+    mesh.unreachable = Arc::new([dead].into());
+    let (after, delta) = follow(&mesh, &before, &Dirty::default());
+    let network = Network::new("n2");
+    assert_eq!((delta.services.len(), &delta.networks), (0, &[network.clone()].into()));
+    assert_eq!(after.networks().get(&network).expect("there").gateways[0].unreachable, [dead]);
+    let (_, delta) = follow(&mesh, &after, &Dirty::default());
+    assert!(delta.networks.is_empty(), "nothing else has changed");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::*;
 use crate::policy::Gateway;
 use crate::testing::{Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard};
 use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels};
+use isthmus_model::import::Import;
 use isthmus_model::service::PortProtocol;
 
 const SERVICE: &str = "s.shop.mesh";
@@ -141,6 +142,57 @@ fn gateways_of_the_own_cluster_come_first() {
             entry("192.0.2.3:15443", 1, "1")
         ]
     );
+}
+
+#[test]
+fn a_gateway_that_has_ceased_to_answer_is_left_out_while_another_one_answers() {
+    let gateways = vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 1), gateway("2001:db8::1", 1)];
+    let mut mesh = west(gateways, vec![endpoint("10.2.0.1", 6)]);
+    let dead =
+        |addresses: &[&str]| Arc::new(addresses.iter().map(|one| one.parse().expect("legal")).collect());
+    mesh.unreachable = dead(&["192.0.2.1:15443", "192.0.2.2:1", "192.0.2.9:15443"]);
+    let both = [entry("192.0.2.2:15443", 1, "3"), entry("[2001:db8::1]:15443", 1, "3")];
+    assert_eq!(entries(&mesh, &east()), both);
+    // A viewer to which no gateway answers keeps all of its own.
+    mesh.unreachable = dead(&["192.0.2.1:15443", "[2001:db8::1]:15443"]);
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.2:15443", 1, "6")]);
+    let v6 = Viewer { families: Families::V6, ..east() };
+    assert_eq!(entries(&mesh, &v6), [entry("[2001:db8::1]:15443", 1, "6")]);
+}
+
+#[test]
+fn endpoints_of_a_cluster_without_a_gateway_that_answers_are_behind_the_others() {
+    let own = |host, cluster| Gateway { cluster: ClusterId::new(cluster), ..gateway(host, 1) };
+    let mut mesh = west(vec![own("192.0.2.1", "c"), own("192.0.2.2", "d")], vec![endpoint("10.2.0.1", 6)]);
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "6")]);
+    mesh.unreachable = Arc::new(["192.0.2.1:15443".parse().expect("legal")].into());
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.2:15443", 1, "6")]);
+}
+
+#[test]
+fn grpc_clients_reach_an_imported_service_under_its_exported_name() {
+    let seen_by_grpc = |exported: &str, protocols: &[PortProtocol]| {
+        let ports = protocols.iter().zip(443..).map(|(protocol, number)| port(number, *protocol));
+        let import = Import { peer: "west".into(), exported_name: host_name(exported), exported_at: 7 };
+        let far = DeclaredTls::Mode(TlsMode::Own);
+        let template = EndpointTemplate { tls: Some(far), ..EndpointTemplate::default() };
+        let endpoints = vec![Endpoint { template: template.into(), ..endpoint("10.2.0.1", 3) }];
+        let mut imported = service(SERVICE, ports.collect(), endpoints);
+        imported.import = Some(import.into());
+        let mut mesh = Mesh::new(
+            vec![network("west", vec![gateway("192.0.2.1", 1)])],
+            vec![shard("c", "west", vec![imported])],
+        );
+        // No export rule of this mesh concerns the services of a peer.
+        mesh.policy = crate::policy::Policy { exports: Vec::new(), ..(*mesh.policy).clone() }.into();
+        let grpc = Viewer { client: ClientKind::Grpc, ..east() };
+        (entries(&mesh, &grpc).len(), excluded(&mesh, &grpc))
+    };
+    let tls = PortProtocol::Tls;
+    assert_eq!(seen_by_grpc(SERVICE, &[tls, PortProtocol::Tcp]), (1, vec![]));
+    let no_route = (0, vec![(3, ExclusionReason::NoHostRoute)]);
+    assert_eq!(seen_by_grpc("other.west.global", &[tls]), no_route, "the peer does not know this name");
+    assert_eq!(seen_by_grpc(SERVICE, &[tls, tls]), no_route, "the name contains no port");
 }
 
 #[test]

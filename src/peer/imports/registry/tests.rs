@@ -2,7 +2,6 @@
 
 use super::super::reading::tests::{peer, record};
 use super::*;
-use isthmus_aggregator::resolver;
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::change::Dirty;
 use isthmus_snapshot::peer::Peer;
@@ -14,7 +13,6 @@ fn follower(limit: Option<usize>) -> Follower {
         peer: Arc::new(peer(limit)),
         stale_after: Duration::from_secs(30),
         expire_after: Duration::from_secs(900),
-        dns: resolver::Options::default(),
     };
     Follower::new(spec, AddressScope::Public)
 }
@@ -40,14 +38,6 @@ fn in_use(gateways: &[&str]) -> Shard {
     }
     assert_eq!(shard.counts().gateways, gateways.len(), "the scope allows them");
     shard
-}
-
-/// Returns the ports that are probed while `gateways` are in use.
-fn probed(follower: &Follower, gateways: &[&str]) -> Vec<Probed> {
-    let ports = |(key, gateway): (GatewayKey, Gateway)| {
-        Port::of(&gateway).map(|port| (key.clone(), port)).collect::<Vec<_>>()
-    };
-    follower.known_gateways(&in_use(gateways)).into_iter().flat_map(ports).collect()
 }
 
 /// Returns the link with a replica, whose name ends with the number of the link if the replica opens several. Links with odd
@@ -111,10 +101,6 @@ fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
     let services =
         all.iter().map(|(name, weight)| record(&format!("{name}.pay.west.global"), *weight)).collect();
     proto::Delta { begins, services, ..proto::Delta::default() }
-}
-
-fn verdict(answers: bool) -> Verdict {
-    if answers { Verdict::Answers } else { Verdict::Fails(Fault::Silent) }
 }
 
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
@@ -295,7 +281,7 @@ fn a_partial_listing_removes_nothing_until_a_complete_one_follows() {
     some.gateways = vec![gateway("g")];
     give(&mut follower, "b", some);
     assert_eq!(listed_in_part(&mut follower, "b", &in_use(&[])), ["one.pay.here 3 since 7"]);
-    assert_eq!(probed(&follower, &[]).len(), 2, "the gateway that stays is probed, too");
+    assert_eq!(follower.given.gateways.len(), 2, "the gateway that the partial listing lacks stays");
     // A second replica restarts as well.
     up(&mut follower, "c");
     give(&mut follower, "c", services(true, &[("one", 3)]));
@@ -419,120 +405,43 @@ fn a_peer_orders_to_forget_its_services_at_most_every_ten_minutes() {
 }
 
 #[test]
-fn a_gateway_that_was_dead_while_the_peer_was_gone_is_used_when_the_peer_is_back() {
+fn f_4_gateways_that_answer_keep_a_peer_without_a_link() {
     let mut follower = follower(None);
-    let all = || proto::Delta { begins: true, gateways: vec![gateway("g")], ..proto::Delta::default() };
-    up(&mut follower, "a");
-    give(&mut follower, "a", all());
-    assert_eq!(listed(&mut follower, "a"), ["begin", "gateway g", "complete"]);
-    assert_eq!(down(&mut follower, "a", false), ["failed"]);
-    let keys = probed(&follower, &["g"]);
-    for _ in 0..2 {
-        follower.probed(keys.iter().map(|key| (key.clone(), Verdict::Fails(Fault::Silent))).collect());
-    }
-    up(&mut follower, "b");
-    give(&mut follower, "b", all());
-    assert_eq!(listed(&mut follower, "b"), ["readable"], "it is not taken out");
-    assert_eq!(probed(&follower, &[]).len(), 1);
-}
-
-#[test]
-fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
-    let mut follower = follower(None);
-    up(&mut follower, "a");
-    let all =
-        proto::Delta { begins: true, gateways: vec![gateway("g"), gateway("h")], ..proto::Delta::default() };
-    give(&mut follower, "a", all);
-    listed(&mut follower, "a");
-    let keys = probed(&follower, &[]);
-    let mut round = |answers: [bool; 2]| {
-        let round = keys.iter().cloned().zip(answers.map(verdict)).collect();
-        texts(&follower.probed(round))
+    let works = |follower: &Follower, gateways: &[&str]| {
+        let network = peer(None).network("net-west");
+        let change = follower.still_works(&in_use(gateways), |networks| networks.contains(&network));
+        texts(&change.into_iter().collect::<Vec<_>>())
     };
-    assert_eq!(round([false, true]), Vec::<String>::new(), "once may be chance");
-    assert_eq!(round([false, true]), ["without gateway g"]);
-    assert_eq!(round([true, true]), ["gateway g"]);
-    assert_eq!(down(&mut follower, "a", false), ["failed"]);
-    let mut round = |answers: [bool; 2]| {
-        let round = keys.iter().cloned().zip(answers.map(verdict)).collect();
-        texts(&follower.probed(round))
-    };
-    assert_eq!(round([false, true]), ["still works"]);
-    assert_eq!(round([false, false]), Vec::<String>::new());
-}
-
-#[test]
-fn a_new_task_without_a_link_probes_the_gateways_that_are_in_use() {
-    let mut follower = follower(None);
-    assert_eq!(probed(&follower, &[]), Vec::new(), "no copy was read yet");
-    let keys = probed(&follower, &["g", "h"]);
-    assert_eq!(keys.iter().map(|(key, _)| &*key.name).collect::<Vec<_>>(), ["g", "h"]);
-    let round = keys.into_iter().zip([false, true].map(verdict)).collect();
-    assert_eq!(texts(&follower.probed(round)), ["still works"]);
-    // Once a link has listed no gateway, no gateway is probed, although the aggregator may still hold the listing back.
+    assert_eq!(works(&follower, &[]), Vec::<String>::new(), "no copy was read yet");
+    assert_eq!(works(&follower, &["g"]), ["still works"]);
+    assert_eq!(follower.still_works(&in_use(&["g"]), |_| false), None);
     up(&mut follower, "a");
     give(&mut follower, "a", services(true, &[("one", 1)]));
     listed(&mut follower, "a");
-    assert_eq!(probed(&follower, &["g", "h"]), Vec::new());
+    assert_eq!(works(&follower, &["g"]), Vec::<String>::new(), "the link says what there is");
 }
 
 #[test]
-fn gateways_that_cannot_be_used_are_reported_with_what_they_led_to() {
+fn services_to_which_no_gateway_leads_are_reported() {
     let mut follower = follower(None);
     let report = |follower: &mut Follower| match follower.report() {
-        Some(Change::Report(report)) => Some((report.problems.clone(), report.left_out_because(NO_GATEWAY))),
+        Some(Change::Report(report)) => report.left_out_because(NO_GATEWAY),
         _ => None,
     };
     up(&mut follower, "a");
     let mut all = services(true, &[("one", 1), ("two", 1)]);
     let other = proto::Gateway { host: "127.0.0.1".into(), ..gateway("h") };
-    all.gateways = vec![gateway("g"), other];
+    all.gateways = vec![other];
     let (_, refused) = give(&mut follower, "a", all);
     assert_eq!(
         refused,
         ["h: the receiver's `peers[].addresses` does not allow the gateway's address, 127.0.0.1"]
     );
     listed(&mut follower, "a");
-    assert_eq!(report(&mut follower), None, "g may be used");
-    let keys = probed(&follower, &[]);
-    let round = |follower: &mut Follower, result| {
-        follower.probed(keys.iter().map(|key| (key.clone(), result)).collect());
-        report(follower)
-    };
-    assert_eq!(round(&mut follower, Verdict::Fails(Fault::Silent)), None);
-    let silent = "the gateway 192.0.2.1 of the peer (port 15443) does not answer, and is not used".to_owned();
-    assert_eq!(round(&mut follower, Verdict::Fails(Fault::Silent)), Some((vec![silent], Some(2))));
-    let not_allowed = round(&mut follower, Verdict::Fails(Fault::NotAllowed)).expect("another fault");
-    assert!(not_allowed.0[0].contains("`peers[].addresses`"), "{not_allowed:?}");
-    assert_eq!(round(&mut follower, Verdict::Answers), Some((Vec::new(), None)));
-}
-
-#[test]
-fn a_port_that_does_not_answer_leaves_the_other_port_of_its_gateway() {
-    let mut follower = follower(None);
-    up(&mut follower, "a");
-    let both = proto::Gateway { hbone_port: 15_008, ..gateway("g") };
-    give(&mut follower, "a", proto::Delta { begins: true, gateways: vec![both], ..proto::Delta::default() });
-    listed(&mut follower, "a");
-    let keys = probed(&follower, &[]);
-    assert_eq!(keys.len(), 2);
-    let ports = |follower: &Follower| -> Vec<_> {
-        let ports = |one: &RegistryGateway| (one.gateway.sni_port, one.gateway.hbone_port);
-        follower.given.gateways.values().map(ports).collect()
-    };
-    let round = |follower: &mut Follower, answers: [bool; 2]| {
-        for _ in 0..2 {
-            follower.probed(keys.iter().cloned().zip(answers.map(verdict)).collect());
-        }
-        let Some(Change::Report(report)) = follower.report() else { return Vec::new() };
-        report.problems.clone()
-    };
-    let problems = round(&mut follower, [false, true]);
-    assert_eq!(ports(&follower), [(None, Some(15_008))]);
-    assert_eq!(problems, ["the gateway 192.0.2.1 of the peer (port 15443) does not answer, and is not used"]);
-    let problems = round(&mut follower, [true, false]);
-    assert_eq!(ports(&follower), [(Some(15_443), None)]);
-    assert_eq!(problems, ["the gateway 192.0.2.1 of the peer (port 15008) does not answer, and is not used"]);
-    round(&mut follower, [false, false]);
-    assert_eq!(ports(&follower), []);
+    assert_eq!(report(&mut follower), Some(2));
+    give(&mut follower, "a", proto::Delta { gateways: vec![gateway("g")], ..proto::Delta::default() });
+    // As after each event.
+    follower.is_report_due = true;
+    assert_eq!(report(&mut follower), None);
+    assert_eq!(follower.report, Arc::default(), "the report is taken back");
 }

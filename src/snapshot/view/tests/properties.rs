@@ -122,6 +122,14 @@ impl Rules<'_> {
                 usable.push((gateway.clone(), port, ips));
             }
         }
+        let mut answering = usable.clone();
+        answering.iter_mut().for_each(|(_, port, ips)| {
+            ips.retain(|ip| !self.snapshot.networks.unreachable.contains(&SocketAddr::new(*ip, *port)));
+        });
+        answering.retain(|(_, _, ips)| !ips.is_empty());
+        if !answering.is_empty() {
+            usable = answering;
+        }
         usable.iter_mut().for_each(|(_, port, ips)| ips.retain(|ip| is_free(SocketAddr::new(*ip, *port))));
         usable.retain(|(_, _, ips)| !ips.is_empty());
         let cluster = &endpoint.origin.cluster;

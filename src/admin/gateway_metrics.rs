@@ -1,0 +1,29 @@
+//! The metric of the probes of gateways (SPEC §19), computed at each scrape.
+
+use isthmus_aggregator::liveness::State;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::networks::GatewayEntry;
+use isthmus_telemetry::exposition::{Exposition, Kind};
+
+use super::networks::States;
+
+/// The name of the metric.
+pub const METRIC: &str = "isthmus_gateway_up";
+/// The `# HELP` text of the metric.
+pub const METRIC_HELP: &str = "1 for an address of a gateway that answers probes, 0 for one that has ceased to answer; absent if it \
+                               has never answered or is not probed.";
+
+/// Adds the gateways to the metrics of a scrape.
+pub(super) fn expose(snapshot: &Snapshot, states: &States, exposition: &mut Exposition) {
+    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
+    for (network, entry) in snapshot.networks().iter() {
+        for address in entry.gateways.iter().flat_map(GatewayEntry::entrances) {
+            let up = match states.get(&address) {
+                Some(State::Answers { .. }) => 1_u8,
+                Some(State::Unreachable { .. }) => 0,
+                Some(State::NeverAnswered) | None => continue,
+            };
+            family.add([("network", network.as_str()), ("gateway", &address.to_string())], up);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The liveness of gateways: connects to each known gateway once a second, and tells the aggregator which have ceased to answer.
+//!
+//! A gateway that has never answered this replica is not judged, because a firewall may let its callers through and not us. While
+//! no gateway of any other network answers, no further one is judged either: then it is more likely that this host is cut off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use crate::owner::Handle;
+use isthmus_model::place::Network;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::inputs::Unreachable;
+use isthmus_snapshot::policy::Access;
+use isthmus_world::Reader;
+
+/// The time from one probe of an address to the next, and between two looks at which gateways there are.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long an address may take to accept the connection.
+const WITHIN: Duration = Duration::from_secs(1);
+/// The number of failed probes in a row after which an address is taken out.
+const FAILED: u32 = 2;
+/// The number of good probes in a row after which an address that was taken out is used again.
+const GOOD: u32 = 3;
+/// The largest number of addresses that are probed; the others count as answering.
+const PROBED_MAX: usize = 1_024;
+
+/// What the probes of an address and port of a gateway have shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It has never answered this replica, so it is used as if it did.
+    NeverAnswered,
+    /// It answers. `took` is the time of the last connect.
+    Answers {
+        /// The time of the last connect.
+        took: Duration,
+    },
+    /// It has ceased to answer.
+    Unreachable {
+        /// The time of the first probe that failed.
+        since: SystemTime,
+        /// True if it is taken out. It is not if no gateway of any other network answers.
+        is_out: bool,
+    },
+}
+
+/// The word for a gateway that has ceased to answer.
+pub const UNREACHABLE: &str = "unreachable";
+
+impl State {
+    /// Returns the state as the API shows it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::NeverAnswered => "never_answered",
+            Self::Answers { .. } => "answers",
+            Self::Unreachable { .. } => UNREACHABLE,
+        }
+    }
+}
+
+/// The results of the probes of one address.
+#[derive(Debug, Default)]
+struct Probed {
+    networks: BTreeSet<Network>,
+    /// The number of good probes in a row.
+    good: u32,
+    /// The number of failed probes in a row, and the time of the first one.
+    failed: u32,
+    failing_since: Option<SystemTime>,
+    /// The time of the last connect; `None` if none has succeeded.
+    took: Option<Duration>,
+    is_out: bool,
+}
+
+impl Probed {
+    fn state(&self) -> State {
+        match (self.took, self.failing_since) {
+            (None, _) => State::NeverAnswered,
+            (Some(_), Some(since)) if self.is_out || self.failed >= FAILED => {
+                State::Unreachable { since, is_out: self.is_out }
+            }
+            (Some(took), _) => State::Answers { took },
+        }
+    }
+}
+
+/// The results of all probes.
+#[derive(Debug, Default)]
+struct Results {
+    own: Network,
+    probed: BTreeMap<SocketAddr, Probed>,
+}
+
+impl Results {
+    /// Replaces the addresses to probe; returns those that are new.
+    fn replace(&mut self, own: &Network, known: BTreeMap<SocketAddr, BTreeSet<Network>>) -> Vec<SocketAddr> {
+        self.own = own.clone();
+        let mut before = std::mem::take(&mut self.probed);
+        let mut new = Vec::new();
+        for (address, networks) in known.into_iter().take(PROBED_MAX) {
+            let probed = before.remove(&address).unwrap_or_else(|| {
+                new.push(address);
+                Probed::default()
+            });
+            self.probed.insert(address, Probed { networks, ..probed });
+        }
+        new
+    }
+
+    /// Records the result of a probe: the time of the connect, or `None`. Returns true if the address was taken out or is used
+    /// again; `None` if it is no gateway's any more.
+    fn note(&mut self, address: SocketAddr, took: Option<Duration>, now: SystemTime) -> Option<bool> {
+        let is_own = self.is_own(address);
+        let others = self.probed.iter().filter(|(other, _)| **other != address);
+        let mut others = others.filter(|(other, _)| self.is_own(**other) == is_own);
+        let another_answers = others.any(|(_, other)| other.took.is_some() && other.failed == 0);
+        let probed = self.probed.get_mut(&address)?;
+        let was_out = probed.is_out;
+        match took {
+            Some(took) => {
+                probed.took = Some(took);
+                probed.good = probed.good.saturating_add(1);
+                probed.failed = 0;
+                probed.is_out &= probed.good < GOOD;
+                if !probed.is_out {
+                    probed.failing_since = None;
+                }
+            }
+            None => {
+                probed.good = 0;
+                probed.failed = probed.failed.saturating_add(1);
+                probed.failing_since = probed.failing_since.or(Some(now));
+                probed.is_out |= probed.took.is_some() && probed.failed >= FAILED && another_answers;
+            }
+        }
+        Some(probed.is_out != was_out)
+    }
+
+    fn is_own(&self, address: SocketAddr) -> bool {
+        self.probed.get(&address).is_some_and(|probed| probed.networks.contains(&self.own))
+    }
+
+    fn unreachable(&self) -> Unreachable {
+        let out = self.probed.iter().filter(|(_, probed)| probed.is_out);
+        out.map(|(address, _)| *address).collect()
+    }
+}
+
+/// A reader of the results of the probes. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Liveness(Arc<Mutex<Results>>);
+
+impl Liveness {
+    fn results(&self) -> MutexGuard<'_, Results> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the state of each address that is probed.
+    pub fn states(&self) -> BTreeMap<SocketAddr, State> {
+        self.results().probed.iter().map(|(address, probed)| (*address, probed.state())).collect()
+    }
+
+    /// Returns true if the last probe of a gateway of one of these networks has succeeded.
+    pub fn answers(&self, networks: &BTreeSet<&Network>) -> bool {
+        let results = self.results();
+        let of_these = results
+            .probed
+            .values()
+            .filter(|probed| probed.networks.iter().any(|network| networks.contains(network)));
+        of_these.into_iter().any(|probed| probed.took.is_some() && probed.failed == 0)
+    }
+
+    /// Probes the gateways of the newest snapshot for ever.
+    pub async fn run(self, reader: Reader, aggregator: Handle) {
+        let mut look = interval(EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut probes = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                _ = look.tick() => {
+                    let snapshot = reader.latest();
+                    let new = self.results().replace(&snapshot.policy.node.network, known(&snapshot));
+                    probes.extend(new.into_iter().map(|address| probe(address, offset(address))));
+                }
+                Some((address, took, is_good)) = probes.next() => {
+                    let noted = self.results().note(address, is_good.then_some(took), SystemTime::now());
+                    if noted.is_some() {
+                        probes.push(probe(address, EVERY.saturating_sub(took)));
+                    }
+                    if noted != Some(true) {
+                        continue;
+                    }
+                }
+            }
+            let unreachable = self.results().unreachable();
+            aggregator.use_unreachable(unreachable);
+        }
+    }
+}
+
+/// Returns the addresses and ports of the gateways that viewers connect to, with the networks that each leads to.
+fn known(snapshot: &Snapshot) -> BTreeMap<SocketAddr, BTreeSet<Network>> {
+    let mut known: BTreeMap<SocketAddr, BTreeSet<Network>> = BTreeMap::new();
+    let networks = snapshot.networks().iter();
+    for (network, entry) in networks.filter(|(_, entry)| entry.is_probed && entry.access == Access::Gateway) {
+        for address in entry.gateways.iter().chain(&entry.expired).flat_map(|gateway| gateway.entrances()) {
+            known.entry(address).or_default().insert(network.clone());
+        }
+    }
+    known
+}
+
+/// Returns the time to the first probe of an address, so that the probes of many addresses are spread over [`EVERY`].
+fn offset(address: SocketAddr) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    address.hash(&mut hasher);
+    EVERY.mul_f64(hasher.finish() as f64 / u64::MAX as f64)
+}
+
+/// Connects to the address after a while; returns the time that the connect took, and whether it succeeded.
+async fn probe(address: SocketAddr, after: Duration) -> (SocketAddr, Duration, bool) {
+    sleep(after).await;
+    let begun = Instant::now();
+    let connected = timeout(WITHIN, TcpStream::connect(address)).await;
+    (address, begun.elapsed(), matches!(connected, Ok(Ok(_))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Option<Duration> = Some(Duration::from_millis(1));
+
+    fn at(number: u8) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, number], 15443))
+    }
+
+    /// Returns results for the gateway 1 of the own network, 2 and 3 of `west`, and 4 of `south`.
+    fn results() -> Results {
+        let mut results = Results::default();
+        let networks = [(1, "east"), (2, "west"), (3, "west"), (4, "south")];
+        let known = networks.map(|(number, network)| (at(number), BTreeSet::from([Network::new(network)])));
+        assert_eq!(results.replace(&Network::new("east"), known.into()).len(), 4);
+        results
+    }
+
+    fn note(results: &mut Results, good: &[u8], failed: &[u8]) {
+        for (numbers, took) in [(good, MS), (failed, None)] {
+            for number in numbers {
+                assert!(results.note(at(*number), took, SystemTime::UNIX_EPOCH).is_some());
+            }
+        }
+    }
+
+    fn out(results: &Results) -> Vec<SocketAddr> {
+        results.unreachable().into_iter().collect()
+    }
+
+    #[test]
+    fn two_failures_take_a_gateway_out_and_three_good_probes_bring_it_back() {
+        let mut results = results();
+        note(&mut results, &[1, 2, 3, 4], &[]);
+        note(&mut results, &[3, 4], &[2]);
+        assert_eq!(
+            (out(&results), results.probed[&at(2)].state()),
+            (vec![], State::Answers { took: MS.unwrap_or_default() })
+        );
+        note(&mut results, &[3, 4], &[2]);
+        assert_eq!(out(&results), [at(2)]);
+        note(&mut results, &[2], &[]);
+        note(&mut results, &[2], &[]);
+        assert_eq!(out(&results), [at(2)]);
+        note(&mut results, &[2], &[]);
+        assert_eq!(out(&results), []);
+    }
+
+    #[test]
+    fn a_gateway_that_has_never_answered_is_not_judged() {
+        let mut results = results();
+        for _ in 0..5 {
+            note(&mut results, &[3, 4], &[2]);
+        }
+        assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![], State::NeverAnswered));
+    }
+
+    #[test]
+    fn if_no_other_network_answers_nothing_changes() {
+        let mut results = results();
+        note(&mut results, &[1, 2, 3, 4], &[]);
+        for _ in 0..2 {
+            note(&mut results, &[1, 3, 4], &[2]);
+        }
+        for _ in 0..5 {
+            note(&mut results, &[1], &[2, 3, 4]);
+        }
+        assert_eq!(out(&results), [at(2)]);
+        let since = SystemTime::UNIX_EPOCH;
+        assert_eq!(results.probed[&at(3)].state(), State::Unreachable { since, is_out: false });
+        note(&mut results, &[1, 4], &[2, 3]);
+        note(&mut results, &[1, 4], &[2, 3]);
+        assert_eq!(out(&results), [at(2), at(3)]);
+    }
+
+    #[test]
+    fn an_address_that_is_no_gateway_any_more_is_forgotten() {
+        let mut results = results();
+        note(&mut results, &[2, 3, 4], &[]);
+        assert_eq!(results.replace(&Network::new("east"), BTreeMap::new()), []);
+        assert_eq!(results.note(at(2), None, SystemTime::UNIX_EPOCH), None);
+    }
+}
