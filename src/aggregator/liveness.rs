@@ -17,6 +17,8 @@ use crate::owner::Handle;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::Unreachable;
+use isthmus_snapshot::networks::NetworkEntry;
+use isthmus_snapshot::peer::is_place_of_peer;
 use isthmus_snapshot::policy::Access;
 use isthmus_world::Reader;
 
@@ -103,7 +105,7 @@ impl Results {
         self.own = own.clone();
         let mut before = std::mem::take(&mut self.probed);
         let mut new = Vec::new();
-        for (address, networks) in known.into_iter().take(PROBED_MAX) {
+        for (address, networks) in known {
             let probed = before.remove(&address).unwrap_or_else(|| {
                 new.push(address);
                 Probed::default()
@@ -204,13 +206,19 @@ impl Liveness {
     }
 }
 
-/// Returns the addresses and ports of the gateways that viewers connect to, with the networks that each leads to.
+/// Returns the addresses and ports of the gateways that viewers connect to, with the networks that each leads to. At most
+/// [`PROBED_MAX`]; those of peers come last, so that a peer with many gateways takes no other's place.
 fn known(snapshot: &Snapshot) -> BTreeMap<SocketAddr, BTreeSet<Network>> {
     let mut known: BTreeMap<SocketAddr, BTreeSet<Network>> = BTreeMap::new();
-    let networks = snapshot.networks().iter();
-    for (network, entry) in networks.filter(|(_, entry)| entry.is_probed && entry.access == Access::Gateway) {
+    let is_probed = |entry: &NetworkEntry| entry.is_probed && entry.access == Access::Gateway;
+    let networks = snapshot.networks().iter().filter(|(_, entry)| is_probed(entry));
+    let (of_peers, own): (Vec<_>, Vec<_>) =
+        networks.partition(|(network, _)| is_place_of_peer(network.as_str()));
+    for (network, entry) in own.into_iter().chain(of_peers) {
         for address in entry.gateways.iter().chain(&entry.expired).flat_map(|gateway| gateway.entrances()) {
-            known.entry(address).or_default().insert(network.clone());
+            if known.len() < PROBED_MAX || known.contains_key(&address) {
+                known.entry(address).or_default().insert(network.clone());
+            }
         }
     }
     known
@@ -234,6 +242,7 @@ async fn probe(address: SocketAddr, after: Duration) -> (SocketAddr, Duration, b
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_snapshot::testing::{Mesh, gateway, network};
 
     const MS: Option<Duration> = Some(Duration::from_millis(1));
 
@@ -305,6 +314,20 @@ mod tests {
         note(&mut results, &[1, 4], &[2, 3]);
         note(&mut results, &[1, 4], &[2, 3]);
         assert_eq!(out(&results), [at(2), at(3)]);
+    }
+
+    #[test]
+    fn a_peer_with_many_gateways_takes_no_place_of_others() {
+        let many =
+            (0..PROBED_MAX).map(|number| gateway(&format!("10.0.{}.{}", number / 256, number % 256), 1));
+        let mut off = network("off", vec![gateway("192.0.2.9", 1)]);
+        off.is_probed = false;
+        let networks =
+            vec![network("peer/x/n", many.collect()), network("west", vec![gateway("192.0.2.1", 1)]), off];
+        let known = known(&Mesh::new(networks, Vec::new()).snapshot());
+        assert_eq!(known.len(), PROBED_MAX);
+        assert_eq!(known.get(&at(1)), Some(&BTreeSet::from([Network::new("west")])));
+        assert!(!known.contains_key(&at(9)));
     }
 
     #[test]

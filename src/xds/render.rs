@@ -196,9 +196,9 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
 
 /// Returns the outlier detection that leaves out an endpoint or gateway after three failed connects, for the seconds until a
 /// probe knows of it (SPEC §19). Nothing else counts: a gateway passes on the errors of all endpoints behind it.
-fn connect_failures() -> cluster::cluster::OutlierDetection {
+fn connect_failures() -> cluster::OutlierDetection {
     let never = Some(0);
-    cluster::cluster::OutlierDetection {
+    cluster::OutlierDetection {
         base_ejection_time: Some(duration(EJECTED_FOR)),
         max_ejection_percent: Some(EJECTED_MAX_PERCENT),
         split_external_local_origin_errors: true,

@@ -1,4 +1,4 @@
-//! The relay passes on every byte, every end and every reset.
+//! The relay passes on every byte, every end and every reset. The answers of endpoints begin as TLS does, with 0x16.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{ErrorKind, Read, Write};
@@ -58,14 +58,14 @@ fn a_client_that_has_ended_still_gets_its_answer() {
     let backend = Backend::start(|mut stream| {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).expect("to the end");
-        stream.write_all(format!("got {}", all.len()).as_bytes()).expect("sent");
+        stream.write_all(format!("\x16got {}", all.len()).as_bytes()).expect("sent");
     });
     let gateway = gateway(backend.address);
     let mut client = open(&gateway);
     client.shutdown(Shutdown::Write).expect("shut");
     let mut answer = String::new();
     client.read_to_string(&mut answer).expect("answered");
-    assert_eq!(answer, format!("got {}", hello("relay.test").len()));
+    assert_eq!(answer, format!("\x16got {}", hello("relay.test").len()));
     gateway.logged("the end", |line| line["reason"] == "ok");
 }
 
@@ -94,7 +94,7 @@ fn an_endpoint_that_has_ended_still_gets_what_the_client_sends() {
 fn a_reset_of_the_endpoint_is_a_reset_for_the_client() {
     let backend = Backend::start(|mut stream| {
         skip_hello(&mut stream);
-        stream.write_all(b"half of it").expect("sent");
+        stream.write_all(b"\x16alf of it").expect("sent");
         let _ = stream.read(&mut [0; 1]);
         reset(&stream);
     });
@@ -112,7 +112,7 @@ fn a_reset_of_the_client_is_a_reset_for_the_endpoint() {
     let (ended, ends) = mpsc::channel();
     let backend = Backend::start(move |mut stream| {
         skip_hello(&mut stream);
-        stream.write_all(b"!").expect("sent");
+        stream.write_all(b"\x16").expect("sent");
         let end = stream.read(&mut [0; 1]).map_err(|error| error.kind());
         ended.send(end).expect("told");
     });
@@ -132,7 +132,7 @@ fn gibibyte_backend() -> Backend {
     Backend::start(|mut stream| {
         skip_hello(&mut stream);
         let mut writer = stream.try_clone().expect("cloned");
-        let sender = thread::spawn(move || pour(&mut writer, GIBIBYTE, 7));
+        let sender = thread::spawn(move || pour(&mut writer, GIBIBYTE, 0x16));
         let received = drain(&mut stream);
         sender.join().expect("sent");
         stream.shutdown(Shutdown::Write).expect("shut");
@@ -150,7 +150,7 @@ fn exchange_a_gibibyte(gateway: &Gateway) {
     });
     let received = drain(&mut client);
     sender.join().expect("sent");
-    assert_eq!(received, expected(GIBIBYTE, 7));
+    assert_eq!(received, expected(GIBIBYTE, 0x16));
     let line = gateway.logged("the end", |line| line["reason"] == "ok");
     assert_eq!(line["bytes_down"].as_u64(), Some(GIBIBYTE as u64));
 }

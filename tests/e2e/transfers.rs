@@ -34,9 +34,9 @@ fn skip_hello(stream: &mut TcpStream) {
     stream.read_exact(&mut vec![0; hello(NAME).len()]).expect("the hello");
 }
 
-/// Returns the byte at an offset of every transfer.
+/// Returns the byte at an offset of every transfer. The first one is that of a TLS handshake.
 fn byte(place: usize) -> u8 {
-    ((place * 31) >> 5).to_le_bytes()[0]
+    ((place * 31) >> 5).to_le_bytes()[0] ^ 0x16
 }
 
 /// A generator of random numbers from a seed (SplitMix64).
