@@ -6,13 +6,14 @@
 //! these threads and 0.3 to 4 ms without (`cargo bench --bench routes`). A short computation ends at normal priority: while
 //! all processors are busy, a thread of low priority waits some milliseconds for one of them.
 
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{Pid, gettid};
-use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::task::JoinError;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 /// The amount by which the nice value of a long computation is higher.
@@ -22,16 +23,21 @@ const NORMAL_FOR: Duration = Duration::from_millis(5);
 /// The number of threads: enough for a config, a snapshot and two registries at the same time; further computations wait.
 const THREADS: usize = 4;
 
-/// A runtime without tasks, which only provides threads for blocking work. They never delay the exit of the process. A thread
-/// ends as soon as it is idle, because a process without privileges cannot raise the priority of a thread again.
-static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
-    let threads = Builder::new_current_thread()
-        .thread_name("isthmus-lowprio")
-        .max_blocking_threads(THREADS)
-        .thread_keep_alive(Duration::ZERO)
-        .build();
-    threads.expect("a runtime without drivers asks nothing of the system")
-});
+/// The places of the threads. Each computation has a thread of its own, because a process without privileges cannot raise the
+/// priority of a thread again. The threads never delay the exit of the process.
+static PLACES: Semaphore = Semaphore::const_new(THREADS);
+
+/// A computation has panicked, or there was no thread for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed;
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a computation has panicked, or there was no thread for it")
+    }
+}
+
+impl std::error::Error for Failed {}
 
 /// The priority of one computation: its caller may ask for a lower one before the thread has begun, and after it has ended.
 #[derive(Default)]
@@ -80,21 +86,27 @@ fn locked(priority: &Mutex<Priority>) -> MutexGuard<'_, Priority> {
 }
 
 /// Runs `work` on a thread whose priority is lowered after a few milliseconds, or at once if the future is dropped. Tasks that
-/// `work` starts run on the caller's runtime. `work` runs to its end, even if the future is dropped.
-pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+/// `work` starts run on the caller's runtime. `work` that has begun runs to its end, even if the future is dropped.
+pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failed> {
+    let place = PLACES.acquire().await.map_err(|_| Failed)?;
     let caller = Handle::current();
     let waiting = Waiting(Arc::default());
     let computing = Computing(waiting.0.clone());
-    let mut work = BACKGROUND.spawn_blocking(move || {
-        let _here = caller.enter();
+    let (result, mut done) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("isthmus-lowprio".to_owned()).spawn(move || {
+        let (_place, _here) = (place, caller.enter());
         locked(&computing.0).begin();
-        work()
+        let made = work();
+        drop(computing);
+        // Fails only if nobody waits for the result.
+        let _ = result.send(made);
     });
-    match timeout(NORMAL_FOR, &mut work).await {
-        Ok(done) => done,
+    thread.map_err(|_| Failed)?;
+    match timeout(NORMAL_FOR, &mut done).await {
+        Ok(made) => made.map_err(|_| Failed),
         Err(_) => {
             drop(waiting);
-            work.await
+            done.await.map_err(|_| Failed)
         }
     }
 }
