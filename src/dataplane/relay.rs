@@ -152,7 +152,7 @@ enum Way {
 
 /// Returns the reason to end with if the connection to a side fails. A peer has vanished if the kernel has given up waiting for
 /// its acknowledgements.
-fn fault(side: Side, error: &io::Error) -> Reason {
+pub(crate) fn fault(side: Side, error: &io::Error) -> Reason {
     match (side, error.kind()) {
         (Side::Client, io::ErrorKind::TimedOut) => Reason::ClientVanished,
         (Side::Client, _) => Reason::ClientReset,

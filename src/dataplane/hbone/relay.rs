@@ -23,6 +23,7 @@ use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::examine::{self, Sides, examine};
+use crate::relay::fault;
 use isthmus_model::endpoint::Encapsulation as Carried;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::Side;
@@ -133,7 +134,14 @@ enum Fault {
     Client,
     /// The client cancelled the stream, which is not an error.
     Cancelled,
-    Endpoint,
+    /// The endpoint, with the reason to end with.
+    Endpoint(Reason),
+}
+
+impl Fault {
+    fn of_endpoint(error: &io::Error) -> Self {
+        Self::Endpoint(fault(Side::Endpoint, error))
+    }
 }
 
 impl StreamRelay<'_> {
@@ -146,10 +154,7 @@ impl StreamRelay<'_> {
             && let Some(reason) = self.examine()
         {
             return Poll::Ready(match reason {
-                Reason::EndpointVanished => {
-                    self.broken(Fault::Endpoint);
-                    reason
-                }
+                Reason::EndpointVanished => self.broken(Fault::Endpoint(reason)),
                 reason => self.cut(reason),
             });
         }
@@ -202,9 +207,9 @@ impl StreamRelay<'_> {
                 reset_on_close(&self.connected.socket);
                 self.connection.client_fault()
             }
-            Fault::Endpoint => {
+            Fault::Endpoint(reason) => {
                 self.send.send_reset(h2::Reason::CONNECT_ERROR);
-                Reason::EndpointReset
+                reason
             }
         }
     }
@@ -273,14 +278,14 @@ impl StreamRelay<'_> {
         let mut total = 0;
         let socket = &self.connected.socket;
         while !self.up.queue.is_empty() {
-            if socket.poll_write_ready(context).map_err(|_| Fault::Endpoint)?.is_pending() {
+            if socket.poll_write_ready(context).map_err(|error| Fault::of_endpoint(&error))?.is_pending() {
                 self.up.queue.unpin();
                 break;
             }
             let written = match self.up.queue.write(socket) {
                 Ok(written) => written,
                 Err(error) if is_again(&error) => 0,
-                Err(_) => return Err(Fault::Endpoint),
+                Err(error) => return Err(Fault::of_endpoint(&error)),
             };
             if written > 0 {
                 total += written;
@@ -323,8 +328,12 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             ready!(self.connection.stats.poll_room(&mut self.down.place, context));
-            let ready =
-                self.connected.socket.poll_read_ready(context).map_err(|_| Fault::Endpoint)?.is_ready();
+            let ready = self
+                .connected
+                .socket
+                .poll_read_ready(context)
+                .map_err(|error| Fault::of_endpoint(&error))?
+                .is_ready();
             if !std::mem::take(&mut self.down.unreported) && !ready {
                 return Poll::Pending;
             }
@@ -337,7 +346,7 @@ impl StreamRelay<'_> {
                     self.heard();
                 }
                 Err(error) if is_again(&error) => {}
-                Err(_) => return Poll::Ready(Err(Fault::Endpoint)),
+                Err(error) => return Poll::Ready(Err(Fault::of_endpoint(&error))),
             }
         }
     }
