@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use isthmus_aggregator::liveness::{State, UNREACHABLE};
+use isthmus_aggregator::liveness::State;
 use isthmus_api as api;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Network;
@@ -47,8 +47,7 @@ fn gateway(
             Some(api::network::Probe { address: address.to_string(), state, since, connect_us })
         })
         .collect();
-    let of_addresses = entry.entrances().filter_map(|address| states.get(&address));
-    let state = of_addresses.map(|state| state.text()).max_by_key(|text| *text == UNREACHABLE);
+    let state = entry.entrances().filter_map(|address| states.get(&address)).max();
     api::network::Gateway {
         network: name.to_string(),
         address: gateway.host.to_string(),
@@ -60,7 +59,7 @@ fn gateway(
         weight: gateway.weight.value(),
         usable: why.is_none(),
         why: why.map(str::to_owned),
-        state: state.unwrap_or_default().to_owned(),
+        state: state.map(|state| state.text().to_owned()).unwrap_or_default(),
         probes,
     }
 }

@@ -1,8 +1,7 @@
 //! The peers and the services exchanged with them, in the form of the API.
 
-use std::net::SocketAddr;
-
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -181,10 +180,7 @@ impl Linked {
     /// Returns the fault of the first of the peer's gateways, if there are gateways and none of them is known to answer.
     fn silent_gateway(&self, snapshot: &Snapshot, states: &networks::States) -> Option<String> {
         let place = place_of(&self.peer.name);
-        let is_its = |network: &Network| {
-            network.as_str().strip_prefix(&place).is_some_and(|rest| rest.starts_with('/'))
-        };
-        let networks = snapshot.networks().iter().filter(|(network, _)| is_its(network));
+        let networks = snapshot.networks().iter().filter(|(network, _)| is_in(network.as_str(), &place));
         let gateways: Vec<&GatewayEntry> = networks.flat_map(|(_, entry)| &entry.gateways).collect();
         let addresses: Vec<SocketAddr> = gateways.iter().flat_map(|gateway| gateway.entrances()).collect();
         let Some(first) = addresses.first() else {
@@ -250,9 +246,7 @@ pub fn peers(sources: &Sources) -> Vec<api::peer::Peer> {
             conflicts.filter(|conflict| *conflict.cluster.as_str() == *place).map(ToString::to_string);
         let (refused, lines) = linked.refused();
         let others: Vec<String> = snapshot.export_conflicts(&name).into_iter().chain(shadowed).collect();
-        let is_its = |gateway: &&api::network::Gateway| {
-            gateway.network.strip_prefix(&place).is_some_and(|rest| rest.starts_with('/'))
-        };
+        let is_its = |gateway: &&api::network::Gateway| is_in(&gateway.network, &place);
         let read = linked.registry.as_ref().and_then(|registry| registry.read);
         let changed = linked.links.iter().filter_map(|link| link.changed).max().or(read);
         api::peer::Peer {
@@ -274,6 +268,11 @@ pub fn peers(sources: &Sources) -> Vec<api::peer::Peer> {
         }
     };
     Linked::all(snapshot, &sources.links, &sources.aggregator.borrow()).into_iter().map(one).collect()
+}
+
+/// Returns true if the network is one of the peer with this place.
+fn is_in(network: &str, place: &str) -> bool {
+    network.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'))
 }
 
 fn link(link: &LinkStatus) -> api::peer::Link {

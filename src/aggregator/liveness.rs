@@ -33,8 +33,8 @@ const GOOD: u32 = 3;
 /// The largest number of addresses that are probed; the others count as answering.
 const PROBED_MAX: usize = 1_024;
 
-/// What the probes of an address and port of a gateway have shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The result of the probes of an address and port of a gateway. The state of a gateway is the largest of its addresses'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// It has never answered this replica, so it is used as if it did.
     NeverAnswered,
@@ -52,16 +52,13 @@ pub enum State {
     },
 }
 
-/// The word for a gateway that has ceased to answer.
-pub const UNREACHABLE: &str = "unreachable";
-
 impl State {
     /// Returns the state as the API shows it.
     pub fn text(self) -> &'static str {
         match self {
             Self::NeverAnswered => "never_answered",
             Self::Answers { .. } => "answers",
-            Self::Unreachable { .. } => UNREACHABLE,
+            Self::Unreachable { .. } => "unreachable",
         }
     }
 }
@@ -287,6 +284,14 @@ mod tests {
         assert_eq!(out(&results), [at(2)]);
         note(&mut results, &[2], &[]);
         assert_eq!(out(&results), []);
+    }
+
+    #[test]
+    fn the_state_of_a_gateway_is_the_largest_of_its_addresses() {
+        let unreachable = State::Unreachable { since: SystemTime::UNIX_EPOCH, is_out: true };
+        let answers = State::Answers { took: MS.unwrap_or_default() };
+        assert_eq!([answers, State::NeverAnswered].into_iter().max(), Some(answers));
+        assert_eq!([unreachable, answers].into_iter().max(), Some(unreachable));
     }
 
     #[test]

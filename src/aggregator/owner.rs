@@ -98,24 +98,12 @@ impl Handle {
 
     /// Replaces the roots of trust domains that xDS clients receive, if the new roots differ.
     pub fn use_trust_roots(&self, roots: TrustRoots) {
-        self.trust_roots.send_if_modified(|used| {
-            let differs = **used != roots;
-            if differs {
-                *used = Arc::new(roots);
-            }
-            differs
-        });
+        replace(&self.trust_roots, roots);
     }
 
     /// Replaces the addresses of gateways that have ceased to answer, if the new ones differ.
     pub fn use_unreachable(&self, unreachable: Unreachable) {
-        self.unreachable.send_if_modified(|used| {
-            let differs = **used != unreachable;
-            if differs {
-                *used = Arc::new(unreachable);
-            }
-            differs
-        });
+        replace(&self.unreachable, unreachable);
     }
 
     /// Waits until the owner task has ended, which is a fault.
@@ -127,6 +115,17 @@ impl Handle {
     pub fn write_copies(&self) {
         self.copies.write_all();
     }
+}
+
+/// Sends the value, if it differs from the one that was sent last.
+fn replace<T: PartialEq>(used: &watch::Sender<Arc<T>>, next: T) {
+    used.send_if_modified(|used| {
+        let differs = **used != next;
+        if differs {
+            *used = Arc::new(next);
+        }
+        differs
+    });
 }
 
 /// A registry and the task that reads it.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::horizon_envoy::{
-    CHECKOUT, SERVER_ID, Traffic, checkout, client, control_plane_with, endpoint, envoy, put, told,
+    CHECKOUT, Call, SERVER_ID, Traffic, checkout, client, control_plane_with, endpoint, envoy, put, told,
     west_gateway_at,
 };
 use crate::problems::run;
@@ -75,7 +75,7 @@ fn a_gateway_that_dies_costs_few_calls_and_is_used_again_when_it_is_back() {
     assert!(taken_out < Duration::from_secs(10), "{taken_out:?}");
     // Envoy itself leaves the gateway out after three failed connects; some more were under way.
     assert!(failed.len() <= 20, "{} of {} calls failed", failed.len(), calls.len());
-    let late = |call: &&&crate::horizon_envoy::Call| call.began > killed + taken_out + Duration::from_secs(1);
+    let late = |call: &&&Call| call.began > killed + taken_out + Duration::from_secs(1);
     assert_eq!(failed.iter().filter(late).count(), 0, "once it is taken out, no call fails");
     assert_eq!(problem(&control), None);
 }
@@ -88,8 +88,9 @@ fn the_last_gateway_of_a_network_stays_and_one_that_never_answered_is_not_judged
     let never = SocketAddr::from(([127, 0, 0, 1], crate::support::organisation::free_port()));
     let mut west = west_gateway_at(registries.path(), "127.0.0.1:0");
     let alive = west.listener("mesh");
-    let own = "  net-south: {probe: off, gateways: [{address: 192.0.2.7, sniPort: 15443}]}\n";
-    let control = Gateway::start(&control_plane_with(registries.path(), &[alive, never], "127.0.0.1:0", own));
+    let south = "  net-south: {probe: off, gateways: [{address: 192.0.2.7, sniPort: 15443}]}\n";
+    let control =
+        Gateway::start(&control_plane_with(registries.path(), &[alive, never], "127.0.0.1:0", south));
     is(&control, alive, "answers");
     assert_eq!(is(&control, never, "never_answered")["usable"], true);
     let south = gateways(&control).into_iter().find(|one| one["network"] == "net-south").expect("listed");

@@ -1,6 +1,6 @@
 //! The codes of problems, with their meanings and what an operator checks next. `docs/problems.md` is made from this list.
 
-/// Whether a problem makes `isthmus check` fail.
+/// The severity of a problem, which decides whether `isthmus check` fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// Some callers are not served because of it, now or soon.

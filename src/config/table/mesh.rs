@@ -21,8 +21,8 @@ keys! {
         CIDRS "cidrs": form::List<form::Cidr> => "none";
         /// Gateways through which other networks reach the network.
         GATEWAYS "gateways": form::List<Gateway> => "none";
-        /// Whether this replica connects to each gateway once a second. A gateway that has ceased to answer is not given to
-        /// clients while another gateway of the network answers.
+        /// If on, this replica connects to each gateway once a second. Clients do not get a gateway that has ceased to answer
+        /// while another gateway of the network answers.
         PROBE "probe": form::Boolean = true;
     }
 
