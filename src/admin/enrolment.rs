@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::Sources;
 use isthmus_api::peer::{Invitation, Token, WrittenLink};
 use isthmus_document::scalar;
-use isthmus_peer::enrolled::{EnrolledLink, GatewayAddress};
+use isthmus_peer::addresses::{of_gateways, takes_links};
+use isthmus_peer::enrolled::EnrolledLink;
 use isthmus_peer::invitations::{Existing, Keeping, Terms};
-use isthmus_snapshot::policy::ListenerProtocol;
 
 /// The default validity of an invitation.
 const VALID: Duration = Duration::from_secs(15 * 60);
@@ -60,22 +60,16 @@ fn terms(query: &Query) -> Result<Terms, String> {
 /// are none, those of its own listeners that accept links.
 fn addresses(sources: &Sources) -> Vec<String> {
     let snapshot = sources.reader.latest();
-    let network = snapshot.networks().get(&snapshot.policy.node.network);
-    let gateways = network.into_iter().flat_map(|entry| &entry.gateways).filter_map(|known| {
-        let (host, port) = (known.gateway.host.clone(), known.gateway.hbone_port.or(known.gateway.sni_port)?);
-        Some(GatewayAddress { host, port }.to_string())
-    });
-    let gateways: Vec<String> = gateways.collect();
+    let gateways = of_gateways(&snapshot);
     if !gateways.is_empty() {
         return gateways;
     }
-    let takes_links = |name: &str| {
-        let mut listeners = snapshot.policy.listeners.iter();
-        listeners.any(|listener| *listener.name == *name && listener.protocol != ListenerProtocol::Sni)
-    };
     let program = sources.program.load();
-    let listening = program.listening.iter();
-    let own = listening.filter(|(name, address)| takes_links(name) && !address.ip().is_unspecified());
+    let listening = program.listening.iter().filter(|(name, _)| {
+        let mut listeners = snapshot.policy.listeners.iter();
+        listeners.any(|listener| *listener.name == **name && takes_links(listener))
+    });
+    let own = listening.filter(|(_, address)| !address.ip().is_unspecified());
     own.map(|(_, address)| address.to_string()).collect()
 }
 

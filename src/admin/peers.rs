@@ -12,6 +12,7 @@ use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, PeerDetail};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
+use isthmus_peer::addresses::of_gateways;
 use isthmus_peer::imports::registry::NO_GATEWAY;
 use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
 use isthmus_snapshot::Snapshot;
@@ -116,7 +117,7 @@ impl Linked {
     }
 
     /// Returns the reason why the peer is not live.
-    pub(super) fn why_not_live(&self) -> Option<String> {
+    pub(super) fn why_not_live(&self, snapshot: &Snapshot) -> Option<String> {
         let of_link = || self.links.iter().find_map(|link| link.problem.clone());
         let of_registry = || self.registry.as_ref().and_then(|registry| registry.problems.first().cloned());
         match self.state {
@@ -133,7 +134,8 @@ impl Linked {
                     self.peer.name
                 ),
             }),
-            _ => of_link().or_else(of_registry).or_else(|| Some("the peer has not connected yet".to_owned())),
+            PeerState::Down => of_link().or_else(|| Some(not_connected(snapshot))),
+            _ => of_link().or_else(of_registry).or_else(|| Some(not_connected(snapshot))),
         }
     }
 
@@ -262,12 +264,26 @@ pub fn peers(sources: &Sources) -> Vec<api::peer::Peer> {
             left_out_count: refused + others.len(),
             left_out: lines.into_iter().chain(others).take(LEFT_OUT_MAX).collect(),
             problem: linked
-                .why_not_live()
+                .why_not_live(snapshot)
                 .or_else(|| linked.unreachable(snapshot, &states).into_iter().next()),
             name,
         }
     };
     Linked::all(snapshot, &sources.links, &sources.aggregator.borrow()).into_iter().map(one).collect()
+}
+
+/// Returns why there may be no link with a peer that connects to us.
+fn not_connected(snapshot: &Snapshot) -> String {
+    let announced = of_gateways(snapshot);
+    let ours = match announced.is_empty() {
+        true => {
+            "this mesh announces none, as `networks` has no gateways of this gateway's network".to_owned()
+        }
+        false => format!("this mesh announces {}", announced.join(", ")),
+    };
+    format!(
+        "the peer has not connected to this replica; it connects to the addresses in its `dial`, and to those that it is told: {ours}"
+    )
 }
 
 /// Returns true if the network is one of the peer with this place.
@@ -287,6 +303,7 @@ fn link(link: &LinkStatus) -> api::peer::Link {
         clock_skew_ms: link.clock_skew_ms,
         given: link.services.0,
         taken: link.services.1,
+        own_roots: link.own_roots.text().to_owned(),
         problem: link.problem.clone(),
     }
 }
@@ -340,7 +357,7 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
 mod tests {
     use super::*;
     use isthmus_snapshot::shard::Counts;
-    use isthmus_snapshot::testing::peer;
+    use isthmus_snapshot::testing::{Mesh, peer};
 
     fn registry(state: RegistryState) -> RegistryStatus {
         RegistryStatus {
@@ -382,6 +399,7 @@ mod tests {
 
     #[test]
     fn a_lost_peer_says_why_and_a_live_one_has_the_shortest_round_trip() {
+        let snapshot = Mesh::new(Vec::new(), Vec::new()).snapshot();
         let peer = Arc::new(peer("west", &[]));
         let slow = LinkStatus {
             round_trip: Some(Duration::from_millis(9)),
@@ -400,9 +418,12 @@ mod tests {
             registry: Some(registry(RegistryState::Stale)),
         };
         assert_eq!(linked.round_trip(), Some(Duration::from_millis(2)));
-        assert_eq!((linked.clock_skew_ms(), linked.why_not_live()), (Some(-400_000), None));
+        assert_eq!((linked.clock_skew_ms(), linked.why_not_live(&snapshot)), (Some(-400_000), None));
         (linked.state, linked.links) = (PeerState::Stale, Vec::new());
-        assert_eq!(linked.why_not_live().as_deref(), Some("the link with the peer is lost: it broke"));
+        assert_eq!(
+            linked.why_not_live(&snapshot).as_deref(),
+            Some("the link with the peer is lost: it broke")
+        );
         let unheard = RegistryStatus { problems: Vec::new(), ..registry(RegistryState::Missing) };
         let unheard = Linked {
             peer: linked.peer.clone(),
@@ -410,25 +431,26 @@ mod tests {
             links: Vec::new(),
             registry: Some(unheard),
         };
-        let problem = unheard.why_not_live();
-        assert_eq!(problem.as_deref(), Some("the peer has not connected yet"), "a copy is no cause");
+        let problem = unheard.why_not_live(&snapshot);
+        let problem = problem.expect("a copy is no cause");
+        assert!(problem.starts_with("the peer has not connected to this replica"), "{problem}");
         linked
             .links
             .push(LinkStatus { problem: Some("127.0.0.1:1: refused".to_owned()), ..link(LinkState::Down) });
         assert_eq!(
-            linked.why_not_live().as_deref(),
+            linked.why_not_live(&snapshot).as_deref(),
             Some("127.0.0.1:1: refused"),
             "what the dialling says is nearer"
         );
         linked.state = PeerState::NotEnrolled;
         assert!(
             linked
-                .why_not_live()
+                .why_not_live(&snapshot)
                 .is_some_and(|problem| problem.starts_with("run `isthmus peer invite --name west` here"))
         );
         linked.peer =
             Arc::new(Peer { unused_link: Some("x.pem: damaged".into()), ..Peer::clone(&linked.peer) });
-        let problem = linked.why_not_live().expect("it is not enrolled");
+        let problem = linked.why_not_live(&snapshot).expect("it is not enrolled");
         assert!(
             problem.contains("is not used: x.pem: damaged") && problem.contains("--replace"),
             "{problem}"

@@ -240,7 +240,7 @@ fn of_peer(linked: &Linked, snapshot: &Snapshot, states: &States) -> Vec<Problem
         _ => Some(Code::PeerNotLive),
     };
     let state = state.map(|code| {
-        let why = linked.why_not_live().unwrap_or_default();
+        let why = linked.why_not_live(snapshot).unwrap_or_default();
         Problem::new(code, name, format!("the peer {name} is {}: {why}", linked.state.text()))
     });
     let unreachable = linked.unreachable(snapshot, states).into_iter();

@@ -67,6 +67,8 @@ pub struct Link {
     pub given: usize,
     /// The number of services that the peer has sent to this gateway.
     pub taken: usize,
+    /// The answer of the peer's replica to the newest roots of this mesh: `taken`, `waiting` or `refused`.
+    pub own_roots: String,
     /// The reason why there is no link, or the fault of the link.
     pub problem: Option<String>,
 }

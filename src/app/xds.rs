@@ -12,6 +12,7 @@ use isthmus_net::listen::listen;
 use isthmus_telemetry::discovery::Discovery;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
+use isthmus_tls::trust::Shower;
 use isthmus_xds::hub::Hub;
 use isthmus_xds::incoming::{Tls, limits};
 use isthmus_xds::kind::Kind;
@@ -36,7 +37,10 @@ impl Xds {
     ) -> Result<Self, String> {
         let bind = options.bind;
         let trust = context.trust.clone();
-        let config = options.tls.then(|| mutual(context.certificate, context.trust, &[b"h2"])).transpose();
+        let config = options
+            .tls
+            .then(|| mutual(context.certificate, context.trust, Shower::Client, &[b"h2"]))
+            .transpose();
         let config = config.map_err(|error| format!("cannot make TLS for xds: {error}"))?;
         let tls = config.map(|config| Tls { config: Arc::new(config), trust });
         let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");

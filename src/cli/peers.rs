@@ -40,7 +40,7 @@ pub(super) fn run(reading: &Reading, out: &mut impl Write) -> Result<(), Failure
 
 fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
     columns(out, &PEERS, peers)?;
-    let shown: [Column<Row<'_>>; 10] = [
+    let shown: [Column<Row<'_>>; 11] = [
         ("PEER", |row| text(row.peer)),
         ("INSTANCE", |row| text(&row.link.instance)),
         ("ADDRESS", |row| text(&row.link.address)),
@@ -53,6 +53,10 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
         ("CLOCK", |row| row.link.clock_skew_ms.map_or_else(|| "-".to_owned(), |skew| format!("{skew:+} ms"))),
         ("GIVEN", |row| row.link.given.to_string()),
         ("TAKEN", |row| row.link.taken.to_string()),
+        ("OUR ROOTS", |row| match row.link.state.as_str() {
+            "down" => "-".to_owned(),
+            _ => text(&row.link.own_roots),
+        }),
     ];
     let rows = peers.iter().flat_map(|peer| peer.links.iter().map(|link| Row { peer: &peer.name, link }));
     let rows: Vec<Row<'_>> = rows.collect();
@@ -96,6 +100,7 @@ mod tests {
             clock_skew_ms: Some(-12),
             given: 3,
             taken: 2,
+            own_roots: "taken".to_owned(),
             ..Link::default()
         };
         let west = Peer {
@@ -125,8 +130,8 @@ mod tests {
             "west   live          2026-01-01T00:00:00.000Z  -            1      1 of 2    3    2   3",
             "south  not enrolled  -                         -            0      -         0    0   0",
             "",
-            "PEER  INSTANCE  ADDRESS          DIALLED BY  STATE  SOFTWARE       ROUND TRIP  CLOCK   GIVEN  TAKEN",
-            "west  gw-1      192.0.2.1:15443  us          live   isthmus 0.1.0  1.25 ms     -12 ms  3      2",
+            "PEER  INSTANCE  ADDRESS          DIALLED BY  STATE  SOFTWARE       ROUND TRIP  CLOCK   GIVEN  TAKEN  OUR ROOTS",
+            "west  gw-1      192.0.2.1:15443  us          live   isthmus 0.1.0  1.25 ms     -12 ms  3      2      taken",
             "",
             "west, left out:",
             "  the peer west does not take a.global: no import rule matches the service",

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use isthmus_document::form::{self, Keys, TextForm, Written};
+use isthmus_document::form::{self, Keys, TextForm};
 use isthmus_document::problem::Problems;
 use isthmus_document::table::{AnyKey, Kind, Object, Presence};
 use isthmus_document::tree::{self, Node};
@@ -138,8 +138,9 @@ fn write_out_route(route: &mut Value) {
 /// Adds what the link with a peer uses, which an enrolment may have stored outside the file.
 fn add_link(peer: &mut Value, link: &LinkOptions) {
     peer[peers::Peer::ACCEPT.name()] = link.accept.into();
-    if let Some(dial) = &link.dial {
-        peer[peers::Peer::DIAL.name()] = form::Target::write(dial).into();
+    if !link.dial.is_empty() {
+        let addresses: Vec<String> = link.dial.iter().map(ToString::to_string).collect();
+        peer[peers::Peer::DIAL.name()] = addresses.into();
     }
     if let Some(trust) = &link.trust {
         peer[peers::Peer::TRUST.name()] = trust.display().to_string().into();

@@ -13,8 +13,8 @@ use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_peer::enrolled::{Dialling, EnrolledLink};
-use isthmus_peer::options::{LinkOptions, Stored};
+use isthmus_peer::enrolled::{Dialling, EnrolledLink, GatewayAddress};
+use isthmus_peer::options::{DIAL_MAX, LinkOptions, Stored};
 use isthmus_snapshot::peer::{
     IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
@@ -176,7 +176,7 @@ impl Reader<'_> {
             return self.problems.error(named.position, &path.key(keys::Peer::NAME.name()), fault);
         }
         let mut who = self.who(fields, path);
-        let (mut accept, mut dial) = (fields.get(&keys::Peer::ACCEPT), fields.get(&keys::Peer::DIAL));
+        let (mut accept, mut dial) = (fields.get(&keys::Peer::ACCEPT), self.dial(fields, path));
         let mut trust = path_of(fields, &keys::Peer::TRUST, self.problems);
         self.check_link(fields, who.is_some(), trust.is_some(), accept, position, path);
         let enrolled = self.enrolled(fields, &name, named.position, path);
@@ -190,7 +190,8 @@ impl Reader<'_> {
             (who, trust) = (Some(identity), Some(roots));
             match dialling {
                 Dialling::Theirs => accept = true,
-                Dialling::Ours(address) => dial = dial.or(Some((address.host, address.port))),
+                Dialling::Ours(addresses) if dial.is_empty() => dial = addresses,
+                Dialling::Ours(_) => {}
             }
         }
         self.not_too_many_patterns(fields, path);
@@ -207,6 +208,10 @@ impl Reader<'_> {
             stale_after: fields.get(&keys::Peer::STALE_AFTER),
             expire_after: fields.get(&keys::Peer::EXPIRE_AFTER),
         };
+        let scope = match fields.get(&keys::Peer::ADDRESSES) {
+            Some(blocks) => AddressScope::Blocks(blocks.into()),
+            None => AddressScope::Public,
+        };
         let place = place_of(&name);
         self.peers.registries.push(RegistrySpec {
             name: place.as_str().into(),
@@ -217,10 +222,7 @@ impl Reader<'_> {
                 services: Vec::new(),
                 networks: None,
                 finds_network: true,
-                addresses: match fields.get(&keys::Peer::ADDRESSES) {
-                    Some(blocks) => AddressScope::Blocks(blocks.into()),
-                    None => AddressScope::Public,
-                },
+                addresses: scope.clone(),
             },
             kind: RegistryKind::Peer(spec),
         });
@@ -228,12 +230,24 @@ impl Reader<'_> {
             peer: peer.clone(),
             accept,
             dial,
+            scope,
+            expire_after: fields.get(&keys::Peer::EXPIRE_AFTER),
             trust_domain: fields.get(&keys::Peer::TRUST_DOMAIN),
             alias: fields.get(&keys::Peer::TRUST_ALIAS),
             trust,
             stored,
         });
         self.peers.peers.push(peer);
+    }
+
+    /// Reads the addresses to which this gateway connects. Reports an error if there are too many.
+    fn dial(&mut self, fields: &Fields<'_>, path: &Path<'_>) -> Vec<GatewayAddress> {
+        let Some((dial, node)) = fields.found(&keys::Peer::DIAL) else { return Vec::new() };
+        if dial.len() > DIAL_MAX {
+            let fault = format!("found {} addresses, and at most {DIAL_MAX} are allowed", dial.len());
+            self.problems.error(node.position, &path.key(keys::Peer::DIAL.name()), fault);
+        }
+        dial
     }
 
     /// Warns of addresses in `from` that an earlier peer has too: a caller from there belongs to both.

@@ -34,6 +34,7 @@ use isthmus_snapshot::policy::Limits;
 use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
+use isthmus_tls::trust::Shower;
 use isthmus_world::Reader;
 
 /// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
@@ -127,7 +128,7 @@ impl Dataplane {
         own: Arc<OwnAddresses>,
         links: mpsc::Sender<HandedOver>,
     ) -> std::io::Result<Self> {
-        let tls = mutual(context.certificate.clone(), context.trust.clone(), &[b"h2"]);
+        let tls = mutual(context.certificate.clone(), context.trust.clone(), Shower::Client, &[b"h2"]);
         let tls = Arc::new(tls.map_err(std::io::Error::other)?);
         let (mailboxes, messages): (Vec<_>, Vec<_>) = (0..workers).map(|_| mpsc::channel(MAILBOX)).unzip();
         let shared = Arc::new(Shared {

@@ -6,7 +6,8 @@
 //! dial: gw.west.example:15443
 //! ```
 //!
-//! Where the peer dials, the line `accept: true` replaces the line `dial`. The roots follow as PEM ([`RootFile`]).
+//! `dial` has the addresses of the peer's gateways, with a space between two of them. Where the peer dials, the line `accept: true`
+//! replaces the line `dial`. The roots follow as PEM ([`RootFile`]).
 
 use std::fmt;
 use std::io;
@@ -40,12 +41,12 @@ pub struct EnrolledLink {
 pub enum Dialling {
     /// The peer dials.
     Theirs,
-    /// This gateway dials the peer, at this address.
-    Ours(GatewayAddress),
+    /// This gateway dials the peer, at each of these addresses. There is at least one.
+    Ours(Vec<GatewayAddress>),
 }
 
 /// The address at which a gateway accepts connections of peers: `host:port`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GatewayAddress {
     /// The host.
     pub host: Host,
@@ -98,7 +99,7 @@ impl EnrolledLink {
     pub fn store(&self, state: &Path, peer: &str) -> io::Result<()> {
         let dialling = match &self.dialling {
             Dialling::Theirs => ("accept".to_owned(), "true".to_owned()),
-            Dialling::Ours(address) => ("dial".to_owned(), address.to_string()),
+            Dialling::Ours(addresses) => ("dial".to_owned(), texts(addresses).join(" ")),
         };
         let fields = vec![("identity".to_owned(), self.identity.to_string()), dialling];
         RootFile { fields, roots: self.roots.clone() }.store(&Self::path(state, peer), KIND)
@@ -106,7 +107,10 @@ impl EnrolledLink {
 
     fn of_file(file: RootFile) -> Option<Self> {
         let dialling = match (file.field("dial"), file.field("accept")) {
-            (Some(address), None) => Dialling::Ours(GatewayAddress::parse(address).ok()?),
+            (Some(addresses), None) => {
+                let addresses = addresses.split(' ').map(|text| GatewayAddress::parse(text).ok());
+                Dialling::Ours(addresses.collect::<Option<_>>()?)
+            }
             (None, Some("true")) => Dialling::Theirs,
             _ => return None,
         };
@@ -117,7 +121,10 @@ impl EnrolledLink {
     pub fn dialling_key(&self) -> String {
         match &self.dialling {
             Dialling::Theirs => "accept: true".to_owned(),
-            Dialling::Ours(address) => format!("dial: \"{address}\""),
+            Dialling::Ours(addresses) => match &texts(addresses)[..] {
+                [one] => format!("dial: \"{one}\""),
+                several => format!("dial: [\"{}\"]", several.join("\", \"")),
+            },
         }
     }
 
@@ -125,6 +132,10 @@ impl EnrolledLink {
     pub fn pem(&self) -> String {
         pem(&self.roots)
     }
+}
+
+fn texts(addresses: &[GatewayAddress]) -> Vec<String> {
+    addresses.iter().map(ToString::to_string).collect()
 }
 
 #[cfg(test)]
@@ -147,7 +158,10 @@ mod tests {
     fn a_stored_link_is_loaded() {
         let state = tempfile::tempdir().expect("a folder");
         assert_eq!(EnrolledLink::load(state.path(), "west"), Ok(None));
-        for dialling in [Dialling::Theirs, Dialling::Ours(address("[fd00::1]:15443"))] {
+        let several = vec![address("[fd00::1]:15443"), address("gw.west.example:443")];
+        for dialling in
+            [Dialling::Theirs, Dialling::Ours(vec![address("10.0.0.1:1")]), Dialling::Ours(several)]
+        {
             let link = link(dialling);
             link.store(state.path(), "west").expect("stored");
             assert_eq!(EnrolledLink::load(state.path(), "west"), Ok(Some(link)));
@@ -160,6 +174,7 @@ mod tests {
         for fields in [
             &[identity][..],
             &[identity, ("dial", "x")],
+            &[identity, ("dial", "a:1 x")],
             &[("dial", "a:1")],
             &[("identity", "x"), ("accept", "true")],
         ] {
@@ -170,6 +185,17 @@ mod tests {
                 "{fault}"
             );
         }
+    }
+
+    #[test]
+    fn the_key_of_the_config_has_all_addresses() {
+        let key = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|text| address(text)).collect();
+            link(Dialling::Ours(addresses)).dialling_key()
+        };
+        assert_eq!(key(&["10.0.0.1:1"]), "dial: \"10.0.0.1:1\"");
+        assert_eq!(key(&["10.0.0.1:1", "[fd00::1]:2"]), "dial: [\"10.0.0.1:1\", \"[fd00::1]:2\"]");
+        assert_eq!(link(Dialling::Theirs).dialling_key(), "accept: true");
     }
 
     #[test]

@@ -609,7 +609,7 @@ impl At<'_> {
 
     fn check(&self, party: &proto::Party, chain: &[CertificateDer<'static>]) -> Result<EnrolledLink, Failed> {
         let shown = Shown { shower: Shower::Server, chain };
-        let dialling = Dialling::Ours(self.address.clone());
+        let dialling = Dialling::Ours(self.token.addresses.clone());
         self.enrolment.check(self.settings, self.peer, party, &shown, dialling).map_err(Failed::Refused)
     }
 

@@ -1,5 +1,5 @@
-//! The newest link of each instance of a peer. A process that dials again has lost the link that it dialled before, which
-//! therefore ends.
+//! The newest link of each instance of a peer. A process of the peer that dials again has lost the link that it dialled before,
+//! which therefore ends. A link that this gateway has dialled is not replaced: two addresses may lead to one process.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,13 +22,18 @@ impl Newest {
         Self { instances, number, replace }
     }
 
-    /// Registers the link, and ends the link that it replaces.
-    pub(super) fn register(&self, link: &LinkKey) {
+    /// Registers the link, and ends the link that it replaces. Returns false if this gateway has dialled the process before and
+    /// that link is still open.
+    pub(super) fn register(&self, link: &LinkKey) -> bool {
         let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        if link.is_dialled && instances.iter().any(|(known, _)| link.replaces(known)) {
+            return false;
+        }
         for (_, older) in instances.extract_if(.., |(known, _)| link.replaces(known)) {
             older.send_replace(true);
         }
         instances.push((link.clone(), self.replace.clone()));
+        true
     }
 }
 

@@ -1,7 +1,9 @@
 //! Federation: the link with a peer, another organisation with which services are exchanged (SPEC §18), and the registry of
 //! its services. docs/peer-protocol.md describes the protocol.
 //!
-//! - `options`: the settings of a link. `links`: the owner of all links, which dials peers and accepts links from a listener.
+//! - `options`: the settings of a link. `links`: the owner of all links, which accepts links from a listener. `dialling`: the
+//!   addresses of a peer to which this gateway connects, and the links that it opens there. `addresses`: the addresses at which
+//!   peers can reach this mesh.
 //! - `transport`: TLS and gRPC under a link. `session`: one link, from Hello to Goodbye.
 //! - `instances`: the newest link of each process of a peer.
 //! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
@@ -14,8 +16,10 @@
 //!   a link that an enrolment created. `removed`: the stored links of peers that the config does not have.
 //!
 //! - `importer`: the interface to which a link hands a peer's services. `imports`: the registry behind it: `imports/reading` makes
-//!   one service of ours from one record, `imports/items` keeps what one replica has sent, `imports/probes` dials the gateways.
+//!   one service of ours from one record, `imports/items` keeps what one replica has sent.
 
+pub mod addresses;
+mod dialling;
 pub mod enrolled;
 pub mod enrolment;
 mod export_times;

@@ -1,5 +1,5 @@
-//! The owner of all links: dials the peers that the config says to dial, accepts links that arrive at a listener, and ends
-//! links whose configuration has changed.
+//! The owner of all links: accepts links that arrive at a listener, starts a [`Dialler`] for each peer that the config says to
+//! dial, and ends links whose configuration has changed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,24 +12,25 @@ use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsAcceptor;
 
+use super::dialling::Dialler;
+use super::enrolled::GatewayAddress;
 use super::enrolment::Enrolment;
 use super::export_times::ExportTimes;
 use super::importer::Importer;
 use super::instances::{Instances, Newest};
 use super::options::LinkOptions;
 use super::session::{Ended, LAST_MESSAGES_WITHIN, Order, Outgoing, Session};
-use super::status::{LinkState, LinkTable};
+use super::status::LinkTable;
 use super::transport::{self, Opened, Peeked};
 use super::unknown::{Place, unknown};
-use isthmus_model::address::Host;
 use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::link::LinkKey;
 use isthmus_net::admission::Admission;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::peer::{LINK_PROTOCOL, Peer, PeerIdentity};
-use isthmus_tasks::backoff::Backoff;
+use isthmus_snapshot::peer::{LINK_PROTOCOL, Peer};
 use isthmus_tasks::latest::Latest;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::throttle::LogThrottle;
@@ -37,31 +38,29 @@ use isthmus_telemetry::control::Control;
 use isthmus_tls::context::{CertificateRotation, NodeContext};
 use isthmus_tls::proof::{Proof, tls_error_of};
 use isthmus_tls::roots::RootStore;
-use isthmus_tls::trust::{TrustBundles, describe};
-use isthmus_tls::{client, server};
+use isthmus_tls::server;
+use isthmus_tls::trust::{Shower, TrustBundles, describe};
 use isthmus_world::Reader;
 
 /// The time limit of each step: connecting, TLS, and opening the link.
-const STEP_WITHIN: Duration = Duration::from_secs(10);
-/// The longest wait between two attempts to connect.
-const RETRY: Duration = Duration::from_secs(15);
+pub(super) const STEP_WITHIN: Duration = Duration::from_secs(10);
 /// The largest number of simultaneous links with one peer.
 const LINKS_OF_PEER_MAX: usize = 64;
 /// The shortest time between two log lines about refused links: anybody can cause such a refusal.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// The state and the handles that all links of this gateway share.
-struct Shared {
+pub(super) struct Shared {
     reader: Reader,
-    context: NodeContext,
+    pub(super) context: NodeContext,
     /// The TLS configuration for links that peers dial.
     tls: Arc<ServerConfig>,
     roots: RootStore,
     importer: Arc<dyn Importer>,
-    table: Arc<LinkTable>,
+    pub(super) table: Arc<LinkTable>,
     times: Arc<ExportTimes>,
     instance: Arc<str>,
-    scope: Scope,
+    pub(super) scope: Scope,
     enrolment: Enrolment,
     numbers: AtomicU64,
     /// Limits for connections that are not authenticated yet.
@@ -71,21 +70,55 @@ struct Shared {
     /// Our trust domain.
     own: Mutex<Option<TrustDomain>>,
     /// The name servers at which the addresses of peers are looked up; empty: the system's.
-    name_servers: ArcSwap<Vec<SocketAddr>>,
+    pub(super) name_servers: ArcSwap<Vec<SocketAddr>>,
 }
 
-/// A peer of the config, and the values that all links with it share.
+impl Shared {
+    /// Returns a number that no other link and no other row of the table has.
+    pub(super) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A peer of the config.
 struct Configured {
     options: LinkOptions,
     stop: watch::Sender<Order>,
-    seats: Arc<Semaphore>,
+    group: Group,
+}
+
+/// The values that all links with one peer share.
+#[derive(Clone)]
+pub(super) struct Group {
+    pub(super) peer: Arc<Peer>,
+    /// Orders each link to end.
+    pub(super) stop: watch::Receiver<Order>,
+    /// The limit of links.
+    pub(super) seats: Arc<Semaphore>,
     /// The newest link of each process of the peer.
     instances: Instances,
+    /// The addresses that the peer has announced.
+    pub(super) announced: watch::Sender<Vec<GatewayAddress>>,
+    /// The number of open links.
+    open: watch::Sender<usize>,
 }
+
+/// A link after Hello.
+pub(super) struct Running {
+    session: Session,
+    key: LinkKey,
+    verified: Verified,
+    /// The number of open links with the peer.
+    open: watch::Sender<usize>,
+}
+
+/// The verified identity of the peer's gateway, and a reader of the roots. The roots that the reader saw last have verified the
+/// identity.
+pub(super) type Verified = (Proof, Latest<TrustBundles>);
 
 /// The links with all peers.
 #[derive(Clone)]
-pub struct Links(Arc<Shared>);
+pub struct Links(pub(super) Arc<Shared>);
 
 impl Links {
     /// Starts without peers. `arrivals` delivers the connections that a listener has recognised as links or enrolments.
@@ -102,7 +135,12 @@ impl Links {
         let table = Arc::<LinkTable>::default();
         let times = Arc::new(ExportTimes::new(table.clone()));
         times.keep(scope);
-        let tls = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL])?;
+        let tls = server::mutual(
+            context.certificate.clone(),
+            context.trust.clone(),
+            Shower::Gateway,
+            &[LINK_PROTOCOL],
+        )?;
         let enrolment = Enrolment::new(context.clone(), roots.clone(), control, scope)?;
         let links = Self(Arc::new(Shared {
             enrolment,
@@ -170,24 +208,24 @@ impl Links {
                 continue;
             }
             let (stop, stopped) = watch::channel(Order::GoOn);
-            let link = Configured {
-                options: options.clone(),
-                stop,
+            let group = Group {
+                peer: options.peer.clone(),
+                stop: stopped,
                 seats: Arc::new(Semaphore::new(LINKS_OF_PEER_MAX)),
                 instances: Arc::default(),
+                announced: watch::Sender::default(),
+                open: watch::Sender::default(),
             };
-            if let (Some((host, port)), Some(who)) = (&options.dial, &options.peer.who) {
-                let dialler = Dialler {
-                    links: self.clone(),
-                    peer: options.peer.clone(),
-                    who: who.clone(),
-                    address: format!("{host}:{port}"),
-                    target: (host.clone(), *port),
-                    stop: stopped,
-                    instances: link.instances.clone(),
-                };
+            if let Some(who) = options.peer.who.clone().filter(|_| !options.dial.is_empty()) {
+                let given = options.dial.clone();
+                let dialler = Dialler::new(self.clone(), group.clone(), who, given, options.scope.clone());
                 self.0.scope.spawn(dialler.run());
             }
+            if let Some(who) = &options.peer.who {
+                let (roots, alias) = (self.0.roots.clone(), who.alias.clone());
+                self.0.scope.spawn(expire_roots(group.clone(), roots, alias, options.expire_after));
+            }
+            let link = Configured { options: options.clone(), stop, group };
             configured.insert(name, link);
         }
     }
@@ -251,10 +289,10 @@ impl Links {
             .map_err(|_| "the TLS handshake took too long".to_owned())?;
         let stream =
             stream.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
-        let proof = Proof::of(stream.get_ref().1, &mut trust)?;
-        let (peer, stop, seats, instances) = self.peer_of(&proof.identity)?;
-        let _seat =
-            seats.try_acquire_owned().map_err(|_| format!("the peer {} has too many links", peer.name))?;
+        let proof = Proof::of(Shower::Gateway, stream.get_ref().1, &mut trust)?;
+        let group = self.group_of(&proof.identity)?;
+        let seat = group.seats.clone().try_acquire_owned();
+        let _seat = seat.map_err(|_| format!("the peer {} has too many links", group.peer.name))?;
         let (opened, mut arriving) = mpsc::channel(1);
         let scope = self.0.scope.clone();
         let mut serving =
@@ -265,17 +303,23 @@ impl Links {
             return Err("the peer did not open a link in time".to_owned());
         };
         drop(place);
-        let link = Link { peer, address: source.to_string(), dialled: false, stop, instances };
-        let ended = self.run(link, Outgoing::Accepted(outgoing), incoming, (proof, trust)).await;
+        let opened = (Outgoing::Accepted(outgoing), incoming);
+        let ended = match self.greet(&group, source.to_string(), opened, (proof, trust)).await {
+            Ok(running) => self.run(running).await,
+            Err(ended) => ended,
+        };
         // The peer closes the connection once it has read the last message.
         if timeout(LAST_MESSAGES_WITHIN, &mut serving).await.is_err() {
             serving.abort();
         }
-        Err(ended)
+        match ended {
+            Ended::AlreadyLinked => Ok(()),
+            ended => Err(ended.text()),
+        }
     }
 
-    /// Returns the peer whose gateways have this identity, if the peer may connect.
-    fn peer_of(&self, identity: &Identity) -> Result<Accepted, String> {
+    /// Returns the values that links share with the peer whose gateways have this identity, if the peer may connect.
+    fn group_of(&self, identity: &Identity) -> Result<Group, String> {
         let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
         let speaks = |link: &&Configured| {
             link.options.accept
@@ -283,27 +327,24 @@ impl Links {
         };
         let link = configured.values().find(speaks);
         let link = link.ok_or_else(|| format!("no peer with accept: true has the identity {identity}"))?;
-        Ok((link.options.peer.clone(), link.stop.subscribe(), link.seats.clone(), link.instances.clone()))
+        Ok(link.group.clone())
     }
 
-    /// Runs one link to its end; returns the reason why it ended.
-    async fn run(
+    /// Exchanges Hello messages over a connection with a gateway at `address`.
+    pub(super) async fn greet(
         &self,
-        link: Link,
-        outgoing: Outgoing,
-        incoming: tonic::Streaming<proto::Message>,
+        group: &Group,
+        address: String,
+        (outgoing, incoming): (Outgoing, tonic::Streaming<proto::Message>),
         verified: Verified,
-    ) -> String {
+    ) -> Result<Running, Ended> {
         let shared = &self.0;
-        let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
-        let Link { peer, address, dialled, stop, instances } = link;
-        shared.table.change(&peer.name, number, |status| {
-            (status.address, status.dialled) = (address, dialled);
-        });
+        let number = shared.number();
         let (replace, replaced) = watch::channel(false);
-        let session = Session {
-            peer: peer.clone(),
+        let mut session = Session {
+            peer: group.peer.clone(),
             number,
+            address,
             instance: shared.instance.clone(),
             reader: shared.reader.clone(),
             times: shared.times.clone(),
@@ -314,23 +355,30 @@ impl Links {
             table: shared.table.clone(),
             outgoing,
             incoming,
-            stop,
+            stop: group.stop.clone(),
             replaced,
-            newest: Newest::new(instances, number, replace),
+            newest: Newest::new(group.instances.clone(), number, replace),
+            announced: group.announced.clone(),
         };
-        let (proof, trust) = verified;
+        let key = session.greet().await?;
+        Ok(Running { session, key, verified, open: group.open.clone() })
+    }
+
+    /// Runs a link to its end.
+    pub(super) async fn run(&self, running: Running) -> Ended {
+        let Running { session, key, verified: (proof, trust), open } = running;
+        open.send_modify(|count| *count += 1);
+        let (peer, number) = (session.peer.name.clone(), session.number);
         let ended = tokio::select! {
             // The session comes first: it can say Goodbye even if the order to end comes together with the loss of the roots.
             biased;
-            ended = Box::pin(session.run()) => ended,
+            ended = Box::pin(session.run(key)) => ended,
             // The roots have changed and do not verify the peer's certificate any more.
             error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
         };
-        shared.table.remove(&peer.name, number);
-        match &ended {
-            Ended::Goodbye(why, _) => format!("the peer ended the link: {why}"),
-            Ended::Lost(_) | Ended::Refused(_) | Ended::Closed => ended.why().to_owned(),
-        }
+        self.0.table.remove(&peer, number);
+        open.send_modify(|count| *count -= 1);
+        ended
     }
 
     /// Returns a function that reads the newest roots of our own trust domain, for messages to peers.
@@ -346,19 +394,6 @@ impl Links {
     }
 }
 
-/// The peer of an accepted link, and the values that all links with this peer share: orders, the limit of links, the newest
-/// link of each process.
-type Accepted = (Arc<Peer>, watch::Receiver<Order>, Arc<Semaphore>, Instances);
-
-/// A link that is about to run.
-struct Link {
-    peer: Arc<Peer>,
-    address: String,
-    dialled: bool,
-    stop: watch::Receiver<Order>,
-    instances: Instances,
-}
-
 impl Configured {
     /// Stops the attempts to connect at once, and ends each open link with Goodbye.
     fn end(&self, order: Order) {
@@ -366,115 +401,21 @@ impl Configured {
     }
 }
 
-/// Connects to one peer, and again after each failure.
-struct Dialler {
-    links: Links,
-    peer: Arc<Peer>,
-    who: PeerIdentity,
-    address: String,
-    target: (Host, u16),
-    stop: watch::Receiver<Order>,
-    instances: Instances,
-}
-
-/// An open link, with the verified identity of the peer's gateway.
-type OpenLink = (Outgoing, tonic::Streaming<proto::Message>, Verified);
-
-/// The verified identity of the peer's gateway, and a reader of the roots. The roots that the reader saw last have verified the
-/// identity.
-type Verified = (Proof, Latest<TrustBundles>);
-
-impl Dialler {
-    async fn run(mut self) {
-        let mut backoff = Backoff::up_to(RETRY);
-        let number = self.links.0.numbers.fetch_add(1, Ordering::Relaxed);
-        let table = self.links.0.table.clone();
-        loop {
-            let started = tokio::time::Instant::now();
-            let mut stop = self.stop.clone();
-            // An open link ends by itself with Goodbye; an attempt to open one is dropped at once.
-            let opened = tokio::select! {
-                _ = stop.wait_for(|order| *order != Order::GoOn) => break,
-                opened = Box::pin(self.open()) => opened,
-            };
-            let problem = match opened {
-                Ok(opened) => self.link(number, opened).await,
-                Err(problem) => problem,
-            };
-            if *self.stop.borrow() != Order::GoOn {
-                break;
-            }
-            if started.elapsed() > RETRY {
-                backoff.reset();
-            }
-            tracing::warn!(
-                peer = &*self.peer.name,
-                address = self.address,
-                "there is no link with the peer: {problem}"
-            );
-            table.change(&self.peer.name, number, |status| {
-                (status.state, status.dialled, status.problem) = (LinkState::Down, true, Some(problem));
-                status.address.clone_from(&self.address);
-            });
-            let wait = backoff.wait(u64::from(std::process::id()) ^ number);
-            tokio::select! {
-                _ = self.stop.wait_for(|order| *order != Order::GoOn) => break,
-                () = tokio::time::sleep(wait) => {}
+/// Suspends the roots that a peer has announced whenever there has been no link with the peer for `expire_after`, as the peer may
+/// have withdrawn them meanwhile. The next announcement ends the suspension.
+async fn expire_roots(group: Group, roots: RootStore, alias: TrustDomain, expire_after: Duration) {
+    let (mut stop, mut open) = (group.stop.clone(), group.open.subscribe());
+    let expiring = async {
+        // Fails only if the group does not exist any more.
+        while open.wait_for(|count| *count == 0).await.is_ok() {
+            if timeout(expire_after, open.wait_for(|count| *count > 0)).await.is_err() {
+                roots.suspend(&alias);
+                let _ = open.wait_for(|count| *count > 0).await;
             }
         }
-        table.remove(&self.peer.name, number);
-    }
-
-    /// Runs a link to its end; returns the reason why it ended.
-    async fn link(&self, number: u64, (outgoing, incoming, verified): OpenLink) -> String {
-        self.links.0.table.remove(&self.peer.name, number);
-        let instances = self.instances.clone();
-        let (peer, address, stop) = (self.peer.clone(), self.address.clone(), self.stop.clone());
-        let link = Link { peer, address, dialled: true, stop, instances };
-        self.links.run(link, outgoing, incoming, verified).await
-    }
-
-    async fn open(&self) -> Result<OpenLink, String> {
-        let shared = &self.links.0;
-        let mut context = shared.context.clone();
-        let waiting = async {
-            context.certificate.get().await;
-            context.trust.get().await;
-        };
-        timeout(STEP_WITHIN, waiting).await.map_err(|_| "this gateway has no certificate yet".to_owned())?;
-        let (host, port) = &self.target;
-        let name_servers = shared.name_servers.load_full();
-        let connecting = timeout(STEP_WITHIN, transport::connect(host, *port, &name_servers)).await;
-        let socket = connecting
-            .map_err(|_| format!("{} does not accept the connection", self.address))?
-            .map_err(|error| format!("{}: {error}", self.address))?;
-        let context = &shared.context;
-        let config = client::mutual(
-            context.certificate.clone(),
-            context.trust.clone(),
-            self.who.alias.clone(),
-            &[LINK_PROTOCOL],
-        );
-        let config = config.map_err(|error| error.to_string())?;
-        let mut trust = context.trust.clone();
-        trust.see();
-        let tls = TlsConnector::from(Arc::new(config)).connect(client::no_name(), socket);
-        let stream = timeout(STEP_WITHIN, tls)
-            .await
-            .map_err(|_| format!("{} does not answer the TLS handshake", self.address))?;
-        let stream = stream.map_err(|error| {
-            let text = tls_error_of(&error).map_or_else(|| error.to_string(), describe);
-            format!("{}: {text}", self.address)
-        })?;
-        let proof = Proof::of_server(stream.get_ref().1, &mut trust)?;
-        if proof.identity != self.who.known_gateway() {
-            return Err(format!(
-                "the gateway at {} has the identity {}, expected {}",
-                self.address, proof.identity, self.who.gateway
-            ));
-        }
-        let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.scope)).await;
-        let link = opening.map_err(|_| format!("{} does not answer", self.address))??;
-        Ok((Outgoing::Dialled(link.requests), link.answers, (proof, trust)))
+    };
+    tokio::select! {
+        _ = stop.wait_for(|order| *order != Order::GoOn) => {}
+        () = expiring => {}
     }
 }

@@ -2,10 +2,15 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use isthmus_model::address::Host;
+use super::enrolled::GatewayAddress;
 use isthmus_model::identity::TrustDomain;
 use isthmus_snapshot::peer::Peer;
+use isthmus_snapshot::policy::AddressScope;
+
+/// The largest number of addresses of one peer to which this gateway connects.
+pub const DIAL_MAX: usize = 16;
 
 /// The settings of the link with one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +19,12 @@ pub struct LinkOptions {
     pub peer: Arc<Peer>,
     /// True if the peer connects to one of our listeners.
     pub accept: bool,
-    /// The address of the peer's gateway to which we connect.
-    pub dial: Option<(Host, u16)>,
+    /// The addresses of the peer's gateways to which we connect, at most [`DIAL_MAX`]; empty: we do not connect.
+    pub dial: Vec<GatewayAddress>,
+    /// The addresses that the peer may announce as those of its gateways.
+    pub scope: AddressScope,
+    /// The time without a link after which roots that the peer has announced do not verify its workloads any more.
+    pub expire_after: Duration,
     /// The trust domain that the peer must have, if the config names one.
     pub trust_domain: Option<TrustDomain>,
     /// Our name for the peer's trust domain, if the config names one.

@@ -9,11 +9,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 
+use super::addresses::of_gateways;
+use super::enrolled::GatewayAddress;
 use super::export_times::ExportTimes;
 use super::importer::{Importer, Received};
 use super::instances::Newest;
 use super::offer::{Next, Offer};
-use super::status::{LinkState, LinkStatus, LinkTable};
+use super::options::DIAL_MAX;
+use super::status::{LinkState, LinkStatus, LinkTable, OwnRoots};
 use super::taken::Taken;
 use isthmus_model::link::{Extent, LinkKey};
 use isthmus_model::name::NamePattern;
@@ -45,7 +48,10 @@ const LIST_AGAIN: Duration = Duration::from_secs(60);
 /// The largest length of a displayed text of the peer, in characters.
 const WORDS_MAX: usize = 200;
 
+/// The name of the peer's roots among the refused items.
+const ROOTS: &str = "roots";
 const CLOSED: &str = "the peer closed the link";
+const ALREADY_LINKED: &str = "the two processes already have a link in this direction";
 const DIFFERS: &str = "the services received from the peer do not match its checksum";
 const HAS_PLACE: &str = "the peer has fewer services than limits.services again";
 
@@ -100,6 +106,8 @@ pub(super) enum Ended {
     Closed,
     /// The peer has sent Goodbye with this reason; true if the peer's services are to be removed.
     Goodbye(String, bool),
+    /// The gateway that dialled already has a link with the other process.
+    AlreadyLinked,
 }
 
 impl Ended {
@@ -108,6 +116,15 @@ impl Ended {
         match self {
             Self::Lost(why) | Self::Refused(why) | Self::Goodbye(why, _) => why,
             Self::Closed => CLOSED,
+            Self::AlreadyLinked => ALREADY_LINKED,
+        }
+    }
+
+    /// Returns the reason, with the side that ended the link if it was the peer.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Goodbye(why, _) => format!("the peer ended the link: {why}"),
+            Self::Lost(_) | Self::Refused(_) | Self::Closed | Self::AlreadyLinked => self.why().to_owned(),
         }
     }
 }
@@ -117,6 +134,8 @@ pub(super) struct Session {
     pub(super) peer: Arc<Peer>,
     /// The key of the link in `table`, unique in this process.
     pub(super) number: u64,
+    /// The address of the peer's gateway.
+    pub(super) address: String,
     /// The ID of this process, which tells the replicas of this gateway apart.
     pub(super) instance: Arc<str>,
     pub(super) reader: Reader,
@@ -134,6 +153,8 @@ pub(super) struct Session {
     /// Becomes true when a newer link replaces this one.
     pub(super) replaced: watch::Receiver<bool>,
     pub(super) newest: Newest,
+    /// Receives the addresses that the peer announces.
+    pub(super) announced: watch::Sender<Vec<GatewayAddress>>,
 }
 
 /// The progress of both directions of a link.
@@ -152,59 +173,80 @@ struct Exchange {
     next_flush: Instant,
     /// The time at which a full listing was last requested because of [`DIFFERS`] or [`HAS_PLACE`].
     listed_at: Option<Instant>,
+    /// The addresses of this mesh that the peer has been told.
+    addresses: Vec<String>,
+    /// True if the message with the number `sequence` has our roots.
+    has_roots: bool,
 }
 
 impl Session {
     /// Runs the link to its end.
-    pub(super) async fn run(mut self) -> Ended {
-        let link = match self.greet().await {
-            Ok(instance) => LinkKey { instance, is_dialled: self.outgoing.is_dialled(), number: self.number },
-            Err(ended) => return ended,
-        };
-        self.newest.register(&link);
+    pub(super) async fn run(mut self, link: LinkKey) -> Ended {
         self.importer.up(&self.peer.name, &link).await;
         let Err(mut ended) = self.exchange(&link).await;
         match &ended {
             Ended::Closed => ended = last_message(&mut self.incoming).await,
             Ended::Refused(why) => self.part(&why.clone(), false).await,
-            Ended::Lost(_) | Ended::Goodbye(..) => {}
+            Ended::Lost(_) | Ended::Goodbye(..) | Ended::AlreadyLinked => {}
         }
         let forget = matches!(ended, Ended::Goodbye(_, true));
         self.importer.down(&self.peer.name, &link, ended.why(), forget);
         ended
     }
 
-    /// Sends Hello and waits for the Hello of the peer; returns the ID of the peer's process.
-    async fn greet(&mut self) -> Result<Arc<str>, Ended> {
-        let hello = proto::Hello {
-            version: VERSION,
-            features: Vec::new(),
-            instance: self.instance.to_string(),
-            time_ms: now_ms(),
-            software: concat!("isthmus ", env!("CARGO_PKG_VERSION")).to_owned(),
-        };
-        self.outgoing.send(Kind::Hello(hello)).await?;
+    /// Exchanges Hello messages; returns the key of the link. The gateway that has dialled reads first, so that it can close a
+    /// connection that has led to a process with which it has a link.
+    pub(super) async fn greet(&mut self) -> Result<LinkKey, Ended> {
+        let is_dialled = self.outgoing.is_dialled();
+        if !is_dialled {
+            self.outgoing.send(self.hello()).await?;
+        }
         let first = timeout(HELLO_WITHIN, receive(&mut self.incoming)).await;
         let first = first.map_err(|_| Ended::Lost("the peer sent no Hello message in time".to_owned()))??;
-        let Kind::Hello(hello) = first else {
-            return Err(Ended::Lost("the first message of the peer is not Hello".to_owned()));
+        let hello = match first {
+            Kind::Hello(hello) => hello,
+            Kind::Goodbye(goodbye) if goodbye.already_linked => return Err(Ended::AlreadyLinked),
+            _ => return Err(Ended::Lost("the first message of the peer is not Hello".to_owned())),
         };
         if hello.version == 0 {
             return Err(Ended::Lost("the Hello message of the peer has no protocol version".to_owned()));
         }
         let skew = i64::try_from(i128::from(hello.time_ms) - i128::from(now_ms())).ok();
         let instance: Arc<str> = words(&hello.instance).into();
+        let link = LinkKey { instance: instance.clone(), is_dialled, number: self.number };
+        if !self.newest.register(&link) {
+            let why = ALREADY_LINKED.to_owned();
+            let goodbye = proto::Goodbye { why, forget: false, already_linked: true };
+            self.outgoing.send(Kind::Goodbye(goodbye)).await?;
+            last_message(&mut self.incoming).await;
+            return Err(Ended::AlreadyLinked);
+        }
+        if is_dialled {
+            self.outgoing.send(self.hello()).await?;
+        }
         tracing::info!(
             peer = &*self.peer.name,
             instance = &*instance,
             software = words(&hello.software),
             "the link with a peer opened"
         );
+        let address = self.address.clone();
         self.note(|link| {
-            (link.instance, link.software) = (instance.clone(), words(&hello.software));
-            (link.state, link.clock_skew_ms, link.problem) = (LinkState::Live, skew, None);
+            (link.address, link.dialled) = (address, is_dialled);
+            (link.instance, link.software) = (instance, words(&hello.software));
+            (link.state, link.clock_skew_ms) = (LinkState::Live, skew);
         });
-        Ok(instance)
+        Ok(link)
+    }
+
+    fn hello(&self) -> Kind {
+        Kind::Hello(proto::Hello {
+            version: VERSION,
+            features: Vec::new(),
+            instance: self.instance.to_string(),
+            time_ms: now_ms(),
+            software: concat!("isthmus ", env!("CARGO_PKG_VERSION")).to_owned(),
+        })
     }
 
     fn note(&self, change: impl FnOnce(&mut LinkStatus)) {
@@ -222,6 +264,8 @@ impl Session {
             in_flight: false,
             next_flush: Instant::now(),
             listed_at: None,
+            addresses: Vec::new(),
+            has_roots: false,
         };
         let mut beats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -229,6 +273,7 @@ impl Session {
         renewals.mark_unchanged();
         self.trust.see();
         self.outgoing.send(self.subscription()).await?;
+        self.announce(&mut exchange).await?;
         loop {
             let may_tell = !exchange.in_flight && exchange.offer.has_more();
             tokio::select! {
@@ -278,10 +323,32 @@ impl Session {
         (exchange.beat, exchange.beat_at) = (exchange.beat + 1, Instant::now());
         let heartbeat = proto::Heartbeat { number: exchange.beat, answer: false };
         self.outgoing.send(Kind::Heartbeat(heartbeat)).await?;
+        self.announce(exchange).await?;
         match exchange.taken.has_place(self.peer.limits.services) {
             true => self.list_again(HAS_PLACE, exchange).await,
             false => Ok(()),
         }
+    }
+
+    /// Tells the peer the addresses of this mesh's gateways, if they differ from those that it has been told.
+    async fn announce(&self, exchange: &mut Exchange) -> Result<(), Ended> {
+        let addresses = of_gateways(&self.reader.latest());
+        if addresses == exchange.addresses {
+            return Ok(());
+        }
+        exchange.addresses.clone_from(&addresses);
+        self.outgoing.send(Kind::Addresses(proto::Addresses { addresses })).await
+    }
+
+    /// Notes the addresses that the peer has announced. Those that cannot be parsed are ignored.
+    fn take_addresses(&self, announced: &proto::Addresses) {
+        let parsed = announced.addresses.iter().filter_map(|text| GatewayAddress::parse(text).ok());
+        let addresses: Vec<GatewayAddress> = parsed.take(DIAL_MAX).collect();
+        self.announced.send_if_modified(|known| {
+            let differs = *known != addresses;
+            *known = addresses;
+            differs
+        });
     }
 
     /// Handles a message of the peer.
@@ -310,8 +377,13 @@ impl Session {
             Kind::Ack(ack) if ack.sequence == exchange.sequence => {
                 exchange.in_flight = false;
                 let given = exchange.offer.services_given();
+                let has_roots = std::mem::take(&mut exchange.has_roots);
                 self.note(|link| {
                     link.services.0 = given;
+                    if has_roots {
+                        let is_refused = ack.refused.iter().any(|refused| refused.item == ROOTS);
+                        link.own_roots = if is_refused { OwnRoots::Refused } else { OwnRoots::Taken };
+                    }
                     for item in &ack.refused {
                         link.refused.put(words(&item.item), words(&item.problem));
                     }
@@ -342,6 +414,10 @@ impl Session {
                 self.outgoing.send(Kind::Ack(proto::Ack { sequence: end.sequence, ..ack })).await?;
                 if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
             }
+            Kind::Addresses(addresses) => {
+                self.take_addresses(&addresses);
+                Ok(())
+            }
             Kind::Goodbye(goodbye) => Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
             Kind::Hello(_) => Err(Ended::Lost("the peer sent two Hello messages".to_owned())),
         }
@@ -354,7 +430,13 @@ impl Session {
         let message = match next {
             None => return Ok(()),
             Some(Next::Delta(delta)) => {
-                self.note(|link| link.refused.renew(&delta));
+                exchange.has_roots = delta.roots.is_some();
+                self.note(|link| {
+                    link.refused.renew(&delta);
+                    if delta.roots.is_some() {
+                        link.own_roots = OwnRoots::Waiting;
+                    }
+                });
                 // Within a listing, the next message waits only for the peer's Ack.
                 let pause = if delta.after.is_some() { FLUSH } else { Duration::ZERO };
                 exchange.next_flush = Instant::now() + pause;
@@ -370,7 +452,8 @@ impl Session {
     /// Ends the link with Goodbye.
     async fn part(&mut self, why: &str, forget: bool) {
         // The link ends even if Goodbye cannot be sent.
-        let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.to_owned(), forget })).await;
+        let goodbye = proto::Goodbye { why: why.to_owned(), forget, already_linked: false };
+        let _ = self.outgoing.send(Kind::Goodbye(goodbye)).await;
         // The peer closes the link when it has read Goodbye. A link that we have dialled must stay open until then: closing it
         // would drop the messages that are still to be sent.
         last_message(&mut self.incoming).await;
@@ -404,7 +487,7 @@ impl Session {
             && let Err(problem) = self.take_roots(&roots)
         {
             tracing::warn!(peer = &*self.peer.name, "refused the roots that the peer announced: {problem}");
-            refused.push(proto::Refusal { item: "roots".to_owned(), problem });
+            refused.push(proto::Refusal { item: ROOTS.to_owned(), problem });
         }
         self.note(|link| link.left_out.renew(&delta));
         taken.note(&mut delta, self.peer.limits.services, &mut refused);
@@ -546,7 +629,8 @@ mod tests {
         scope.spawn(async move { transport::serve(server, &of_server, opened).await });
         let mut link = transport::open(client, &scope).await.expect("a link");
         let peer = arriving.recv().await.expect("an opened link");
-        let goodbye = proto::Goodbye { why: "the peer was removed from the config".to_owned(), forget: true };
+        let why = "the peer was removed from the config".to_owned();
+        let goodbye = proto::Goodbye { why, forget: true, already_linked: false };
         for kind in [Kind::Delta(proto::Delta::default()), Kind::Goodbye(goodbye)] {
             Outgoing::Accepted(peer.outgoing.clone()).send(kind).await.expect("sent");
         }

@@ -29,6 +29,29 @@ impl LinkState {
     }
 }
 
+/// The answer of a replica of the peer to the newest roots of this mesh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OwnRoots {
+    /// They were not sent, or the replica has not answered yet.
+    #[default]
+    Waiting,
+    /// The replica verifies callers of this mesh by them.
+    Taken,
+    /// The replica refuses them.
+    Refused,
+}
+
+impl OwnRoots {
+    /// Returns the value as the API shows it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Taken => "taken",
+            Self::Refused => "refused",
+        }
+    }
+}
+
 /// One link, or the attempts to open one.
 #[derive(Clone, Debug, Default)]
 pub struct LinkStatus {
@@ -54,6 +77,8 @@ pub struct LinkStatus {
     pub changed: Option<SystemTime>,
     /// The number of services that we sent to the peer, and the number that the peer sent to us.
     pub services: (usize, usize),
+    /// The replica's answer to our newest roots.
+    pub own_roots: OwnRoots,
     /// Items that the peer has refused, with the peer's reasons.
     pub refused: Refusals,
     /// Items of the peer that this gateway has refused, with the reasons.
@@ -96,6 +121,37 @@ impl LinkTable {
         if link.since.is_none() || link.state != before {
             link.since = Some(SystemTime::now());
         }
+    }
+
+    /// Notes that this gateway begins to connect to a gateway of the peer at an address.
+    pub(super) fn note_connecting(&self, peer: &Arc<str>, number: u64, address: &str) {
+        self.change(peer, number, |link| {
+            (link.address, link.dialled) = (address.to_owned(), true);
+            link.problem = Some("this gateway has not connected yet".to_owned());
+        });
+    }
+
+    /// Notes why there is no link with a gateway of the peer at an address to which this gateway connects, unless there is a link
+    /// with another replica at the address. Logs the problem if it differs from the last one.
+    pub(super) fn note_down(&self, peer: &Arc<str>, number: u64, address: &str, problem: String) {
+        let mut all = self.lock();
+        let is_linked = |link: &LinkStatus| link.state != LinkState::Down && link.address == address;
+        if all.values().any(|link| link.peer == *peer && is_linked(link)) {
+            all.remove(&(peer.clone(), number));
+            return;
+        }
+        let row = LinkStatus {
+            peer: peer.clone(),
+            address: address.to_owned(),
+            dialled: true,
+            since: Some(SystemTime::now()),
+            ..LinkStatus::default()
+        };
+        let row = all.entry((peer.clone(), number)).or_insert(row);
+        if row.problem.as_ref() != Some(&problem) {
+            tracing::warn!(peer = &**peer, address, "there is no link with the peer: {problem}");
+        }
+        row.problem = Some(problem);
     }
 
     pub(super) fn remove(&self, peer: &Arc<str>, number: u64) {

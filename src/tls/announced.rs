@@ -84,7 +84,7 @@ fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
     let is_of_peer = file.field("alias") == Some(peer.alias.as_str())
         && file.field("trustDomain") == Some(peer.trust_domain.as_str());
     let base = file.field("base").and_then(of_hex);
-    Ok(base.filter(|_| is_of_peer).map(|base| Announced { roots: file.roots, base }))
+    Ok(base.filter(|_| is_of_peer).map(|base| Announced { roots: file.roots, base, is_unconfirmed: false }))
 }
 
 /// Writes the announced roots of each peer to the peer's file, whenever the roots change. Roots that cannot be written are

@@ -24,11 +24,15 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Returns the client's identity after a handshake that a [`mutual`](super::server::mutual) server has completed; the error
-    /// text says why there is no identity. [`Latest::see`] must have been called on `trust` before the handshake: if newer
+    /// Returns the identity of a client in this role after a handshake that a [`mutual`](super::server::mutual) server has
+    /// completed; the error text says why there is no identity. [`Latest::see`] must have been called on `trust` before the handshake: if newer
     /// roots were published since then, the chain is verified again against them.
-    pub fn of(session: &ServerConnection, trust: &mut Latest<TrustBundles>) -> Result<Self, String> {
-        Self::new(Shower::Client, session.peer_certificates().unwrap_or_default(), trust)
+    pub fn of(
+        client: Shower,
+        session: &ServerConnection,
+        trust: &mut Latest<TrustBundles>,
+    ) -> Result<Self, String> {
+        Self::new(client, session.peer_certificates().unwrap_or_default(), trust)
     }
 
     /// Returns the server's identity after a handshake that a [`mutual`](super::client::mutual) client has completed. The same

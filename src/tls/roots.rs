@@ -69,6 +69,8 @@ pub(super) struct Announced {
     /// The hash of the roots in the peer's file at the time of the announcement. If the hash of the file differs, the operator
     /// has replaced the file later, and the file takes precedence.
     pub(super) base: Hash,
+    /// True if there has been no link with the peer for so long that it may have withdrawn the roots.
+    pub(super) is_unconfirmed: bool,
 }
 
 /// Keeps the roots and publishes the trust bundles.
@@ -121,6 +123,20 @@ impl RootStore {
         Ok(())
     }
 
+    /// Marks the roots that a peer has announced as out of date, until the peer announces roots again. Connections of the peer's
+    /// callers end. Roots of the peer's file stay in use if nothing was announced.
+    pub fn suspend(&self, alias: &TrustDomain) {
+        let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let suspended = self.roots.send_if_modified(|known| match known.announced.get_mut(alias) {
+            Some(announced) => !std::mem::replace(&mut announced.is_unconfirmed, true),
+            None => false,
+        });
+        if suspended {
+            tracing::warn!(%alias, "there was no link with the peer for expireAfter, so its HBONE callers are refused");
+            self.make();
+        }
+    }
+
     /// Sets the roots that a peer announced to an earlier process, unless the peer's file has changed since then. An error says
     /// what is wrong with the roots.
     pub(super) fn restore(&self, alias: &TrustDomain, announced: Announced) -> Result<(), String> {
@@ -144,7 +160,7 @@ impl RootStore {
         if of_base.is_some_and(|of_base| of_base != base) {
             return Ok(false);
         }
-        let next = (!roots.is_empty()).then_some(Announced { roots, base });
+        let next = (!roots.is_empty()).then_some(Announced { roots, base, is_unconfirmed: false });
         let of_file = known.of_peers.get(alias);
         let used = known.announced.get(alias).map(|announced| &announced.roots).or(of_file);
         let differs = used.map(ders) != next.as_ref().map(|announced| &announced.roots).or(of_file).map(ders);
@@ -242,7 +258,7 @@ impl RootStore {
     ) {
         let (alias, of) = (&peer.alias, roots_text(&peer.alias));
         let owner = Owner::Peer { named: peer.trust_domain.clone() };
-        let Some(list) = roots.of_peer(alias) else { return self.solved(&of) };
+        let Some((list, is_unconfirmed)) = roots.of_peer(alias) else { return self.solved(&of) };
         let free = |list: &[CertificateDer<'static>]| {
             let other = keys_of(list).iter().find_map(|key| taken.get(key).cloned());
             other.map_or(Ok(()), |other| {
@@ -251,11 +267,14 @@ impl RootStore {
         };
         let made = free(list).and_then(|()| {
             // An unchanged bundle is shared, so that readers can tell that it is unchanged.
-            if let Some(same) = last.as_ref().filter(|last| last.roots == *list && last.owner == owner) {
+            let is_same = |last: &&Arc<Bundle>| {
+                last.roots == *list && last.owner == owner && last.is_unconfirmed == is_unconfirmed
+            };
+            if let Some(same) = last.as_ref().filter(is_same) {
                 return Ok(same.clone());
             }
             Bundle::new(alias, owner.clone(), list.clone(), &self.provider)
-                .map(Arc::new)
+                .map(|bundle| Arc::new(bundle.unconfirmed(is_unconfirmed)))
                 .map_err(|fault| fault.to_string())
         });
         let bundle = match made {
@@ -305,11 +324,12 @@ impl Roots {
     }
 
     /// Returns the roots in use for a peer: the announced roots, or the roots of the peer's file if nothing was announced or if
-    /// the file has changed since the announcement.
-    fn of_peer(&self, alias: &TrustDomain) -> Option<&RootList> {
+    /// the file has changed since the announcement; and whether they are announced and out of date.
+    fn of_peer(&self, alias: &TrustDomain) -> Option<(&RootList, bool)> {
         let of_file = self.of_peers.get(alias);
         let announced = self.announced.get(alias).filter(|announced| announced.base == base(of_file));
-        announced.map(|announced| &announced.roots).or(of_file)
+        let announced = announced.map(|announced| (&announced.roots, announced.is_unconfirmed));
+        announced.or_else(|| of_file.map(|roots| (roots, false)))
     }
 
     /// Returns the roots of all trust domains except `alias` and `replaced`, whether the roots are in use or not. `replaced` is

@@ -13,7 +13,7 @@ use rustls::{CertificateError, DistinguishedName, Error, ServerConfig};
 
 use super::certificate::{Certificate, identity_of};
 use super::signatures::verify_signatures;
-use super::trust::TrustBundles;
+use super::trust::{Shower, TrustBundles};
 use isthmus_model::identity::Identity;
 use isthmus_tasks::latest::Latest;
 
@@ -22,18 +22,19 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// Makes a server config that presents the newest certificate and verifies clients against the newest roots. A change of either
-/// needs no new config.
+/// Makes a server config that presents the newest certificate and verifies clients in this role against the newest roots. A change
+/// of either needs no new config.
 ///
 /// There is no session resumption: a ticket would outlive the roots that verified its holder.
 pub fn mutual(
     certificate: Latest<Certificate>,
     trust: Latest<TrustBundles>,
+    client: Shower,
     alpn: &[&[u8]],
 ) -> Result<ServerConfig, Error> {
     let provider = provider();
     let algorithms = provider.signature_verification_algorithms;
-    let verifier = Arc::new(PeerVerifier { trust, algorithms });
+    let verifier = Arc::new(PeerVerifier { trust, client, algorithms });
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
@@ -69,6 +70,7 @@ impl ResolvesServerCert for Newest {
 #[derive(Debug)]
 struct PeerVerifier {
     trust: Latest<TrustBundles>,
+    client: Shower,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
@@ -87,7 +89,7 @@ impl ClientCertVerifier for PeerVerifier {
         let Some(trust) = self.trust.newest() else {
             return Err(CertificateError::UnknownIssuer.into());
         };
-        let verified = trust.verify(leaf, intermediates, now);
+        let verified = trust.verify_of(self.client, leaf, intermediates, now);
         if verified.is_err() {
             REFUSED.set(identity_of(leaf).ok());
         }

@@ -46,8 +46,10 @@ pub enum Owner {
 /// The role of the party that presents a certificate in a handshake. The certificate's extended key usage must allow the role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shower {
-    /// The client.
+    /// The client: a workload that calls, or an xDS client.
     Client,
+    /// The client of a link: a gateway of a peer. Roots that may be out of date verify it, because only a link renews them.
+    Gateway,
     /// The server.
     Server,
 }
@@ -59,6 +61,9 @@ pub struct Bundle {
     pub owner: Owner,
     /// The root certificates.
     pub roots: Vec<CertificateDer<'static>>,
+    /// True if the peer announced these roots over a link, and has had no link for so long that it may have withdrawn them.
+    /// They do not verify clients then.
+    pub is_unconfirmed: bool,
     /// The time at which the last of the roots expires; `None` if no validity can be read.
     pub not_after: Option<SystemTime>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -84,6 +89,10 @@ enum Distrust {
     Identity(IdentityFault),
     #[error("this gateway has no roots for the trust domain of {0}")]
     Domain(Identity),
+    #[error(
+        "the peer of {0} announced its roots over a link, and has had no link for expireAfter, so it may have withdrawn them"
+    )]
+    Unconfirmed(Identity),
     #[error("the roots of several peers verify the certificate of {0}, so its owner is ambiguous")]
     Ambiguous(Identity),
 }
@@ -167,18 +176,8 @@ impl TrustBundles {
         bundle.is_some_and(|bundle| bundle.owner != Owner::Ours)
     }
 
-    /// Verifies a client's certificate against the roots of the trust domain that it names. Returns the identity under which
-    /// this mesh knows the client.
-    pub fn verify(
-        &self,
-        leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<Identity, Error> {
-        self.verify_of(Shower::Client, leaf, intermediates, now)
-    }
-
-    /// Verifies the certificate of a client or of a server. For a client, this is the same as [`verify`](Self::verify).
+    /// Verifies a certificate against the roots of the trust domain that it names. Returns the identity under which this mesh
+    /// knows its holder.
     pub fn verify_of(
         &self,
         shower: Shower,
@@ -190,7 +189,8 @@ impl TrustBundles {
         let mut verified = None;
         let mut fault = None;
         for (domain, bundle) in candidates {
-            match bundle.verify(shower, leaf, intermediates, now) {
+            let verified_by = bundle.verify(shower, leaf, intermediates, now);
+            match verified_by.and_then(|()| bundle.accepts(shower, &identity)) {
                 // A certificate that our own roots verify is ours, whatever roots peers announce.
                 Ok(()) if bundle.owner == Owner::Ours => return Ok(identity.in_domain(domain)),
                 Ok(()) if verified.is_some() => return Err(Distrust::Ambiguous(identity).into()),
@@ -221,7 +221,10 @@ impl TrustBundles {
     ) -> Result<Identity, Error> {
         let (identity, mut candidates) = self.candidates(leaf)?;
         match (candidates.next(), candidates.next()) {
-            (Some((domain, _)), None) => Ok(identity.in_domain(domain)),
+            (Some((domain, bundle)), None) => {
+                bundle.accepts(shower, &identity)?;
+                Ok(identity.in_domain(domain))
+            }
             _ => self.verify_of(shower, leaf, intermediates, now),
         }
     }
@@ -253,7 +256,21 @@ impl Bundle {
         let verifier = builder.build().map_err(|error| TrustFault::Roots(domain.clone(), error))?;
         let not_after = roots.iter().filter_map(validity_of).map(|validity| validity.not_after).max();
         let algorithms = provider.signature_verification_algorithms;
-        Ok(Self { owner, roots, not_after, verifier, anchors, algorithms })
+        Ok(Self { owner, roots, is_unconfirmed: false, not_after, verifier, anchors, algorithms })
+    }
+
+    /// Sets [`Self::is_unconfirmed`].
+    pub(super) fn unconfirmed(mut self, is_unconfirmed: bool) -> Self {
+        self.is_unconfirmed = is_unconfirmed;
+        self
+    }
+
+    /// Returns an error if a certificate that the roots verify must not be accepted in this role.
+    fn accepts(&self, shower: Shower, identity: &Identity) -> Result<(), Error> {
+        match shower {
+            Shower::Client if self.is_unconfirmed => Err(Distrust::Unconfirmed(identity.clone()).into()),
+            Shower::Client | Shower::Gateway | Shower::Server => Ok(()),
+        }
     }
 
     fn verify(
@@ -264,7 +281,9 @@ impl Bundle {
         now: UnixTime,
     ) -> Result<(), Error> {
         match shower {
-            Shower::Client => self.verifier.verify_client_cert(leaf, intermediates, now).map(drop),
+            Shower::Client | Shower::Gateway => {
+                self.verifier.verify_client_cert(leaf, intermediates, now).map(drop)
+            }
             Shower::Server => {
                 let leaf = ParsedCertificate::try_from(leaf)?;
                 let all = self.algorithms.all;
@@ -290,6 +309,17 @@ mod tests {
     use super::*;
     use crate::development::Authority;
     use crate::server::provider;
+
+    impl TrustBundles {
+        fn verify(
+            &self,
+            leaf: &CertificateDer<'_>,
+            intermediates: &[CertificateDer<'_>],
+            now: UnixTime,
+        ) -> Result<Identity, Error> {
+            self.verify_of(Shower::Client, leaf, intermediates, now)
+        }
+    }
 
     fn authority(domain: &str) -> Authority {
         Authority::new(TrustDomain::parse(domain).expect("legal")).expect("a CA")

@@ -15,7 +15,7 @@ use isthmus_model::identity::Identity;
 use isthmus_net::incoming::{Guarded, Limits, Seat};
 use isthmus_tasks::latest::Latest;
 use isthmus_tls::proof::{Proof, tls_error_of};
-use isthmus_tls::trust::{TrustBundles, describe};
+use isthmus_tls::trust::{Shower, TrustBundles, describe};
 
 /// The deadline of a client's first request, counted from accept and including TLS.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
         Some(why) => refused(why),
         None => NotOpened::Ended(error),
     })?;
-    let proof = Proof::of(stream.get_ref().1, &mut trust).map_err(refused)?;
+    let proof = Proof::of(Shower::Client, stream.get_ref().1, &mut trust).map_err(refused)?;
     if proof.is_of_peer {
         let who = proof.identity.to_string();
         let why = format!("{who} is the identity of a peer, and peers receive services only over their link");

@@ -55,6 +55,7 @@ mod names;
 mod one_word;
 mod orders;
 mod own;
+mod peer_replicas;
 mod peers;
 mod problems;
 mod proto;

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use isthmus_document::form::{self, text_forms};
+use isthmus_document::form::{self, Form, text_forms};
 use isthmus_document::key::keys;
 use isthmus_document::problem::InvalidValue;
+use isthmus_document::table::{Kind, Union};
+use isthmus_document::tree::Node;
+use isthmus_peer::enrolled::GatewayAddress;
 use isthmus_snapshot::peer::{NameTemplate, PeerLimits};
 
 keys! {
@@ -16,8 +19,9 @@ keys! {
         NAME "name": PeerName => required;
         /// `true`: the other side connects to a listener of protocol `auto` or `hbone`.
         ACCEPT "accept": form::Boolean = false;
-        /// Address and port of the other side's gateway, to which this gateway connects.
-        DIAL "dial": form::Target => "the other side connects";
+        /// Addresses and ports of the other side's gateways, at most 16. Each replica of this gateway connects to each address, to
+        /// each address of a host name, and to those that the other side announces, and looks for further replicas behind each.
+        DIAL "dial": DialForms => "the other side connects";
         /// SPIFFE ID of the gateways that speak for the other side.
         IDENTITY "identity": form::Identity => "stored by the enrolment";
         /// The only trust domain that the other side's certificates may name.
@@ -42,7 +46,7 @@ keys! {
         /// ready endpoint.
         STALE_AFTER "staleAfter": form::Timeout = Duration::from_secs(30);
         /// After the link has been lost for this time, and while none of the other side's gateways answers, its services have no
-        /// endpoints.
+        /// endpoints. Roots that the other side has announced do not verify its HBONE callers from then on until a link is open.
         EXPIRE_AFTER "expireAfter": form::Timeout = Duration::from_secs(15 * 60);
         /// Limits of what the other side may use.
         LIMITS "limits": PeerUse => "defaults";
@@ -104,4 +108,25 @@ fn peer_name(text: &str) -> Result<Arc<str>, InvalidValue> {
         return Ok(text.into());
     }
     Err(InvalidValue::new("it is not a DNS label".to_owned()))
+}
+
+/// The forms of `dial`: an address, or a list of addresses.
+#[derive(Debug)]
+pub(crate) struct DialForms;
+
+impl Form for DialForms {
+    type Value = Vec<GatewayAddress>;
+    const KIND: Kind = Kind::Union(&Union {
+        name: "dialForms",
+        expects: "an address with its port (\"gw.west.example:15443\"), or a list of them",
+        kinds: &[form::Target::KIND, form::NonEmpty::<form::Target>::KIND],
+    });
+
+    fn read(node: &Node) -> Option<Vec<GatewayAddress>> {
+        let all = match form::Target::read(node) {
+            Some(one) => vec![one],
+            None => form::NonEmpty::<form::Target>::read(node)?,
+        };
+        Some(all.into_iter().map(|(host, port)| GatewayAddress { host, port }).collect())
+    }
 }

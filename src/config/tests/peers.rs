@@ -15,7 +15,7 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
         "{GATEWAY}peers:\n- name: west\n  accept: true\n  identity: spiffe://west.example/ns/isthmus/sa/gateway\n  trust: w.pem\n  \
          from: [203.0.113.0/24]\n  export: [{{services: ['*.shop.mesh'], except: [a.shop.mesh], as: '{{service}}.{{namespace}}.east.global'}}]\n  \
          import: [{{services: ['*.pay.west.global'], as: '{{service}}.pay.here', limit: 10}}]\n  staleAfter: 1m\n  \
-         limits: {{connections: 7}}\n- name: north\n  dial: 'gw.north.example:15443'\n"
+         limits: {{connections: 7}}\n- name: north\n  dial: ['gw.north.example:15443', '10.0.0.2:443']\n"
     ));
     let [west, north] = config.policy.peers.as_slice() else { panic!("two") };
     let who = west.who.as_ref().expect("an identity");
@@ -27,13 +27,11 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
     let [of_west, of_north] = config.links.as_slice() else { panic!("two") };
     assert!(
         of_west.accept
-            && of_west.dial.is_none()
+            && of_west.dial.is_empty()
             && of_west.trust.as_ref().is_some_and(|path| path.is_absolute())
     );
-    assert_eq!(
-        of_north.dial.as_ref().map(|(host, port)| (host.to_string(), *port)),
-        Some(("gw.north.example".to_owned(), 15_443))
-    );
+    let dialled: Vec<String> = of_north.dial.iter().map(ToString::to_string).collect();
+    assert_eq!(dialled, ["gw.north.example:15443", "10.0.0.2:443"]);
     let [trust] = config.identity.peers.as_slice() else { panic!("one") };
     assert_eq!(
         (&*trust.peer, trust.alias.as_str(), trust.roots == of_west.trust),

@@ -26,7 +26,7 @@ use isthmus_model::reason::Reason;
 use isthmus_snapshot::policy::{HboneLimits, Listener};
 use isthmus_tls::proof::{Proof, tls_error_of};
 use isthmus_tls::server::refused_identity;
-use isthmus_tls::trust::{describe, is_expired};
+use isthmus_tls::trust::{Shower, describe, is_expired};
 
 /// The time from accept until the TLS and HTTP/2 handshakes must be done.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ pub(super) async fn handshake(
         let stream = secure(core, entry, transport).await?;
         // The certificate is verified when it arrives; the trust bundle may change before the client finishes the
         // handshake.
-        let proof = Proof::of(stream.get_ref().1, &mut trust).map_err(untrusted)?;
+        let proof = Proof::of(Shower::Client, stream.get_ref().1, &mut trust).map_err(untrusted)?;
         let peer = Rc::new(Peer::new(proof, trust));
         // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
         // the table.

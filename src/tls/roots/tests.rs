@@ -10,7 +10,7 @@ use super::*;
 use crate::certificate::{Certificate, certificates};
 use crate::development::Authority;
 use crate::proof::Proof;
-use crate::trust::describe;
+use crate::trust::{Shower, describe};
 use crate::{client, server};
 use isthmus_model::identity::Identity;
 
@@ -54,11 +54,15 @@ fn store(ours: (&str, &Authority), peers: &[(&str, &str, &Authority)]) -> RootSt
     store
 }
 
-/// Returns the identity that the store's bundles verify in a certificate, or the text of the error.
+/// Returns the identity that the store's bundles verify in the certificate of a client, or the text of the error.
 fn verified(store: &RootStore, certificate: &Certificate) -> String {
+    verified_as(Shower::Client, store, certificate)
+}
+
+fn verified_as(shower: Shower, store: &RootStore, certificate: &Certificate) -> String {
     let bundles = store.reader().newest().expect("published");
     let [leaf, rest @ ..] = certificate.key.cert.as_slice() else { panic!("a leaf") };
-    match bundles.verify(leaf, rest, UnixTime::now()) {
+    match bundles.verify_of(shower, leaf, rest, UnixTime::now()) {
         Ok(identity) => identity.to_string(),
         Err(error) => describe(&error),
     }
@@ -114,6 +118,37 @@ fn a_rotation_takes_both_roots_and_then_the_new_one_alone() {
     assert!(Arc::ptr_eq(&before, &of_south().expect("there")), "other peers are not touched");
     store.announce(&domain("west"), Vec::new()).expect("good");
     assert_eq!(trusted(), [true, false], "the file's roots are in use again");
+}
+
+#[test]
+fn announced_roots_that_may_have_been_withdrawn_verify_links_and_servers_alone() {
+    let (ours, old, new) = (authority("east"), authority("w"), authority("w"));
+    let store = store(("east", &ours), &[("west", "w", &old)]);
+    let [by_old, by_new] = [&old, &new].map(|authority| certificate(authority, "spiffe://w/a"));
+    let known = "spiffe://west/a";
+    store.suspend(&domain("west"));
+    assert_eq!(verified(&store, &by_old), known, "nothing was announced");
+    store.announce(&domain("west"), [root(&old), root(&new)].concat()).expect("good");
+    let mut reader = store.reader();
+    reader.see();
+    store.suspend(&domain("west"));
+    assert!(reader.unseen().is_some(), "connections are verified again");
+    for of in [&by_old, &by_new] {
+        let refused = verified(&store, of);
+        assert!(refused.contains("has had no link for expireAfter"), "{refused}");
+        assert_eq!(verified_as(Shower::Gateway, &store, of), known);
+        let server = verified_as(Shower::Server, &store, of);
+        assert_eq!(server, known);
+    }
+    assert_eq!(verified(&store, &certificate(&ours, "spiffe://east/a")), "spiffe://east/a");
+    store.announce(&domain("west"), root(&new)).expect("good");
+    assert_eq!(verified(&store, &by_new), known);
+    assert_ne!(verified(&store, &by_old), known, "it was withdrawn");
+    // The operator replaces the file while the announced roots are suspended.
+    store.suspend(&domain("west"));
+    store.roots.send_modify(|roots| drop(roots.of_peers.insert(domain("west"), root(&new))));
+    store.publish();
+    assert_eq!(verified(&store, &by_new), known);
 }
 
 #[test]
@@ -267,7 +302,8 @@ fn both_sides_of_a_link_know_each_other_by_their_aliases() {
         writer.set(Arc::new(certificate(authority, "spiffe://cluster.local/ns/isthmus/sa/gateway")));
         writer.reader()
     };
-    let accepts = server::mutual(shown(&west), at_west.reader(), &[b"isthmus-peer/1"]).expect("usable");
+    let accepts = server::mutual(shown(&west), at_west.reader(), Shower::Gateway, &[b"isthmus-peer/1"])
+        .expect("usable");
     let dials = |alias: &str, at: &RootStore| {
         let made =
             client::mutual(shown(&east), at.reader(), domain(alias), &[b"isthmus-peer/1"]).expect("usable");
@@ -283,7 +319,7 @@ fn both_sides_of_a_link_know_each_other_by_their_aliases() {
     handshake(&mut client, &mut server).expect("agreed");
     let gateway = Proof::of_server(&client, &mut seen_by_east).expect("proven");
     assert_eq!(gateway.identity.as_str(), "spiffe://west/ns/isthmus/sa/gateway");
-    let caller = Proof::of(&server, &mut seen_by_west).expect("proven");
+    let caller = Proof::of(Shower::Gateway, &server, &mut seen_by_west).expect("proven");
     assert_eq!(caller.identity.as_str(), "spiffe://east/ns/isthmus/sa/gateway");
     assert!(gateway.is_of_peer && caller.is_of_peer);
     // Roots that give the certificate another identity end the connection.

@@ -1,0 +1,25 @@
+//! The addresses at which the gateways of other organisations can reach this mesh.
+
+use super::enrolled::GatewayAddress;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::policy::{Listener, ListenerProtocol};
+
+/// Returns true if peers can open links and redeem tokens at a listener.
+pub fn takes_links(listener: &Listener) -> bool {
+    listener.protocol != ListenerProtocol::Sni
+}
+
+/// Returns the addresses of the gateways of this gateway's own network, which are its replicas; empty if this gateway itself
+/// takes no links.
+pub fn of_gateways(snapshot: &Snapshot) -> Vec<String> {
+    let policy = &snapshot.policy;
+    if !policy.listeners.iter().any(|listener| takes_links(listener)) {
+        return Vec::new();
+    }
+    let network = snapshot.networks().get(&policy.node.network);
+    let gateways = network.into_iter().flat_map(|entry| &entry.gateways).filter_map(|known| {
+        let (host, port) = (known.gateway.host.clone(), known.gateway.hbone_port.or(known.gateway.sni_port)?);
+        Some(GatewayAddress { host, port }.to_string())
+    });
+    gateways.collect()
+}

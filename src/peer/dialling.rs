@@ -1,0 +1,291 @@
+//! The addresses of one peer to which this gateway connects, and the attempts to open a link with each replica behind them.
+//!
+//! The addresses are those of the config, all addresses of its host names, and those that the peer announces over its links. One
+//! address may lead to several replicas, as that of a load balancer does. Therefore further connections look for them; a
+//! connection that arrives at a replica with a link is closed before Hello.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tonic::Streaming;
+
+use super::enrolled::GatewayAddress;
+use super::links::{Group, Links, Running, STEP_WITHIN, Verified};
+use super::options::DIAL_MAX;
+use super::session::{Ended, Order, Outgoing};
+use super::transport;
+use isthmus_model::address::Host;
+use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_snapshot::peer::{LINK_PROTOCOL, PeerIdentity};
+use isthmus_snapshot::policy::AddressScope;
+use isthmus_tasks::backoff::Backoff;
+use isthmus_tls::client;
+use isthmus_tls::proof::{Proof, tls_error_of};
+use isthmus_tls::trust::describe;
+
+/// The longest wait between two attempts to connect.
+const RETRY: Duration = Duration::from_secs(15);
+/// The longest wait between two connections that look for further replicas behind an address.
+const EXPLORE: Duration = Duration::from_secs(60);
+/// The time between two look-ups of the host names.
+const LOOK_UP_EVERY: Duration = Duration::from_secs(15);
+
+/// Connects to one peer for as long as it is configured.
+pub(super) struct Dialler {
+    shared: Arc<Dialling>,
+    /// The addresses of the config.
+    given: Vec<GatewayAddress>,
+    /// The addresses that the peer may announce.
+    scope: AddressScope,
+    /// The last known addresses of each host.
+    known: BTreeMap<GatewayAddress, Vec<IpAddr>>,
+}
+
+/// The values that the tasks of one peer's addresses share.
+struct Dialling {
+    links: Links,
+    group: Group,
+    who: PeerIdentity,
+    /// Counts the links that this gateway has dialled and that have ended.
+    lost: watch::Sender<u64>,
+}
+
+/// The result of looking up the addresses of a peer.
+#[derive(Default)]
+struct Found {
+    /// The addresses, each with the entry that it is from.
+    addresses: BTreeMap<SocketAddr, GatewayAddress>,
+    /// Why a host has no address.
+    problem: Option<String>,
+}
+
+impl Dialler {
+    pub(super) fn new(
+        links: Links,
+        group: Group,
+        who: PeerIdentity,
+        given: Vec<GatewayAddress>,
+        scope: AddressScope,
+    ) -> Self {
+        let shared = Arc::new(Dialling { links, group, who, lost: watch::Sender::default() });
+        Self { shared, given, scope, known: BTreeMap::new() }
+    }
+
+    /// Starts a task for each address, and ends the task of an address that is no longer one of the peer. Links that are open at
+    /// such an address stay open.
+    pub(super) async fn run(mut self) {
+        let shared = self.shared.clone();
+        let row = shared.links.0.number();
+        let mut announced = shared.group.announced.subscribe();
+        let mut stop = shared.group.stop.clone();
+        // The task of an address ends when its sender is dropped.
+        let mut tasks: BTreeMap<SocketAddr, oneshot::Sender<()>> = BTreeMap::new();
+        loop {
+            let theirs = announced.borrow_and_update().clone();
+            let found = tokio::select! {
+                _ = stop.wait_for(|order| *order != Order::GoOn) => break,
+                found = self.find(&theirs) => found,
+            };
+            match found.problem {
+                Some(problem) => shared.note_down(row, "", problem),
+                None => shared.note_no_problem(row),
+            }
+            tasks.retain(|address, _| found.addresses.contains_key(address));
+            for (address, of) in found.addresses {
+                tasks.entry(address).or_insert_with(|| {
+                    let (task, removed) = oneshot::channel();
+                    let explorer = Explorer { shared: shared.clone(), address, name: name_of(&of, address) };
+                    shared.links.0.scope.spawn(explorer.run(removed));
+                    task
+                });
+            }
+            tokio::select! {
+                _ = stop.wait_for(|order| *order != Order::GoOn) => break,
+                changed = announced.changed() => if changed.is_err() {
+                    break;
+                },
+                () = sleep(LOOK_UP_EVERY) => {}
+            }
+        }
+        shared.note_no_problem(row);
+    }
+
+    /// Returns the addresses of the peer: those of the config, then those that the peer has announced, at most [`DIAL_MAX`]. A
+    /// host whose look-up fails keeps the addresses that it had.
+    async fn find(&mut self, announced: &[GatewayAddress]) -> Found {
+        let mut found = Found::default();
+        let mut known = BTreeMap::new();
+        let given = self.given.iter().map(|entry| (entry, &AddressScope::Any));
+        let announced = announced.iter().filter(|entry| !self.given.contains(entry));
+        for (entry, scope) in given.chain(announced.map(|entry| (entry, &self.scope))) {
+            let name_servers = self.shared.links.0.name_servers.load_full();
+            let ips = match transport::addresses(&entry.host, &name_servers).await {
+                Ok(ips) => ips,
+                Err(problem) => {
+                    found.problem.get_or_insert(problem);
+                    self.known.remove(entry).unwrap_or_default()
+                }
+            };
+            for ip in ips.iter().filter(|ip| scope.allows(**ip)) {
+                if found.addresses.len() < DIAL_MAX {
+                    found.addresses.entry(SocketAddr::new(*ip, entry.port)).or_insert_with(|| entry.clone());
+                }
+            }
+            known.insert(entry.clone(), ips);
+        }
+        self.known = known;
+        found
+    }
+}
+
+/// Returns an address for messages, with the host name that it is from.
+fn name_of(entry: &GatewayAddress, address: SocketAddr) -> String {
+    match entry.host {
+        Host::Name(_) => format!("{entry} ({})", address.ip()),
+        Host::Ip(_) | Host::Ips(_) => address.to_string(),
+    }
+}
+
+impl Dialling {
+    fn note_down(&self, row: u64, address: &str, problem: String) {
+        self.links.0.table.note_down(&self.group.peer.name, row, address, problem);
+    }
+
+    fn note_no_problem(&self, row: u64) {
+        self.links.0.table.remove(&self.group.peer.name, row);
+    }
+}
+
+/// Connects to one address, again after each failure, and again to look for further replicas behind it.
+struct Explorer {
+    shared: Arc<Dialling>,
+    address: SocketAddr,
+    /// The address for messages.
+    name: String,
+}
+
+/// The result of an attempt to open a link.
+enum Attempt {
+    /// A link with a replica that had none, and the link's place among those of the peer.
+    Opened(Box<Running>, OwnedSemaphorePermit),
+    /// There is nothing to open: the replica has a link, or the peer has as many links as it may have.
+    NothingNew,
+}
+
+impl Explorer {
+    async fn run(self, mut removed: oneshot::Receiver<()>) {
+        let Dialling { links, group, lost, .. } = &*self.shared;
+        let row = links.0.number();
+        let random = u64::from(std::process::id()) ^ row;
+        let (mut stop, mut losses) = (group.stop.clone(), lost.subscribe());
+        let (mut failures, mut explorations) = (Backoff::up_to(RETRY), Backoff::up_to(EXPLORE));
+        links.0.table.note_connecting(&group.peer.name, row, &self.address.to_string());
+        let mut opened_at = Instant::now();
+        let mut wait = Duration::ZERO;
+        loop {
+            let attempt = tokio::select! {
+                // An order to stop comes first. An open link ends by itself with Goodbye; an attempt is dropped at once.
+                biased;
+                _ = stop.wait_for(|order| *order != Order::GoOn) => break,
+                _ = &mut removed => break,
+                _ = losses.changed() => {
+                    if opened_at.elapsed() > RETRY {
+                        failures.reset();
+                    }
+                    explorations.reset();
+                    wait = failures.wait(random);
+                    continue;
+                }
+                attempt = async { sleep(wait).await; Box::pin(self.attempt()).await } => attempt,
+            };
+            wait = match attempt {
+                Ok(Attempt::Opened(running, seat)) => {
+                    opened_at = Instant::now();
+                    explorations.reset();
+                    self.shared.note_no_problem(row);
+                    links.0.scope.spawn(run(self.shared.clone(), *running, seat));
+                    explorations.wait(random)
+                }
+                Ok(Attempt::NothingNew) => {
+                    failures.reset();
+                    self.shared.note_no_problem(row);
+                    explorations.wait(random)
+                }
+                Err(problem) => {
+                    self.shared.note_down(row, &self.address.to_string(), problem);
+                    failures.wait(random)
+                }
+            };
+        }
+        self.shared.note_no_problem(row);
+    }
+
+    async fn attempt(&self) -> Result<Attempt, String> {
+        let Dialling { links, group, .. } = &*self.shared;
+        let Ok(seat) = group.seats.clone().try_acquire_owned() else { return Ok(Attempt::NothingNew) };
+        let (outgoing, incoming, verified) = self.open().await?;
+        match links.greet(group, self.address.to_string(), (outgoing, incoming), verified).await {
+            Ok(running) => Ok(Attempt::Opened(Box::new(running), seat)),
+            Err(Ended::AlreadyLinked) => Ok(Attempt::NothingNew),
+            Err(ended) => Err(format!("{}: {}", self.name, ended.text())),
+        }
+    }
+
+    /// Connects and verifies the peer's gateway.
+    async fn open(&self) -> Result<(Outgoing, Streaming<proto::Message>, Verified), String> {
+        let Self { shared, address, name } = self;
+        let who = &shared.who;
+        let mut context = shared.links.0.context.clone();
+        let waiting = async {
+            context.certificate.get().await;
+            context.trust.get().await;
+        };
+        timeout(STEP_WITHIN, waiting).await.map_err(|_| "this gateway has no certificate yet".to_owned())?;
+        let connecting = timeout(STEP_WITHIN, transport::dial(Host::Ip(address.ip()), address.port())).await;
+        let socket = connecting
+            .map_err(|_| format!("{name} does not accept the connection"))?
+            .map_err(|error| format!("{name}: {error}"))?;
+        let config = client::mutual(
+            context.certificate.clone(),
+            context.trust.clone(),
+            who.alias.clone(),
+            &[LINK_PROTOCOL],
+        );
+        let config = config.map_err(|error| error.to_string())?;
+        let mut trust = context.trust.clone();
+        trust.see();
+        let tls = TlsConnector::from(Arc::new(config)).connect(client::no_name(), socket);
+        let stream = timeout(STEP_WITHIN, tls)
+            .await
+            .map_err(|_| format!("{name} does not answer the TLS handshake"))?;
+        let stream = stream.map_err(|error| {
+            let text = tls_error_of(&error).map_or_else(|| error.to_string(), describe);
+            format!("{name}: {text}")
+        })?;
+        let proof = Proof::of_server(stream.get_ref().1, &mut trust)?;
+        if proof.identity != who.known_gateway() {
+            return Err(format!(
+                "the gateway at {name} has the identity {}, expected {}",
+                proof.identity, who.gateway
+            ));
+        }
+        let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.links.0.scope)).await;
+        let link = opening.map_err(|_| format!("{name} does not answer"))??;
+        Ok((Outgoing::Dialled(link.requests), link.answers, (proof, trust)))
+    }
+}
+
+/// Runs a link to its end, and tells the tasks of all addresses of the peer that it has ended.
+async fn run(shared: Arc<Dialling>, running: Running, seat: OwnedSemaphorePermit) {
+    let ended = shared.links.run(running).await;
+    drop(seat);
+    if *shared.group.stop.borrow() == Order::GoOn {
+        tracing::warn!(peer = &*shared.group.peer.name, "a link with the peer ended: {}", ended.text());
+    }
+    shared.lost.send_modify(|count| *count += 1);
+}

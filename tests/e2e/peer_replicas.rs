@@ -1,0 +1,251 @@
+//! Peers with several replicas: each replica of both sides has a link with each replica of the other, learns its services, and
+//! obeys its roots, whichever address the operator has written down.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+use crate::federation::weighs;
+use crate::support::backend::Backend;
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::hbone::{Hbone, client};
+use crate::support::organisation::{Organisation, free_port, start, write};
+use crate::support::pki::Pki;
+
+const RATINGS: &str = "ratings.pay.west.global";
+
+/// Two organisations with two replicas each. Both export a service to the other; east's replicas dial.
+struct World {
+    west: Organisation,
+    east: Organisation,
+    west_ports: [u16; 2],
+    east_ports: [u16; 2],
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            west: Organisation::new("west", "west.example"),
+            east: Organisation::new("east", "east.example"),
+            west_ports: [free_port(), free_port()],
+            east_ports: [free_port(), free_port()],
+        }
+    }
+
+    /// Returns the config of west's replica at a port, whose network has gateways at these ports.
+    fn west_config(&self, port: u16, gateways: &[u16], endpoint: u16) -> String {
+        let rules = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.pay.svc.cluster.local\"], as: \
+                     \"{service}.{namespace}.west.global\"}]\n    import: [{services: [\"*.shop.east.global\"]}]\n    \
+                     staleAfter: 1s\n    expireAfter: 3s\n";
+        config(
+            &self.west,
+            port,
+            gateways,
+            &self.east.as_peer("accept: true", rules),
+            ("ratings", "pay", endpoint),
+        )
+    }
+
+    fn start_west(&self, gateways: &[u16], endpoint: u16) -> Vec<Gateway> {
+        let start =
+            |port: &u16| start(self.west.folder(&[&self.east]), &self.west_config(*port, gateways, endpoint));
+        self.west_ports.iter().map(start).collect()
+    }
+
+    /// Starts east's replicas, which dial this address.
+    fn start_east(&self, dial: SocketAddr) -> Vec<Gateway> {
+        let rules = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.shop.svc.cluster.local\"], as: \
+                     \"{service}.{namespace}.east.global\"}]\n    import: [{services: [\"*.pay.west.global\"]}]\n    \
+                     staleAfter: 1s\n    expireAfter: 3s\n";
+        let peer = self.west.as_peer(&format!("dial: \"{dial}\""), rules);
+        let config = |port: u16| config(&self.east, port, &self.east_ports, &peer, ("web", "shop", 80));
+        let start = |port: &u16| start(self.east.folder(&[&self.west]), &config(*port));
+        self.east_ports.iter().map(start).collect()
+    }
+}
+
+/// Returns the config of one replica, with one service and one peer.
+fn config(
+    organisation: &Organisation,
+    port: u16,
+    gateways: &[u16],
+    peer: &str,
+    (service, namespace, endpoint): (&str, &str, u16),
+) -> String {
+    let gateway = |port: &u16| format!("{{address: 127.0.0.1, sniPort: {port}, hbonePort: {port}}}");
+    let gateways: Vec<String> = gateways.iter().map(gateway).collect();
+    format!(
+        "{}networks: {{net-{}: {{gateways: [{}]}}}}\npeers:\n{peer}services: [{{hostname: {service}.{namespace}.svc.cluster.local, \
+         namespace: {namespace}, ports: [{{name: p, port: 80, targetPort: {endpoint}}}], endpoints: [{{address: 127.0.0.1}}]}}]\n",
+        organisation.base(port),
+        organisation.name,
+        gateways.join(", "),
+    )
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+/// Waits until a replica has live links with this number of processes of its peer, and returns the links.
+#[track_caller]
+fn linked(gateway: &Gateway, count: usize) -> Vec<Value> {
+    eventually(&format!("links with {count} replicas"), || {
+        let links = gateway.json("/api/v1/peers")[0]["links"].as_array().cloned().unwrap_or_default();
+        let live: Vec<Value> = links.into_iter().filter(|link| link["state"] == "live").collect();
+        let mut instances: Vec<&str> = live.iter().filter_map(|link| link["instance"].as_str()).collect();
+        instances.sort_unstable();
+        instances.dedup();
+        (instances.len() == count && live.len() == count).then_some(live)
+    })
+}
+
+#[test]
+fn each_replica_has_a_link_with_each_replica_though_one_address_is_known() {
+    let world = World::new();
+    let mut west = world.start_west(&world.west_ports, 80);
+    let mut east = world.start_east(loopback(world.west_ports[0]));
+    for gateway in west.iter().chain(&east) {
+        linked(gateway, 2);
+    }
+    let all_know = |west: &[Gateway], east: &[Gateway]| {
+        east.iter().for_each(|gateway| weighs(gateway, RATINGS, 1.0));
+        west.iter().for_each(|gateway| {
+            eventually("west to know the service of east", || {
+                (gateway.json("/api/v1/peers")[0]["imported"] == 1).then_some(())
+            });
+        });
+    };
+    all_know(&west, &east);
+    // The known address goes down: each replica of east goes on by the link with the other.
+    west[0].kill();
+    east.iter().for_each(|gateway| drop(linked(gateway, 1)));
+    all_know(&west[1..], &east);
+    east[1].kill();
+    linked(&west[1], 1);
+    all_know(&west[1..], &east[..1]);
+    eventually("the attempts to reach the dead replica to be shown", || {
+        let peer = east[0].json("/api/v1/peers")[0].clone();
+        assert_eq!(peer["state"], "live", "{peer:#}");
+        let down = peer["links"].as_array()?.iter().find(|link| link["state"] == "down")?.clone();
+        let is_refused = down["problem"].as_str().is_some_and(|problem| problem.contains("refused"));
+        (is_refused && down["address"] == loopback(world.west_ports[0]).to_string()).then_some(())
+    });
+}
+
+#[test]
+fn replicas_behind_one_address_are_all_found() {
+    let world = World::new();
+    // The address leads to one of west's replicas at random.
+    let random = RandomState::new();
+    let (turn, ports) = (AtomicUsize::new(0), world.west_ports);
+    let balancer = Backend::start(move |client| {
+        let port = ports[usize::from(random.hash_one(turn.fetch_add(1, Ordering::Relaxed)) % 2 == 0)];
+        let Ok(server) = TcpStream::connect(loopback(port)) else { return };
+        let copy = |from: &TcpStream, to: &TcpStream| {
+            let (mut from, mut to) = (from.try_clone().expect("a copy"), to.try_clone().expect("a copy"));
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(std::net::Shutdown::Write);
+            })
+        };
+        let _ = [copy(&client, &server), copy(&server, &client)].map(std::thread::JoinHandle::join);
+    });
+    let west = world.start_west(&[balancer.address.port()], 80);
+    let east = world.start_east(balancer.address);
+    let before: Vec<Vec<Value>> = east.iter().map(|gateway| linked(gateway, 2)).collect();
+    west.iter().for_each(|gateway| drop(linked(gateway, 2)));
+    // Connections that look for further replicas close no link.
+    let accepted = balancer.accepted();
+    eventually("two more connections", || (balancer.accepted() >= accepted + 2).then_some(()));
+    let since = |links: &[Value]| links.iter().map(|link| link["since"].to_string()).collect::<Vec<_>>();
+    for (gateway, before) in east.iter().zip(&before) {
+        assert_eq!(since(&linked(gateway, 2)), since(before));
+    }
+}
+
+#[test]
+fn each_replica_obeys_a_new_root_and_the_end_of_the_old_one() {
+    let (world, backend) = (World::new(), Backend::echo());
+    let west = world.start_west(&world.west_ports, backend.address.port());
+    let east = world.start_east(loopback(world.west_ports[0]));
+    west.iter().chain(&east).for_each(|gateway| drop(linked(gateway, 2)));
+    let next = Pki::new("the next CA of east");
+    let web = |authority: &Pki| {
+        client(Some(authority.issue(&[], Some("spiffe://east.example/ns/front/sa/web"))), &["h2"])
+    };
+    let (by_old, by_new) = (web(&world.east.pki), web(&next));
+    let answers = |gateway: &Gateway, config: &Arc<rustls::ClientConfig>| {
+        let called = Hbone::connect(gateway.listener("mesh"), config.clone()).ok();
+        called.and_then(|hbone| hbone.open(&format!("{RATINGS}:80")).ok()?.echo("x").ok()).is_some()
+    };
+    for gateway in &west {
+        eventually("calls", || answers(gateway, &by_old).then_some(()));
+        assert!(!answers(gateway, &by_new), "the new authority is unknown");
+    }
+    let have_taken = |gateway: &Gateway| {
+        eventually("both replicas of west to take the roots", || {
+            linked(gateway, 2).iter().all(|link| link["own_roots"] == "taken").then_some(())
+        });
+    };
+    for gateway in &east {
+        write(gateway.folder(), "roots.pem", &(world.east.pki.ca_pem() + &next.ca_pem()));
+    }
+    west.iter().for_each(|gateway| eventually("the new root", || answers(gateway, &by_new).then_some(())));
+    east.iter().for_each(have_taken);
+    let own = next.issue(&[], Some(&world.east.identity()));
+    for gateway in &east {
+        write(gateway.folder(), "key.pem", &own.key_pem);
+        write(gateway.folder(), "cert.pem", &own.certificate_pem);
+        write(gateway.folder(), "roots.pem", &next.ca_pem());
+    }
+    for gateway in &west {
+        eventually("the end of the old root", || (!answers(gateway, &by_old)).then_some(()));
+        eventually("calls by the new root", || answers(gateway, &by_new).then_some(()));
+    }
+    // East stops. West cannot learn any more what east withdraws.
+    drop(east);
+    for gateway in &west {
+        eventually("the announced roots to expire", || (!answers(gateway, &by_new)).then_some(()));
+        let is_expired = |line: &Value| {
+            let detail = line["detail"].as_str().unwrap_or_default();
+            line["reason"] == "identity_untrusted" && detail.contains("no link for expireAfter")
+        };
+        gateway.logged("the refusal", is_expired);
+    }
+    let _east = {
+        let world = World { east: Organisation { pki: next, ..world.east }, ..world };
+        world.start_east(loopback(world.west_ports[0]))
+    };
+    for gateway in &west {
+        eventually("calls after the link is back", || answers(gateway, &by_new).then_some(()));
+    }
+}
+
+#[test]
+fn a_replica_without_a_link_says_why() {
+    let world = World::new();
+    let told = |gateways: &[u16]| {
+        let config = world.west_config(world.west_ports[0], gateways, 80);
+        let gateway = start(world.west.folder(&[&world.east]), &config);
+        let peer = gateway.json("/api/v1/peers")[0].clone();
+        peer["problem"].as_str().map(str::to_owned).expect("a problem")
+    };
+    let listed = told(&world.west_ports);
+    let [one, other] = world.west_ports.map(loopback);
+    assert!(listed.ends_with(&format!("this mesh announces {one}, {other}")), "{listed}");
+    let none = told(&[]);
+    assert!(none.contains("this mesh announces none, as `networks` has no gateways"), "{none}");
+    // East's side names each address that does not answer.
+    let east = world.start_east(loopback(world.west_ports[0]));
+    eventually("the refused connection", || {
+        let peer = east[0].json("/api/v1/peers")[0].clone();
+        let problem = peer["problem"].as_str()?.to_owned();
+        (problem.contains(&loopback(world.west_ports[0]).to_string()) && problem.contains("refused"))
+            .then_some(())
+    });
+}
