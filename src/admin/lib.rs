@@ -114,7 +114,7 @@ impl ProgramStatus {
     /// Returns the status of a process that has read its first config and has not applied it.
     pub fn new(config: &Path, workers: usize) -> Self {
         Self {
-            config: config.to_owned(),
+            config: std::path::absolute(config).unwrap_or_else(|_| config.to_owned()),
             config_since: SystemTime::now(),
             in_use: InUse::default(),
             rejected: Vec::new(),

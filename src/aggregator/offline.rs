@@ -17,8 +17,8 @@ use isthmus_snapshot::shard::Shard;
 pub enum OfflineError {
     /// The registry's data does not exist on this machine; another machine may have it. The lines say what is missing.
     Absent(Vec<String>),
-    /// Only a running gateway reads the registry; the line says so.
-    LiveOnly(String),
+    /// Only a running gateway reads registries of this kind, whose name follows.
+    LiveOnly(&'static str),
     /// The registry has mistakes, a line each.
     Wrong(Vec<String>),
 }
@@ -34,21 +34,12 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
             })?;
             Ok(Shard::of(listing, &spec.scope))
         }
-        RegistryKind::Etcd(_) => Err(live_only(spec, "etcd")),
-        RegistryKind::Peer(_) => Err(live_only(spec, "peer")),
+        RegistryKind::Etcd(_) => Err(OfflineError::LiveOnly("etcd")),
+        RegistryKind::Peer(_) => Err(OfflineError::LiveOnly("peers")),
         RegistryKind::Kubernetes(_) | RegistryKind::KubernetesClusters(_) => {
-            Err(live_only(spec, "Kubernetes"))
+            Err(OfflineError::LiveOnly("Kubernetes"))
         }
     }
-}
-
-/// Describes a registry that only a running gateway reads.
-fn live_only(spec: &RegistrySpec, source: &str) -> OfflineError {
-    OfflineError::LiveOnly(format!(
-        "registry {}: this command does not read {source}, so the services of this registry are missing here; only `isthmus \
-         run` reads it",
-        spec.name
-    ))
 }
 
 /// Returns the services of the config file itself.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::arguments::{Admin, time};
-use super::read;
+use super::offline::{Names, offline};
 use isthmus_admin::problems::code::{Code, Severity};
 use isthmus_api::overview::{Overview, Refusal};
 use isthmus_api::status::{Problem, Status};
@@ -284,7 +284,7 @@ fn of_warning(warning: &str) -> Check {
 
 /// Returns the checks of a config file, without a running gateway.
 fn of_config(path: &Path) -> Vec<Check> {
-    let offline = match read::offline(path) {
+    let offline = match offline(path, Names::LookUp) {
         Ok(offline) => offline,
         Err(problems) => {
             let next = "correct the file; `isthmus schema --reference` describes all keys";
@@ -294,13 +294,9 @@ fn of_config(path: &Path) -> Vec<Check> {
                 .collect();
         }
     };
-    let next =
-        "correct the files of the certificate and the roots, or run the check on the host of the gateway";
-    let mut checks: Vec<Check> = offline
-        .errors
-        .into_iter()
-        .map(|error| Check::new("certificates", State::Failed, error, next))
-        .collect();
+    let next = "correct the files that the config names, or run the check on the host of the gateway";
+    let mut checks: Vec<Check> =
+        offline.faults.into_iter().map(|fault| Check::new("files", State::Failed, fault, next)).collect();
     if checks.is_empty() {
         checks.push(Check::new("config", State::Ok, format!("{} has no mistakes", path.display()), ""));
     }

@@ -7,11 +7,6 @@ pub(super) const RUN: &str = "Examples:
 
 SIGTERM stops gracefully, and a second SIGTERM at once. SIGHUP reloads the config. SIGUSR1 reopens the log files.";
 
-pub(super) const VALIDATE: &str = "Examples:
-  isthmus validate isthmus.yaml               a config with its registries and certificates
-  isthmus validate --strict conf.d            a directory; warnings fail too
-  cat isthmus.yaml | isthmus validate -       the standard input";
-
 pub(super) const SCHEMA: &str = "Examples:
   isthmus schema > isthmus.schema.json        for editors, and for checks in a pipeline
   isthmus schema --reference                  every key, its values and its default";

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::arguments::Reading;
-use super::read;
+use super::offline::{Names, offline};
 use isthmus_admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
 use isthmus_api::horizon::{Entry, Horizon as View, Missing, Viewer};
 use isthmus_console::client;
@@ -91,7 +91,7 @@ fn parameter(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clo
 /// Runs `isthmus horizon`; the exit code is 1 if the viewer gets no endpoint of the service.
 pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
     let value = match &args.config {
-        Some(path) => offline(args, path)?,
+        Some(path) => of_file(args, path)?,
         None => {
             let path = format!("/api/v1/horizon?{}", client::query(&args.parameters()));
             client::get(&args.reading.admin.url(), &path)?.json()?
@@ -109,8 +109,8 @@ pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
     if is_one && views.iter().all(|view| view.entries.is_empty()) { Err(Failure::Reported) } else { Ok(()) }
 }
 
-fn offline(args: &Horizon, path: &Path) -> Result<Value, Failure> {
-    let offline = read::offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+fn of_file(args: &Horizon, path: &Path) -> Result<Value, Failure> {
+    let offline = offline(path, Names::LookUp).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
     let parameters = args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
     let inquiry = HorizonRequest::from_parameters(parameters).map_err(Failure::Wrong)?;
     let answer = horizon(&offline.snapshot, &inquiry).map_err(|problem| match problem {

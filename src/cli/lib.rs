@@ -3,6 +3,7 @@
 //! - `read`, `traces`, `horizon`, `watch`, `top`, `peers`: the state of a gateway; `tables`: its lists as tables.
 //! - `orders`: changes of the running gateway. `enrol`, `plan`: links with other organisations.
 //! - `check`, `validate`: problems of a gateway and of a config file. `config_file`: where that file is, and how it is loaded.
+//!   `offline`: a config with its registries, read without a gateway.
 //! - `registry`, `kubeconfig`, `certs`: services in etcd, access to Kubernetes, development certificates.
 //! - `arguments`: what several commands share. `examples`: the examples below each help text.
 //!
@@ -21,6 +22,7 @@ mod examples;
 mod horizon;
 #[cfg(feature = "kubernetes")]
 mod kubeconfig;
+mod offline;
 mod orders;
 mod peers;
 mod plan;
@@ -47,7 +49,6 @@ use isthmus_console::failure::Failure;
 use isthmus_convert as convert;
 use isthmus_demo as demo;
 use orders::EndpointOrder;
-use validate::{Warnings, validate};
 
 /// The exit code if a check has a negative result: an invalid config, a refused name, a failed demo.
 const WRONG: u8 = 1;
@@ -55,6 +56,8 @@ const WRONG: u8 = 1;
 const USAGE: u8 = 2;
 /// The exit code if the admin API or etcd cannot be reached.
 const UNREACHABLE: u8 = 3;
+/// The exit code if a config can be used, but something that it names is missing or expired.
+const IMPAIRED: u8 = 4;
 /// An east-west mesh gateway: routes TLS by server name between networks, passes the bytes through, and explains every refusal.
 #[derive(Debug, Parser)]
 #[command(name = "isthmus", version, arg_required_else_help = true, after_help = EXAMPLES)]
@@ -82,18 +85,8 @@ enum Command {
         config: Option<PathBuf>,
     },
     /// Check config files as `run` does, without running the gateway
-    #[command(after_help = examples::VALIDATE)]
-    Validate {
-        /// Config files, or directories of them; `-` for the standard input; also pipes, which `run` refuses
-        #[arg(required_unless_present = "config", value_name = "FILE")]
-        files: Vec<PathBuf>,
-        /// A config file, as with the other commands
-        #[arg(short, long, value_name = "FILE")]
-        config: Option<PathBuf>,
-        /// Treat warnings as errors
-        #[arg(long)]
-        strict: bool,
-    },
+    #[command(after_help = validate::EXAMPLES)]
+    Validate(validate::Arguments),
     /// Make a config from the configuration of HAProxy, and list what cannot be carried over
     #[command(after_help = convert::EXAMPLES)]
     Convert(convert::Arguments),
@@ -235,6 +228,7 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
         Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         unreachable if unreachable.is_unreachable() => UNREACHABLE,
         Failure::Client(ClientError::Address(_)) => USAGE,
+        Failure::ReportedImpaired => IMPAIRED,
         _ => WRONG,
     };
     let text = failure.to_string();
@@ -248,10 +242,7 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
 fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
     match command {
         Command::Run { .. } => Ok(()),
-        Command::Validate { mut files, config, strict } => {
-            files.extend(config);
-            validate(&files, if strict { Warnings::Fail } else { Warnings::Pass }, out)
-        }
+        Command::Validate(arguments) => validate::run(&arguments, out),
         Command::Convert(arguments) => convert::run(&arguments, out),
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),

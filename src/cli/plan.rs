@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::arguments::Reading;
 use super::config_file::{self, config_path};
-use super::read;
+use super::offline::{Names, offline};
 use isthmus_admin::peers;
 use isthmus_aggregator::offline::own;
 use isthmus_api as api;
@@ -33,9 +33,10 @@ use isthmus_snapshot::routes::Resolved;
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:
-  isthmus peer plan -c isthmus.yaml                         what reloading this file changes for the peers of the running gateway
+  isthmus peer plan -c new.yaml                             what this file would change for the peers of the running gateway
   isthmus peer plan -c new.yaml --against isthmus.yaml      two files, without a gateway
 
+Write the change into a copy: the gateway applies its own file as soon as it changes.
 The services are those of the running gateway; with --against, those of each file and its file registries.";
 
 #[derive(Debug, Args)]
@@ -104,7 +105,9 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         None => {
             let wrong = |problems: Vec<_>| Failure::Wrong(texts(&problems).join("\n"));
             let config = config_file::load(&file).map_err(wrong)?;
-            let (before, services) = of_gateway(&arguments.reading.admin.url())?;
+            let admin = arguments.reading.admin.url();
+            note_if_in_use(&file, &admin)?;
+            let (before, services) = of_gateway(&admin)?;
             (before, with_services(&config.policy, services))
         }
     };
@@ -118,12 +121,27 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     }
 }
 
+/// Writes to stderr that the gateway already uses the file, if it does.
+fn note_if_in_use(file: &Path, admin: &str) -> Result<(), Failure> {
+    let status: api::status::Status = client::typed(client::get(admin, "/api/v1/status")?.json()?)?;
+    let in_use = Path::new(&status.config.path).canonicalize().ok();
+    if status.config.file_is_running && in_use.is_some() && in_use == file.canonicalize().ok() {
+        let file = text(&file.display().to_string());
+        writeln!(
+            std::io::stderr(),
+            "warning: the gateway already uses {file}, as it applies its file whenever that changes; the plan compares the file with \
+             itself. Write the change into a copy, such as new.yaml, and plan that"
+        )?;
+    }
+    Ok(())
+}
+
 fn texts<T: ToString>(all: &[T]) -> Vec<String> {
     all.iter().map(ToString::to_string).collect()
 }
 
 fn of_file(path: &Path) -> Result<Snapshot, Failure> {
-    match read::offline(path) {
+    match offline(path, Names::LookUp) {
         Ok(offline) => Ok(offline.snapshot),
         Err(problems) => Err(Failure::Wrong(problems.join("\n"))),
     }

@@ -1,196 +1,32 @@
 //! The commands that only read: they print the answers of the admin API, or of a config file, as tables, JSON or YAML.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::arguments::{Explain, Filter, Reading, What};
+use super::offline::{Names, offline};
+use super::tables;
 use super::watch::Contact;
-use super::{config_file, tables};
-use isthmus_admin::certificates::file_problems;
 use isthmus_admin::explain::{ExplainRequest, Explanation, explain as explain_name};
-use isthmus_aggregator::offline::{self, OfflineError, names_in};
 use isthmus_api::connection::Connection;
 use isthmus_api::explanation::Explanation as ExplanationView;
 use isthmus_api::service::Service;
 use isthmus_api::status::Status;
 use isthmus_api::text::clean;
-use isthmus_config::Config;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{
     Colour, Column, Format, columns, list, one_of_many, paint, rows, structured, table, text,
 };
-use isthmus_model::address::canonical_ip;
-use isthmus_model::name::HostName;
-use isthmus_model::place::ClusterId;
-use isthmus_net::lookup::{Lookup, Resolution};
-use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::build::all;
-use isthmus_snapshot::inputs::Inputs;
-use isthmus_snapshot::port_endpoint::network_of;
-use isthmus_snapshot::routes::Resolved;
 use isthmus_telemetry::clock::rfc3339;
 
 /// The interval between two requests of a command with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-
-/// A config file and its registries, read offline.
-pub(super) struct Offline {
-    pub(super) snapshot: Snapshot,
-    /// One line for each registry that is left out because only a running gateway can read it; this is not an error of the
-    /// config.
-    pub(super) notes: Vec<String>,
-    pub(super) warnings: Vec<String>,
-    /// Errors in certificates and roots: `run` would start, but could not serve all callers.
-    pub(super) errors: Vec<String>,
-}
-
-/// Reads a config and its registries. Returns all errors, one per line.
-pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
-    let config = config_file::load(path)
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-    let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
-    let errors = file_problems(&config);
-    warnings.extend(config.access_log.problem());
-    let mut problems = Vec::new();
-    let mut notes = Vec::new();
-    let mut shards = vec![Arc::new(offline::own(config.services.clone()))];
-    for registry in &config.registries {
-        match offline::read(registry) {
-            Ok(shard) => {
-                let counts = shard.counts();
-                if counts.denied_items + counts.denied_endpoints > 0 {
-                    warnings.push(format!(
-                        "{}: {} services are left out by `allow.services`, {} endpoints by `allow.networks`",
-                        config.placed_name(registry),
-                        counts.denied_items,
-                        counts.denied_endpoints
-                    ));
-                }
-                if counts.denied_addresses > 0 {
-                    warnings.push(format!(
-                        "{}: {} endpoints are left out by `allow.addresses` (without that key, loopback \
-                         and link-local addresses are left out)",
-                        config.placed_name(registry),
-                        counts.denied_addresses
-                    ));
-                }
-                shards.push(Arc::new(shard));
-            }
-            // Files of another host may be missing here, but files that exist must be correct.
-            Err(OfflineError::Absent(found)) => warnings.extend(found),
-            Err(OfflineError::LiveOnly(note)) => notes.push(note),
-            Err(OfflineError::Wrong(found)) => problems.extend(found),
-        }
-    }
-    if !problems.is_empty() {
-        return Err(problems);
-    }
-    let names = names_in(&config.policy, shards.iter().map(|shard| &**shard));
-    let resolved = resolve(&names, &config.aggregator.dns.servers);
-    let lost = names.iter().filter(|name| resolved.get(name.as_str()).is_none_or(|found| found.is_empty()));
-    warnings.extend(lost.map(|name| {
-        format!(
-            "{name} does not resolve, so the endpoints and gateways with this \
-             name have no address"
-        )
-    }));
-    let trust_roots = Arc::default();
-    let inputs = Inputs {
-        trust_roots: &trust_roots,
-        policy: &config.policy,
-        policy_generation: 1,
-        shards: &shards,
-        resolved: &resolved,
-        virtual_addresses: None,
-        unreachable: None,
-    };
-    let snapshot = all(inputs, 1);
-    warnings.extend(
-        snapshot.services().into_iter().flat_map(|service| &service.conflicts).map(ToString::to_string),
-    );
-    warnings.extend(off_network(&snapshot, &config));
-    Ok(Offline { snapshot, notes, warnings, errors })
-}
-
-/// Returns a warning for each registry whose endpoints this gateway can never choose because the registry's network, or the
-/// gateway's own, is not set. This is the most likely mistake in a first config with several networks.
-fn off_network(snapshot: &Snapshot, config: &Config) -> Vec<String> {
-    let node = &snapshot.policy.node;
-    let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
-    if !is_gateway {
-        return Vec::new();
-    }
-    // For each cluster, the numbers of endpoints without a network, of endpoints with a network, and of all endpoints.
-    let mut counts: BTreeMap<&ClusterId, (usize, usize, usize)> = BTreeMap::new();
-    for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
-        let (none, some, all) = counts.entry(&part.origin.cluster).or_default();
-        for endpoint in part.service.endpoints.iter() {
-            let unknown = network_of(endpoint, &part.origin, snapshot.networks()).is_unknown();
-            *none += usize::from(unknown && part.origin.cluster != node.cluster);
-            *some += usize::from(!unknown);
-            *all += 1;
-        }
-    }
-    let called = |cluster: &ClusterId| {
-        let registry = config.registries.iter().find(|registry| registry.cluster == *cluster);
-        registry.map_or_else(|| "services".to_owned(), |registry| config.placed_name(registry))
-    };
-    let warning = |(cluster, (none, some, all)): (&ClusterId, (usize, usize, usize))| {
-        let called = called(cluster);
-        match (node.network.is_unknown(), none, some) {
-            (false, 1.., _) => Some(format!(
-                "{called}: {none} of {all} endpoints have no network, but node.network is {}, so none of these \
-                 endpoints can be used; set `network`, or `networks.<name>.cidrs`",
-                node.network
-            )),
-            (true, _, 1..) => Some(format!(
-                "{called}: {some} of {all} endpoints have a network, but node.network is not set, so none of \
-                 these endpoints can be used; set `node.network`"
-            )),
-            _ => None,
-        }
-    };
-    counts.into_iter().filter_map(warning).collect()
-}
-
-/// Resolves names at these name servers, or if there are none, with the system's resolver. A name that cannot be resolved has no
-/// addresses, as on the data path.
-fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> Resolved {
-    if !name_servers.is_empty() && !names.is_empty() {
-        return resolve_at(names, name_servers).unwrap_or_default();
-    }
-    let look_up = |name: &HostName| {
-        let found = (name.as_str(), 0).to_socket_addrs().ok()?;
-        let mut addresses: Vec<IpAddr> = found.map(|address| canonical_ip(address.ip())).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        Some((name.clone(), addresses.into()))
-    };
-    names.iter().filter_map(look_up).collect()
-}
-
-/// Resolves names at these name servers, all at the same time.
-fn resolve_at(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> Option<Resolved> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    runtime.block_on(async {
-        let lookup = Lookup::at(name_servers).ok()?;
-        let look_up = async |name: &HostName| (name.clone(), lookup.addresses(name).await.0);
-        let answers = futures_util::future::join_all(names.iter().map(look_up)).await;
-        let found = answers.into_iter().filter_map(|(name, answer)| match answer {
-            Resolution::Addresses(addresses) => Some((name, addresses)),
-            Resolution::Failed(_) => None,
-        });
-        Some(found.collect())
-    })
-}
 
 /// Runs `isthmus explain`.
 pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failure> {
@@ -208,7 +44,7 @@ pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failur
 }
 
 fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
-    let offline = offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+    let offline = offline(path, Names::LookUp).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
     let inquiry = ExplainRequest {
         name: args.name.clone().filter(|name| !name.is_empty()),
         authority: args.authority,
@@ -466,33 +302,4 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
         columns(out, &tables::REGISTRIES, &status.registries)?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn warnings_of_a_registry_have_its_position() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("isthmus.yaml");
-        let west = "services:\n- {hostname: a.mesh, namespace: n, ports: [{name: p, port: 1}], endpoints: [{address: 169.254.0.1}, {address: 10.0.0.1}]}\n\
-                    - {hostname: b.test, namespace: n, ports: [{name: p, port: 1}]}\n";
-        std::fs::write(folder.path().join("west.yaml"), west).expect("written");
-        let config = "listen: ':1'\nnode: {network: east}\nexports: [{services: ['*']}]\nregistries:\n\
-                      - file: {path: west.yaml, cluster: west}\n  allow: {services: ['*.mesh']}\n";
-        std::fs::write(&path, config).expect("written");
-        let world = offline(&path).unwrap_or_else(|problems| panic!("{problems:?}"));
-        let place = format!("{}:5:3: registries[0]: registry west.yaml: ", path.display());
-        let texts =
-            ["1 services are left out", "1 endpoints are left out", "1 of 1 endpoints have no network"];
-        for text in texts {
-            let wanted = format!("{place}{text}");
-            assert!(
-                world.warnings.iter().any(|warning| warning.starts_with(&wanted)),
-                "{wanted}: {:#?}",
-                world.warnings
-            );
-        }
-    }
 }

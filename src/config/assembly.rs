@@ -17,6 +17,7 @@ use isthmus_model::limits::{SourceLimits, SourcePrefix};
 use isthmus_model::name::{HostName, NAME_BYTES_MAX};
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServiceKey;
+use isthmus_peer::addresses::takes_links;
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::{
     Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts, Tuning,
@@ -206,8 +207,9 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
         let by_name = listener.protocol != ListenerProtocol::Hbone;
         let routed = by_name && policy.routes.iter().any(|route| here(&route.listeners, &listener.name));
         let exported = policy.exports.iter().any(|rule| here(&rule.listeners, &listener.name));
-        let offered = policy.peers.iter().any(|peer| !peer.exports.is_empty());
-        if routed || exported || offered {
+        // Peers open links at the listener, and call the services that they are offered.
+        let peered = !policy.peers.is_empty() && takes_links(listener);
+        if routed || exported || peered {
             continue;
         }
         let mut places = root.maps(&keys::Root::LISTENERS);

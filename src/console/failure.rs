@@ -10,6 +10,9 @@ pub enum Failure {
     /// The output was printed already.
     #[error("")]
     Reported,
+    /// The output, which says that a config can be used, but not all that it names, was printed already.
+    #[error("")]
+    ReportedImpaired,
     /// The output, which says that the gateway cannot be reached, was printed already.
     #[error("")]
     ReportedUnreachable,

@@ -143,7 +143,7 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
         assert_eq!(validate(folder.path(), BASE).0, Some(0), "{case}");
         spoil(folder.path());
         let (code, told) = validate(folder.path(), BASE);
-        assert_eq!(code, Some(1), "{case}: {told}");
+        assert_eq!(code, Some(4), "{case}: {told}");
         let line = told.lines().find(|line| line.starts_with("isthmus.yaml:3:19: identity.files: "));
         assert!(line.is_some_and(|line| line.contains(wanted)), "{case}: {told}");
     }
@@ -193,7 +193,7 @@ fn roots_of_peers_that_cannot_be_used_fail_validate_with_the_line_that_names_the
         (Some(&*ours), "root 2 is also a root of the trust domain cluster.local"),
     ] {
         let (code, told) = told_of(text);
-        assert_eq!(code, Some(1), "{text:?}: {told}");
+        assert_eq!(code, Some(4), "{text:?}: {told}");
         let place = format!("isthmus.yaml:{line}:12: peers[1].trust: ");
         let found = told.lines().find(|line| line.starts_with(&place));
         assert!(found.is_some_and(|found| found.contains(wanted)), "{wanted}: {told}");
@@ -250,6 +250,15 @@ fn a_plan_compares_a_file_with_the_running_gateway() {
     assert_eq!(gateway.json("/api/v1/peers")[0]["exported"], 1, "nothing is applied");
     assert_eq!(gateway.json("/api/v1/peers/south")["exported"][0]["exported_name"], "echo.shop.global");
     assert_eq!(gateway.get("/api/v1/peers/west").0, 404);
+    // The gateway already uses its own file.
+    let own = Command::new(BINARY)
+        .args(["peer", "plan", "-c", "isthmus.yaml", "--admin", &format!("http://{}", gateway.admin())])
+        .current_dir(gateway.folder())
+        .output()
+        .expect("the binary runs");
+    assert_eq!(String::from_utf8_lossy(&own.stdout), "nothing changes for any peer\n");
+    let warned = String::from_utf8_lossy(&own.stderr).into_owned();
+    assert!(warned.contains("the gateway already uses isthmus.yaml"), "{warned}");
     // Two files are compared without a gateway; then the file has a mistake.
     let (old, json) = (gateway.folder().join("isthmus.yaml"), ["-o", "json"]);
     let (old, next) = (old.display().to_string(), next.display().to_string());

@@ -520,6 +520,52 @@ fn warnings_fail_only_when_strict() {
 }
 
 #[test]
+fn a_file_that_the_config_names_and_that_is_missing_is_told_apart_from_a_wrong_config() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    let write = |more: &str| {
+        let config = format!(
+            "node: {{cluster: a, network: a}}\nlisten: \"127.0.0.1:0\"\nroutes: {{a.test: \"10.0.1.5:443\"}}\n{more}"
+        );
+        std::fs::write(&path, config).expect("written");
+    };
+    let said = |more: &[&str], code: i32, wanted: &str| {
+        let output = isthmus(&[&["validate", text(&path)], more].concat());
+        exits(&output, code);
+        assert!(out(&output).contains(wanted), "{}", out(&output));
+    };
+    write("identity: {files: {certificate: cert.pem, key: key.pem}}\n");
+    said(&[], 4, "cert.pem");
+    said(&["--for-start"], 0, "would start, but something that the file names is missing");
+    write("registries: [{file: {path: west.yaml, cluster: west, network: a}}]\n");
+    said(&[], 4, "west.yaml");
+    write("telemetry: {accessLog: {path: /nonexistent/a.log}}\n");
+    said(&["--for-start"], 1, "/nonexistent/a.log");
+    // What `run` needs for a start is what `validate` demands.
+    exits(&isthmus(&["run", "-c", text(&path)]), 1);
+}
+
+#[test]
+fn look_ups_of_a_check_end_after_two_seconds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let server = silent.local_addr().expect("bound");
+    let config =
+        format!("listen: \":15443\"\nroutes: {{a.test: \"b.test:443\"}}\ndns: {{servers: [\"{server}\"]}}\n");
+    std::fs::write(&path, config).expect("written");
+    let begun = std::time::Instant::now();
+    let output = isthmus(&["validate", text(&path)]);
+    let took = begun.elapsed();
+    exits(&output, 0);
+    assert!(out(&output).contains("no answer within 2s for the name b.test"), "{}", out(&output));
+    assert!(took < std::time::Duration::from_secs(9), "{took:?}");
+    let offline = isthmus(&["validate", "--offline", text(&path)]);
+    exits(&offline, 0);
+    assert!(!out(&offline).contains("b.test"), "{}", out(&offline));
+}
+
+#[test]
 fn wrong_usage_exits_with_2() {
     for arguments in [&["validate"][..], &["no-such-command"], &["run", "--no-such-flag"], &[]] {
         let output = isthmus(arguments);

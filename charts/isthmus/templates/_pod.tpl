@@ -180,7 +180,7 @@ spec:
     - name: validate
       image: {{ include "isthmus.image" $root }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      args: [validate, /etc/isthmus/isthmus.yaml]
+      args: [validate, --for-start, --offline, /etc/isthmus/isthmus.yaml]
       env:
         {{- include "isthmus.role.env" . | nindent 8 }}
       securityContext:

@@ -1,0 +1,257 @@
+//! A config file with its registries, read without a gateway.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use super::config_file;
+use isthmus_admin::certificates::file_problems;
+use isthmus_aggregator::offline::{self as registry, OfflineError, names_in};
+use isthmus_config::Config;
+use isthmus_model::address::canonical_ip;
+use isthmus_model::name::HostName;
+use isthmus_model::place::ClusterId;
+use isthmus_net::lookup::{Lookup, Resolution};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::build::all;
+use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::port_endpoint::network_of;
+use isthmus_snapshot::routes::Resolved;
+use isthmus_snapshot::shard::Counts;
+
+/// The time for all look-ups of names together.
+const LOOK_UPS_WITHIN: Duration = Duration::from_secs(2);
+/// The largest number of names in one message.
+const NAMED_MAX: usize = 5;
+
+/// How the host names of a config are resolved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Names {
+    /// They are looked up, for at most [`LOOK_UPS_WITHIN`] together.
+    LookUp,
+    /// They are not looked up, and have no addresses.
+    Leave,
+}
+
+/// A config file and its registries.
+pub(super) struct Offline {
+    pub(super) snapshot: Snapshot,
+    /// What this command leaves out because only a running gateway reads it. It is not an error of the config.
+    pub(super) notes: Vec<String>,
+    pub(super) warnings: Vec<String>,
+    /// Files that the config names and that are missing, expired or unusable, although `run` starts without them.
+    pub(super) faults: Vec<String>,
+}
+
+/// Reads a config and its registries. Returns all errors, one per line.
+pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>> {
+    let config = config_file::load(path)
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    let mut faults = file_problems(&config);
+    // `run` does not start without its access log.
+    let mut problems: Vec<String> = config.access_log.problem().into_iter().collect();
+    let mut live_only = BTreeMap::<&'static str, Vec<&str>>::new();
+    let mut shards = vec![Arc::new(registry::own(config.services.clone()))];
+    for spec in &config.registries {
+        match registry::read(spec) {
+            Ok(shard) => {
+                warnings.extend(left_out(&config.placed_name(spec), shard.counts()));
+                shards.push(Arc::new(shard));
+            }
+            // `run` starts without the file, and reads it once it exists.
+            Err(OfflineError::Absent(found)) => faults.extend(found),
+            Err(OfflineError::LiveOnly(source)) => live_only.entry(source).or_default().push(&spec.name),
+            Err(OfflineError::Wrong(found)) => problems.extend(found),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let known = names_in(&config.policy, shards.iter().map(|shard| &**shard));
+    let resolved = match names {
+        Names::LookUp => {
+            let (resolved, failed) = resolve(&known, &config.aggregator.dns.servers);
+            warnings.extend(failed);
+            resolved
+        }
+        Names::Leave => Resolved::default(),
+    };
+    let inputs = Inputs {
+        trust_roots: &Arc::default(),
+        policy: &config.policy,
+        policy_generation: 1,
+        shards: &shards,
+        resolved: &resolved,
+        virtual_addresses: None,
+        unreachable: None,
+    };
+    let snapshot = all(inputs, 1);
+    let conflicts = snapshot.services().into_iter().flat_map(|service| &service.conflicts);
+    warnings.extend(conflicts.map(ToString::to_string));
+    warnings.extend(off_network(&snapshot, &config));
+    let notes = live_only.into_iter().map(|(source, registries)| {
+        format!(
+            "only `isthmus run` reads {source}, so the services of {} are missing here",
+            listed("registry", "registries", &registries)
+        )
+    });
+    Ok(Offline { snapshot, notes: notes.collect(), warnings, faults })
+}
+
+/// Returns names for a message, at most [`NAMED_MAX`] of them: `registry a`, or `2 registries: a, b`.
+fn listed(one: &str, several: &str, names: &[&str]) -> String {
+    match names {
+        [name] => format!("{one} {name}"),
+        names => {
+            let more = if names.len() > NAMED_MAX { ", …" } else { "" };
+            format!("{} {several}: {}{more}", names.len(), names[..names.len().min(NAMED_MAX)].join(", "))
+        }
+    }
+}
+
+/// Returns warnings for what the scope of a registry leaves out.
+fn left_out(registry: &str, counts: Counts) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if counts.denied_items + counts.denied_endpoints > 0 {
+        warnings.push(format!(
+            "{registry}: {} services are left out by `allow.services`, {} endpoints by `allow.networks`",
+            counts.denied_items, counts.denied_endpoints
+        ));
+    }
+    if counts.denied_addresses > 0 {
+        warnings.push(format!(
+            "{registry}: {} endpoints are left out by `allow.addresses` (without that key, loopback and link-local addresses are \
+             left out)",
+            counts.denied_addresses
+        ));
+    }
+    warnings
+}
+
+/// Returns a warning for each registry whose endpoints this gateway can never choose because the registry's network, or the
+/// gateway's own, is not set. This is the most likely mistake in a first config with several networks.
+fn off_network(snapshot: &Snapshot, config: &Config) -> Vec<String> {
+    let node = &snapshot.policy.node;
+    let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
+    if !is_gateway {
+        return Vec::new();
+    }
+    // For each cluster, the numbers of endpoints without a network, of endpoints with a network, and of all endpoints.
+    let mut counts: BTreeMap<&ClusterId, (usize, usize, usize)> = BTreeMap::new();
+    for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
+        let (none, some, all) = counts.entry(&part.origin.cluster).or_default();
+        for endpoint in part.service.endpoints.iter() {
+            let unknown = network_of(endpoint, &part.origin, snapshot.networks()).is_unknown();
+            *none += usize::from(unknown && part.origin.cluster != node.cluster);
+            *some += usize::from(!unknown);
+            *all += 1;
+        }
+    }
+    let called = |cluster: &ClusterId| {
+        let registry = config.registries.iter().find(|registry| registry.cluster == *cluster);
+        registry.map_or_else(|| "services".to_owned(), |registry| config.placed_name(registry))
+    };
+    let warning = |(cluster, (none, some, all)): (&ClusterId, (usize, usize, usize))| {
+        let called = called(cluster);
+        match (node.network.is_unknown(), none, some) {
+            (false, 1.., _) => Some(format!(
+                "{called}: {none} of {all} endpoints have no network, but node.network is {}, so none of these \
+                 endpoints can be used; set `network`, or `networks.<name>.cidrs`",
+                node.network
+            )),
+            (true, _, 1..) => Some(format!(
+                "{called}: {some} of {all} endpoints have a network, but node.network is not set, so none of \
+                 these endpoints can be used; set `node.network`"
+            )),
+            _ => None,
+        }
+    };
+    counts.into_iter().filter_map(warning).collect()
+}
+
+/// Looks up names at these name servers, or if there are none, by the system. Returns the addresses, and warnings for names
+/// without any. A name that cannot be resolved has no addresses, as on the data path.
+fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved, Vec<String>) {
+    if names.is_empty() {
+        return Default::default();
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return (Resolved::default(), vec![format!("names cannot be looked up: {error}")]),
+    };
+    let answers = runtime.block_on(async {
+        let lookup = if name_servers.is_empty() { None } else { Lookup::at(name_servers).ok() };
+        let look_up = async |name| match &lookup {
+            Some(lookup) => lookup.addresses(name).await.0,
+            None => by_system(name).await,
+        };
+        let answer = async |name| (name, timeout(LOOK_UPS_WITHIN, look_up(name)).await);
+        join_all(names.iter().map(answer)).await
+    });
+    // A look-up of the system cannot be cancelled, so its thread is left behind.
+    runtime.shutdown_background();
+    let (mut resolved, mut warnings, mut late) = (Resolved::default(), Vec::new(), Vec::new());
+    for (name, answer) in answers {
+        match answer {
+            Ok(Resolution::Addresses(found)) if !found.is_empty() => {
+                resolved.insert(name.clone(), found);
+            }
+            Ok(Resolution::Addresses(_)) => warnings.push(format!(
+                "{name} does not resolve, so the endpoints and gateways with this name have no address"
+            )),
+            Ok(Resolution::Failed(why)) => warnings.push(format!("the look-up of {name} failed: {why}")),
+            Err(_) => late.push(name.as_str()),
+        }
+    }
+    if !late.is_empty() {
+        let names = listed("the name", "names", &late);
+        warnings
+            .push(format!("no answer within {LOOK_UPS_WITHIN:?} for {names}; --offline makes no look-ups"));
+    }
+    (resolved, warnings)
+}
+
+async fn by_system(name: &HostName) -> Resolution {
+    match tokio::net::lookup_host((name.as_str(), 0)).await {
+        Ok(found) => {
+            let addresses: BTreeSet<_> = found.map(|address| canonical_ip(address.ip())).collect();
+            Resolution::Addresses(addresses.into_iter().collect())
+        }
+        Err(_) => Resolution::Addresses(Arc::new([])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_a_registry_have_its_position() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("isthmus.yaml");
+        let west = "services:\n- {hostname: a.mesh, namespace: n, ports: [{name: p, port: 1}], endpoints: [{address: 169.254.0.1}, {address: 10.0.0.1}]}\n\
+                    - {hostname: b.test, namespace: n, ports: [{name: p, port: 1}]}\n";
+        std::fs::write(folder.path().join("west.yaml"), west).expect("written");
+        let config = "listen: ':1'\nnode: {network: east}\nexports: [{services: ['*']}]\nregistries:\n\
+                      - file: {path: west.yaml, cluster: west}\n  allow: {services: ['*.mesh']}\n";
+        std::fs::write(&path, config).expect("written");
+        let world = offline(&path, Names::LookUp).unwrap_or_else(|problems| panic!("{problems:?}"));
+        let place = format!("{}:5:3: registries[0]: registry west.yaml: ", path.display());
+        let texts =
+            ["1 services are left out", "1 endpoints are left out", "1 of 1 endpoints have no network"];
+        for text in texts {
+            let wanted = format!("{place}{text}");
+            assert!(
+                world.warnings.iter().any(|warning| warning.starts_with(&wanted)),
+                "{wanted}: {:#?}",
+                world.warnings
+            );
+        }
+    }
+}
