@@ -1,13 +1,14 @@
 //! Endpoints and their state, in the form of `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}`.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::explain::last_failure;
-use isthmus_api::endpoint::Endpoint as Shown;
-use isthmus_balance::Availability;
-use isthmus_dataplane::upstreams::{EndpointState, Upstreams};
+use isthmus_api::endpoint::{Endpoint as Shown, Times};
+use isthmus_dataplane::endpoint_state::{EndpointState, Percentiles, Resolution, State};
+use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::EndpointKey;
@@ -75,7 +76,7 @@ fn of_part(
         identity: template.identity.as_ref().map(ToString::to_string),
         ..Shown::default()
     };
-    with_state(shown, endpoint.health, found.is_empty(), &keys, upstreams)
+    with_state(shown, endpoint.health, resolution(&found), &keys, upstreams)
 }
 
 fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Shown> {
@@ -96,30 +97,43 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Sh
             ..Shown::default()
         };
         let keys: Vec<EndpointKey> = found.iter().copied().map(key).collect();
-        with_state(shown, Health::Healthy, found.is_empty(), &keys, upstreams)
+        with_state(shown, Health::Healthy, resolution(&found), &keys, upstreams)
     };
     endpoints.iter().map(view).collect()
 }
 
-/// Adds `state`, `last_failure` and `not_tls`. Each is the worst value among the endpoint's ports and addresses.
+fn resolution(found: &[IpAddr]) -> Resolution {
+    if found.is_empty() { Resolution::Unresolved } else { Resolution::Resolved }
+}
+
+/// Adds the run-time state. Each value is the worst among the endpoint's ports and addresses.
 fn with_state(
     shown: Shown,
     health: Health,
-    unresolved: bool,
+    resolution: Resolution,
     keys: &[EndpointKey],
     upstreams: &Upstreams,
 ) -> Shown {
     let states: Vec<EndpointState> = keys.iter().filter_map(|key| upstreams.state(key)).collect();
-    let availability =
-        states.iter().map(EndpointState::availability).max().unwrap_or(Availability::Available);
+    let words = states.iter().map(|state| State::of(health, resolution, Some(state)));
+    let word = words.min().unwrap_or_else(|| State::of(health, resolution, None));
     let failed = states.iter().filter(|state| state.last_failure.is_some());
     let last = failed.max_by_key(|state| state.last_failure.map(|last| last.time));
-    let state = if unresolved { "unresolved" } else { availability.text(health) };
-    let not_tls = states.iter().filter_map(|state| state.not_tls).max();
+    let slowest = |of: fn(&EndpointState) -> Option<Percentiles>| {
+        let all = states.iter().filter_map(of);
+        all.max_by_key(|times| times.p50).map(|times| Times { p50_ms: ms(times.p50), p99_ms: ms(times.p99) })
+    };
     Shown {
-        state: state.to_owned(),
+        state: word.text().to_owned(),
         last_failure: last.and_then(last_failure),
-        not_tls: not_tls.map(rfc3339),
+        not_tls: states.iter().filter_map(|state| state.not_tls).max().map(rfc3339),
+        connect: slowest(|state| state.connect),
+        answer: slowest(|state| state.answer),
         ..shown
     }
+}
+
+/// Returns a time in milliseconds, with microseconds as the fraction.
+fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }

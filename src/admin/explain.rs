@@ -4,13 +4,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::imported::imported;
 use super::limits::{Counters, Said, of_gateway, of_service, of_source};
 use isthmus_api as api;
-use isthmus_balance::{Ask, Idle, Load, choose, health_text, odds};
-use isthmus_dataplane::upstreams::{EndpointState, Looking, Upstreams};
+use isthmus_balance::{Ask, Idle, Load, choose, odds};
+use isthmus_dataplane::endpoint_state::{EndpointState, Resolution, State};
+use isthmus_dataplane::upstreams::{Looking, Upstreams};
 use isthmus_model::alpn::Protocols;
 use isthmus_model::authority::Authority;
-use isthmus_model::endpoint::{Encapsulation, ProxyVersion};
+use isthmus_model::endpoint::{Encapsulation, Health, ProxyVersion};
 use isthmus_model::identity::Identity;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
@@ -23,6 +25,9 @@ use isthmus_snapshot::omitted::{self, Omitted};
 use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_wire::connect::status_of;
+
+/// The largest number of failing endpoints in the verdict.
+const FAILING_SHOWN: usize = 5;
 
 /// The parameters of an explanation.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +62,8 @@ pub struct Running<'a> {
 pub struct Explanation {
     /// The requested name; empty if the request had none.
     pub name: String,
+    /// True if `name` is the authority of a CONNECT.
+    pub is_authority: bool,
     /// The name of the listener.
     pub listener: String,
     /// The name in the form in which it is looked up; `None` if it was not looked up.
@@ -67,6 +74,10 @@ pub struct Explanation {
     pub rule: Option<String>,
     /// The decision: [`Reason::Ok`] if the request is admitted, else the reason of the refusal.
     pub reason: Reason,
+    /// True if the last connections to all candidates failed.
+    pub is_failing: bool,
+    /// True if this gateway refuses the name, and clients reach the service through the gateways of a peer.
+    pub is_reached_elsewhere: bool,
     /// The steps of the decision, in order.
     pub steps: Vec<String>,
     /// The endpoints that can be chosen.
@@ -93,7 +104,7 @@ pub struct CandidateView {
     /// The weight of the endpoint.
     pub weight: u32,
     /// The health that the endpoint's registry reports.
-    pub health: &'static str,
+    pub health: Health,
     /// The probability of being chosen, from 0 to 1.
     pub odds: f64,
     /// The key of the endpoint's run-time state.
@@ -188,11 +199,14 @@ fn explain_by(
     steps.step(|| format!("listener {:?} on {bound}", &*listener.name));
     let mut explanation = Explanation {
         name: inquiry.name.clone().unwrap_or_default(),
+        is_authority: inquiry.authority,
         listener: listener.name.to_string(),
         canonical: None,
         matched: None,
         rule: None,
         reason: Reason::Ok,
+        is_failing: false,
+        is_reached_elsewhere: false,
         steps: Vec::new(),
         candidates: Vec::new(),
         omitted: Vec::new(),
@@ -234,9 +248,12 @@ fn explain_by(
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
     let is_unknown =
         matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported);
-    match of_peer(snapshot, looked_for) {
+    match imported(snapshot, looked_for) {
         // The name is not a slip: the service is another mesh's.
-        Some(text) => steps.step(|| text),
+        Some(imported) => {
+            steps.step(|| imported.text);
+            explanation.is_reached_elsewhere = imported.is_reachable;
+        }
         None if is_unknown => explanation.near = near(snapshot, looked_for),
         None => {}
     }
@@ -245,25 +262,6 @@ fn explain_by(
     explanation.canonical = steps.canonical;
     explanation.steps = steps.steps;
     Ok(explanation)
-}
-
-/// Describes how clients reach an imported service without this gateway; `None` for other services. `name` may be the host name
-/// of a service, an authority, or `outbound_.<port>_.<subset>_.<hostname>`.
-fn of_peer(snapshot: &Snapshot, name: &str) -> Option<String> {
-    let host = name.rsplit_once("_.").map_or(name, |(_, host)| host);
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
-    let service = snapshot.service(host)?;
-    let import = service.import.as_ref()?;
-    let addresses: Vec<String> = service.addresses.iter().map(ToString::to_string).collect();
-    let addresses = match addresses.is_empty() {
-        true => "the service has no virtual address".to_owned(),
-        false => format!("the virtual addresses of the service are {}", addresses.join(" and ")),
-    };
-    Some(format!(
-        "{host} is a service of the peer {}, which exports it as {}; clients of the xDS server connect to the gateways of that \
-         peer; {addresses}",
-        import.peer, import.exported_name
-    ))
 }
 
 fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &ExplainRequest) -> Result<&'a Listener, String> {
@@ -399,14 +397,13 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
         .endpoints()
         .iter()
         .zip(odds(ask, load))
-        .enumerate()
-        .filter(|(_, (candidate, _))| in_scope(&candidate.cluster))
-        .map(|(index, (candidate, odds))| CandidateView {
+        .filter(|(candidate, _)| in_scope(&candidate.cluster))
+        .map(|(candidate, odds)| CandidateView {
             address: candidate.key.address,
             cluster: candidate.cluster.to_string(),
             locality: candidate.locality.to_string(),
             weight: candidate.weight.value(),
-            health: health_text(ask.candidates, index, load),
+            health: candidate.health,
             odds,
             key: candidate.key.clone(),
             state: None,
@@ -417,6 +414,19 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
 }
 
 impl CandidateView {
+    /// Returns the state of the endpoint in one word.
+    fn word(&self) -> State {
+        State::of(self.health, Resolution::Resolved, self.state.as_ref())
+    }
+
+    /// Returns true if the last connections to the endpoint failed, or are not answered.
+    fn is_failing(&self) -> bool {
+        let fails = |state: &EndpointState| {
+            state.in_a_row > 0 || state.not_tls.is_some() || state.silent_for.is_some()
+        };
+        self.state.as_ref().is_some_and(fails)
+    }
+
     /// Returns a text about the candidate's failures; `None` if it has none.
     fn failing(&self, which: &str) -> Option<String> {
         let state = self.state.as_ref()?;
@@ -462,14 +472,24 @@ impl Explanation {
             warnings.extend(failed.iter().filter_map(|candidate| candidate.failing(which)));
         }
         for candidate in &self.candidates {
-            if let Some(time) = candidate.state.as_ref().and_then(|state| state.not_tls) {
+            let Some(state) = &candidate.state else { continue };
+            if let Some(time) = state.not_tls {
                 warnings.push(format!(
                     "endpoint_not_tls: {} answered a ClientHello with bytes that are not TLS, last at {}",
                     candidate.address,
                     rfc3339(time)
                 ));
             }
+            if let Some(time) = state.silent_for {
+                warnings.push(format!(
+                    "endpoint_silent: {} has been sent a ClientHello, and has answered no byte for {} s",
+                    candidate.address,
+                    time.as_secs()
+                ));
+            }
         }
+        self.is_failing =
+            !self.candidates.is_empty() && self.candidates.iter().all(CandidateView::is_failing);
         self.warnings.extend(warnings);
     }
 
@@ -491,6 +511,24 @@ impl Explanation {
         })
     }
 
+    /// Returns the server name that a ClientHello for this question has; `None` if the question is about a CONNECT, or about a hello
+    /// without a name.
+    pub(super) fn server_name(&self) -> Option<String> {
+        (!self.is_authority && !self.name.is_empty()).then(|| self.name.clone())
+    }
+
+    /// Returns the states of the candidates if the last connections to all of them failed, although the name is admitted.
+    fn failing(&self) -> Option<String> {
+        let text = |candidate: &CandidateView| {
+            let last = candidate.state.as_ref().and_then(|state| state.last_failure);
+            let last = last.filter(|_| candidate.state.as_ref().is_some_and(|state| state.in_a_row > 0));
+            let word = last.map_or_else(|| candidate.word().text(), |last| last.reason.text());
+            format!("{} {word}", candidate.address)
+        };
+        let shown: Vec<String> = self.candidates.iter().take(FAILING_SHOWN).map(text).collect();
+        (self.admitted() && self.is_failing).then(|| shown.join(", "))
+    }
+
     /// Returns the explanation in the form of the API.
     pub fn view(&self) -> api::explanation::Explanation {
         let candidate = |candidate: &CandidateView| api::explanation::Candidate {
@@ -498,9 +536,9 @@ impl Explanation {
             cluster: candidate.cluster.clone(),
             locality: candidate.locality.clone(),
             weight: candidate.weight,
-            health: candidate.health.to_owned(),
+            health: candidate.word().text().to_owned(),
             odds: (candidate.odds * 1e6).round() / 1e6,
-            state: candidate.health.to_owned(),
+            state: candidate.word().text().to_owned(),
             last_failure: candidate.state.as_ref().and_then(last_failure),
             probe: candidate.probe.clone(),
         };
@@ -509,7 +547,11 @@ impl Explanation {
             network: omitted.network.to_string(),
             count: omitted.count,
         };
-        let verdict = if self.admitted() { api::explanation::ADMITTED } else { api::explanation::REFUSED };
+        let verdict = match (self.admitted(), self.is_reached_elsewhere) {
+            (true, _) => api::explanation::ADMITTED,
+            (false, true) => api::explanation::IMPORTED,
+            (false, false) => api::explanation::REFUSED,
+        };
         api::explanation::Explanation {
             name: self.name.clone(),
             listener: self.listener.clone(),
@@ -518,6 +560,7 @@ impl Explanation {
             rule: self.rule.clone(),
             verdict: verdict.to_owned(),
             reason: self.reason.text().to_owned(),
+            failing: self.failing(),
             steps: self.steps.clone(),
             candidates: self.candidates.iter().map(candidate).collect(),
             omitted: self.omitted.iter().map(omitted).collect(),

@@ -17,6 +17,7 @@ pub mod enrolment;
 pub mod explain;
 pub mod gateway_metrics;
 pub mod horizon;
+mod imported;
 pub mod limit_metrics;
 pub mod limits;
 pub mod maintenance;

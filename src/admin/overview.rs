@@ -8,13 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Mutex;
 
-use super::problems::FAILURES_MIN;
 use super::{Sources, clients, networks, peers, views};
 use isthmus_api::connection::Connection;
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
 use isthmus_api::peer::Peer;
 use isthmus_api::status::Status;
+use isthmus_dataplane::endpoint_state::{Resolution, State};
 use isthmus_model::endpoint::Health;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
@@ -206,11 +206,13 @@ fn board(sources: &Sources) -> Board {
     let upstreams = sources.dataplane.upstreams();
     // This set has the endpoints that get no connections or that fail. Some of them may not be in the snapshot any more.
     let mut troubled: HashSet<EndpointKey> = HashSet::new();
-    upstreams.visit(|key, in_flight, failures, available| {
+    upstreams.visit(|key, in_flight| {
         if in_flight > 0 {
             counts.entry(service_of(&key.group).to_owned()).or_default().active += in_flight as usize;
         }
-        if !available || failures >= FAILURES_MIN {
+    });
+    upstreams.visit_troubled(|key, state| {
+        if State::of(Health::Healthy, Resolution::Resolved, Some(&state)) != State::Healthy {
             troubled.insert(key.clone());
         }
     });

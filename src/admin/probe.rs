@@ -1,4 +1,5 @@
-//! Dials the endpoints that `explain` shows, to find out whether they accept a connection. Sends no data to them.
+//! Dials the endpoints that `explain` shows, to find out whether they accept a connection. If the question is about a server name,
+//! each endpoint is sent a ClientHello with that name, and no data.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -6,23 +7,28 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use rustix::io::Errno;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::explain::Explanation;
-use isthmus_api::explanation::Probe;
+use isthmus_api::explanation::{Probe, TlsAnswer};
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
+use isthmus_telemetry::clock::rfc3339;
+use isthmus_tls::probe::{Answer, Shown, hello};
 
 /// The largest number of candidates that are dialled; further ones are not.
 const PROBED_MAX: usize = 32;
-/// The upper limit for the timeout of a dial.
+/// The upper limit for the timeout of a dial, and of a handshake.
 const WITHIN: Duration = Duration::from_secs(5);
 
 impl Explanation {
     /// Dials the candidates at the same time, each with its own connect timeout.
     pub async fn probe(&mut self) {
+        let name = self.server_name();
         let some = self.candidates.iter_mut().take(PROBED_MAX);
         join_all(some.map(|candidate| async {
-            candidate.probe = Some(dial(candidate.address, candidate.connect_timeout.min(WITHIN)).await);
+            let within = candidate.connect_timeout.min(WITHIN);
+            candidate.probe = Some(probe(candidate.address, within, name.as_deref()).await);
         }))
         .await;
         let probed = || self.candidates.iter().filter_map(|candidate| candidate.probe.as_ref());
@@ -35,12 +41,36 @@ impl Explanation {
     }
 }
 
-async fn dial(address: SocketAddr, within: Duration) -> Probe {
+/// Connects to an endpoint, and with a name sends it a ClientHello.
+async fn probe(address: SocketAddr, within: Duration, name: Option<&str>) -> Probe {
     let begun = Instant::now();
-    let reason = match tokio::time::timeout(within, TcpStream::connect(address)).await {
-        Ok(Ok(_)) => Reason::Ok,
-        Ok(Err(error)) => dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-        Err(_) => Reason::EndpointTimeout,
+    let (reason, tls) = match (timeout(within, TcpStream::connect(address)).await, name) {
+        (Ok(Ok(stream)), Some(name)) => match timeout(WITHIN, hello(stream, name)).await {
+            Ok(answer) => answered(answer),
+            Err(_) => {
+                let fault =
+                    format!("endpoint_silent: no answer to a ClientHello within {} s", WITHIN.as_secs());
+                (Reason::EndpointTimeout, Some(TlsAnswer { fault: Some(fault), ..TlsAnswer::default() }))
+            }
+        },
+        (Ok(Ok(_)), None) => (Reason::Ok, None),
+        (Ok(Err(error)), _) => (dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)), None),
+        (Err(_), _) => (Reason::EndpointTimeout, None),
     };
-    Probe { reason: reason.text().to_owned(), ms: (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3 }
+    Probe { reason: reason.text().to_owned(), ms: (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3, tls }
+}
+
+/// Returns the reason that a connection with this answer would get, and the answer in the form of the API.
+fn answered(answer: Answer) -> (Reason, Option<TlsAnswer>) {
+    let none = TlsAnswer::default();
+    match answer {
+        Answer::Certificate(Shown { names, not_after, alpn }) => {
+            let not_after = not_after.map(rfc3339);
+            (Reason::Ok, Some(TlsAnswer { names, not_after, alpn, ..none }))
+        }
+        Answer::Alert(alert) => (Reason::Ok, Some(TlsAnswer { alert: Some(alert), ..none })),
+        Answer::NotTls => (Reason::EndpointNotTls, None),
+        Answer::Closed => (Reason::EndpointClosed, None),
+        Answer::Failed(fault) => (Reason::Ok, Some(TlsAnswer { fault: Some(fault), ..none })),
+    }
 }

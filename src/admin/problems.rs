@@ -8,6 +8,7 @@ pub mod history;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
+use super::limits::{Counters, of_gateway};
 use super::networks::States;
 use super::peers::{Linked, PeerState};
 use code::Code;
@@ -31,8 +32,6 @@ use isthmus_telemetry::exposition::{Exposition, Kind};
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The largest difference between a peer's clock and this gateway's, in milliseconds, that is not a problem.
 const CLOCK_SKEW_MAX_MS: u64 = 5 * 60 * 1000;
-/// The number of consecutive failures from which on an endpoint is a problem. Fewer failures may come from a restart.
-pub(super) const FAILURES_MIN: u32 = 3;
 /// The largest number of a registry's own problems in one text; for further ones, the text has only their number.
 const SHOWN_MAX: usize = 5;
 /// The largest number of listed problems per code; further problems are only counted.
@@ -112,6 +111,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all.extend(aggregator.virtual_addresses.iter().flat_map(of_virtual_addresses));
     all.extend(sources.identities.problems(SystemTime::now()));
     all.extend(of_maintenance_and_checks(sources));
+    all.extend(of_limits(sources));
     all.extend(sources.history.losses(&sources.telemetry.recorder));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
@@ -127,6 +127,26 @@ pub(super) fn concerning(sources: &Sources, is_authority: bool) -> Vec<String> {
         .chain(of_certificates)
         .map(|problem| format!("{}: {}", problem.code.text(), problem.text))
         .collect()
+}
+
+/// Returns a problem for the limit of all connections, and for each service at its limit. A source at its own limit is none: that is
+/// what the limit is for.
+fn of_limits(sources: &Sources) -> Vec<Problem> {
+    let (admission, services) = (sources.dataplane.admission(), sources.dataplane.services());
+    let counters = Counters { admission, services };
+    let global = of_gateway(Some(counters)).filter(|_| admission.used() >= admission.limit());
+    let mut all: Vec<Problem> =
+        global.map(|text| Problem::new(Code::LimitReached, "", text)).into_iter().collect();
+    let full = services.full();
+    let limit = services.limit().unwrap_or_default();
+    all.extend(full.iter().map(|key| {
+        let about = key.to_string();
+        let text = format!(
+            "{about} has reached the limit of {limit} connections (limits.perService.connections); the gateway refuses more"
+        );
+        Problem::new(Code::LimitReached, about, text)
+    }));
+    all
 }
 
 /// Returns a problem for each service that an export rule or a route names but no registry has.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// An endpoint of a service, or of a route.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Endpoint {
     /// The key of the endpoint's route; absent for endpoints of services.
@@ -36,15 +36,32 @@ pub struct Endpoint {
     pub tunnel: Option<String>,
     /// The endpoint's SPIFFE ID.
     pub identity: Option<String>,
-    /// The endpoint's state: `healthy`, `unhealthy`, `draining`, `disabled`, `ejected` or `unresolved`.
+    /// The endpoint's state, the first that holds: `disabled`, `draining`, `unresolved`, `unhealthy`, `ejected`, `not_tls`, `silent`,
+    /// `failing`, `slow`, `healthy`.
     pub state: String,
     /// The endpoint's last failure.
     pub last_failure: Option<LastFailure>,
     /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS.
     pub not_tls: Option<String>,
+    /// The times until the endpoint accepted recent connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connect: Option<Times>,
+    /// The recent times from the client's last byte to the endpoint's next one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Times>,
     /// The host name of the endpoint's service; absent for endpoints of routes, and in the list of one service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+}
+
+/// Percentiles of recent times in milliseconds; they are at most 41 % too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    /// The median.
+    pub p50_ms: f64,
+    /// The 99th percentile.
+    pub p99_ms: f64,
 }
 
 /// The last failed attempt to connect to an endpoint.

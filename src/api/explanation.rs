@@ -10,6 +10,9 @@ pub const ADMITTED: &str = "admitted";
 /// The verdict on a name that is refused.
 pub const REFUSED: &str = "refused";
 
+/// The verdict on a name that this gateway refuses, as clients reach the service through the gateways of a peer.
+pub const IMPORTED: &str = "imported";
+
 /// The decision on a name, with its steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -25,10 +28,13 @@ pub struct Explanation {
     pub matched: Option<String>,
     /// The key of the route, or the host name of the service.
     pub rule: Option<String>,
-    /// The verdict: [`ADMITTED`] or [`REFUSED`].
+    /// The verdict: [`ADMITTED`], [`REFUSED`] or [`IMPORTED`].
     pub verdict: String,
     /// The reason; `ok` if the name is admitted.
     pub reason: String,
+    /// The endpoints with their last failures, if the name is admitted, but every recent connection failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failing: Option<String>,
     /// The steps of the decision, in order.
     pub steps: Vec<String>,
     /// The endpoints that the gateway may choose.
@@ -44,9 +50,17 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Returns true if the name is admitted.
-    pub fn is_admitted(&self) -> bool {
-        self.verdict == ADMITTED
+    /// Returns true if callers reach the service, through this gateway or through those of a peer.
+    pub fn is_reachable(&self) -> bool {
+        self.verdict != REFUSED && self.failing.is_none()
+    }
+
+    /// Returns the verdict with its reason as one line.
+    pub fn verdict_line(&self) -> String {
+        match &self.failing {
+            Some(failing) => format!("{}, but every recent connection failed: {failing}", self.verdict),
+            None => format!("{}: {}", self.verdict, self.reason),
+        }
     }
 }
 
@@ -80,8 +94,47 @@ pub struct Candidate {
 pub struct Probe {
     /// The result: `ok`, or the reason why the endpoint did not accept the connection.
     pub reason: String,
-    /// The time that the attempt took, in milliseconds.
+    /// The time that the attempt took, in milliseconds, with the TLS handshake if there was one.
     pub ms: f64,
+    /// The answer to a ClientHello with the name asked for; absent if none was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsAnswer>,
+}
+
+/// The answer of an endpoint to the ClientHello of a probe. The certificate is not verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TlsAnswer {
+    /// The TLS alert with which the endpoint refused the hello.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alert: Option<String>,
+    /// The fault of the handshake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
+    /// The DNS names and URIs of the endpoint's certificate, at most 10.
+    pub names: Vec<String>,
+    /// The end of the certificate's validity.
+    pub not_after: Option<String>,
+    /// The protocol that the endpoint chose by ALPN.
+    pub alpn: Option<String>,
+}
+
+impl Probe {
+    /// Returns the result as one line.
+    pub fn text(&self) -> String {
+        let mut parts = vec![self.reason.clone()];
+        if let Some(tls) = &self.tls {
+            parts.extend(tls.alert.as_ref().map(|alert| format!("alert {alert}")));
+            parts.extend(tls.fault.clone());
+            if !tls.names.is_empty() {
+                parts.push(format!("certificate of {}", tls.names.join(" ")));
+            }
+            parts.extend(tls.not_after.as_ref().map(|until| format!("until {until}")));
+            parts.extend(tls.alpn.as_ref().map(|alpn| format!("ALPN {alpn}")));
+        }
+        parts.push(format!("{} ms", self.ms));
+        parts.join(", ")
+    }
 }
 
 /// A group of endpoints that the gateway cannot choose, all for the same cause.

@@ -42,7 +42,7 @@ pub struct Port {
 }
 
 /// One service with all its endpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServiceDetail {
     /// The service's host name.

@@ -51,17 +51,6 @@ impl Availability {
     pub fn is_withdrawn(self) -> bool {
         matches!(self, Self::Draining | Self::Disabled)
     }
-
-    /// Returns the state as shown in the API, for an endpoint with this health in its registry.
-    pub fn text(self, health: Health) -> &'static str {
-        match (self, health) {
-            (Self::Draining, _) => "draining",
-            (Self::Disabled, _) => "disabled",
-            (Self::Ejected, Health::Healthy) => "ejected",
-            (Self::Unhealthy, Health::Healthy) => "unhealthy",
-            (Self::Available | Self::Ejected | Self::Unhealthy, health) => health.text(),
-        }
-    }
 }
 
 /// A load in which no endpoint has connections and none has failed, for questions without a running gateway.
@@ -283,11 +272,6 @@ fn rendezvous(source: Option<IpAddr>, address: SocketAddr) -> u64 {
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
-}
-
-/// Returns the state of an endpoint, as shown by `explain`.
-pub fn health_text(candidates: &Candidates, index: usize, load: &impl Load) -> &'static str {
-    load.availability(candidates, index).text(candidates.endpoints()[index].health)
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failur
         Format::Table => print_explanation(&view, out)?,
         format => structured(out, &value, format)?,
     }
-    if view.is_admitted() { Ok(()) } else { Err(Failure::Reported) }
+    if view.is_reachable() { Ok(()) } else { Err(Failure::Reported) }
 }
 
 fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
@@ -107,8 +107,8 @@ pub(super) fn print_explanation(view: &ExplanationView, out: &mut impl Write) ->
             writeln!(out, "  {}: {}", paint(&failure.reason, Colour::Yellow), clean(&failure.text()))?;
         }
     }
-    let colour = if view.is_admitted() { Colour::Green } else { Colour::Red };
-    writeln!(out, "\n{}: {}", paint(&view.verdict, colour), view.reason)?;
+    let colour = if view.is_reachable() { Colour::Green } else { Colour::Red };
+    writeln!(out, "\n{}", paint(&clean(&view.verdict_line()), colour))?;
     Ok(())
 }
 

@@ -3,8 +3,8 @@
 use isthmus_api::certificate::Certificate;
 use isthmus_api::client::Client;
 use isthmus_api::connection::Connection;
-use isthmus_api::endpoint::{Endpoint, LastFailure};
-use isthmus_api::explanation::Candidate;
+use isthmus_api::endpoint::{Endpoint, LastFailure, Times};
+use isthmus_api::explanation::{Candidate, Probe};
 use isthmus_api::listener::{Exposed, Identities, Listener, Route};
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::registry::Registry;
@@ -18,7 +18,7 @@ pub(super) const CANDIDATES: [Column<Candidate>; 8] = [
     ("STATE", |candidate| text(&candidate.state)),
     ("ODDS", |candidate| format!("{:.1} %", candidate.odds * 100.0)),
     ("LAST FAILURE", |candidate| failure(candidate.last_failure.as_ref())),
-    ("PROBE", |candidate| optional(candidate.probe.as_ref().map(|probe| &probe.reason))),
+    ("PROBE", |candidate| optional(candidate.probe.as_ref().map(Probe::text).as_ref())),
 ];
 
 pub(super) const EXPOSED: [Column<Exposed>; 6] = [
@@ -135,7 +135,7 @@ pub(super) const LISTENERS_IN_SHORT: [Column<Listener>; 3] = [
     ("PROTOCOL", |listener| text(&listener.protocol)),
 ];
 
-pub(super) const ENDPOINTS: [Column<Endpoint>; 9] = [
+pub(super) const ENDPOINTS: [Column<Endpoint>; 11] = [
     ("SERVICE OR ROUTE", |endpoint| optional(endpoint.service.as_ref().or(endpoint.route.as_ref()))),
     ("ADDRESS", |endpoint| text(&endpoint.address)),
     ("CLUSTER", |endpoint| text(&endpoint.cluster)),
@@ -144,8 +144,15 @@ pub(super) const ENDPOINTS: [Column<Endpoint>; 9] = [
     ("WEIGHT", |endpoint| endpoint.weight.to_string()),
     ("STATE", |endpoint| text(&endpoint.state)),
     ("STANDING", |endpoint| optional(endpoint.standing.as_ref())),
+    ("CONNECT", |endpoint| times(endpoint.connect)),
+    ("ANSWER", |endpoint| times(endpoint.answer)),
     ("LAST FAILURE", |endpoint| failure(endpoint.last_failure.as_ref())),
 ];
+
+/// Returns times as a cell: `0.4/12.8 ms`, the median and the 99th percentile.
+fn times(times: Option<Times>) -> String {
+    optional(times.map(|times| format!("{:.1}/{:.1} ms", times.p50_ms, times.p99_ms)).as_ref())
+}
 
 /// Returns the last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
 fn failure(last: Option<&LastFailure>) -> String {

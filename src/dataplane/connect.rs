@@ -215,6 +215,7 @@ pub(crate) async fn connect(
         entry.dialled(candidate);
         let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);
+        let begun = Instant::now();
         if let Some(replay) = replay {
             entry.take_back(std::mem::take(&mut replay.sent));
         }
@@ -234,6 +235,7 @@ pub(crate) async fn connect(
         };
         match dialled {
             Ok(socket) => {
+                in_flight.connected(begun.elapsed());
                 taken_up(core, entry, attempts);
                 return Ok(Connected { socket, in_flight, encapsulation });
             }

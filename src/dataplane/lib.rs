@@ -24,7 +24,8 @@
 //! - `permits` asks [`isthmus_net::admission`] for a place; `eviction` ends connections to make room for others; `killing` ends
 //!   those that an operator names. `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
 //! - `checks` is the health checks: `checks/dial` dials an endpoint, `checks/schedule` says when. `upstreams` is the run-time
-//!   state of endpoints: ejection and the verdicts of checks; `withdrawals` are the endpoints that operators have taken out.
+//!   state of endpoints: ejection, the verdicts of checks, and `times`; `endpoint_state` is that state in one word for operators;
+//!   `withdrawals` are the endpoints that operators have taken out.
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
 //!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses.
 
@@ -35,6 +36,7 @@ pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
+pub mod endpoint_state;
 pub(crate) mod entry;
 pub(crate) mod eviction;
 pub(crate) mod examine;
@@ -52,6 +54,7 @@ pub(crate) mod shared;
 pub mod socket_key;
 pub(crate) mod standstill;
 pub(crate) mod tick;
+pub(crate) mod times;
 pub mod upstreams;
 pub mod withdrawals;
 pub(crate) mod worker;

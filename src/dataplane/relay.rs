@@ -21,6 +21,7 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
@@ -30,6 +31,7 @@ use tokio::net::TcpStream;
 
 use super::connect::{Attempts, Connected};
 use super::core::Core;
+use super::endpoint_state::SILENT_AFTER;
 use super::entry::Entry;
 use super::examine::{self, Sides, examine};
 use super::peek::Replay;
@@ -77,6 +79,7 @@ pub(crate) async fn relay(
 ) -> End {
     core.clock.begin(entry);
     examine::begin(core, Some(client), &connected.socket);
+    core.shared.upstreams.asked(&connected.in_flight);
     let mut relay = Relay {
         core,
         entry,
@@ -87,10 +90,13 @@ pub(crate) async fn relay(
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
+        asked: Some(Instant::now()),
         not_tls: false,
         tuned: false,
     };
-    poll_fn(|context| relay.poll(context)).await
+    let end = poll_fn(|context| relay.poll(context)).await;
+    relay.explain_silence();
+    end
 }
 
 struct Relay<'a> {
@@ -105,6 +111,8 @@ struct Relay<'a> {
     down: Direction,
     /// True once the endpoint has sent its first byte.
     taken: bool,
+    /// The time of the client's last byte, until the endpoint's next one.
+    asked: Option<Instant>,
     /// True if the endpoint's first bytes are not TLS.
     not_tls: bool,
     /// True once the endpoint's socket has the options that only a longer connection needs.
@@ -187,6 +195,17 @@ impl Relay<'_> {
             (_, Poll::Ready(Err(reason))) | (Poll::Ready(Err(reason)), _) => Poll::Ready(self.broken(reason)),
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(self.closed(Reason::Ok)),
             _ => Poll::Pending,
+        }
+    }
+
+    /// Adds a detail for the operator if the endpoint has not answered the hello for a while.
+    fn explain_silence(&self) {
+        let waited = self.asked.map_or(Duration::ZERO, |asked| asked.elapsed());
+        if !self.taken && waited >= SILENT_AFTER {
+            self.entry.explain(format!(
+                "endpoint_silent: the endpoint has sent no byte for {} s after the hello",
+                waited.as_secs()
+            ));
         }
     }
 
@@ -400,6 +419,14 @@ impl Relay<'_> {
             self.entry.answered();
             self.core.shared.upstreams.succeeded(&self.connected.in_flight);
             self.attempts.settle(self.core);
+        }
+        match way {
+            Way::Up => self.asked = Some(Instant::now()),
+            Way::Down => {
+                if let Some(asked) = self.asked.take() {
+                    self.connected.in_flight.replied(asked.elapsed());
+                }
+            }
         }
         if let Some(replay) = self.replay.as_mut() {
             replay.repeatable = false;

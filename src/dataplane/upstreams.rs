@@ -1,9 +1,11 @@
 //! The run-time state of endpoints: connections in flight, consecutive failures, the last failure, ejection, the verdict of
-//! health checks, and withdrawal by an operator. `explain`, `get endpoints`, `status` and the metrics all show this state.
+//! health checks, withdrawal by an operator, and times. [`endpoint_state`](super::endpoint_state) makes one word of it.
 //!
 //! All workers share it. It exists only for endpoints that were dialled or whose checks fail, and it outlives each
 //! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -13,7 +15,9 @@ use hashbrown::DefaultHashBuilder;
 use metrics::Gauge;
 
 use super::clock::milliseconds;
-use super::withdrawals::{Withdrawal, Withdrawals};
+use super::endpoint_state::{EndpointState, LastFailure, Percentiles, SILENT_AFTER};
+use super::times::Times;
+use super::withdrawals::Withdrawals;
 use isthmus_balance::{Availability, Load};
 use isthmus_model::endpoint::Health;
 use isthmus_model::reason::Reason;
@@ -21,6 +25,11 @@ use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_o
 use isthmus_snapshot::policy::Ejection;
 use isthmus_telemetry::recorder::Recorder;
 
+/// The time after which the counts of an endpoint's times are halved.
+const AGE_EVERY: Duration = Duration::from_secs(30);
+/// An endpoint is slow if the median time of its answers is above this, and above [`SLOWER`] times that of the others.
+const SLOW_ABOVE: Duration = Duration::from_secs(1);
+const SLOWER: f64 = 5.0;
 /// The time after which an endpoint without connections is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// The time after which an endpoint whose last connection or check failed is forgotten. The time is longer than
@@ -35,6 +44,8 @@ pub struct Upstreams {
     /// The number of ejected or unhealthy endpoints of all groups; while it is 0, no look-up is needed.
     left_out: AtomicUsize,
     withdrawals: Withdrawals,
+    /// The time at which the counts of times were halved last, in milliseconds on the clock of [`Upstreams::now`].
+    aged: AtomicU64,
     recorder: Arc<Recorder>,
 }
 
@@ -57,57 +68,17 @@ pub struct Upstream {
     /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS, in milliseconds on the
     /// clock of [`Upstreams::now`]; 0 if it never did or has answered with TLS since.
     not_tls: AtomicU64,
+    /// The number of connections that wait for the endpoint's first byte after a hello.
+    waiting: AtomicU32,
+    /// The time at which `waiting` was 0 or the endpoint sent a first byte, in milliseconds on the clock of [`Upstreams::now`].
+    waiting_since: AtomicU64,
+    slow: AtomicBool,
+    /// The times until the endpoint accepted a connection.
+    connects: Times,
+    /// The times from the client's last byte to the endpoint's next one.
+    answers: Times,
     /// The last failure. Its lock is taken only when a connection or a check fails, and by readers of the API.
     last_failure: Mutex<Option<LastFailure>>,
-}
-
-/// The last failure of a connection to an endpoint, made for a client or by a health check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LastFailure {
-    /// The reason of the failure.
-    pub reason: Reason,
-    /// True if the connection was that of a health check.
-    pub by_check: bool,
-    /// The time of the failure.
-    pub time: SystemTime,
-}
-
-/// The state of an endpoint, as the API shows it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EndpointState {
-    /// The number of connections, counted from before the dial until their end.
-    pub in_flight: u32,
-    /// The remaining time of the ejection; `None` if the endpoint is not ejected.
-    pub ejected_for: Option<Duration>,
-    /// The number of failures since the endpoint last took a connection. If the last failure was that of a health check: the
-    /// number of consecutive failed checks.
-    pub in_a_row: u32,
-    /// True if health checks have found the endpoint unhealthy.
-    pub unhealthy: bool,
-    /// The withdrawal by an operator.
-    pub withdrawal: Option<Withdrawal>,
-    /// The last failure, even if the endpoint has taken connections since.
-    pub last_failure: Option<LastFailure>,
-    /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS; `None` if it never did or has
-    /// answered with TLS since.
-    pub not_tls: Option<SystemTime>,
-}
-
-impl EndpointState {
-    /// Returns true if an operator should look at the endpoint.
-    pub fn is_troubled(&self) -> bool {
-        self.ejected_for.is_some() || self.in_a_row > 0 || self.not_tls.is_some() || self.unhealthy
-    }
-
-    /// Returns whether the endpoint may be chosen.
-    pub fn availability(&self) -> Availability {
-        match self.withdrawal {
-            Some(withdrawal) => withdrawal.availability(),
-            None if self.unhealthy => Availability::Unhealthy,
-            None if self.ejected_for.is_some() => Availability::Ejected,
-            None => Availability::Available,
-        }
-    }
 }
 
 /// The result of the health checks of an endpoint so far.
@@ -179,11 +150,37 @@ impl Upstream {
 
 /// A connection to an endpoint, counted from just before it is dialled until it ends.
 #[derive(Debug)]
-pub struct InFlight(Arc<Upstream>);
+pub struct InFlight {
+    upstream: Arc<Upstream>,
+    /// True from the hello to the endpoint's first byte.
+    waits: Cell<bool>,
+}
+
+impl InFlight {
+    /// Ends the wait for the endpoint's first byte; returns true if there was one.
+    fn stop_waiting(&self) -> bool {
+        let waited = self.waits.replace(false);
+        if waited {
+            self.upstream.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        waited
+    }
+
+    /// Records the time until the endpoint accepted the connection.
+    pub(crate) fn connected(&self, after: Duration) {
+        self.upstream.connects.record(after);
+    }
+
+    /// Records the time from the client's last byte to the endpoint's next one.
+    pub(crate) fn replied(&self, after: Duration) {
+        self.upstream.answers.record(after);
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let before = self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.stop_waiting();
+        let before = self.upstream.in_flight.fetch_sub(1, Ordering::Relaxed);
         debug_assert!(before > 0, "a connection in flight ends twice");
     }
 }
@@ -206,6 +203,7 @@ impl Upstreams {
             groups: DashMap::default(),
             left_out: AtomicUsize::new(0),
             withdrawals: Withdrawals::default(),
+            aged: AtomicU64::new(0),
             recorder: recorder.clone(),
         }
     }
@@ -219,7 +217,14 @@ impl Upstreams {
     pub fn begin(&self, upstream: Arc<Upstream>) -> InFlight {
         upstream.in_flight.fetch_add(1, Ordering::Relaxed);
         upstream.used.store(self.now(), Ordering::Relaxed);
-        InFlight(upstream)
+        InFlight { upstream, waits: Cell::new(false) }
+    }
+
+    /// Records that the endpoint is sent a hello, and is expected to answer.
+    pub fn asked(&self, in_flight: &InFlight) {
+        if !in_flight.waits.replace(true) && in_flight.upstream.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+            in_flight.upstream.waiting_since.store(self.now(), Ordering::Relaxed);
+        }
     }
 
     /// Returns the withdrawals by operators.
@@ -247,6 +252,11 @@ impl Upstreams {
                 ejected_until: AtomicU64::new(0),
                 used: AtomicU64::new(0),
                 not_tls: AtomicU64::new(0),
+                waiting: AtomicU32::new(0),
+                waiting_since: AtomicU64::new(0),
+                slow: AtomicBool::new(false),
+                connects: Times::default(),
+                answers: Times::default(),
                 last_failure: Mutex::new(None),
             })
         };
@@ -274,14 +284,17 @@ impl Upstreams {
     pub fn succeeded(&self, in_flight: &InFlight) {
         // The value is read before it is written, because all workers share its cache line. For a healthy endpoint the value is
         // 0 and is not written.
-        if in_flight.0.failures.load(Ordering::Relaxed) != 0 {
-            in_flight.0.failures.store(0, Ordering::Relaxed);
+        if in_flight.upstream.failures.load(Ordering::Relaxed) != 0 {
+            in_flight.upstream.failures.store(0, Ordering::Relaxed);
+        }
+        if in_flight.stop_waiting() {
+            in_flight.upstream.waiting_since.store(self.now(), Ordering::Relaxed);
         }
     }
 
     /// Records that the endpoint has answered a ClientHello; `tls` is false if the answer is not TLS.
     pub fn answered(&self, in_flight: &InFlight, tls: bool) {
-        let not_tls = &in_flight.0.not_tls;
+        let not_tls = &in_flight.upstream.not_tls;
         // The value is read before it is written, as in `succeeded`.
         if !tls || not_tls.load(Ordering::Relaxed) != 0 {
             not_tls.store(if tls { 0 } else { self.now() }, Ordering::Relaxed);
@@ -291,7 +304,7 @@ impl Upstreams {
     /// Records that the endpoint refused a connection, timed out, was unreachable, or reset the connection before its first
     /// byte. Ejects the endpoint if it has failed often enough.
     pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
-        let upstream = &in_flight.0;
+        let upstream = &in_flight.upstream;
         upstream.set_last_failure(reason, false);
         let labels = [("service", service_of(&candidates.group)), ("reason", reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
@@ -437,6 +450,49 @@ impl Upstreams {
             !unused || now.saturating_sub(upstream.used.load(Ordering::Relaxed)) < forget
         });
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
+        self.find_slow();
+        if now.saturating_sub(self.aged.load(Ordering::Relaxed)) >= milliseconds(AGE_EVERY) {
+            self.aged.store(now, Ordering::Relaxed);
+            for upstream in &self.endpoints {
+                upstream.connects.age();
+                upstream.answers.age();
+            }
+        }
+    }
+
+    /// Marks the endpoints that answer much later than the others of their group.
+    fn find_slow(&self) {
+        let mut late: HashMap<Arc<str>, Vec<(Arc<Upstream>, Duration)>> = HashMap::new();
+        for entry in &self.endpoints {
+            let median = entry.answers.quantile(0.5).filter(|median| *median > SLOW_ABOVE);
+            match median {
+                Some(median) => {
+                    late.entry(entry.key().group.clone()).or_default().push((entry.value().clone(), median));
+                }
+                None => entry.slow.store(false, Ordering::Relaxed),
+            }
+        }
+        if late.is_empty() {
+            return;
+        }
+        let mut medians: HashMap<Arc<str>, Vec<Duration>> = HashMap::new();
+        for entry in self.endpoints.iter().filter(|entry| late.contains_key(&entry.key().group)) {
+            if let Some(median) = entry.answers.quantile(0.5) {
+                medians.entry(entry.key().group.clone()).or_default().push(median);
+            }
+        }
+        for (group, upstreams) in late {
+            let all = medians.get_mut(&group).map(|all| {
+                all.sort_unstable();
+                all
+            });
+            for (upstream, median) in upstreams {
+                // The lower median: of two endpoints, the other one.
+                let other = all.as_deref().and_then(|all| all.get((all.len() - 1) / 2));
+                let is_slow = other.is_some_and(|other| median > other.mul_f64(SLOWER));
+                upstream.slow.store(is_slow, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Returns the state of an endpoint. Returns `None` if the endpoint was not dialled for a while, is not unhealthy, and
@@ -461,6 +517,8 @@ impl Upstreams {
             upstream.failures.load(Ordering::Relaxed) != 0
                 || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.unhealthy.load(Ordering::Relaxed)
+                || upstream.waiting.load(Ordering::Relaxed) != 0
+                || upstream.slow.load(Ordering::Relaxed)
                 || of.iter().any(|of| of.load(Ordering::Relaxed) != 0)
         };
         for entry in self.endpoints.iter().filter(|entry| may_be(entry.value())) {
@@ -471,14 +529,10 @@ impl Upstreams {
         }
     }
 
-    /// Calls `each` for every endpoint with its key, its number of connections in flight, its number of consecutive failures,
-    /// and true if it is available. Withdrawals by an operator are ignored here; see [`withdrawals`](Self::withdrawals).
-    pub fn visit(&self, mut each: impl FnMut(&EndpointKey, u32, u32, bool)) {
+    /// Calls `each` for every endpoint with its key and its number of connections in flight.
+    pub fn visit(&self, mut each: impl FnMut(&EndpointKey, u32)) {
         for entry in &self.endpoints {
-            let upstream = entry.value();
-            let available = self.availability_of(upstream) == Availability::Available;
-            let failures = upstream.failures.load(Ordering::Relaxed);
-            each(entry.key(), upstream.in_flight(), failures, available);
+            each(entry.key(), entry.in_flight());
         }
     }
 
@@ -492,6 +546,11 @@ impl Upstreams {
         let checks_failed = upstream.checks_failed.load(Ordering::Relaxed);
         let by_check = checks_failed != 0 && last_failure.is_some_and(|last| last.by_check);
         let ago = |then: u64| SystemTime::now() - Duration::from_millis(now.saturating_sub(then));
+        let waited = now.saturating_sub(upstream.waiting_since.load(Ordering::Relaxed));
+        let waited = (upstream.waiting.load(Ordering::Relaxed) != 0).then(|| Duration::from_millis(waited));
+        let percentiles = |times: &Times| {
+            times.quantile(0.5).zip(times.quantile(0.99)).map(|(p50, p99)| Percentiles { p50, p99 })
+        };
         EndpointState {
             in_flight: upstream.in_flight.load(Ordering::Relaxed),
             ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
@@ -500,6 +559,10 @@ impl Upstreams {
             withdrawal: None,
             last_failure,
             not_tls: (not_tls != 0).then(|| ago(not_tls)),
+            silent_for: waited.filter(|waited| *waited >= SILENT_AFTER),
+            is_slow: upstream.slow.load(Ordering::Relaxed),
+            connect: percentiles(&upstream.connects),
+            answer: percentiles(&upstream.answers),
         }
     }
 

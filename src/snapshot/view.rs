@@ -200,7 +200,9 @@ pub enum ExclusionReason {
     NotExported,
     /// The endpoints do not accept HBONE.
     NoTunnel,
-    /// The endpoints speak no TLS, or not the TLS mode that the gateway chooses for this port.
+    /// The endpoints speak no TLS, so that only HBONE callers reach them.
+    NoTls,
+    /// The endpoints do not speak the TLS mode that the gateway chooses for this port.
     OtherTls,
     /// This kind of client calls gateways only by host name, and the gateway does not route the host name to this port.
     NoHostRoute,
@@ -224,6 +226,7 @@ impl ExclusionReason {
             Self::NoAddress => "no address",
             Self::NotExported => "not exported",
             Self::NoTunnel => "no tunnel",
+            Self::NoTls => "no TLS",
             Self::OtherTls => "other TLS mode",
             Self::NoHostRoute => "no route by host name",
             Self::NoUsableGateway => "no usable gateway",
@@ -428,6 +431,8 @@ impl Horizon<'_> {
             for (cluster, weight) in clusters {
                 let passed = if names_hosts && !self.by_hostname {
                     Err(ExclusionReason::NoHostRoute)
+                } else if !preference.contains(&mode) {
+                    Err(ExclusionReason::NoTls)
                 } else if Some(mode) != chosen {
                     Err(ExclusionReason::OtherTls)
                 } else {

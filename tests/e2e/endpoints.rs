@@ -1,12 +1,13 @@
 //! Endpoints that are dead, silent or resetting: no call is lost, and the bad endpoint is ejected and later used again.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use crate::problems::{has_problem, run};
 use crate::support::backend::{Backend, Silent, refusing, reset, tls_echo};
-use crate::support::client::{call, tls};
+use crate::support::client::{call, connect, hello, tls};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::pki::PKI;
@@ -55,6 +56,36 @@ fn a_dead_endpoint_loses_no_call() {
     assert!(ejected(&gateway), "ejected after 5 failures in a row");
     assert!(health.contains(&&"ejected".into()) && health.contains(&&"healthy".into()), "{explained}");
     eventually("it is let back", || (!ejected(&gateway)).then_some(()));
+}
+
+#[test]
+fn an_endpoint_that_accepts_and_says_nothing_is_named_while_a_client_waits() {
+    let backend = Backend::start(|mut stream| {
+        // It reads the hello, and waits for the client to go.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let config = format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", backend.address);
+    let gateway = Gateway::start(&config);
+    let mut client = connect(gateway.listener("default"));
+    client.write_all(&hello("a.test")).expect("sent");
+    let problem = has_problem(&gateway, "endpoint_silent");
+    assert!(
+        problem["text"].as_str().is_some_and(|text| text.contains("has answered no byte for")),
+        "{problem}"
+    );
+    let endpoint = gateway.json("/api/v1/endpoints")[0].clone();
+    assert_eq!(endpoint["state"], "silent", "{endpoint}");
+    assert!(endpoint["connect"]["p50_ms"].as_f64().is_some_and(|time| time > 0.0), "{endpoint}");
+    let explained = run(&gateway, &["explain", "a.test"]);
+    let verdict = format!("admitted, but every recent connection failed: {} silent", backend.address);
+    assert!(explained.contains(&verdict) && explained.contains("endpoint_silent: "), "{explained}");
+    drop(client);
+    eventually("the problem to end", || {
+        let all = gateway.json("/api/v1/status")["problems"].to_string();
+        (!all.contains("endpoint_silent")).then_some(())
+    });
+    let line = gateway.logged("the connection", |line| line["sni"] == "a.test");
+    assert!(line["detail"].as_str().is_some_and(|detail| detail.contains("endpoint_silent: ")), "{line}");
 }
 
 #[test]

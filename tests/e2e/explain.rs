@@ -1,5 +1,6 @@
 //! `explain`, live and offline, predicts what the data path does, with the same reason.
 
+use std::io::{Read as _, Write as _};
 use std::process::Command;
 
 use serde_json::Value;
@@ -334,4 +335,33 @@ fn endpoints_that_cannot_be_chosen_are_counted_by_why() {
             {"why": "other TLS mode", "network": "net-east", "count": 1},
         ])
     );
+}
+
+#[test]
+fn a_probe_shows_how_each_endpoint_answers_a_hello() {
+    let good = Backend::tls_echo(PKI.server("good.test"), "");
+    let plain = Backend::start(|mut stream| {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let closing = Backend::start(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+    });
+    let routes = [("good", good.address), ("plain", plain.address), ("closing", closing.address)]
+        .map(|(name, address)| format!("  {name}.test: \"{address}\"\n"));
+    let gateway = Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes:\n{}", routes.concat()));
+    let probed = |name: &str| {
+        let (status, answer) = gateway.post(&format!("/api/v1/explain?sni={name}"));
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        assert_eq!(status, 200, "{answer:#}");
+        answer["candidates"][0]["probe"].clone()
+    };
+    let answer = probed("good.test");
+    assert_eq!(answer["reason"], "ok", "{answer:#}");
+    assert_eq!(answer["tls"]["names"], serde_json::json!(["good.test"]), "{answer:#}");
+    assert!(answer["tls"]["not_after"].as_str().is_some_and(|until| until.ends_with('Z')), "{answer:#}");
+    assert_eq!(probed("plain.test")["reason"], "endpoint_not_tls");
+    assert_eq!(probed("closing.test")["reason"], "endpoint_closed");
+    let table = crate::problems::run(&gateway, &["explain", "good.test", "--probe"]);
+    assert!(table.contains("ok, certificate of good.test, until "), "{table}");
 }

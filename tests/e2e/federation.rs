@@ -760,3 +760,29 @@ fn write(gateway: &Gateway, name: &str, text: &str) {
     std::fs::write(&next, text).expect("written");
     std::fs::rename(next, gateway.folder().join(name)).expect("renamed");
 }
+
+#[test]
+fn an_imported_service_is_explained_by_the_gateways_that_its_callers_get() {
+    let pair = Pair::new();
+    let plain = "  - {hostname: raw.pay.svc.cluster.local, namespace: pay, ports: [{name: p, port: 80}], endpoints: [{address: \
+                 10.2.0.9, tls: none}]}\n";
+    let _west = pair.start_west(&services(&[service("ratings", [3, 4]), plain.to_owned()]));
+    let east = pair.start_east();
+    weighs(&east, RATINGS, 7.0);
+    let admin = format!("http://{}", east.admin());
+    let explain = |name: &str| {
+        let output = std::process::Command::new(crate::support::gateway::BINARY)
+            .args(["explain", name, "--admin", &admin])
+            .output()
+            .expect("the binary runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, text) = explain(RATINGS);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("imported: not_exported") && text.contains("Envoy by SNI: 1 gateway"), "{text}");
+    let raw = eventually("the plain-text service", || {
+        let (_, text) = explain("raw.pay.west.global");
+        text.contains("is a service of the peer west").then_some(text)
+    });
+    assert!(raw.contains("Envoy by SNI: none, no TLS"), "{raw}");
+}

@@ -150,6 +150,10 @@ codes! {
     RootsExpired = "roots_expired", Failed in "certificates",
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",
         "`isthmus get certificates`; the key `trust` of this gateway's config";
+    LimitReached = "limit_reached", Warning in "limits",
+        "All connections together, or those to one service, have reached their limit, and the gateway refuses more (`limit_global`, \
+         `limit_service`). The limit of all connections follows from `limits.connections` and the descriptor limit of the process.",
+        "`isthmus status`: connections and limits; `ulimit -n`; `limits` of the config";
     EndpointEjected = "endpoint_ejected", Failed in "endpoints",
         "An endpoint failed several times in a row, so the gateway sends it no connections for a while (`ejection.time`).",
         "`isthmus get endpoints`; the endpoint itself";
@@ -170,6 +174,14 @@ codes! {
     EndpointNotTls = "endpoint_not_tls", Failed in "endpoints",
         "An endpoint answers a ClientHello with bytes that are not TLS.",
         "the port of the endpoint: `isthmus get endpoints`";
+    EndpointSilent = "endpoint_silent", Failed in "endpoints",
+        "An endpoint has been sent a ClientHello, and has not answered a byte for 5 s. The problem lasts until the endpoint answers, or \
+         no connection waits for it.",
+        "the endpoint itself; a firewall or a smaller MTU on the way: `isthmus explain NAME --probe`";
+    EndpointSlow = "endpoint_slow", Warning in "endpoints",
+        "The median time from a client's last byte to an endpoint's next one is above 1 s, and five times that of the other endpoints \
+         of the service. It still gets connections.",
+        "ANSWER of `isthmus get endpoints`; the endpoint itself";
     AccessLogLost = "access_log_lost", Warning in "logs",
         "Lines of the access log were lost in the last ten minutes because the queue was full or the file could \
          not be written.",

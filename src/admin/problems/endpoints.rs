@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use super::Problem;
 use super::code::Code;
-use super::{FAILURES_MIN, Problem};
-use isthmus_dataplane::upstreams::{EndpointState, Upstreams};
+use isthmus_dataplane::endpoint_state::{EndpointState, FAILURES_MIN};
+use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_telemetry::clock::rfc3339;
 
@@ -56,6 +57,9 @@ enum What {
     Failing,
     /// It last answered without TLS at this time.
     NotTls(SystemTime),
+    /// It has not answered a hello for so long.
+    Silent(Duration),
+    Slow,
 }
 
 impl What {
@@ -67,7 +71,9 @@ impl What {
             None => (state.in_a_row >= FAILURES_MIN && !state.unhealthy).then_some(Self::Failing),
         };
         let answers = state.not_tls.map(Self::NotTls);
-        [health, connections, answers].into_iter().flatten()
+        let silent = state.silent_for.map(Self::Silent);
+        let slow = state.is_slow.then_some(Self::Slow);
+        [health, connections, answers, silent, slow].into_iter().flatten()
     }
 
     fn code(self) -> Code {
@@ -76,6 +82,8 @@ impl What {
             Self::Ejected(_) => Code::EndpointEjected,
             Self::Failing => Code::EndpointFailing,
             Self::NotTls(_) => Code::EndpointNotTls,
+            Self::Silent(_) => Code::EndpointSilent,
+            Self::Slow => Code::EndpointSlow,
         }
     }
 
@@ -92,6 +100,17 @@ impl What {
                 "{about} answered a ClientHello with bytes that are not TLS, last at {}",
                 rfc3339(time)
             ),
+            Self::Silent(time) => format!(
+                "{about} has been sent a ClientHello, and has answered no byte for {} s",
+                time.as_secs()
+            ),
+            Self::Slow => {
+                let median = state.answer.map_or(Duration::ZERO, |times| times.p50);
+                format!(
+                    "{about} answers after {:.1} s (median), more than five times as late as the others",
+                    median.as_secs_f64()
+                )
+            }
         };
         Problem::new(self.code(), about, text)
     }

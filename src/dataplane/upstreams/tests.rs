@@ -1,7 +1,7 @@
 //! Tests of ejection, of health checks, and of how long endpoints are remembered.
 
 use super::*;
-use crate::withdrawals::Which;
+use crate::withdrawals::{Which, Withdrawal};
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Distance;
 use isthmus_snapshot::policy::{Timeouts, Tuning};
@@ -212,4 +212,53 @@ fn a_withdrawn_endpoint_has_a_state_although_it_was_never_dialled() {
     assert_eq!(state.availability(), Availability::Disabled);
     upstreams.withdrawals().enable(&which).expect("enabled");
     assert!(!upstreams.has_left_out(&set) && upstreams.state(&set.endpoints()[1].key).is_none());
+}
+
+#[test]
+fn an_endpoint_that_answers_no_hello_is_silent_until_it_does_or_nobody_waits() {
+    let mut upstreams = upstreams();
+    let set = set(2, Ejection::default());
+    let (one, other) = (begin(&upstreams, &set, 0), begin(&upstreams, &set, 0));
+    let silent_for =
+        |upstreams: &Upstreams| upstreams.state(&set.endpoints()[0].key).expect("it was dialled").silent_for;
+    upstreams.asked(&one);
+    assert_eq!(silent_for(&upstreams), None, "the hello was sent at this moment");
+    upstreams.started -= 2 * SILENT_AFTER;
+    assert!(silent_for(&upstreams).is_some_and(|waited| waited >= SILENT_AFTER));
+    assert_eq!(troubled(&upstreams).len(), 1);
+    // It answers one of two connections.
+    upstreams.asked(&other);
+    upstreams.succeeded(&other);
+    assert_eq!(silent_for(&upstreams), None);
+    upstreams.started -= 2 * SILENT_AFTER;
+    assert!(silent_for(&upstreams).is_some(), "the first connection still waits");
+    drop(one);
+    assert!(silent_for(&upstreams).is_none() && troubled(&upstreams).is_empty());
+    drop(other);
+}
+
+#[test]
+fn an_endpoint_that_answers_much_later_than_the_others_is_slow() {
+    let upstreams = upstreams();
+    let set = set(3, Ejection::default());
+    let answers = |index: usize, after: u64| {
+        let in_flight = begin(&upstreams, &set, index);
+        (0..10).for_each(|_| in_flight.replied(Duration::from_millis(after)));
+        upstreams.upkeep();
+    };
+    let slow = || {
+        let is_slow =
+            |index: usize| upstreams.state(&set.endpoints()[index].key).is_some_and(|state| state.is_slow);
+        [0, 1, 2].map(is_slow)
+    };
+    answers(0, 9_000);
+    assert_eq!(slow(), [false; 3], "there is no other to compare it with");
+    answers(1, 20);
+    assert_eq!(slow(), [true, false, false]);
+    answers(2, 3_000);
+    assert_eq!(slow(), [false; 3], "the median of all is 3 s");
+    (0..3).for_each(|_| answers(2, 10));
+    assert_eq!(slow(), [true, false, false]);
+    let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
+    assert!(state.answer.is_some_and(|times| times.p50 >= Duration::from_secs(9)) && state.is_troubled());
 }

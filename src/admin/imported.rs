@@ -1,0 +1,85 @@
+//! How clients reach a service of a peer: not through this gateway, but through the gateways of the peer.
+
+use std::collections::BTreeSet;
+
+use isthmus_model::endpoint::Health;
+use isthmus_model::import::Import;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::service_view::ServiceView;
+use isthmus_snapshot::view::{Assignment, ClientKind, Tunnel, Viewer, view};
+
+/// The kinds of clients, with their names in messages.
+const CLIENTS: [(&str, ClientKind, Tunnel); 3] = [
+    ("Envoy by SNI", ClientKind::Envoy, Tunnel::Sni),
+    ("gRPC", ClientKind::Grpc, Tunnel::Sni),
+    ("HBONE", ClientKind::Envoy, Tunnel::Hbone),
+];
+
+/// The way to a service of a peer.
+pub(super) struct Imported {
+    /// A sentence for operators.
+    pub(super) text: String,
+    /// True if clients of any kind get endpoints.
+    pub(super) is_reachable: bool,
+}
+
+/// Returns the way to a service that is imported from a peer; `None` for other services. `name` may be the host name of a
+/// service, an authority, or `outbound_.<port>_.<subset>_.<hostname>`.
+pub(super) fn imported(snapshot: &Snapshot, name: &str) -> Option<Imported> {
+    let host = name.rsplit_once("_.").map_or(name, |(_, host)| host);
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let service = snapshot.service(host)?;
+    let Import { peer, exported_name, .. } = service.import.as_deref()?;
+    let addresses: Vec<String> = service.addresses.iter().map(ToString::to_string).collect();
+    let addresses = match addresses.is_empty() {
+        true => "the service has no virtual address".to_owned(),
+        false => format!("the virtual addresses of the service are {}", addresses.join(" and ")),
+    };
+    let ways = CLIENTS.map(|(client, kind, tunnel)| (client, Way::of(snapshot, service, kind, tunnel)));
+    let texts: Vec<String> = ways.iter().map(|(client, way)| format!("{client}: {}", way.text())).collect();
+    Some(Imported {
+        text: format!(
+            "{host} is a service of the peer {peer}, which exports it as {exported_name}; clients reach it through the peer's \
+             gateways, not through this one ({}); {addresses}",
+            texts.join(", ")
+        ),
+        is_reachable: ways.iter().any(|(_, way)| way.gateways > 0),
+    })
+}
+
+/// The endpoints that one kind of client on this gateway's network gets.
+#[derive(Default)]
+struct Way {
+    /// The number of addresses of gateways, for the port with the most.
+    gateways: usize,
+    /// Why endpoints are left out.
+    excluded: BTreeSet<&'static str>,
+}
+
+impl Way {
+    fn of(snapshot: &Snapshot, service: &ServiceView, client: ClientKind, tunnel: Tunnel) -> Self {
+        let node = &snapshot.policy.node;
+        let (network, cluster) = (node.network.clone(), node.cluster.clone());
+        let viewer = Viewer { network, cluster, client, tunnel, ..Viewer::default() };
+        let mut way = Self::default();
+        for port in &service.ports {
+            let Some(Assignment { entries, excluded }) = view(snapshot, service, port, "", &viewer) else {
+                continue;
+            };
+            way.gateways =
+                way.gateways.max(entries.iter().filter(|entry| entry.health == Health::Healthy).count());
+            way.excluded.extend(excluded.iter().map(|excluded| excluded.reason.text()));
+        }
+        way
+    }
+
+    fn text(&self) -> String {
+        let excluded: Vec<&str> = self.excluded.iter().copied().collect();
+        match (self.gateways, excluded.is_empty()) {
+            (0, true) => "no endpoints".to_owned(),
+            (0, false) => format!("none, {}", excluded.join(", ")),
+            (1, _) => "1 gateway".to_owned(),
+            (count, _) => format!("{count} gateways"),
+        }
+    }
+}
