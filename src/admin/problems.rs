@@ -14,12 +14,15 @@ use super::peers::{Linked, PeerState};
 use code::Code;
 use endpoints::of_endpoints;
 use isthmus_aggregator::liveness::State;
-use isthmus_aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
+use isthmus_aggregator::status::{
+    RegistryState, RegistryStatus, Status as AggregatorStatus, VirtualAddressStatus,
+};
 use isthmus_api as api;
 use isthmus_api::text::lasting;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::service::Withheld;
 use isthmus_net::channel::cut;
+use isthmus_net::lookup::Cause;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::peer::is_place_of_peer;
@@ -102,12 +105,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all.extend(of_times.map(|problem| Problem::new(Code::StateNotKept, "", problem)));
     all.extend(of_gateways(snapshot, &states));
     all.extend(absent(snapshot));
-    let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "the DNS lookup fails"));
-    let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());
-    let empty = empty.map(|(name, _)| (name.to_string(), "the name does not exist, or has no address"));
-    for (name, why) in failed.chain(empty) {
-        all.push(Problem::new(Code::NameUnresolved, &name, format!("{name} has no address: {why}")));
-    }
+    all.extend(of_names(&aggregator));
     all.extend(aggregator.virtual_addresses.iter().flat_map(of_virtual_addresses));
     all.extend(sources.identities.problems(SystemTime::now()));
     all.extend(of_maintenance_and_checks(sources));
@@ -147,6 +145,27 @@ fn of_limits(sources: &Sources) -> Vec<Problem> {
         Problem::new(Code::LimitReached, about, text)
     }));
     all
+}
+
+/// Returns a problem for each host name that has no address, or whose addresses are not confirmed.
+fn of_names(aggregator: &AggregatorStatus) -> impl Iterator<Item = Problem> {
+    let said = |cause: &Cause| match cause {
+        Cause::Failed(error) => format!("the DNS lookup fails: {}", cut(error)),
+        Cause::Missing => "the name does not exist, or has no address".to_owned(),
+    };
+    let unresolved = aggregator.unresolved.iter().map(move |(name, cause)| {
+        let text = format!("{name} has no address: {}", said(cause));
+        Problem::new(Code::NameUnresolved, name.as_str(), text)
+    });
+    let stale = aggregator.stale.iter().map(move |(name, cause)| {
+        let until = match cause {
+            Cause::Failed(_) => "stay in use",
+            Cause::Missing => "stay in use for `dns.holdMissing`",
+        };
+        let text = format!("the last addresses of {name} {until}: {}", said(cause));
+        Problem::new(Code::NameStale, name.as_str(), text)
+    });
+    unresolved.chain(stale)
 }
 
 /// Returns a problem for each service that an export rule or a route names but no registry has.

@@ -84,7 +84,7 @@ pub fn status(sources: &Sources) -> Status {
         held_back: held_back(sources, &aggregator),
         xds: api::status::Xds { clients: sources.clients.count(), refused: refused(&sources.clients) },
         dns: sources.names.as_ref().map(|server| dns(server, &aggregator)),
-        unresolved: aggregator.unresolved.to_vec(),
+        unresolved: aggregator.unresolved.iter().map(|(name, _)| name.to_string()).collect(),
     }
 }
 

@@ -384,7 +384,7 @@ impl Owner {
                     round.publishes = true;
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
-                Message::Resolution(name, answer) => self.resolve(name, answer, &mut round),
+                Message::Resolution(name, answer) => self.resolve(name, answer, now, &mut round),
                 Message::Copy(news) => self.apply_copy_event(news, now, &mut round),
                 Message::Sweep => self.sweep(now, &mut round),
             }
@@ -501,10 +501,11 @@ impl Owner {
     }
 
     /// Applies the result of a name look-up.
-    fn resolve(&mut self, name: HostName, answer: Resolution, round: &mut Round) {
+    fn resolve(&mut self, name: HostName, answer: Resolution, now: Instant, round: &mut Round) {
         let (current, own, registries) = (self.publisher.current(), &self.own, &self.registries);
         let used_by = |name: &HostName| users_of(name, &current, own, registries);
-        if self.names.apply_resolution(&name, answer, used_by) {
+        let hold = (self.options.dns.hold_missing, now.into_std());
+        if self.names.apply_resolution(&name, answer, hold, used_by) {
             round.dirty.resolved.insert(name);
         }
     }
@@ -543,6 +544,7 @@ impl Owner {
             unread,
             looking_up: self.names.looking_up(),
             unresolved: self.names.unresolved(),
+            stale: self.names.stale(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::status),
         }));
     }

@@ -1,5 +1,4 @@
-//! Looks up host names, and repeats each look-up when its TTL has passed. If a look-up fails, the last addresses stay; if the
-//! name does not exist, they are removed.
+//! Looks up host names, and repeats each look-up when its TTL has passed. `owner::names` applies the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -28,11 +27,18 @@ pub struct Options {
     pub ttl_min: Duration,
     /// The upper bound for the TTL of an answer.
     pub ttl_max: Duration,
+    /// How long a name keeps its last addresses when it does not exist any more, or has no address.
+    pub hold_missing: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { servers: Vec::new(), ttl_min: Duration::from_secs(1), ttl_max: Duration::from_secs(3600) }
+        Self {
+            servers: Vec::new(),
+            ttl_min: Duration::from_secs(1),
+            ttl_max: Duration::from_secs(3600),
+            hold_missing: Duration::from_secs(30),
+        }
     }
 }
 

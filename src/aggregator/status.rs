@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_net::lookup::Cause;
 use isthmus_snapshot::change::Report;
 use isthmus_snapshot::shard::Counts;
 use isthmus_snapshot::virtual_addresses::{Counts as LeaseCounts, Ranges};
@@ -156,8 +157,10 @@ pub struct Status {
     pub unread: Vec<Arc<str>>,
     /// The number of names without any result yet, not even a failure.
     pub looking_up: usize,
-    /// Names whose look-ups have failed, so that they have no addresses.
-    pub unresolved: Vec<String>,
+    /// Names that have no addresses, each with what its last look-up said.
+    pub unresolved: Vec<(HostName, Cause)>,
+    /// Names whose addresses in use the last look-up does not confirm, each with what it said.
+    pub stale: Vec<(HostName, Cause)>,
     /// The virtual addresses of imported services; `None`: imported services have no virtual addresses.
     pub virtual_addresses: Option<VirtualAddressStatus>,
 }

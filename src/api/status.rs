@@ -55,7 +55,7 @@ pub struct Status {
     pub xds: Xds,
     /// The DNS server; `None` if there is none.
     pub dns: Option<Dns>,
-    /// The host names that do not resolve.
+    /// The host names that have no address.
     pub unresolved: Vec<String>,
     /// The conflicts between registries, one line each.
     pub conflicts: Vec<String>,

@@ -1,7 +1,7 @@
 //! A config file with its registries, read without a gateway.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::config_file;
 use isthmus_admin::certificates::file_problems;
 use isthmus_aggregator::offline::{self as registry, OfflineError, names_in};
 use isthmus_config::Config;
-use isthmus_model::address::canonical_ip;
+use isthmus_model::address::{Host, canonical_ip};
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
-use isthmus_net::lookup::{Lookup, Resolution};
+use isthmus_net::dial;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
 use isthmus_snapshot::inputs::Inputs;
@@ -186,11 +186,7 @@ fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved
         Err(error) => return (Resolved::default(), vec![format!("names cannot be looked up: {error}")]),
     };
     let answers = runtime.block_on(async {
-        let lookup = if name_servers.is_empty() { None } else { Lookup::at(name_servers).ok() };
-        let look_up = async |name| match &lookup {
-            Some(lookup) => lookup.addresses(name).await.0,
-            None => by_system(name).await,
-        };
+        let look_up = async |name: &HostName| dial::addresses(&Host::Name(name.clone()), name_servers).await;
         let answer = async |name| (name, timeout(LOOK_UPS_WITHIN, look_up(name)).await);
         join_all(names.iter().map(answer)).await
     });
@@ -199,13 +195,13 @@ fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved
     let (mut resolved, mut warnings, mut late) = (Resolved::default(), Vec::new(), Vec::new());
     for (name, answer) in answers {
         match answer {
-            Ok(Resolution::Addresses(found)) if !found.is_empty() => {
-                resolved.insert(name.clone(), found);
+            Ok(Ok(found)) => {
+                let addresses: BTreeSet<IpAddr> = found.iter().copied().map(canonical_ip).collect();
+                resolved.insert(name.clone(), addresses.into_iter().collect());
             }
-            Ok(Resolution::Addresses(_)) => warnings.push(format!(
-                "{name} does not resolve, so the endpoints and gateways with this name have no address"
+            Ok(Err(error)) => warnings.push(format!(
+                "{name} does not resolve, so the endpoints and gateways with this name have no address: {error}"
             )),
-            Ok(Resolution::Failed(why)) => warnings.push(format!("the look-up of {name} failed: {why}")),
             Err(_) => late.push(name.as_str()),
         }
     }
@@ -215,16 +211,6 @@ fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved
             .push(format!("no answer within {LOOK_UPS_WITHIN:?} for {names}; --offline makes no look-ups"));
     }
     (resolved, warnings)
-}
-
-async fn by_system(name: &HostName) -> Resolution {
-    match tokio::net::lookup_host((name.as_str(), 0)).await {
-        Ok(found) => {
-            let addresses: BTreeSet<_> = found.map(|address| canonical_ip(address.ip())).collect();
-            Resolution::Addresses(addresses.into_iter().collect())
-        }
-        Err(_) => Resolution::Addresses(Arc::new([])),
-    }
 }
 
 #[cfg(test)]

@@ -49,6 +49,7 @@ fn dns(fields: &Fields<'_>, problems: &mut Problems) -> DnsOptions {
         servers: fields.get(&keys::Dns::SERVERS).unwrap_or_default(),
         ttl_min: fields.get(&keys::Dns::MIN_TTL),
         ttl_max: fields.get(&keys::Dns::MAX_TTL),
+        hold_missing: fields.get(&keys::Dns::HOLD_MISSING),
     };
     if options.ttl_min <= options.ttl_max {
         return options;

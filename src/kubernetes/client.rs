@@ -20,7 +20,8 @@ use super::clock::ServerClock;
 use super::credentials::Access;
 use super::objects::Status;
 use isthmus_model::address::Url;
-use isthmus_net::channel::{Tasks, cut, dial, innermost};
+use isthmus_net::channel::{Tasks, cut, innermost};
+use isthmus_net::dial::dial;
 use isthmus_tasks::scope::Scope;
 use isthmus_tls::client::{config, secure, server_name};
 use isthmus_tls::server::provider;
@@ -228,7 +229,8 @@ impl Client {
     }
 
     async fn connect(&self) -> Result<Sender, Fault> {
-        let stream = dial(&self.server).await.map_err(|error| Fault::Unreachable(Arc::new(error)))?;
+        let Url { host, port, .. } = &self.server;
+        let stream = dial(host, *port, &[]).await.map_err(|error| Fault::Unreachable(Arc::new(error)))?;
         let stream = secure(stream, self.name.clone(), self.tls.clone()).await.map_err(Fault::Tls)?;
         if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Err(Fault::Answer("the API server does not speak HTTP/2".to_owned()));

@@ -2,8 +2,6 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -14,7 +12,6 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
@@ -22,7 +19,6 @@ use tonic::client::{Grpc, GrpcService};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use isthmus_model::address::{Host, Url};
 use isthmus_tasks::scope::Scope;
 
 /// The default limit of a message in bytes.
@@ -205,20 +201,6 @@ impl From<Status> for CallFault {
 
 fn broken(error: hyper::Error) -> CallFault {
     CallFault::Broken(innermost(&error))
-}
-
-/// Connects to a server by TCP, without Nagle's delay, which suits small requests whose responses are awaited.
-pub async fn dial(server: &Url) -> io::Result<TcpStream> {
-    let stream = match &server.host {
-        Host::Ip(ip) => TcpStream::connect((*ip, server.port)).await?,
-        Host::Ips(ips) => {
-            let addresses: Vec<SocketAddr> = ips.iter().map(|ip| SocketAddr::new(*ip, server.port)).collect();
-            TcpStream::connect(&*addresses).await?
-        }
-        Host::Name(name) => TcpStream::connect((name.as_str(), server.port)).await?,
-    };
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }
 
 /// Returns the text of the innermost cause, because the errors around it say only that something failed.

@@ -5,12 +5,14 @@
 //! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
 //!   gives way. `budget`: descriptors.
 //! - `socket`: options and resets. `pipe`: pipes for splice. `diag`: the kernel's connection table.
-//! - `channel`: gRPC over our own TLS. `lookup`: host names. `own`: the addresses of this host.
+//! - `lookup`: host names. `dial`: connections to servers by name. `channel`: gRPC over our own TLS.
+//! - `own`: the addresses of this host.
 
 pub mod admission;
 pub mod budget;
 pub mod channel;
 pub mod diag;
+pub mod dial;
 pub mod handed;
 pub mod incoming;
 pub mod inherited;

@@ -1,4 +1,15 @@
-//! Looks up the addresses of host names, at given name servers or at those of the system. The results are not cached.
+//! Looks up the addresses of host names, at given name servers or at those of the system, and decides which addresses a name has
+//! after the look-up. The results are not cached.
+//!
+//! A look-up asks for each address family, and each answer may fail. An answer says something about its own family only, so a
+//! name loses its addresses only if every family was answered and none has an address:
+//!
+//! | found | failed | addresses |
+//! |---|---|---|
+//! | some | none | those found |
+//! | some | one family | those found, and the last ones of the family that failed |
+//! | none | one family or both | the last ones |
+//! | none | none | the last ones for a while, then none |
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -8,6 +19,7 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{NameServerConfig, ResolverConfig};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::RecordType;
 
 use isthmus_model::address::canonical_ip;
 use isthmus_model::name::HostName;
@@ -18,13 +30,40 @@ const LOOKUP: Duration = Duration::from_secs(10);
 /// Looks up host names.
 pub struct Lookup(TokioResolver);
 
-/// The result of a look-up.
+/// The answer for one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resolution {
-    /// The addresses, sorted; empty if the name does not exist any more.
-    Addresses(Arc<[IpAddr]>),
+pub enum Answer {
+    /// The addresses; empty if the name does not exist or has no address of this family.
+    Addresses(Vec<IpAddr>),
     /// The look-up failed with this text.
     Failed(String),
+}
+
+/// The result of a look-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolution {
+    /// The answer to the question for A records.
+    pub ipv4: Answer,
+    /// The answer to the question for AAAA records.
+    pub ipv6: Answer,
+}
+
+/// The reason why a look-up does not confirm all addresses of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// What the last look-up said.
+    pub cause: Cause,
+    /// The time of the first look-up that found no address in any family, if no later one has found an address.
+    missing_since: Option<Instant>,
+}
+
+/// What a look-up said that does not confirm the addresses of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It failed with this text, at least for one family.
+    Failed(String),
+    /// The name does not exist, or has no address.
+    Missing,
 }
 
 impl Lookup {
@@ -48,23 +87,139 @@ impl Lookup {
         builder.build().map(Self)
     }
 
-    /// Looks up a name; returns the result, with its TTL if it has one.
+    /// Looks up a name; returns the result, with the shorter TTL of the families that have addresses.
     pub async fn addresses(&self, name: &HostName) -> (Resolution, Option<Duration>) {
+        // The library's look-up of both families returns one verdict, in which "no address" of one family hides the failure of
+        // the other one.
+        let ((ipv4, ttl), (ipv6, other_ttl)) =
+            tokio::join!(self.family(name, RecordType::A), self.family(name, RecordType::AAAA));
+        (Resolution { ipv4, ipv6 }, ttl.into_iter().chain(other_ttl).min())
+    }
+
+    async fn family(&self, name: &HostName, kind: RecordType) -> (Answer, Option<Duration>) {
         // A trailing dot disables the system's search list: names are fully qualified.
-        let lookup = self.0.lookup_ip(format!("{name}."));
+        let lookup = self.0.lookup(format!("{name}."), kind);
         match tokio::time::timeout(LOOKUP, lookup).await {
-            Err(_) => (Resolution::Failed("the DNS query timed out".to_owned()), None),
+            Err(_) => (Answer::Failed("the DNS query timed out".to_owned()), None),
             Ok(Ok(found)) => {
-                let mut addresses: Vec<IpAddr> = found.iter().map(canonical_ip).collect();
-                addresses.sort_unstable();
-                addresses.dedup();
+                let addresses = found.answers().iter().filter_map(|record| record.data.ip_addr());
+                let addresses: Vec<IpAddr> = addresses.map(canonical_ip).collect();
                 let ttl = found.valid_until().saturating_duration_since(Instant::now());
-                (Resolution::Addresses(addresses.into()), Some(ttl))
+                let ttl = (!addresses.is_empty()).then_some(ttl);
+                (Answer::Addresses(addresses), ttl)
             }
-            Ok(Err(error)) if error.is_no_records_found() || error.is_nx_domain() => {
-                (Resolution::Addresses(Arc::new([])), None)
-            }
-            Ok(Err(error)) => (Resolution::Failed(error.to_string()), None),
+            // This includes NXDOMAIN.
+            Ok(Err(error)) if error.is_no_records_found() => (Answer::Addresses(Vec::new()), None),
+            Ok(Err(error)) => (Answer::Failed(error.to_string()), None),
         }
+    }
+}
+
+impl Resolution {
+    /// Returns the addresses that a name has after this look-up, sorted, and the doubt about them, if there is one. `last` are its
+    /// addresses before, which stay for `hold` if the name has none any more; `doubt` is the doubt about those.
+    pub fn settle(
+        self,
+        last: &Arc<[IpAddr]>,
+        doubt: Option<&Doubt>,
+        hold: Duration,
+        now: Instant,
+    ) -> (Arc<[IpAddr]>, Option<Doubt>) {
+        let (mut found, mut kept, mut failure) = (Vec::new(), Vec::<IpAddr>::new(), None);
+        for (answer, is_ipv4) in [(self.ipv4, true), (self.ipv6, false)] {
+            match answer {
+                Answer::Addresses(addresses) => found.extend(addresses),
+                Answer::Failed(error) => {
+                    kept.extend(last.iter().filter(|ip| ip.is_ipv4() == is_ipv4));
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        let missing_since = doubt.and_then(|doubt| doubt.missing_since);
+        match (found.is_empty(), failure) {
+            (true, None) => {
+                let since = missing_since.unwrap_or(now);
+                let is_held = now.saturating_duration_since(since) < hold;
+                let addresses = if is_held { last.clone() } else { Arc::default() };
+                (addresses, Some(Doubt { cause: Cause::Missing, missing_since: Some(since) }))
+            }
+            (true, Some(error)) => (last.clone(), Some(Doubt { cause: Cause::Failed(error), missing_since })),
+            (false, failure) => {
+                let failure = failure.filter(|_| !kept.is_empty());
+                found.extend(kept);
+                found.sort_unstable();
+                found.dedup();
+                let doubt = failure.map(|error| Doubt { cause: Cause::Failed(error), missing_since: None });
+                (found.into(), doubt)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLD: Duration = Duration::from_secs(30);
+
+    fn ips(text: &str) -> Vec<IpAddr> {
+        text.split_whitespace().map(|ip| ip.parse().expect("an address")).collect()
+    }
+
+    fn answer(text: &str) -> Answer {
+        if text == "failed" { Answer::Failed("no answer".to_owned()) } else { Answer::Addresses(ips(text)) }
+    }
+
+    fn asked(ipv4: &str, ipv6: &str) -> Resolution {
+        Resolution { ipv4: answer(ipv4), ipv6: answer(ipv6) }
+    }
+
+    #[test]
+    fn a_name_loses_addresses_only_by_answers_about_all_families() {
+        let now = Instant::now();
+        let both = "192.0.2.1 2001:db8::1";
+        for (last, ipv4, ipv6, wanted, is_doubted) in [
+            (both, "192.0.2.2", "2001:db8::2", "192.0.2.2 2001:db8::2", false),
+            (both, "192.0.2.2", "", "192.0.2.2", false),
+            (both, "192.0.2.2", "failed", "192.0.2.2 2001:db8::1", true),
+            (both, "failed", "2001:db8::2", "192.0.2.1 2001:db8::2", true),
+            (both, "failed", "", both, true),
+            (both, "", "failed", both, true),
+            (both, "failed", "failed", both, true),
+            // A family that never had an address and cannot be asked for changes nothing.
+            ("192.0.2.1", "192.0.2.2", "failed", "192.0.2.2", false),
+            ("192.0.2.1", "failed", "", "192.0.2.1", true),
+            ("", "failed", "", "", true),
+            ("", "", "", "", true),
+            ("", "192.0.2.2 192.0.2.1 192.0.2.1", "", "192.0.2.1 192.0.2.2", false),
+        ] {
+            let (addresses, doubt) = asked(ipv4, ipv6).settle(&ips(last).into(), None, HOLD, now);
+            assert_eq!(addresses[..], ips(wanted), "{last}: {ipv4}, {ipv6}");
+            assert_eq!(doubt.is_some(), is_doubted, "{last}: {ipv4}, {ipv6}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_ceases_to_exist_keeps_its_addresses_for_a_while() {
+        let begin = Instant::now();
+        let (mut addresses, mut doubt): (Arc<[IpAddr]>, _) = (ips("192.0.2.1").into(), None);
+        let mut after = |seconds, resolution: Resolution| {
+            let now = begin + Duration::from_secs(seconds);
+            (addresses, doubt) = resolution.settle(&addresses, doubt.as_ref(), HOLD, now);
+            (addresses.len(), doubt.clone().map(|doubt| doubt.cause))
+        };
+        let missing = || asked("", "");
+        assert_eq!(after(0, missing()), (1, Some(Cause::Missing)));
+        // A failure in between neither begins the time again nor ends it.
+        assert_eq!(after(20, asked("failed", "")), (1, Some(Cause::Failed("no answer".to_owned()))));
+        assert_eq!(after(29, missing()), (1, Some(Cause::Missing)));
+        // An address begins it again.
+        assert_eq!(after(29, asked("192.0.2.1", "")), (1, None));
+        assert_eq!(after(30, missing()), (1, Some(Cause::Missing)));
+        assert_eq!(after(70, asked("failed", "failed")).0, 1, "only an answer removes addresses");
+        assert_eq!(after(71, missing()), (0, Some(Cause::Missing)));
+        assert_eq!(after(72, asked("failed", "")).0, 0);
+        let (none, _) = missing().settle(&ips("192.0.2.1").into(), None, Duration::ZERO, begin);
+        assert!(none.is_empty(), "without a hold");
     }
 }

@@ -5,7 +5,7 @@
 //! connection that arrives at a replica with a link is closed before Hello.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use super::options::DIAL_MAX;
 use super::session::{Ended, Order, Outgoing};
 use super::transport;
 use isthmus_model::address::Host;
+use isthmus_net::dial;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::peer::{LINK_PROTOCOL, PeerIdentity};
 use isthmus_snapshot::policy::AddressScope;
@@ -42,8 +43,6 @@ pub(super) struct Dialler {
     given: Vec<GatewayAddress>,
     /// The addresses that the peer may announce.
     scope: AddressScope,
-    /// The last known addresses of each host.
-    known: BTreeMap<GatewayAddress, Vec<IpAddr>>,
 }
 
 /// The values that the tasks of one peer's addresses share.
@@ -73,12 +72,12 @@ impl Dialler {
         scope: AddressScope,
     ) -> Self {
         let shared = Arc::new(Dialling { links, group, who, lost: watch::Sender::default() });
-        Self { shared, given, scope, known: BTreeMap::new() }
+        Self { shared, given, scope }
     }
 
     /// Starts a task for each address, and ends the task of an address that is no longer one of the peer. Links that are open at
     /// such an address stay open.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(self) {
         let shared = self.shared.clone();
         let row = shared.links.0.number();
         let mut announced = shared.group.announced.subscribe();
@@ -115,20 +114,18 @@ impl Dialler {
         shared.note_no_problem(row);
     }
 
-    /// Returns the addresses of the peer: those of the config, then those that the peer has announced, at most [`DIAL_MAX`]. A
-    /// host whose look-up fails keeps the addresses that it had.
-    async fn find(&mut self, announced: &[GatewayAddress]) -> Found {
+    /// Returns the addresses of the peer: those of the config, then those that the peer has announced, at most [`DIAL_MAX`].
+    async fn find(&self, announced: &[GatewayAddress]) -> Found {
         let mut found = Found::default();
-        let mut known = BTreeMap::new();
         let given = self.given.iter().map(|entry| (entry, &AddressScope::Any));
         let announced = announced.iter().filter(|entry| !self.given.contains(entry));
         for (entry, scope) in given.chain(announced.map(|entry| (entry, &self.scope))) {
             let name_servers = self.shared.links.0.name_servers.load_full();
-            let ips = match transport::addresses(&entry.host, &name_servers).await {
+            let ips = match dial::addresses(&entry.host, &name_servers).await {
                 Ok(ips) => ips,
-                Err(problem) => {
-                    found.problem.get_or_insert(problem);
-                    self.known.remove(entry).unwrap_or_default()
+                Err(error) => {
+                    found.problem.get_or_insert(error.to_string());
+                    continue;
                 }
             };
             for ip in ips.iter().filter(|ip| scope.allows(**ip)) {
@@ -136,9 +133,7 @@ impl Dialler {
                     found.addresses.entry(SocketAddr::new(*ip, entry.port)).or_insert_with(|| entry.clone());
                 }
             }
-            known.insert(entry.clone(), ips);
         }
-        self.known = known;
         found
     }
 }
@@ -246,7 +241,7 @@ impl Explorer {
             context.trust.get().await;
         };
         timeout(STEP_WITHIN, waiting).await.map_err(|_| "this gateway has no certificate yet".to_owned())?;
-        let connecting = timeout(STEP_WITHIN, transport::dial(Host::Ip(address.ip()), address.port())).await;
+        let connecting = timeout(STEP_WITHIN, dial::dial(&Host::Ip(address.ip()), address.port(), &[])).await;
         let socket = connecting
             .map_err(|_| format!("{name} does not accept the connection"))?
             .map_err(|error| format!("{name}: {error}"))?;

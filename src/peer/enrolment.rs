@@ -48,6 +48,7 @@ use super::token::{ADDRESSES_MAX, Token};
 use super::transport::{self, Peeked};
 use isthmus_model::identity::TrustDomain;
 use isthmus_net::channel::{CallFault, Channel, Limits, Tasks};
+use isthmus_net::dial::dial;
 use isthmus_net::handed::HandedOver;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::peer::{ENROL_PROTOCOL, PeerIdentity};
@@ -559,11 +560,9 @@ impl At<'_> {
     /// Connects, and asks the peer for a trial, in which both gateways check each other.
     async fn open(&self) -> Result<Opened, Failed> {
         let shared = &self.enrolment.0;
-        let socket = timeout(
-            STEP_WITHIN,
-            transport::connect(&self.address.host, self.address.port, &self.settings.name_servers),
-        )
-        .await;
+        let socket =
+            timeout(STEP_WITHIN, dial(&self.address.host, self.address.port, &self.settings.name_servers))
+                .await;
         let socket = socket
             .map_err(|_| self.unreachable("the gateway does not accept the connection"))?
             .map_err(|error| self.unreachable(error))?;

@@ -3,7 +3,6 @@
 
 use std::future::ready;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -21,9 +20,7 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use isthmus_model::address::{Host, Scheme, Url, canonical_ip};
-use isthmus_net::channel::{self, Channel, Limits, Tasks, TwoWay};
-use isthmus_net::lookup::{Lookup, Resolution};
+use isthmus_net::channel::{Channel, Limits, Tasks, TwoWay};
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_tasks::scope::Scope;
 
@@ -97,38 +94,6 @@ pub(super) fn stream(socket: OwnedFd) -> io::Result<TcpStream> {
 pub(super) struct Opened {
     pub(super) incoming: Streaming<proto::Message>,
     pub(super) outgoing: mpsc::Sender<Result<proto::Message, Status>>,
-}
-
-/// Connects to a gateway of a peer. A host name is looked up at these name servers, or if there are none, by the system.
-pub(super) async fn connect(host: &Host, port: u16, name_servers: &[SocketAddr]) -> io::Result<TcpStream> {
-    let found = addresses(host, name_servers).await.map_err(io::Error::other)?;
-    dial(Host::Ips(found.into()), port).await
-}
-
-/// Connects to an address, or to the first of several that accepts the connection.
-pub(super) async fn dial(host: Host, port: u16) -> io::Result<TcpStream> {
-    channel::dial(&Url { scheme: Scheme::Https, host, port }).await
-}
-
-/// Returns the addresses of a host. A host name is looked up at these name servers, or if there are none, by the system. The error
-/// says why there is no address.
-pub(super) async fn addresses(host: &Host, name_servers: &[SocketAddr]) -> Result<Vec<IpAddr>, String> {
-    let name = match host {
-        Host::Ip(ip) => return Ok(vec![*ip]),
-        Host::Ips(ips) => return Ok(ips.to_vec()),
-        Host::Name(name) => name,
-    };
-    if name_servers.is_empty() {
-        let found = tokio::net::lookup_host((name.as_str(), 0)).await;
-        let found = found.map_err(|error| format!("the look-up of {name} failed: {error}"))?;
-        return Ok(found.map(|address| canonical_ip(address.ip())).collect());
-    }
-    let lookup = Lookup::at(name_servers).map_err(|error| format!("{name}: {error}"))?;
-    match lookup.addresses(name).await.0 {
-        Resolution::Addresses(found) if found.is_empty() => Err(format!("{name} does not resolve")),
-        Resolution::Addresses(found) => Ok(found.to_vec()),
-        Resolution::Failed(error) => Err(format!("the DNS lookup of {name} failed: {error}")),
-    }
 }
 
 /// Opens a link over a connection that we have dialled.

@@ -26,8 +26,10 @@ use super::files;
 use super::source::{IstioCa, Sink, random, until};
 use super::trust::anchors;
 use isthmus_files::reading::{ReadError, Readings};
+use isthmus_model::address::Host;
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_net::channel::{CallFault, Channel};
+use isthmus_net::dial::dial;
 use isthmus_proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
@@ -212,7 +214,8 @@ async fn connect(
         ConfigFault::OwnCertificate(_) | ConfigFault::Provider(_) => IstioCaFault::Tls(fault.to_string()),
     })?;
     let port = origin.port_u16().unwrap_or_default();
-    let stream = TcpStream::connect((host, port)).await.map_err(IstioCaFault::Unreachable)?;
+    let host = Host::parse(host).map_err(|error| IstioCaFault::Unreachable(io::Error::other(error)))?;
+    let stream = dial(&host, port, &[]).await.map_err(IstioCaFault::Unreachable)?;
     client::secure(stream, name, config).await.map_err(IstioCaFault::Tls)
 }
 

@@ -554,7 +554,8 @@ fn a_peer_with_host_names_is_found_by_the_servers_of_the_config_and_outlasts_the
     let west = pair.west_config(&services(&[service("ratings", [3, 4])]));
     let west = west.replace("address: 127.0.0.1,", &format!("address: {NAME},"));
     let _west = start(pair.west.folder(&[&pair.east]), &west);
-    let east = pair.east_config(&format!("dns: {{servers: [\"{}\"], maxTtl: 1s}}\n", servers.address));
+    let east = pair
+        .east_config(&format!("dns: {{servers: [\"{}\"], maxTtl: 1s, holdMissing: 1s}}\n", servers.address));
     let east = east.replace("dial: \"127.0.0.1:", &format!("dial: \"{NAME}:"));
     let east = start(pair.east.folder(&[&pair.west]), &east);
     weighs(&east, RATINGS, 7.0);

@@ -1,9 +1,9 @@
 //! Endpoints and gateways given by name: the gateway looks names up at the configured servers, repeats a lookup after the TTL,
-//! and keeps the last addresses if no server answers.
+//! and keeps the last addresses if no server answers, and for a while if the name does not exist any more.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -58,7 +58,8 @@ fn a_name_is_looked_up_again_in_time_and_kept_when_nobody_can_say() {
     let [first, second] = backends();
     let servers = NameServer::start();
     servers.points(NAME, first.address.ip());
-    let gateway = Gateway::start(&config(&servers, first.address.port(), ""));
+    let unheld = config(&servers, first.address.port(), "").replace("]}", "], holdMissing: 0s}");
+    let gateway = Gateway::start(&unheld);
     reach(&gateway, "first");
     // The address changes: new connections use the new one, and open connections stay.
     let mut standing = tls(gateway.listener("default"), NAME).expect("a handshake");
@@ -82,6 +83,73 @@ fn a_name_is_looked_up_again_in_time_and_kept_when_nobody_can_say() {
         reach(&gateway, "first");
     }
     assert_eq!(call(&mut standing, "x").expect("an answer"), "first x");
+}
+
+/// Returns the text of the problem of this code about a name.
+fn problem(gateway: &Gateway, code: &str, name: &str) -> Option<String> {
+    let status = gateway.json("/api/v1/status");
+    let found =
+        status["problems"].as_array()?.iter().find(|one| one["code"] == code && one["about"] == name)?;
+    Some(found["text"].to_string())
+}
+
+#[test]
+fn a_family_without_addresses_does_not_take_those_of_a_family_that_cannot_be_asked() {
+    const GATEWAY: &str = "gw.test";
+    let [first, _second] = backends();
+    let servers = NameServer::start();
+    let networks = format!("networks: {{west: {{gateways: [{{address: {GATEWAY}, sniPort: 15443}}]}}}}\n");
+    let both = |answer: &Answer| [NAME, GATEWAY].map(|name| servers.answer(name, answer.clone()));
+    let known = Answer::Addresses { addresses: vec![first.address.ip()], ttl: 1 };
+    both(&known);
+    let gateway = Gateway::start(&config(&servers, first.address.port(), &networks));
+    reach(&gateway, "first");
+    for failing in [Answer::Failure, Answer::Truncated] {
+        both(&Answer::ByFamily(Box::new([failing, Answer::Empty])));
+        for name in [NAME, GATEWAY] {
+            let text = eventually("name_stale", || problem(&gateway, "name_stale", name));
+            assert!(text.contains("the DNS lookup fails"), "{text}");
+        }
+        asked_again(&servers, NAME);
+        assert_eq!(reached(&gateway).as_deref(), Some("first"));
+        both(&known);
+        for name in [NAME, GATEWAY] {
+            eventually("no problem", || problem(&gateway, "name_stale", name).is_none().then_some(()));
+        }
+    }
+    for name in [NAME, GATEWAY] {
+        let lost = |line: &Value| line["message"].as_str().is_some_and(|text| text.contains("no address"));
+        assert!(!lines_about(&gateway, name).iter().any(lost), "{name} has always had its address");
+    }
+}
+
+#[test]
+fn a_name_that_ceases_to_exist_keeps_its_addresses_for_the_configured_time() {
+    let hold = Duration::from_secs(6);
+    let [first, _second] = backends();
+    let servers = NameServer::start();
+    servers.points(NAME, first.address.ip());
+    let held = config(&servers, first.address.port(), "").replace("]}", "], holdMissing: 6s}");
+    let gateway = Gateway::start(&held);
+    reach(&gateway, "first");
+    for nothing in [Answer::Unknown, Answer::Empty] {
+        // A moment without the name is harmless.
+        servers.answer(NAME, nothing.clone());
+        let text = eventually("name_stale", || problem(&gateway, "name_stale", NAME));
+        assert!(text.contains("the name does not exist") && text.contains("holdMissing"), "{text}");
+        assert_eq!(reached(&gateway).as_deref(), Some("first"));
+        servers.points(NAME, first.address.ip());
+        eventually("no problem", || problem(&gateway, "name_stale", NAME).is_none().then_some(()));
+        assert_eq!(reached(&gateway).as_deref(), Some("first"));
+        // A name that stays away is believed.
+        let begun = Instant::now();
+        servers.answer(NAME, nothing);
+        eventually("no address", || problem(&gateway, "name_unresolved", NAME));
+        assert!(begun.elapsed() >= hold, "{:?}", begun.elapsed());
+        assert_eq!((reached(&gateway), problem(&gateway, "name_stale", NAME)), (None, None));
+        servers.points(NAME, first.address.ip());
+        reach(&gateway, "first");
+    }
 }
 
 #[test]
@@ -140,7 +208,7 @@ fn names_of_gateways_are_looked_up() {
     servers.points("gw.test", [192, 0, 2, 2].into());
     eventually("another generation", || (generation() > before).then_some(()));
     let unresolved = gateway.json("/api/v1/status")["unresolved"].clone();
-    assert_eq!(unresolved, serde_json::json!([]));
+    assert_eq!(unresolved, serde_json::json!([NAME]), "the server does not know the name of the route");
 }
 
 /// Returns the lines of the log about a name, as JSON.

@@ -17,6 +17,10 @@ pub enum Answer {
     Unknown,
     /// SERVFAIL.
     Failure,
+    /// An answer that is cut off, from a server that does not answer over TCP either.
+    Truncated,
+    /// One answer to questions for A records, another to those for AAAA records.
+    ByFamily(Box<[Self; 2]>),
 }
 
 #[derive(Default)]
@@ -48,6 +52,7 @@ impl NameServer {
         Self { address, state }
     }
 
+    /// Sets the answer for a name.
     pub fn answer(&self, name: &str, answer: Answer) {
         self.state.lock().expect("not poisoned").answers.insert(name.to_owned(), answer);
     }
@@ -76,10 +81,16 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
         *state.asked.entry(name.clone()).or_default() += 1;
         state.answers.get(&name).cloned().unwrap_or(Answer::Unknown)
     };
+    let answer = match answer {
+        Answer::ByFamily(answers) => answers[usize::from(kind == AAAA)].clone(),
+        answer => answer,
+    };
+    let truncated = if matches!(answer, Answer::Truncated) { 2 } else { 0 };
     let (code, records, ttl) = match answer {
+        Answer::ByFamily(_) => unreachable!("families have no families"),
         Answer::Failure => (2, Vec::new(), 0),
         Answer::Unknown => (3, Vec::new(), 0),
-        Answer::Empty => (0, Vec::new(), 0),
+        Answer::Empty | Answer::Truncated => (0, Vec::new(), 0),
         Answer::Addresses { addresses, ttl } => (0, addresses, ttl),
     };
     let records = records.into_iter().filter_map(|address| match (address, kind) {
@@ -89,9 +100,9 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     });
     let records: Vec<Vec<u8>> = records.collect();
     let count = u8::try_from(records.len()).expect("few");
-    // The query's ID; the flags (response, recursion desired, recursion available); one question, the answers, no other
+    // The query's ID; the flags (response, truncated, recursion desired, recursion available); one question, the answers, no other
     // section.
-    let mut response = vec![query[0], query[1], 0x81, 0x80 | code, 0, 1, 0, count, 0, 0, 0, 0];
+    let mut response = vec![query[0], query[1], 0x81 | truncated, 0x80 | code, 0, 1, 0, count, 0, 0, 0, 0];
     response.extend_from_slice(&query[HEADER..end + 4]);
     for record in records {
         // A pointer to the question's name, then the record's type, and class IN.

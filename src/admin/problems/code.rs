@@ -124,6 +124,10 @@ codes! {
     NameUnresolved = "name_unresolved", Failed in "names",
         "The host name of an endpoint or of a gateway does not resolve.",
         "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";
+    NameStale = "name_stale", Warning in "names",
+        "The last look-up of a host name of an endpoint or of a gateway failed, or found no address although an earlier one did. The \
+         last addresses stay in use: while look-ups fail, or for `dns.holdMissing` if the name does not exist any more.",
+        "`dns.servers`, and their records of the name; `dns.holdMissing`";
     VirtualAddressesFull = "virtual_addresses_full", Failed in "names",
         "Imported services have no virtual address, because their range is full. Addresses of services that are gone stay reserved \
          for 24 h.",

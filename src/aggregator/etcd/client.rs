@@ -15,7 +15,8 @@ use crate::spec::etcd::{EtcdSpec, Login};
 use isthmus_files::file;
 use isthmus_files::reading::{ReadError, Readings};
 use isthmus_model::address::{Scheme, Url};
-use isthmus_net::channel::{CallFault, Channel, Limits, TwoWay, dial};
+use isthmus_net::channel::{CallFault, Channel, Limits, TwoWay};
+use isthmus_net::dial::dial;
 use isthmus_proto::etcdserverpb::watch_request::RequestUnion;
 use isthmus_proto::etcdserverpb::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
@@ -157,7 +158,7 @@ impl Connector {
         let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING_INTERVAL) };
         let channel = match member.scheme {
             Scheme::Http => {
-                let stream = dial(member).await.map_err(EtcdFault::Unreachable)?;
+                let stream = dial(&member.host, member.port, &[]).await.map_err(EtcdFault::Unreachable)?;
                 // The name may resolve to another address than when the config was checked.
                 let peer = stream.peer_addr().map_err(EtcdFault::Unreachable)?.ip();
                 if !peer.to_canonical().is_loopback() {
@@ -173,7 +174,7 @@ impl Connector {
                     )
                 })?;
                 let config = self.read(move || files.config(&[b"h2"])).await?;
-                let stream = dial(member).await.map_err(EtcdFault::Unreachable)?;
+                let stream = dial(&member.host, member.port, &[]).await.map_err(EtcdFault::Unreachable)?;
                 let stream =
                     secure(stream, server_name(&member.host)?, config).await.map_err(EtcdFault::Tls)?;
                 Channel::open_with(stream, origin, &self.scope, limits).await

@@ -1,13 +1,14 @@
 //! The host names of routes, gateways and endpoints, with their addresses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use isthmus_model::address::Host;
 use isthmus_model::name::HostName;
-use isthmus_net::lookup::Resolution;
+use isthmus_net::lookup::{Cause, Doubt, Resolution};
 use isthmus_snapshot::name_index::NameMap;
 use isthmus_snapshot::policy::Policy;
 use isthmus_snapshot::routes::{Resolved, RouteTable};
@@ -18,11 +19,10 @@ pub(super) struct Names {
     wanted: watch::Sender<NameMap<()>>,
     /// The names in `wanted` that the config's networks and routes use.
     of_policy: BTreeSet<HostName>,
+    /// The addresses of each name that was looked up; empty if it has none.
     resolved: Resolved,
-    /// Names whose look-ups have failed, so that no addresses are known.
-    unresolved: BTreeSet<HostName>,
-    /// Names whose last look-up failed.
-    failing: BTreeSet<HostName>,
+    /// The names whose last look-up does not confirm their addresses.
+    doubts: BTreeMap<HostName, Doubt>,
 }
 
 impl Default for Names {
@@ -31,8 +31,7 @@ impl Default for Names {
             wanted: watch::Sender::new(NameMap::default()),
             of_policy: BTreeSet::new(),
             resolved: Resolved::default(),
-            unresolved: BTreeSet::new(),
-            failing: BTreeSet::new(),
+            doubts: BTreeMap::new(),
         }
     }
 }
@@ -65,8 +64,7 @@ impl Names {
             }
         }
         self.resolved.retain(|name, _| wanted.contains_key(name.as_str()));
-        self.unresolved.retain(|name| wanted.contains_key(name.as_str()));
-        self.failing.retain(|name| wanted.contains_key(name.as_str()));
+        self.doubts.retain(|name, _| wanted.contains_key(name.as_str()));
         self.wanted.send_replace(wanted);
     }
 
@@ -84,65 +82,90 @@ impl Names {
             } else {
                 self.wanted.send_modify(|wanted| _ = wanted.remove(name.as_str()));
                 self.resolved.remove(name.as_str());
-                self.unresolved.remove(name);
-                self.failing.remove(name);
+                self.doubts.remove(name);
             }
         }
     }
 
-    /// Applies the result of a look-up; returns true if the addresses differ from before.
+    /// Applies the result of a look-up; returns true if the addresses differ from before. `hold` is how long a name without an
+    /// address keeps its last ones.
     pub(super) fn apply_resolution(
         &mut self,
         name: &HostName,
         answer: Resolution,
+        (hold, now): (Duration, Instant),
         used_by: impl Fn(&HostName) -> String,
     ) -> bool {
         if !self.wanted.borrow().contains_key(name.as_str()) {
             // The look-up began before the name was removed.
             return false;
         }
-        match answer {
-            Resolution::Failed(error) => {
-                // The name is looked up repeatedly: the log reports it once.
-                if self.failing.insert(name.clone()) {
-                    let used_by = used_by(name);
-                    tracing::warn!(%name, used_by, error, "the DNS lookup fails; the last known addresses stay in \
-                                                           use");
-                }
-                if !self.resolved.contains_key(name.as_str()) {
-                    self.unresolved.insert(name.clone());
-                }
-                false
-            }
-            Resolution::Addresses(addresses) => {
-                self.failing.remove(name);
-                self.unresolved.remove(name);
-                if self.resolved.get(name.as_str()) == Some(&addresses) {
-                    return false;
-                }
-                match addresses.is_empty() {
-                    true => {
-                        let used_by = used_by(name);
-                        tracing::warn!(%name, used_by, "the name does not resolve, so it has no address");
-                    }
-                    false => tracing::info!(%name, addresses = ?addresses, "name resolved"),
-                }
-                self.resolved.insert(name.clone(), addresses);
-                true
-            }
+        let known = self.resolved.get(name.as_str());
+        let last = known.cloned().unwrap_or_default();
+        let doubted = self.doubts.remove(name);
+        let (addresses, doubt) = answer.settle(&last, doubted.as_ref(), hold, now);
+        let differs = addresses != last;
+        if differs && !addresses.is_empty() {
+            tracing::info!(%name, addresses = ?addresses, "name resolved");
         }
+        if known.is_none() || differs {
+            self.resolved.insert(name.clone(), addresses.clone());
+        }
+        if let Some(doubt) = doubt {
+            let is_alike = |before: Doubt| kind(&before.cause) == kind(&doubt.cause);
+            // The name is looked up repeatedly: the log reports a change once.
+            if differs || !doubted.is_some_and(is_alike) {
+                report(name, &doubt.cause, !addresses.is_empty(), &used_by(name));
+            }
+            self.doubts.insert(name.clone(), doubt);
+        }
+        differs
     }
 
     /// Returns the number of names without any result yet, not even a failure.
     pub(super) fn looking_up(&self) -> usize {
-        let answered = self.resolved.len() + self.unresolved.len();
-        let wanted = self.wanted.borrow().len();
-        debug_assert!(answered <= wanted, "only wanted names are answered, each in one way");
+        let (answered, wanted) = (self.resolved.len(), self.wanted.borrow().len());
+        debug_assert!(answered <= wanted, "only wanted names are answered");
         wanted.saturating_sub(answered)
     }
 
-    /// Returns the names that have no addresses because their look-ups have failed, in order.
-    pub(super) fn unresolved(&self) -> Vec<String> {
-        self.unresolved.iter().map(ToString::to_string).collect()
+    /// Returns the names that have no addresses, in order, each with the reason.
+    pub(super) fn unresolved(&self) -> Vec<(HostName, Cause)> {
+        self.doubted(false)
+    }
+
+    /// Returns the names whose addresses in use are not confirmed by the last look-up, in order, each with the reason.
+    pub(super) fn stale(&self) -> Vec<(HostName, Cause)> {
+        self.doubted(true)
+    }
+
+    fn doubted(&self, has_addresses: bool) -> Vec<(HostName, Cause)> {
+        let has = |name: &HostName| self.resolved.get(name.as_str()).is_some_and(|found| !found.is_empty());
+        let doubts = self.doubts.iter().filter(|(name, _)| has(name) == has_addresses);
+        doubts.map(|(name, doubt)| (name.clone(), doubt.cause.clone())).collect()
+    }
+}
+
+/// Returns the same value for causes of which the log needs only one.
+fn kind(cause: &Cause) -> std::mem::Discriminant<Cause> {
+    std::mem::discriminant(cause)
+}
+
+/// Logs that a look-up does not confirm the addresses of a name.
+fn report(name: &HostName, cause: &Cause, has_addresses: bool, used_by: &str) {
+    match (cause, has_addresses) {
+        (Cause::Failed(error), true) => {
+            tracing::warn!(%name, used_by, error, "the DNS lookup fails; the last known addresses stay in use");
+        }
+        (Cause::Failed(error), false) => {
+            tracing::warn!(%name, used_by, error, "the DNS lookup fails, so the name has no address");
+        }
+        (Cause::Missing, true) => {
+            tracing::warn!(%name, used_by, "the name does not exist any more, or has no address; its last addresses stay \
+                                            in use for `dns.holdMissing`");
+        }
+        (Cause::Missing, false) => {
+            tracing::warn!(%name, used_by, "the name does not resolve, so it has no address");
+        }
     }
 }

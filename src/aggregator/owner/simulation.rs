@@ -18,6 +18,7 @@ use isthmus_document::services::read_registry;
 use isthmus_model::name::NamePattern;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{Service, ServiceKey};
+use isthmus_net::lookup::Answer;
 use isthmus_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::{Item, Key};
@@ -707,14 +708,15 @@ impl Run {
             }
             7 => {
                 let name = HostName::parse("gateway.north").expect("a name");
-                let answer = match self.random.below(3) {
-                    0 => Resolution::Failed("timed out".into()),
-                    1 => Resolution::Addresses(Arc::new([])),
+                let ipv4 = match self.random.below(3) {
+                    0 => Answer::Failed("timed out".into()),
+                    1 => Answer::Addresses(Vec::new()),
                     _ => {
                         let last = u8::try_from(self.random.below(3)).expect("small");
-                        Resolution::Addresses([std::net::IpAddr::from([192, 168, 2, last])].into())
+                        Answer::Addresses(vec![std::net::IpAddr::from([192, 168, 2, last])])
                     }
                 };
+                let answer = Resolution { ipv4, ipv6: Answer::Addresses(Vec::new()) };
                 self.owner.take(vec![Message::Resolution(name, answer)], self.now);
             }
             8 if self.clients.len() < CLIENTS_MAX => {

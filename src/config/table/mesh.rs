@@ -69,6 +69,9 @@ keys! {
         MIN_TTL "minTtl": form::Timeout = Options::default().dns.ttl_min;
         /// Longest time for which an answer is used, whatever its TTL.
         MAX_TTL "maxTtl": form::Timeout = Options::default().dns.ttl_max;
+        /// How long a name keeps its last addresses when it does not exist any more, or has no address. 0s: not at all. While
+        /// look-ups fail, the last addresses stay without this limit.
+        HOLD_MISSING "holdMissing": form::Period = Options::default().dns.hold_missing;
     }
 
     /// Files that a restart uses.

@@ -91,9 +91,10 @@ fn the_aggregator_has_the_defaults_of_its_options() {
     assert_eq!((default.stale_after, default.expire_after), (seconds(120), None));
     assert_eq!((default.withdrawal_hold, default.start_timeout), (seconds(30), seconds(30)));
     assert_eq!((default.dns.ttl_min, default.dns.ttl_max), (seconds(1), seconds(3600)));
+    assert_eq!(default.dns.hold_missing, seconds(30));
     let config = loaded_with(
         "aggregator: {staleAfter: 1s, expireAfter: 5m, withdrawalHold: 0s, startTimeout: 250ms}\nstate: {dir: kept}\n\
-         dns: {servers: [192.0.2.53, '192.0.2.54:5353', 'fd00::53', '[fd00::54]:54'], minTtl: 2s, maxTtl: 2s}",
+         dns: {servers: [192.0.2.53, '192.0.2.54:5353', 'fd00::53', '[fd00::54]:54'], minTtl: 2s, maxTtl: 2s, holdMissing: 0s}",
     );
     let options = &config.aggregator;
     assert_eq!((options.stale_after, options.expire_after), (seconds(1), Some(seconds(300))));
@@ -104,6 +105,7 @@ fn the_aggregator_has_the_defaults_of_its_options() {
     let servers: Vec<String> = options.dns.servers.iter().map(ToString::to_string).collect();
     assert_eq!(servers, ["192.0.2.53:53", "192.0.2.54:5353", "[fd00::53]:53", "[fd00::54]:54"]);
     assert_eq!((options.dns.ttl_min, options.dns.ttl_max), (seconds(2), seconds(2)));
+    assert_eq!(options.dns.hold_missing, seconds(0));
     assert!(options.state.as_ref().is_some_and(|dir| dir.is_absolute() && dir.ends_with("kept")));
     assert_eq!(loaded_with("aggregator: {expireAfter: never}").aggregator, default);
     assert_eq!(loaded_with("dns: {servers: []}").aggregator, default);
