@@ -23,7 +23,7 @@ pub const HEADER_BYTES: usize = 12;
 const ADDRESSES_MAX: usize = 256;
 
 /// The transport of a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// Datagrams: an answer above the size limit is truncated.
     Udp,

@@ -1,22 +1,26 @@
-//! Questions about names of other zones, which other servers answer. Each question has its own socket, source port and id. An
+//! Questions about names of other zones, which other servers answer. Each query has its own socket, source port and id. An
 //! attacker off the path has to guess port and id, and the case of the letters in the name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use rustls::crypto::SecureRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
+use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use super::answer::{Question, Reply, Transport};
+use super::answer::{Question, Transport};
+use super::waiting::Waiting;
 use isthmus_telemetry::names::{Forwarded, NameMetrics};
 use isthmus_tls::server::provider;
 
 /// The time within which one server must answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// The number of attempts for one question. They go to the servers in turn.
+/// The number of attempts for one question. They go to the servers in turn, beginning with the one that answered last.
 const ATTEMPTS: usize = 3;
 /// The largest datagram that is read.
 const DATAGRAM_BYTES_MAX: usize = 4_096;
@@ -26,11 +30,19 @@ const STRANGE_MAX: usize = 64;
 /// Forwards questions to other servers.
 pub struct Forwarder {
     upstream: Vec<SocketAddr>,
-    /// One permit for each question that may wait for its answer.
-    permits: Semaphore,
+    /// The index in `upstream` of the server that answered last.
+    answering: AtomicUsize,
+    waiting: Waiting,
+    /// The queries that wait for an answer. Equal questions share one query.
+    queries: Mutex<HashMap<Key, Arc<Query>>>,
     /// The source of random ids.
     random: &'static dyn SecureRandom,
 }
+
+/// A query to other servers, with its answer as soon as there is one; `None`: no server answers.
+type Query = OnceCell<Option<Arc<[u8]>>>;
+/// The bytes of a query without its id, and its transport.
+type Key = (Vec<u8>, Transport);
 
 /// Returns true if a client may ask for names of other zones. A server that resolved them for everybody could be used for
 /// attacks.
@@ -48,7 +60,13 @@ pub fn may_ask(client: IpAddr) -> bool {
 impl Forwarder {
     /// Makes a forwarder to these servers; at most `pending` questions wait at a time.
     pub fn new(upstream: Vec<SocketAddr>, pending: usize) -> Self {
-        Self { upstream, permits: Semaphore::new(pending), random: provider().secure_random }
+        Self {
+            upstream,
+            answering: AtomicUsize::new(0),
+            waiting: Waiting::new(pending),
+            queries: Mutex::default(),
+            random: provider().secure_random,
+        }
     }
 
     /// Returns true if there is no server to ask.
@@ -56,25 +74,70 @@ impl Forwarder {
         self.upstream.is_empty()
     }
 
-    /// Forwards a question and returns the answer for the client. If the future is dropped, its socket is closed.
-    pub async fn ask(&self, question: &Question, metrics: &NameMetrics) -> Reply {
-        let Ok(_permit) = self.permits.try_acquire() else {
-            metrics.forwarded(Forwarded::Refused);
-            return question.failed();
+    /// Forwards a question of a client, and returns the answer of another server; `None` if none answers. If too many questions
+    /// wait, one of the source that has the most fails at once. The future can be dropped; if it runs the query of several
+    /// questions, another one of these begins it anew.
+    pub async fn ask(&self, question: &Question, client: IpAddr, metrics: &NameMetrics) -> Option<Arc<[u8]>> {
+        let key = (question.query(0)?, question.transport());
+        let mut place = self.waiting.enter(client);
+        let shared = Shared { forwarder: self, query: self.query(&key), key };
+        // The order matters only if both are ready: then there is an answer.
+        let answer = tokio::select! {
+            biased;
+            answer = shared.query.get_or_init(|| self.answer(question)) => answer.clone(),
+            () = place.lost() => {
+                metrics.forwarded(Forwarded::Refused);
+                return None;
+            }
         };
-        for server in self.upstream.iter().cycle().take(ATTEMPTS) {
-            if let Ok(Some(answer)) = timeout(ANSWER_WITHIN, attempt(*server, question, self.random)).await {
-                metrics.forwarded(Forwarded::Answered);
-                return question.relay(answer);
+        metrics.forwarded(if answer.is_some() { Forwarded::Answered } else { Forwarded::Failed });
+        answer
+    }
+
+    /// Returns the query that waits with this key; makes one if there is none.
+    fn query(&self, key: &Key) -> Arc<Query> {
+        let mut queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        queries.entry_ref(key).or_default().clone()
+    }
+
+    /// Asks the servers in turn; `None` if none answers.
+    async fn answer(&self, question: &Question) -> Option<Arc<[u8]>> {
+        let (first, count) = (self.answering.load(Ordering::Relaxed), self.upstream.len());
+        for attempt in 0..ATTEMPTS {
+            // Names that no server answers take most of the places, so while places are rare, each server is asked once.
+            if attempt >= count && self.waiting.is_crowded() {
+                break;
+            }
+            let at = (first + attempt) % count.max(1);
+            let server = *self.upstream.get(at)?;
+            if let Ok(Some(answer)) = timeout(ANSWER_WITHIN, ask(server, question, self.random)).await {
+                self.answering.store(at, Ordering::Relaxed);
+                return Some(answer.into());
             }
         }
-        metrics.forwarded(Forwarded::Failed);
-        question.failed()
+        None
+    }
+}
+
+/// A share of a query, which is forgotten with its last share.
+struct Shared<'a> {
+    forwarder: &'a Forwarder,
+    key: Key,
+    query: Arc<Query>,
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        let mut queries = self.forwarder.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        // Shares are made under the lock. The map has one, and this is another one.
+        if Arc::strong_count(&self.query) == 2 {
+            queries.remove(&self.key);
+        }
     }
 }
 
 /// Asks one server; `None` if there is no answer.
-async fn attempt(server: SocketAddr, question: &Question, random: &dyn SecureRandom) -> Option<Vec<u8>> {
+async fn ask(server: SocketAddr, question: &Question, random: &dyn SecureRandom) -> Option<Vec<u8>> {
     let mut id = [0; 2];
     random.fill(&mut id).ok()?;
     let query = question.query(u16::from_be_bytes(id))?;

@@ -1,7 +1,8 @@
 //! The DNS server: answers for the names of some zones from the newest snapshot, and forwards other names to other servers.
 //!
 //! - `names`: the names that exist, and the lookups. `answer`: the answer to a query. Both work without sockets.
-//! - `rate`: the limit on answers per source over UDP, where the source may be forged. `forward`: questions to other servers.
+//! - `rate`: the limit on answers per source over UDP, where the source may be forged.
+//! - `forward`: questions to other servers. `waiting`: the places of these questions, shared among sources.
 //! - `server`: the state that both transports share. `udp`, `tcp`: the two transports.
 //!
 //! A query over UDP costs a read, one hash lookup for each kind of name until one matches, and a write; no state of it is kept.
@@ -14,6 +15,7 @@ pub mod rate;
 pub mod server;
 pub mod tcp;
 pub mod udp;
+mod waiting;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

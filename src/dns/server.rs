@@ -130,8 +130,11 @@ impl Server {
         }
     }
 
-    /// Forwards a question to another server.
-    pub(super) async fn ask(&self, question: &Question) -> Reply {
-        self.forwarder.ask(question, &self.metrics).await
+    /// Forwards a question of a client to another server.
+    pub(super) async fn ask(&self, question: &Question, client: IpAddr) -> Reply {
+        match self.forwarder.ask(question, client, &self.metrics).await {
+            Some(answer) => question.relay(answer.to_vec()),
+            None => question.failed(),
+        }
     }
 }

@@ -55,7 +55,7 @@ async fn connection(server: &Server, stream: TcpStream, seat: &Arc<Seat>) -> io:
             seat.settle();
             match server.decide(&query, client, Transport::Tcp, Extent::Full) {
                 Next::Send(reply) => write(server, &mut stream, &reply).await?,
-                Next::Ask(question) => pending.push(async move { server.ask(&question).await }),
+                Next::Ask(question) => pending.push(async move { server.ask(&question, client).await }),
                 Next::Ignore => return Err(io::ErrorKind::InvalidData.into()),
             }
         }

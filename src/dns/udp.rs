@@ -47,7 +47,7 @@ pub async fn serve(server: Arc<Server>, socket: UdpSocket, scope: Scope) {
                         Next::Ask(question) => {
                             let (server, socket) = (server.clone(), socket.clone());
                             scope.spawn(async move {
-                                let reply = server.ask(&question).await;
+                                let reply = server.ask(&question, client.ip()).await;
                                 send(&server, &socket, &reply, client);
                             });
                         }

@@ -40,7 +40,7 @@ pub enum Forwarded {
     Answered,
     /// No server answered in time.
     Failed,
-    /// The query was not forwarded, because too many queries wait for answers.
+    /// The query gave way, because too many queries wait for answers and its source has the most of them.
     Refused,
 }
 

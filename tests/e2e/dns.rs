@@ -88,7 +88,7 @@ fn read(stream: &mut TcpStream) -> (u16, u8, u16) {
     read_head(&answer)
 }
 
-fn read_head(answer: &[u8]) -> (u16, u8, u16) {
+pub(crate) fn read_head(answer: &[u8]) -> (u16, u8, u16) {
     let number = |at: usize| u16::from_be_bytes([answer[at], answer[at + 1]]);
     (number(0), answer[3] & 0x0f, number(6))
 }

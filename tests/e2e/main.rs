@@ -18,6 +18,7 @@ mod crowd;
 mod dashboard;
 mod distance;
 mod dns;
+mod dns_forward;
 mod documents;
 mod endings;
 mod endpoints;

@@ -17,6 +17,8 @@ pub enum Answer {
     Unknown,
     /// SERVFAIL.
     Failure,
+    /// No answer.
+    Silence,
     /// An answer that is cut off, from a server that does not answer over TCP either.
     Truncated,
     /// One answer to questions for A records, another to those for AAAA records.
@@ -52,7 +54,7 @@ impl NameServer {
         Self { address, state }
     }
 
-    /// Sets the answer for a name.
+    /// Sets the answer for a name; `*.example` stands for all names one label longer that have no answer of their own.
     pub fn answer(&self, name: &str, answer: Answer) {
         self.state.lock().expect("not poisoned").answers.insert(name.to_owned(), answer);
     }
@@ -79,7 +81,9 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     let answer = {
         let mut state = state.lock().expect("not poisoned");
         *state.asked.entry(name.clone()).or_default() += 1;
-        state.answers.get(&name).cloned().unwrap_or(Answer::Unknown)
+        let above = || Some(format!("*.{}", name.split_once('.')?.1));
+        let found = state.answers.get(&name).or_else(|| state.answers.get(&above()?));
+        found.cloned().unwrap_or(Answer::Unknown)
     };
     let answer = match answer {
         Answer::ByFamily(answers) => answers[usize::from(kind == AAAA)].clone(),
@@ -88,6 +92,7 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     let truncated = if matches!(answer, Answer::Truncated) { 2 } else { 0 };
     let (code, records, ttl) = match answer {
         Answer::ByFamily(_) => unreachable!("families have no families"),
+        Answer::Silence => return None,
         Answer::Failure => (2, Vec::new(), 0),
         Answer::Unknown => (3, Vec::new(), 0),
         Answer::Empty | Answer::Truncated => (0, Vec::new(), 0),
