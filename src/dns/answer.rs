@@ -21,6 +21,8 @@ const PLAIN_BYTES_MAX: u16 = 512;
 pub const HEADER_BYTES: usize = 12;
 /// The largest number of addresses in an answer.
 const ADDRESSES_MAX: usize = 256;
+/// The largest number of aliases that are followed in the answer of another server.
+const ALIASES_MAX: usize = 16;
 
 /// The transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,8 +118,9 @@ impl Question {
         name + 1 + 4
     }
 
-    /// Converts the answer of another server into the answer for the client.
-    pub fn relay(&self, mut bytes: Vec<u8>) -> Reply {
+    /// Converts the answer of another server into the answer for the client. Only this server answers for names in its zones, so
+    /// records of these names are removed; if an alias (CNAME) leads to such a name, its own records are added.
+    pub fn relay(&self, mut bytes: Vec<u8>, names: &Names) -> Reply {
         let code = ResponseCode::from(0, bytes.get(3).map_or(0, |flags| flags & 0x0f));
         let too_long = bytes.len() > limit(&self.query, self.transport);
         if too_long {
@@ -125,6 +128,12 @@ impl Question {
             truncated.metadata.recursion_available = true;
             truncated.metadata.truncation = true;
             return encode(&truncated, limit(&self.query, self.transport));
+        }
+        let Ok(mut answer) = Message::from_vec(&bytes) else { return self.failed() };
+        if strip(&mut answer, names) | follow(&mut answer, names) {
+            answer.metadata.id = self.query.metadata.id;
+            answer.metadata.authentic_data = false;
+            return encode(&answer, limit(&self.query, self.transport));
         }
         if let Some(id) = bytes.get_mut(..2) {
             id.copy_from_slice(&self.query.metadata.id.to_be_bytes());
@@ -143,6 +152,44 @@ impl Question {
     pub fn refused(&self) -> Reply {
         encode(&response(&self.query, ResponseCode::Refused), limit(&self.query, self.transport))
     }
+}
+
+/// Removes the records of names in our zones from another server's answer. Returns true if there were any.
+fn strip(answer: &mut Message, names: &Names) -> bool {
+    let mut has_changed = false;
+    for section in [&mut answer.answers, &mut answer.authorities, &mut answer.additionals] {
+        let before = section.len();
+        section.retain(|record| names.zone_of(&lower(&record.name)).is_none());
+        has_changed |= section.len() < before;
+    }
+    has_changed
+}
+
+/// If the aliases of another server's answer lead to a name in our zones, adds the records of this name. Returns true if they do.
+fn follow(answer: &mut Message, names: &Names) -> bool {
+    let [question] = &*answer.queries else { return false };
+    let (mut target, kind) = (question.name().clone(), question.query_type());
+    if kind == RecordType::CNAME {
+        return false;
+    }
+    for _ in 0..ALIASES_MAX {
+        let alias = answer.answers.iter().find_map(|record| match &record.data {
+            RData::CNAME(alias) if record.name == target => Some(alias.0.clone()),
+            _ => None,
+        });
+        let Some(next) = alias else { break };
+        target = next;
+    }
+    let name = lower(&target);
+    let found = names.find(&name);
+    if matches!(found, Found::Foreign) {
+        return false;
+    }
+    // The other server may say that the target does not exist.
+    answer.metadata.response_code = ResponseCode::NoError;
+    answer.authorities.clear();
+    records(answer, &Query::query(target, kind), &name, &found, names);
+    true
 }
 
 /// Examines a query and makes its answer.
@@ -227,6 +274,7 @@ fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>,
     let owner = question.name();
     let kind = question.query_type();
     let record = |data: RData| Record::from_rdata(owner.clone(), TTL, data);
+    let before = reply.answers.len();
     match found {
         // RFC 8482 §4.2: the answer to ANY is one small record.
         Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above if kind == RecordType::ANY => {
@@ -260,7 +308,7 @@ fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>,
         Found::Nothing => reply.metadata.response_code = ResponseCode::NXDomain,
         Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above | Found::Foreign => {}
     }
-    if reply.answers.is_empty() {
+    if reply.answers.len() == before {
         reply.authorities.extend(soa(owner, name, names, NEGATIVE_TTL));
     }
 }

@@ -133,7 +133,7 @@ impl Server {
     /// Forwards a question of a client to another server.
     pub(super) async fn ask(&self, question: &Question, client: IpAddr) -> Reply {
         match self.forwarder.ask(question, client, &self.metrics).await {
-            Some(answer) => question.relay(answer.to_vec()),
+            Some(answer) => question.relay(answer.to_vec(), &self.names.load()),
             None => question.failed(),
         }
     }

@@ -77,6 +77,30 @@ fn a_client_with_many_dead_names_costs_another_client_none() {
 }
 
 #[test]
+fn another_server_cannot_give_addresses_to_names_of_our_zones() {
+    let servers = NameServer::start();
+    servers.answer("www.example.test", Answer::Alias { target: "pay.east.global", address: [6, 6, 6, 6] });
+    let upstream = servers.address;
+    let gateway = Gateway::start(&format!(
+        "dnsServer: {{bind: \"127.0.0.1:0\", zones: [global], upstream: [\"{upstream}\"]}}\n\
+         exports: [{{services: [\"*.global\"]}}]\n\
+         services: [{{hostname: pay.east.global, namespace: pay, addresses: [10.7.0.1], ports: [{{name: p, port: 443}}]}}]\n"
+    ));
+    let socket = client(2, gateway.listener("dns"));
+    let mut buffer = [0; 1_500];
+    let length = eventually("an answer", || {
+        socket.send(&query(9, "www.example.test", A)).expect("sent");
+        socket.recv(&mut buffer).ok()
+    });
+    let answer = &buffer[..length];
+    assert_eq!(read_head(answer), (9, 0, 2), "the alias, and the address of its target");
+    assert!(
+        answer.ends_with(&[10, 7, 0, 1]) && !answer.windows(4).any(|bytes| bytes == [6, 6, 6, 6]),
+        "{answer:?}"
+    );
+}
+
+#[test]
 fn equal_questions_share_one_query() {
     const NAME: &str = "slow.test";
     let servers = NameServer::start();

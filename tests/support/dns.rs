@@ -21,6 +21,8 @@ pub enum Answer {
     Silence,
     /// An answer that is cut off, from a server that does not answer over TCP either.
     Truncated,
+    /// An alias (CNAME), and for a question for A records this address as that of its target.
+    Alias { target: &'static str, address: [u8; 4] },
     /// One answer to questions for A records, another to those for AAAA records.
     ByFamily(Box<[Self; 2]>),
 }
@@ -90,8 +92,11 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
         answer => answer,
     };
     let truncated = if matches!(answer, Answer::Truncated) { 2 } else { 0 };
+    if let Answer::Alias { target, address } = answer {
+        return Some(respond_alias(query, end, target, (kind == A).then_some(address)));
+    }
     let (code, records, ttl) = match answer {
-        Answer::ByFamily(_) => unreachable!("families have no families"),
+        Answer::ByFamily(_) | Answer::Alias { .. } => unreachable!("answered above"),
         Answer::Silence => return None,
         Answer::Failure => (2, Vec::new(), 0),
         Answer::Unknown => (3, Vec::new(), 0),
@@ -119,6 +124,28 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
         response.extend_from_slice(&record);
     }
     Some(response)
+}
+
+/// Makes the answer with an alias, and with an address of its target.
+fn respond_alias(query: &[u8], end: usize, target: &str, address: Option<[u8; 4]>) -> Vec<u8> {
+    let mut encoded: Vec<u8> = target
+        .split('.')
+        .flat_map(|label| [&[u8::try_from(label.len()).expect("short")][..], label.as_bytes()].concat())
+        .collect();
+    encoded.push(0);
+    let length = u8::try_from(encoded.len()).expect("short");
+    let mut response =
+        vec![query[0], query[1], 0x81, 0x80, 0, 1, 0, 1 + u8::from(address.is_some()), 0, 0, 0, 0];
+    response.extend_from_slice(&query[HEADER..end + 4]);
+    // Type CNAME, class IN, a TTL of 9 s.
+    response.extend_from_slice(&[0xc0, 12, 0, 5, 0, 1, 0, 0, 0, 9, 0, length]);
+    response.extend_from_slice(&encoded);
+    if let Some(address) = address {
+        response.extend_from_slice(&encoded);
+        response.extend_from_slice(&[0, 1, 0, 1, 0, 0, 0, 9, 0, 4]);
+        response.extend_from_slice(&address);
+    }
+    response
 }
 
 /// Parses the name in the question, and returns it with the offset of the first byte after the name.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hickory_proto::rr::rdata::TXT;
+use hickory_proto::rr::rdata::{CNAME, TXT};
 use proptest::prelude::*;
 
 use super::*;
@@ -402,11 +402,85 @@ fn a_forwarded_question_takes_only_its_own_answer() {
     other[HEADER_BYTES + 1] ^= 0x20;
     assert!(!question.is_answered_by(&sent, &other), "the letters of the name are part of the secret");
     assert!(!question.is_answered_by(&sent, &bytes[..20]) && !question.is_answered_by(&sent, &[]));
-    let relayed = Message::from_vec(&question.relay(bytes).bytes).expect("a message");
-    assert_eq!((relayed.metadata.id, relayed.answers.len()), (4711, 1));
-    let long = question.relay(vec![0; 2_000]);
+    let names = names();
+    let relayed = question.relay(bytes.clone(), &names).bytes;
+    assert_eq!((&relayed[..2], &relayed[2..]), (&4711_u16.to_be_bytes()[..], &bytes[2..]), "as it came");
+    assert_eq!(question.relay(bytes[..20].to_vec(), &names).code, ResponseCode::ServFail, "cut off");
+    let long = question.relay(vec![0; 2_000], &names);
     assert!(Message::from_vec(&long.bytes).expect("a message").metadata.truncation);
     assert_eq!(question.failed().code, ResponseCode::ServFail);
+}
+
+/// Returns the answer to a question for a foreign name, made of another server's answer with these records.
+fn relayed(kind: RecordType, code: ResponseCode, [answers, additionals]: [&[(&str, RData)]; 2]) -> Message {
+    let asked = query("www.example.com.", kind).to_vec().expect("encoded");
+    let names = names();
+    let Verdict::Forward(question) = answer(&asked, &names, Transport::Udp, Extent::Full) else {
+        panic!("not forwarded");
+    };
+    let mut reply = Message::from_vec(&question.query(7).expect("encoded")).expect("a message");
+    reply.metadata.message_type = MessageType::Response;
+    reply.metadata.response_code = code;
+    reply.metadata.authentic_data = true;
+    let record = |(name, data): &(&str, RData)| {
+        Record::from_rdata(Name::from_ascii(name).expect("a name"), 9, data.clone())
+    };
+    reply.answers.extend(answers.iter().map(record));
+    reply.additionals.extend(additionals.iter().map(record));
+    let reply = question.relay(reply.to_vec().expect("encoded"), &names);
+    let message = Message::from_vec(&reply.bytes).expect("a message");
+    assert_eq!((message.metadata.id, message.metadata.response_code), (4711, reply.code));
+    message
+}
+
+fn alias(target: &str) -> RData {
+    RData::CNAME(CNAME(Name::from_ascii(target).expect("a name")))
+}
+
+fn a(last: u8) -> RData {
+    RData::A(A::new(6, 6, 6, last))
+}
+
+#[test]
+fn other_servers_do_not_answer_for_names_of_our_zones() {
+    let mixed = relayed(
+        RecordType::A,
+        ResponseCode::NoError,
+        [
+            &[("www.example.com.", a(1)), ("Cart.shop.east.GLOBAL.", a(6))],
+            &[("x.global.", a(6)), ("ns.example.com.", a(2))],
+        ],
+    );
+    assert_eq!(
+        (data(&mixed.answers), data(&mixed.additionals)),
+        (vec!["6.6.6.1".into()], vec!["6.6.6.2".into()])
+    );
+    assert!(!mixed.metadata.authentic_data, "the records were changed");
+    let foreign = relayed(RecordType::A, ResponseCode::NoError, [&[("www.example.com.", a(1))], &[]]);
+    assert!(foreign.metadata.authentic_data && data(&foreign.answers) == ["6.6.6.1"]);
+}
+
+#[test]
+fn an_alias_of_another_zone_for_a_name_of_ours_leads_to_our_records() {
+    let to =
+        |target: &str| [("www.example.com.", alias("cdn.example.net.")), ("CDN.example.net.", alias(target))];
+    let cart = [&to("cart.shop.east.global.")[..], &[("cart.shop.east.global.", a(6))]].concat();
+    let reply = relayed(RecordType::A, ResponseCode::NoError, [&cart, &[]]);
+    assert_eq!(data(&reply.answers)[2..], ["10.96.0.7"]);
+    // Another server does not know the name.
+    let reply = relayed(RecordType::AAAA, ResponseCode::NXDomain, [&to("cart.shop.east.global."), &[]]);
+    assert_eq!(
+        (data(&reply.answers)[2..].to_vec(), reply.metadata.response_code),
+        (vec!["fd00::7".into()], ResponseCode::NoError)
+    );
+    let reply = relayed(RecordType::A, ResponseCode::NoError, [&to("nobody.east.global."), &[]]);
+    assert_eq!((reply.answers.len(), reply.authorities.len()), (2, 1));
+    assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
+    // Aliases that lead in a circle end.
+    let reply = relayed(RecordType::A, ResponseCode::NoError, [&to("www.example.com."), &[]]);
+    assert_eq!(reply.answers.len(), 2);
+    let asked = relayed(RecordType::CNAME, ResponseCode::NoError, [&to("cart.shop.east.global."), &[]]);
+    assert_eq!(asked.answers.len(), 2, "the alias itself is the answer");
 }
 
 #[test]
