@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
-use hickory_proto::rr::rdata::{A, AAAA, HINFO, SOA, SRV};
+use hickory_proto::rr::rdata::{A, AAAA, HINFO, NS, SOA, SRV};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
-use super::names::{Found, Names};
+use super::names::{Found, Names, SERVER};
 
 /// The lifetime of records in seconds. A virtual address does not change, but a service and its name may be removed.
 const TTL: u32 = 30;
@@ -277,10 +277,22 @@ fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>,
     let before = reply.answers.len();
     match found {
         // RFC 8482 §4.2: the answer to ANY is one small record.
-        Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above if kind == RecordType::ANY => {
+        Found::Zone | Found::Server | Found::Service(_) | Found::Port(..) | Found::Above
+            if kind == RecordType::ANY =>
+        {
             reply.answers.push(record(RData::HINFO(HINFO::new("RFC8482".to_owned(), String::new()))));
         }
         Found::Zone if kind == RecordType::SOA => reply.answers.extend(soa(owner, name, names, TTL)),
+        // A resolver that asks for them and gets none may take the zone for lame.
+        Found::Zone if kind == RecordType::NS => {
+            if let Some(server) = server_of(owner) {
+                reply.answers.push(record(RData::NS(NS(server.clone()))));
+                reply.additionals.push(Record::from_rdata(server, TTL, address(names.server())));
+            }
+        }
+        Found::Server if kind == address(names.server()).record_type() => {
+            reply.answers.push(record(address(names.server())));
+        }
         Found::Service(service) if matches!(kind, RecordType::A | RecordType::AAAA) => {
             let of_kind =
                 names.addresses(service).into_iter().filter(|ip| ip.is_ipv4() == (kind == RecordType::A));
@@ -306,7 +318,8 @@ fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>,
             }
         }
         Found::Nothing => reply.metadata.response_code = ResponseCode::NXDomain,
-        Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above | Found::Foreign => {}
+        Found::Zone | Found::Server | Found::Service(_) | Found::Port(..) | Found::Above | Found::Foreign => {
+        }
     }
     if reply.answers.len() == before {
         reply.authorities.extend(soa(owner, name, names, NEGATIVE_TTL));
@@ -325,11 +338,16 @@ fn soa(owner: &Name, name: &str, names: &Names, ttl: u32) -> Option<Record> {
     let zone = names.zone_of(name)?;
     let labels = zone.as_str().split('.').count();
     let zone = owner.trim_to(labels);
-    let (primary, mailbox) = (zone.prepend_label("ns").ok()?, zone.prepend_label("hostmaster").ok()?);
+    let (primary, mailbox) = (server_of(&zone)?, zone.prepend_label("hostmaster").ok()?);
     // The serial is compared modulo 2^32 (RFC 1982).
     let serial = u32::try_from(names.snapshot().generation & u64::from(u32::MAX)).unwrap_or(0);
     let data = SOA::new(primary, mailbox, serial, 3_600, 600, 86_400, NEGATIVE_TTL);
     Some(Record::from_rdata(zone, ttl, RData::SOA(data)))
+}
+
+/// Returns the name of a zone's name server.
+fn server_of(zone: &Name) -> Option<Name> {
+    zone.prepend_label(SERVER).ok()
 }
 
 /// Returns an answer without records.

@@ -22,12 +22,17 @@ const ENDPOINTS_MAX: usize = 4_096;
 /// The largest number of pods that are examined for one question. Each costs a look-up of a service.
 const PODS_MAX: usize = 512;
 
+/// The label of a zone's name server, before the name of the zone. A service with this name has precedence.
+pub const SERVER: &str = "ns";
+
 /// The names that the DNS server answers for, from one snapshot.
 #[derive(Clone)]
 pub struct Names {
     snapshot: Arc<Snapshot>,
     zones: Arc<[HostName]>,
     ranges: Ranges,
+    /// The address of the server.
+    server: IpAddr,
     /// The names between a zone and its services, each with the number of services below it.
     pub(super) above: NameMap<u32>,
     /// The names of the pods of headless services, by the name of the service.
@@ -41,6 +46,8 @@ pub enum Found<'a> {
     Foreign,
     /// The name is that of a zone.
     Zone,
+    /// The name is that of a zone's name server, which is this server.
+    Server,
     /// The name is that of a service.
     Service(&'a ServiceView),
     /// The name is that of a service port, such as `_https._tcp.ratings.pay.west.global`.
@@ -52,12 +59,13 @@ pub enum Found<'a> {
 }
 
 impl Names {
-    /// Collects the names of a snapshot. Visits all services.
-    pub fn new(snapshot: Arc<Snapshot>, zones: Arc<[HostName]>, ranges: Ranges) -> Self {
+    /// Collects the names of a snapshot. Visits all services. `server` is the address of the server that answers for them.
+    pub fn new(snapshot: Arc<Snapshot>, zones: Arc<[HostName]>, ranges: Ranges, server: IpAddr) -> Self {
         let mut names = Self {
             snapshot,
             zones,
             ranges,
+            server,
             above: NameMap::default(),
             pods: NameMap::default(),
             services: 0,
@@ -72,7 +80,7 @@ impl Names {
     /// Returns the names of a later snapshot. Visits the services that have changed.
     pub fn next(&self, snapshot: Arc<Snapshot>, since: &Since) -> Self {
         let Since::Deltas(deltas) = since else {
-            return Self::new(snapshot, self.zones.clone(), self.ranges);
+            return Self::new(snapshot, self.zones.clone(), self.ranges, self.server);
         };
         let mut next = Self { snapshot: snapshot.clone(), ..self.clone() };
         for name in Delta::services_of(deltas) {
@@ -128,6 +136,11 @@ impl Names {
         &self.zones
     }
 
+    /// Returns the address of the server.
+    pub fn server(&self) -> IpAddr {
+        self.server
+    }
+
     /// Returns the number of services whose names are in one of the zones.
     pub fn services(&self) -> usize {
         self.services
@@ -150,6 +163,9 @@ impl Names {
         }
         if name == zone.as_str() {
             return Found::Zone;
+        }
+        if name.strip_prefix(SERVER).and_then(|rest| rest.strip_prefix('.')) == Some(zone.as_str()) {
+            return Found::Server;
         }
         if let Some(rest) = name.strip_prefix("_tcp.") {
             return self.service(rest).map_or(Found::Nothing, |_| Found::Above);

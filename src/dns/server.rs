@@ -44,7 +44,7 @@ impl Server {
         pending: usize,
         recorder: &Recorder,
     ) -> Arc<Self> {
-        let names = Names::new(reader.latest(), options.zones.clone(), options.ranges);
+        let names = Names::new(reader.latest(), options.zones.clone(), options.ranges, address.ip());
         let metrics = NameMetrics::new(recorder);
         metrics.services(names.services());
         let forwarder = Forwarder::new(options.upstream.clone(), pending);

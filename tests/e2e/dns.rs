@@ -125,6 +125,8 @@ fn dig_and_kdig_get_addresses_ports_and_refusals() {
             assert_eq!(status("other.mesh", "A").0, "REFUSED", "a name of another zone");
             assert_eq!(status("www.example.com", "A").0, "REFUSED");
             assert_eq!(status("global", "SOA").0, "NOERROR");
+            assert_eq!(lines(&short(&["global", "NS"])), ["ns.global."]);
+            assert_eq!(lines(&short(&["ns.global", "A"])), ["127.0.0.1"]);
             let (code, text) = status("ratings.pay.east.global", "ANY");
             assert!(code == "NOERROR" && text.contains("HINFO") && text.contains("RFC8482"), "{text}");
         }

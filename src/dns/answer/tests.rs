@@ -32,6 +32,8 @@ const SERVICES: &str = "services:
 - {hostname: reviews.shop.svc.cluster.local, namespace: shop, addresses: [10.96.0.10], ports: [{name: http, port: 80}]}
 ";
 
+const SERVER_AT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 53));
+
 fn name(text: &str) -> HostName {
     HostName::parse(text).expect("legal")
 }
@@ -99,7 +101,7 @@ impl World {
 
 fn names() -> Names {
     let zones = ["global", "clusterset.local"].map(name);
-    Names::new(World::new(SERVICES).snapshot(), zones.into(), Ranges::default())
+    Names::new(World::new(SERVICES).snapshot(), zones.into(), Ranges::default(), SERVER_AT)
 }
 
 fn query(name: &str, kind: RecordType) -> Message {
@@ -205,7 +207,7 @@ fn a_headless_service_has_a_service_record_for_each_pod_that_has_a_name_and_is_r
     ];
     let world = World::new(&format!("services:\n{}", lines.concat()));
     let zones: Arc<[HostName]> = ["cluster.local", "clusterset.local"].map(name).into();
-    let names = Names::new(world.snapshot(), zones, Ranges::default());
+    let names = Names::new(world.snapshot(), zones, Ranges::default(), SERVER_AT);
     let asked = |names: &Names, name: &str, kind| {
         let query = query(name, kind).to_vec().expect("encoded");
         let Verdict::Reply(reply) = answer(&query, names, Transport::Tcp, Extent::Full) else {
@@ -265,19 +267,40 @@ fn names_without_a_service_do_not_exist_but_for_those_above_one() {
 #[test]
 fn names_between_nested_zones_exist() {
     let zones = ["global", "pay.west.global", "lone.south.global"].map(name);
-    let names = Names::new(World::new(SERVICES).snapshot(), zones.into(), Ranges::default());
+    let names = Names::new(World::new(SERVICES).snapshot(), zones.into(), Ranges::default(), SERVER_AT);
     let found = |name: &str| match names.find(name) {
         Found::Zone => "zone",
         Found::Service(_) => "service",
         Found::Above => "above",
         Found::Nothing => "nothing",
-        Found::Foreign | Found::Port(..) => "other",
+        Found::Foreign | Found::Server | Found::Port(..) => "other",
     };
     assert_eq!(found("ratings.pay.west.global"), "service");
     assert_eq!(found("pay.west.global"), "zone");
     assert_eq!(found("west.global"), "above", "a zone with a service is below");
     assert_eq!(found("south.global"), "above", "an empty zone is below");
     assert_eq!(found("other.south.global"), "nothing");
+}
+
+#[test]
+fn a_zone_has_a_name_server_whose_name_resolves() {
+    let names = names();
+    let asked = |name: &str, kind| reply_to(&query(name, kind), Transport::Udp).0;
+    let soa = asked("global.", RecordType::SOA);
+    let RData::SOA(soa) = &soa.answers[0].data else { panic!("{soa}") };
+    let servers = asked("Global.", RecordType::NS);
+    assert!(servers.metadata.authoritative);
+    let RData::NS(server) = &servers.answers[0].data else { panic!("{servers}") };
+    assert_eq!((&server.0, servers.answers.len()), (&soa.mname, 1));
+    assert_eq!(
+        (&servers.additionals[0].name, data(&servers.additionals)),
+        (&server.0, vec!["10.0.0.53".into()])
+    );
+    assert_eq!(data(&asked(&server.0.to_string(), RecordType::A).answers), ["10.0.0.53"]);
+    is_negative_or_zone(&asked(&server.0.to_string(), RecordType::AAAA));
+    // Names below the zone have no name servers.
+    is_negative_or_zone(&asked("east.global.", RecordType::NS));
+    assert!(matches!(names.find("ns.east.global"), Found::Nothing));
 }
 
 fn is_negative_or_zone(reply: &Message) {
@@ -334,7 +357,8 @@ fn an_answer_is_as_long_as_its_client_takes() {
         "services: [{{hostname: v4.east.global, namespace: n, addresses: [{}], ports: [{{name: p, port: 1}}]}}]",
         many.join(", ")
     );
-    let names = Names::new(World::new(&text).snapshot(), [name("global")].into(), Ranges::default());
+    let names =
+        Names::new(World::new(&text).snapshot(), [name("global")].into(), Ranges::default(), SERVER_AT);
     let reply = |query: &Message, transport, extent| {
         let Verdict::Reply(reply) = answer(&query.to_vec().expect("encoded"), &names, transport, extent)
         else {
@@ -488,7 +512,7 @@ fn names_step_by_step_are_names_at_once() {
     let zones: Arc<[HostName]> = [name("global")].into();
     let lines: Vec<&str> = SERVICES.lines().skip(1).collect();
     let mut world = World::new(SERVICES);
-    let mut names = Names::new(world.snapshot(), zones.clone(), Ranges::default());
+    let mut names = Names::new(world.snapshot(), zones.clone(), Ranges::default(), SERVER_AT);
     for mask in [0b11111_u32, 0b10110, 0b00001, 0, 0b01010, 0b11111] {
         let chosen = lines.iter().enumerate().filter(|(at, _)| mask & (1 << at) != 0).map(|(_, line)| *line);
         let text = format!("services:\n{}", chosen.collect::<Vec<_>>().join("\n"));
@@ -503,7 +527,7 @@ fn names_step_by_step_are_names_at_once() {
         let (snapshot, delta) = build::next(names.snapshot(), world.inputs(&resolved), &dirty);
         let snapshot = Arc::new(snapshot);
         names = names.next(snapshot.clone(), &Since::Deltas(vec![Arc::new(delta)]));
-        let whole = Names::new(snapshot, zones.clone(), Ranges::default());
+        let whole = Names::new(snapshot, zones.clone(), Ranges::default(), SERVER_AT);
         let of = |names: &Names| {
             let above = names.above.sorted().into_iter().map(|(name, count)| (name.to_string(), *count));
             (above.collect::<BTreeMap<_, _>>(), names.services)
