@@ -9,7 +9,7 @@ use isthmus_document::services::ServicePosition;
 use isthmus_model::address::Bind;
 use isthmus_model::address::Host;
 use isthmus_model::service::ServiceKey;
-use isthmus_net::own::{host_addresses, reaches};
+use isthmus_net::own::{host_addresses, reached_by, reaches};
 use isthmus_snapshot::listing::Listing;
 
 /// An address that the gateway listens on.
@@ -96,18 +96,19 @@ impl<'a> Own<'a> {
 
     /// Returns the listener that a connection to this address would reach.
     pub(super) fn listener_at(&self, ip: IpAddr, port: u16) -> Option<&'a Opened> {
-        self.opened.iter().find(|opened| {
-            let (bound, own) = match opened.bind {
-                Bind::Any { port } => (Ipv6Addr::UNSPECIFIED.into(), port),
-                Bind::Address(address)
-                    if address.ip().is_unspecified() && address.is_ipv4() != ip.is_ipv4() =>
-                {
-                    return false;
-                }
-                Bind::Address(address) => (address.ip(), address.port()),
-            };
-            own == port && reaches(bound, ip, |ip| self.host.contains(&ip))
-        })
+        let at = |ip: IpAddr| self.opened.iter().find(|opened| self.is_reached(opened, ip, port));
+        reached_by(ip).into_iter().find_map(at)
+    }
+
+    fn is_reached(&self, opened: &Opened, ip: IpAddr, port: u16) -> bool {
+        let (bound, own) = match opened.bind {
+            Bind::Any { port } => (Ipv6Addr::UNSPECIFIED.into(), port),
+            Bind::Address(address) if address.ip().is_unspecified() && address.is_ipv4() != ip.is_ipv4() => {
+                return false;
+            }
+            Bind::Address(address) => (address.ip(), address.port()),
+        };
+        own == port && reaches(bound, ip, |ip| self.host.contains(&ip))
     }
 }
 

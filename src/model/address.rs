@@ -14,6 +14,26 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
+/// Returns the IPv4 address to which packets for an IPv6 address may be translated or carried, if its form says so; otherwise
+/// [`canonical_ip`]. These forms are IPv4-compatible addresses (RFC 4291 §2.5.5.1), NAT64's well-known prefix (RFC 6052 §2.1)
+/// and 6to4 (RFC 3056 §2).
+///
+/// Rules that keep connections away from an address, and counts by source, use this, because such a form would evade them. The
+/// gateway dials addresses as they are written, and a rule that lets a source in compares the source as it is written, since
+/// whoever chooses an IPv6 address would otherwise choose what it is let in as.
+pub fn embedded_ip(ip: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = canonical_ip(ip) else { return canonical_ip(ip) };
+    let embedded = match v6.segments() {
+        // `::` and `::1` are addresses of IPv6 itself.
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => return ip,
+        [0, 0, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => [high, low],
+        [0x2002, high, low, ..] => [high, low],
+        _ => return ip,
+    };
+    let [[a, b], [c, d]] = embedded.map(u16::to_be_bytes);
+    IpAddr::from([a, b, c, d])
+}
+
 /// Applies [`canonical_ip`] to the address of a socket address.
 pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(canonical_ip(address.ip()), address.port())
@@ -211,6 +231,28 @@ mod tests {
         ] {
             assert_eq!(bind(one).overlaps(&bind(other)), wanted, "{one} {other}");
             assert_eq!(bind(other).overlaps(&bind(one)), wanted, "{other} {one}");
+        }
+    }
+
+    #[test]
+    fn ipv4_addresses_are_found_in_every_ipv6_form() {
+        let embedded = |text: &str| embedded_ip(text.parse().expect("an address")).to_string();
+        for (written, wanted) in [
+            ("64:ff9b::7f00:1", "127.0.0.1"),
+            ("64:ff9b::a9fe:a9fe", "169.254.169.254"),
+            ("2002:7f00:1::", "127.0.0.1"),
+            ("2002:a00:7:ffff:1:2:3:4", "10.0.0.7"),
+            ("::127.0.0.1", "127.0.0.1"),
+            ("::10.0.0.7", "10.0.0.7"),
+            ("::ffff:10.0.0.7", "10.0.0.7"),
+            ("10.0.0.7", "10.0.0.7"),
+            ("::1", "::1"),
+            ("::", "::"),
+            ("::1:0:0", "::1:0:0"),
+            ("64:ff9b:1::7f00:1", "64:ff9b:1::7f00:1"),
+            ("2001:db8::1", "2001:db8::1"),
+        ] {
+            assert_eq!(embedded(written), wanted, "{written}");
         }
     }
 

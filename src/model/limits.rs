@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use super::address::canonical_ip;
+use super::address::embedded_ip;
 
 /// The limits of each source. `None`: there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,9 +36,10 @@ impl Default for SourcePrefix {
 }
 
 impl SourcePrefix {
-    /// Returns the first address of the block that contains an address.
+    /// Returns the first address of the block that contains an address. The IPv6 addresses that embed an IPv4 address count as
+    /// that address: a 6to4 host has 65,536 blocks of the default length.
     pub fn block(self, ip: IpAddr) -> IpAddr {
-        match canonical_ip(ip) {
+        match embedded_ip(ip) {
             IpAddr::V4(v4) => {
                 let mask = u32::MAX.checked_shl(32 - u32::from(self.ipv4.min(32))).unwrap_or(0);
                 IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & mask))
@@ -98,6 +99,9 @@ mod tests {
         let text = |ipv4, ipv6, ip: &str| SourcePrefix { ipv4, ipv6 }.text(ip.parse().expect("an address"));
         assert_eq!(text(32, 64, "10.1.2.3"), "10.1.2.3");
         assert_eq!(text(24, 64, "::ffff:10.1.2.3"), "10.1.2.0/24");
+        assert_eq!(text(24, 64, "64:ff9b::10.1.2.3"), "10.1.2.0/24");
+        assert_eq!(text(32, 64, "2002:a01:203:ffff::1"), "10.1.2.3");
+        assert_eq!(text(32, 64, "2002:a01:203::1"), "10.1.2.3");
         assert_eq!(text(0, 64, "10.1.2.3"), "0.0.0.0/0");
         assert_eq!(text(32, 64, "2001:db8:0:1:2:3:4:5"), "2001:db8:0:1::/64");
         assert_eq!(text(32, 128, "2001:db8::5"), "2001:db8::5");

@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use dashmap::{DashMap, Entry};
 use hashbrown::DefaultHashBuilder;
 
-use isthmus_model::address::{canonical_ip, canonical_socket};
+use isthmus_model::address::{canonical_ip, canonical_socket, embedded_ip};
 
 /// The interval at which the addresses of the host's interfaces are read.
 pub const LOOK_UP_EVERY: Duration = Duration::from_secs(30);
@@ -105,11 +105,11 @@ impl OwnAddresses {
 
     /// Returns true if a connection to this address would reach a listener of this process.
     pub fn is_own(&self, address: SocketAddr) -> bool {
-        let address = canonical_socket(address);
         let listening = self.listening.load();
         let same_port = || listening.iter().filter(|own| own.port() == address.port());
         let is_of_host = |ip| self.host.load().contains(&ip);
-        let is_own = || same_port().any(|own| reaches(own.ip(), address.ip(), is_of_host));
+        let is_at = |own: IpAddr| reached_by(address.ip()).into_iter().any(|ip| reaches(own, ip, is_of_host));
+        let is_own = || same_port().any(|own| is_at(own.ip()));
         let everywhere = || same_port().any(|own| own.ip().is_unspecified());
         is_own() || everywhere() && self.look_up_host_again() && is_own()
     }
@@ -173,6 +173,11 @@ pub fn reaches(bound: IpAddr, ip: IpAddr, is_of_host: impl Fn(IpAddr) -> bool) -
     bound == ip || ip.is_unspecified() && bound.is_loopback() && bound.is_ipv4() == ip.is_ipv4()
 }
 
+/// Returns the addresses that a connection to an address may reach: itself, and the IPv4 address that it may be translated to.
+pub fn reached_by(ip: IpAddr) -> [IpAddr; 2] {
+    [canonical_ip(ip), embedded_ip(ip)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +202,10 @@ mod tests {
             "[::]:15443",
             "127.0.0.1:15000",
             "[::ffff:127.0.0.1]:15000",
+            "[64:ff9b::127.0.0.1]:15000",
+            "[2002:7f00:1::1]:15000",
+            "[::127.0.0.1]:15000",
+            "[64:ff9b::10.0.0.7]:15443",
             "0.0.0.0:15000",
         ] {
             assert!(own.is_own(socket(address)), "{address}");

@@ -12,6 +12,7 @@ use super::inputs::{Inputs, Unreachable};
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;
+use isthmus_model::address::embedded_ip;
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 
@@ -165,7 +166,8 @@ impl NetworkTable {
     /// Returns true if this is the address of a gateway of the node's own network. Such a gateway is never chosen as an
     /// endpoint: two replicas that choose each other would pass a connection back and forth without end.
     pub fn is_own_gateway(&self, address: SocketAddr) -> bool {
-        self.own_gateways.contains(&address)
+        let reached = SocketAddr::new(embedded_ip(address.ip()), address.port());
+        [address, reached].iter().any(|address| self.own_gateways.contains(address))
     }
 
     /// Returns the gateways of the node's own network that only one of `self` and `other` contains.

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::peer::Peer;
-use isthmus_model::address::{Bind, Host};
+use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
 use isthmus_model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
 use isthmus_model::limits::SourceLimits;
@@ -685,17 +685,19 @@ pub enum AddressScope {
 impl AddressScope {
     /// Returns true if the scope allows the address.
     pub fn allows(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        if address.is_unspecified() || address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        let (written, reached) = (canonical_ip(address), embedded_ip(address));
+        if reached.is_unspecified() || reached.is_multicast() || reached == IpAddr::V4(Ipv4Addr::BROADCAST) {
             return false;
         }
-        let special = SPECIAL_BLOCKS.iter().find(|special| special.contains(&address));
+        let special = SPECIAL_BLOCKS.iter().find(|special| special.contains(&reached));
         match (self, special) {
             (Self::Any, _) => true,
             (Self::Public, special) => special.is_none(),
-            (Self::Blocks(blocks), None) => blocks.iter().any(|block| block.contains(&address)),
+            (Self::Blocks(blocks), None) => {
+                blocks.iter().any(|block| block.contains(&written) || block.contains(&reached))
+            }
             (Self::Blocks(blocks), Some(special)) => {
-                blocks.iter().any(|block| special.contains(block) && block.contains(&address))
+                blocks.iter().any(|block| special.contains(block) && block.contains(&reached))
             }
         }
     }
@@ -727,7 +729,19 @@ mod tests {
         let blocks = |blocks: &[&str]| {
             AddressScope::Blocks(blocks.iter().map(|block| block.parse().expect("a block")).collect())
         };
-        let special = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1"];
+        let special = [
+            "127.0.0.1",
+            "127.9.9.9",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::127.0.0.1",
+            "2002:7f00:1::1",
+            "169.254.169.254",
+            "64:ff9b::169.254.169.254",
+            "2002:a9fe:a9fe::",
+            "fe80::1",
+        ];
         let everything = blocks(&["0.0.0.0/0", "::/0"]);
         for ip in special {
             assert!(allows(&AddressScope::Any, ip), "{ip}");
@@ -737,7 +751,21 @@ mod tests {
         assert!(special.iter().all(|ip| allows(&own, ip)));
         assert!(!allows(&own, "169.254.1.1") && !allows(&own, "10.0.0.1"));
         assert!(allows(&everything, "10.0.0.1") && allows(&AddressScope::Public, "2001:db8::1"));
-        for never in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "::ffff:0.0.0.0"] {
+        // A block may name an address in either form.
+        for block in ["10.0.0.0/8", "64:ff9b::/96"] {
+            assert!(allows(&blocks(&[block]), "64:ff9b::10.0.0.1"), "{block}");
+        }
+        assert!(!allows(&blocks(&["64:ff9b::/96"]), "10.0.0.1"));
+        for never in [
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+            "ff02::1",
+            "255.255.255.255",
+            "::ffff:0.0.0.0",
+            "64:ff9b::224.0.0.1",
+            "2002::1",
+        ] {
             for scope in [&AddressScope::Any, &AddressScope::Public, &everything, &own] {
                 assert!(!allows(scope, never), "{never} by {scope:?}");
             }
