@@ -76,7 +76,7 @@ fn of_part(
         identity: template.identity.as_ref().map(ToString::to_string),
         ..Shown::default()
     };
-    with_state(shown, endpoint.health, resolution(&found), &keys, upstreams)
+    with_state(shown, endpoint.health, resolution(found), &keys, upstreams)
 }
 
 fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Shown> {
@@ -97,7 +97,7 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Sh
             ..Shown::default()
         };
         let keys: Vec<EndpointKey> = found.iter().copied().map(key).collect();
-        with_state(shown, Health::Healthy, resolution(&found), &keys, upstreams)
+        with_state(shown, Health::Healthy, resolution(found), &keys, upstreams)
     };
     endpoints.iter().map(view).collect()
 }

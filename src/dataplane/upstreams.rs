@@ -5,13 +5,12 @@
 //! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use dashmap::DashMap;
-use hashbrown::DefaultHashBuilder;
+use hashbrown::{DefaultHashBuilder, HashMap};
 use metrics::Gauge;
 
 use super::clock::milliseconds;
@@ -462,35 +461,34 @@ impl Upstreams {
 
     /// Marks the endpoints that answer much later than the others of their group.
     fn find_slow(&self) {
-        let mut late: HashMap<Arc<str>, Vec<(Arc<Upstream>, Duration)>> = HashMap::new();
-        for entry in &self.endpoints {
-            let median = entry.answers.quantile(0.5).filter(|median| *median > SLOW_ABOVE);
-            match median {
-                Some(median) => {
-                    late.entry(entry.key().group.clone()).or_default().push((entry.value().clone(), median));
+        let median = |upstream: &Upstream| upstream.answers.quantile(0.5);
+        let is_late = |median: &Duration| *median > SLOW_ABOVE;
+        // Few groups have a late endpoint, so the others are not collected.
+        let late = self.endpoints.iter().filter(|entry| median(entry).as_ref().is_some_and(is_late));
+        let mut groups: HashMap<Arc<str>, Vec<Duration>> =
+            late.map(|entry| (entry.key().group.clone(), Vec::new())).collect();
+        if !groups.is_empty() {
+            for entry in &self.endpoints {
+                if let Some(medians) = groups.get_mut(&entry.key().group) {
+                    medians.extend(median(&entry));
                 }
-                None => entry.slow.store(false, Ordering::Relaxed),
             }
         }
-        if late.is_empty() {
-            return;
-        }
-        let mut medians: HashMap<Arc<str>, Vec<Duration>> = HashMap::new();
-        for entry in self.endpoints.iter().filter(|entry| late.contains_key(&entry.key().group)) {
-            if let Some(median) = entry.answers.quantile(0.5) {
-                medians.entry(entry.key().group.clone()).or_default().push(median);
-            }
-        }
-        for (group, upstreams) in late {
-            let all = medians.get_mut(&group).map(|all| {
-                all.sort_unstable();
-                all
-            });
-            for (upstream, median) in upstreams {
-                // The lower median: of two endpoints, the other one.
-                let other = all.as_deref().and_then(|all| all.get((all.len() - 1) / 2));
-                let is_slow = other.is_some_and(|other| median > other.mul_f64(SLOWER));
-                upstream.slow.store(is_slow, Ordering::Relaxed);
+        let middle = |mut medians: Vec<Duration>| {
+            medians.sort_unstable();
+            // Of two endpoints, the faster one.
+            medians.get((medians.len().max(1) - 1) / 2).copied().unwrap_or_default()
+        };
+        let groups: HashMap<Arc<str>, Duration> =
+            groups.into_iter().map(|(group, medians)| (group, middle(medians))).collect();
+        for entry in &self.endpoints {
+            let others = groups.get(&entry.key().group);
+            let is_slow = others
+                .zip(median(&entry))
+                .is_some_and(|(others, median)| is_late(&median) && median > others.mul_f64(SLOWER));
+            // All workers read the cache line, so it is written only where something changes.
+            if entry.slow.load(Ordering::Relaxed) != is_slow {
+                entry.slow.store(is_slow, Ordering::Relaxed);
             }
         }
     }

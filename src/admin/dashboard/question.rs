@@ -46,7 +46,7 @@ pub(super) fn keep(html: &mut Html, name: &'static str, value: &str) {
 fn explanation(html: &mut Html, answer: &Explanation) {
     html.raw("<div class=\"answer\" id=\"answer\" role=\"status\">\n<strong");
     html.attribute("class", if answer.is_reachable() { "good" } else { "bad" }).raw(">");
-    html.text(&answer.verdict_line()).raw("</strong>\n<ol>\n");
+    html.text(answer.verdict_line()).raw("</strong>\n<ol>\n");
     for step in &answer.steps {
         html.raw("<li>").text(step).raw("</li>\n");
     }
