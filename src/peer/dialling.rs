@@ -124,7 +124,7 @@ impl Dialler {
             let ips = match dial::addresses(&entry.host, &name_servers).await {
                 Ok(ips) => ips,
                 Err(error) => {
-                    found.problem.get_or_insert(error.to_string());
+                    found.problem.get_or_insert_with(|| error.to_string());
                     continue;
                 }
             };
