@@ -1,14 +1,19 @@
-//! Counts the frames of an HTTP/2 connection that cost their receiver more than their sender, in the bytes as they arrive
-//! (RFC 9113 §4.1). The HTTP/2 library interprets everything else.
+//! Finds the headers of an HTTP/2 connection's frames in the bytes as they pass (RFC 9113 §4.1), and counts the frames that cost
+//! their receiver more than their sender. The HTTP/2 library interprets everything else.
 
 /// The length of the client's preface in bytes (RFC 9113 §3.4).
 const PREFACE: usize = 24;
 /// The length of a frame header in bytes (RFC 9113 §4.1).
 pub const HEADER: usize = 9;
 
+/// The length of the error code in RST_STREAM in bytes (RFC 9113 §6.4).
+const ERROR: usize = 4;
+
 const DATA: u8 = 0x0;
-const HEADERS: u8 = 0x1;
-const RST_STREAM: u8 = 0x3;
+/// The type of a frame that begins a header block.
+pub const HEADERS: u8 = 0x1;
+/// The type of a frame that ends a stream with an error code.
+pub const RST_STREAM: u8 = 0x3;
 const SETTINGS: u8 = 0x4;
 const PING: u8 = 0x6;
 const WINDOW_UPDATE: u8 = 0x8;
@@ -29,14 +34,83 @@ pub struct Counts {
     pub windows: u32,
 }
 
+/// The header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The type of the frame.
+    pub kind: u8,
+    /// The flags of the frame.
+    pub flags: u8,
+    /// The stream of the frame; 0 means the connection.
+    pub stream: u32,
+    /// The length of the payload in bytes.
+    pub length: usize,
+    /// The error code of RST_STREAM.
+    pub error: Option<u32>,
+}
+
 /// Parses the frame headers of one direction of a connection.
-#[derive(Clone, Debug)]
-pub struct FrameMeter {
+#[derive(Clone, Debug, Default)]
+pub struct FrameReader {
     /// The number of bytes to skip before the next frame header.
     skip: usize,
-    header: [u8; HEADER],
-    /// The number of bytes of the header received so far.
+    /// A frame header, and the error code of RST_STREAM.
+    header: [u8; HEADER + ERROR],
+    /// The number of bytes of `header` received so far.
     have: usize,
+}
+
+impl FrameReader {
+    /// Parses these bytes, and calls `each` with each frame whose header is complete.
+    pub fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(Frame)) {
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            bytes = &bytes[skipped..];
+            if bytes.is_empty() {
+                return;
+            }
+            let taken = (self.wanted() - self.have).min(bytes.len());
+            self.header[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
+            self.have += taken;
+            bytes = &bytes[taken..];
+            if self.have == self.wanted() {
+                each(self.frame());
+            }
+        }
+    }
+
+    /// Returns the number of bytes that the current frame needs in `header`.
+    fn wanted(&self) -> usize {
+        let has_error = self.have >= HEADER && self.header[3] == RST_STREAM && self.length() >= ERROR;
+        if has_error { HEADER + ERROR } else { HEADER }
+    }
+
+    fn length(&self) -> usize {
+        let [high, middle, low, ..] = self.header;
+        usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low)
+    }
+
+    /// Returns the frame whose header is complete, and begins the next one.
+    fn frame(&mut self) -> Frame {
+        let [_, _, _, kind, flags, a, b, c, d, error @ ..] = self.header;
+        let (length, have) = (self.length(), std::mem::take(&mut self.have));
+        self.skip = length - (have - HEADER);
+        Frame {
+            kind,
+            flags,
+            // The first bit is reserved.
+            stream: u32::from_be_bytes([a, b, c, d]) & 0x7fff_ffff,
+            length,
+            error: (have > HEADER).then(|| u32::from_be_bytes(error)),
+        }
+    }
+}
+
+/// Counts the frames of a client.
+#[derive(Clone, Debug)]
+pub struct FrameMeter {
+    reader: FrameReader,
     /// The number of streams that were opened and not reset.
     opened: u32,
     /// The frames counted so far; the caller resets the counts.
@@ -46,37 +120,29 @@ pub struct FrameMeter {
 impl Default for FrameMeter {
     /// Creates a meter for a stream that begins with a client's preface.
     fn default() -> Self {
-        Self { skip: PREFACE, header: [0; HEADER], have: 0, opened: 0, counts: Counts::default() }
+        let reader = FrameReader { skip: PREFACE, ..FrameReader::default() };
+        Self { reader, opened: 0, counts: Counts::default() }
     }
 }
 
 impl FrameMeter {
-    /// Parses these bytes and returns the number of frames whose headers were completed in them.
-    pub fn feed(&mut self, mut bytes: &[u8]) -> usize {
+    /// Parses these bytes and returns the number of frames whose headers were completed in them. Calls `headers` with the stream
+    /// of each HEADERS frame.
+    pub fn feed(&mut self, bytes: &[u8], mut headers: impl FnMut(u32)) -> usize {
         let mut frames = 0;
-        loop {
-            let skipped = self.skip.min(bytes.len());
-            self.skip -= skipped;
-            bytes = &bytes[skipped..];
-            if bytes.is_empty() {
-                return frames;
+        let mut reader = std::mem::take(&mut self.reader);
+        reader.feed(bytes, |frame| {
+            frames += 1;
+            self.count(frame);
+            if frame.kind == HEADERS {
+                headers(frame.stream);
             }
-            let taken = (HEADER - self.have).min(bytes.len());
-            self.header[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
-            self.have += taken;
-            bytes = &bytes[taken..];
-            if self.have == HEADER {
-                self.have = 0;
-                frames += 1;
-                self.frame();
-            }
-        }
+        });
+        self.reader = reader;
+        frames
     }
 
-    fn frame(&mut self) {
-        let [high, middle, low, kind, flags, ..] = self.header;
-        let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-        self.skip = length;
+    fn count(&mut self, Frame { kind, flags, length, .. }: Frame) {
         let count = match kind {
             PING => &mut self.counts.pings,
             SETTINGS => &mut self.counts.settings,
@@ -126,14 +192,14 @@ mod tests {
         stream.extend(frames.flat_map(|(kind, flags, length)| frame(kind, flags, length)));
         for step in 1..stream.len() {
             let mut meter = FrameMeter::default();
-            let began: usize = stream.chunks(step).map(|piece| meter.feed(piece)).sum();
+            let began: usize = stream.chunks(step).map(|piece| meter.feed(piece, |_| ())).sum();
             assert_eq!(began, 14, "in pieces of {step}");
             assert_eq!(
                 meter.counts,
                 Counts { pings: 2, settings: 1, empty: 5, windows: 1 },
                 "in pieces of {step}"
             );
-            assert_eq!((meter.skip, meter.have), (0, 0));
+            assert_eq!((meter.reader.skip, meter.reader.have), (0, 0));
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustls::ClientConfig;
+use serde_json::Value;
 
 use crate::hbone::{BASE, CALLER, caller, folder, service};
 use crate::support::backend::Backend;
@@ -430,4 +431,29 @@ fn requests_that_are_none_cost_their_stream_alone() {
     let answer = raw.until(DATA).expect("the connection lives");
     assert_eq!((answer.stream, answer.payload), (9, b"here".to_vec()));
     assert_eq!(echo.accepted(), 1, "for none of the others was an endpoint dialled");
+    let refused = |line: &&Value| line["reason"] == "bad_request" && line["source_identity"] == CALLER;
+    let count = || gateway.access_log().iter().filter(refused).count();
+    eventually("a line for each", || (count() == 4).then_some(()));
+    gateway.logged("the reason", |line| {
+        line["detail"]
+            .as_str()
+            .is_some_and(|text| text.contains("cannot be read") && text.contains("protocol"))
+    });
+    assert_eq!(gateway.metric("isthmus_connections_total", &["reason=\"bad_request\""]), 4.0);
+}
+
+#[test]
+fn a_request_with_too_many_headers_is_logged() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("", &echo, &stalled);
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let large = "h".repeat(15_000);
+    let first = block(&[(":method", "CONNECT"), (":authority", "echo.shop.mesh:80"), ("a", &large)]);
+    raw.send(&frame(HEADERS, 0, 1, &first)).expect("sent");
+    raw.send(&frame(CONTINUATION, END_HEADERS, 1, &block(&[("b", &large)]))).expect("sent");
+    let line = gateway.logged("the refusal", |line| line["reason"] == "bad_request");
+    assert!(line["detail"].as_str().is_some_and(|text| text.contains("more than 16384 bytes")), "{line}");
+    raw.send(&connect(3, "echo.shop.mesh:80")).expect("sent");
+    raw.send(&frame(DATA, 0, 3, b"here")).expect("the connection lives");
+    assert_eq!(raw.until(DATA).expect("the connection lives").stream, 3);
 }

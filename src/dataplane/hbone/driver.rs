@@ -133,6 +133,9 @@ impl Driver<'_> {
         self.shared.stats.pause(paused);
         let polled = self.accept(context);
         self.shared.stats.driven();
+        for refused in self.shared.stats.take_refused() {
+            stream::refused_by_library(self.core, &self.shared, refused);
+        }
         self.hold();
         self.judge(context);
         if polled.is_pending() {
@@ -148,9 +151,13 @@ impl Driver<'_> {
     fn accept(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         loop {
             match self.connection.poll_accept(context) {
-                // New streams of a connection that is being closed are dropped.
-                Poll::Ready(Some(Ok(_))) if self.is_ending() => {}
-                Poll::Ready(Some(Ok(taken))) => return Poll::Ready(Some(taken)),
+                Poll::Ready(Some(Ok(taken))) => {
+                    self.shared.stats.handed_over(taken.1.stream_id().as_u32());
+                    // New streams of a connection that is being closed are dropped.
+                    if !self.is_ending() {
+                        return Poll::Ready(Some(taken));
+                    }
+                }
                 Poll::Ready(Some(Err(error))) => {
                     self.broken(&error);
                     return Poll::Ready(None);

@@ -33,7 +33,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The size of the largest accepted frame, in bytes.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
-const HEADER_BYTES_MAX: u32 = 16 * 1024;
+pub(super) const HEADER_BYTES_MAX: u32 = 16 * 1024;
 /// The number of streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
 /// The number of streams that may be reset because of the client's protocol errors before the connection is closed.

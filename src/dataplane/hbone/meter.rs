@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
+use super::requests::{Refused, Requests};
 use isthmus_wire::frames::{Counts, FrameMeter};
 use isthmus_wire::records::Records;
 
@@ -39,6 +40,8 @@ pub(crate) struct ConnectionStats {
     waiting: RefCell<Vec<Waker>>,
     /// The number of times that the waiting streams were woken.
     rounds: Cell<u64>,
+    /// The requests that were neither handed over nor refused yet.
+    requests: RefCell<Requests>,
 }
 
 /// A stream's registration among the streams that wait for room in the queue: the value of `rounds` when it registered.
@@ -101,6 +104,7 @@ impl ConnectionStats {
             blocked: Cell::new(false),
             waiting: RefCell::default(),
             rounds: Cell::new(0),
+            requests: RefCell::default(),
         })
     }
 
@@ -196,7 +200,8 @@ impl ConnectionStats {
     pub(super) fn frames_received(&self, bytes: &[u8]) {
         self.heard.set(Instant::now());
         let mut meter = self.meter.borrow_mut();
-        let frames = meter.feed(bytes);
+        let mut requests = self.requests.borrow_mut();
+        let frames = meter.feed(bytes, |stream| requests.received(stream));
         let windows = std::mem::take(&mut meter.counts.windows);
         let with_reason = windows.min(self.windows.get());
         self.windows.set(self.windows.get() - with_reason);
@@ -223,6 +228,21 @@ impl ConnectionStats {
     /// Counts a stream that the client reset before it was answered.
     pub(crate) fn gave_up(&self) {
         self.resets.set(self.resets.get().saturating_add(1));
+    }
+
+    /// Records bytes that HTTP/2 has written.
+    pub(super) fn wrote(&self, bytes: &[u8]) {
+        self.requests.borrow_mut().written(bytes);
+    }
+
+    /// Records that HTTP/2 has handed over a request.
+    pub(super) fn handed_over(&self, stream: u32) {
+        self.requests.borrow_mut().handed_over(stream);
+    }
+
+    /// Removes and returns the requests that HTTP/2 has refused by itself.
+    pub(super) fn take_refused(&self) -> Vec<Refused> {
+        self.requests.borrow_mut().take_refused()
     }
 
     /// Counts a stream that was refused.

@@ -98,12 +98,7 @@ impl AsyncRead for Metered {
 
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        if let Some(frames) = this.unwritten() {
-            frames.extend_from_slice(bytes);
-            return Poll::Ready(Ok(bytes.len()));
-        }
-        this.stats.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
+        self.poll_write_vectored(context, &[io::IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
@@ -112,11 +107,19 @@ impl AsyncWrite for Metered {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Some(frames) = this.unwritten() {
+        let written = if let Some(frames) = this.unwritten() {
             pieces.iter().for_each(|piece| frames.extend_from_slice(piece));
-            return Poll::Ready(Ok(pieces.iter().map(|piece| piece.len()).sum()));
+            pieces.iter().map(|piece| piece.len()).sum()
+        } else {
+            ready!(this.stats.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces)))?
+        };
+        let mut left = written;
+        for piece in pieces {
+            let taken = left.min(piece.len());
+            this.stats.wrote(&piece[..taken]);
+            left -= taken;
         }
-        this.stats.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

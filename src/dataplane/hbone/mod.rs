@@ -22,6 +22,7 @@ pub(super) mod meter;
 pub(super) mod metered;
 pub(super) mod queue;
 pub(super) mod relay;
+pub(super) mod requests;
 pub(super) mod stream;
 pub(super) mod transport;
 

@@ -11,7 +11,9 @@ use h2::{RecvStream, SendStream};
 use http::{Request, StatusCode};
 
 use super::connection::HboneConnection;
+use super::handshake::HEADER_BYTES_MAX;
 use super::relay::relay;
+use super::requests::Refused;
 use crate::connect::{Attempts, Connected, connect};
 use crate::core::{Core, newest};
 use crate::entry::Entry;
@@ -41,8 +43,6 @@ pub(super) async fn serve(
     respond: SendResponse<Bytes>,
 ) {
     let counted = Counted(connection.clone());
-    let counts = core.local.listener(&connection.listener.name);
-    counts.accepted();
     let (head, receive) = request.into_parts();
     let mut stream = StreamHead {
         authority: head.uri.authority().map_or("", http::uri::Authority::as_str).into(),
@@ -55,18 +55,9 @@ pub(super) async fn serve(
         stream.trace = claims.trace;
         stream.trace_state.clone_from(&claims.trace_state);
     }
-    let identity = connection.peer.proof.identity.shared();
     // The access log and `failures` show the stream also if it is refused at once.
-    let record = ConnectionRecord {
-        protocol: ConnectionProtocol::Hbone,
-        proxied: connection.proxied.clone(),
-        local: connection.local,
-        source_identity: Some(identity.clone()),
-        stream: Some(Box::new(stream)),
-        ..ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), connection.source)
-    };
-    let entry = Rc::new(Entry::new(counts, record, core.clock.now()));
-    entry.facts.borrow_mut().caller = Some(connection.peer.clone());
+    let entry = Rc::new(entry_of(&core, &connection, stream));
+    let identity = connection.peer.proof.identity.shared();
     match eviction::admit(&core, &entry, Holder::Identity(identity)) {
         Ok(permit) => drop(entry.permit.replace(Some(permit))),
         Err(refused) => {
@@ -81,6 +72,37 @@ pub(super) async fn serve(
     let reason = run(&core, entry, &connection, read, receive, respond).await;
     drop(counted);
     core.finish(entry, reason);
+}
+
+/// Makes the entry of a stream, and counts the stream as accepted.
+fn entry_of(core: &Core, connection: &HboneConnection, stream: StreamHead) -> Entry {
+    let counts = core.local.listener(&connection.listener.name);
+    counts.accepted();
+    let record = ConnectionRecord {
+        protocol: ConnectionProtocol::Hbone,
+        proxied: connection.proxied.clone(),
+        local: connection.local,
+        source_identity: Some(connection.peer.proof.identity.shared()),
+        stream: Some(Box::new(stream)),
+        ..ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), connection.source)
+    };
+    let entry = Entry::new(counts, record, core.clock.now());
+    entry.facts.borrow_mut().caller = Some(connection.peer.clone());
+    entry
+}
+
+/// Logs and counts a stream that the HTTP/2 library has refused by itself. What the request was is not known.
+pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refused: Refused) {
+    let entry = entry_of(core, connection, StreamHead::default());
+    entry.explain(match refused {
+        Refused::Reset(code) => {
+            let error = h2::Reason::from(code);
+            format!("the request cannot be read, so its stream was reset: {error}")
+        }
+        Refused::Answered => format!("the headers of the request have more than {HEADER_BYTES_MAX} bytes"),
+    });
+    connection.stats.refused();
+    core.finish(&entry, Reason::BadRequest);
 }
 
 /// Refuses a stream: sends the status and the reason, and ends the stream. Does nothing if the caller has gone.

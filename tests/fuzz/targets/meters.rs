@@ -13,9 +13,9 @@ pub(super) fn run(data: &[u8]) {
     };
 
     let mut whole = FrameMeter::default();
-    let frames = whole.feed(data);
+    let frames = whole.feed(data, |_| ());
     let mut cut = FrameMeter::default();
-    let sum: usize = pieces().map(|piece| cut.feed(piece)).sum();
+    let sum: usize = pieces().map(|piece| cut.feed(piece, |_| ())).sum();
     assert_eq!((sum, cut.counts), (frames, whole.counts), "cut at {ends:?}");
     assert!(frames <= data.len() / 9, "{frames} frames in {} bytes", data.len());
 
