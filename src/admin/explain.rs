@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::imported::imported;
 use super::limits::{Counters, Said, of_gateway, of_service, of_source};
+use super::marks::hidden_by;
 use isthmus_api as api;
 use isthmus_balance::{Ask, Idle, Load, choose, odds};
 use isthmus_dataplane::endpoint_state::{EndpointState, Resolution, State};
@@ -22,7 +23,7 @@ use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMa
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
-use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
+use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_wire::connect::status_of;
 
@@ -339,7 +340,7 @@ fn decide(
     explanation.warnings.extend(of_source);
     explanation.warnings.extend(of_gateway(counters));
     if explanation.reason == Reason::NotExported {
-        for text in marks_missing(snapshot, &matched, explanation.canonical.as_deref()) {
+        for text in not_applying(snapshot, &matched, explanation.canonical.as_deref()) {
             steps.step(|| text);
         }
     }
@@ -348,24 +349,34 @@ fn decide(
     explanation.reason
 }
 
-/// Returns a line for each rule that covers the service but does not apply, with the mark that no registry sets.
-fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&str>) -> Vec<String> {
+/// Returns a line for each rule that covers the service but does not apply, with the objects that hide the service, or the mark
+/// that no registry sets.
+fn not_applying(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&str>) -> Vec<String> {
     let target = matched.service.as_ref();
     let Some(hostname) = target.map(|target| &*target.hostname).or(canonical) else { return Vec::new() };
     let Some(service) = snapshot.service(hostname) else { return Vec::new() };
     let wanted = target.and_then(|target| target.port);
     let ports = service.ports.iter().filter(|port| wanted.is_none_or(|wanted| wanted == port.port));
     let mut rules: Vec<Arc<ExportRule>> = ports
-        .flat_map(|port| snapshot.exports.lacking_mark(&service.export_name, port.port, &port.rules))
+        .flat_map(|port| snapshot.exports.not_applying(&service.export_name, port.port, &port.rules))
         .collect();
     rules.sort_by(|one, other| one.name.cmp(&other.name));
     rules.dedup_by(|one, other| one.name == other.name);
-    let text = |rule: &Arc<ExportRule>| {
-        let mark = rule.marked.as_ref().map(MarkCondition::text).unwrap_or_default();
-        format!(
-            "export rule {}: requires {mark}, and no registry has it for {}",
-            rule.name, service.export_name
-        )
+    let hidden_by = hidden_by(service);
+    let text = |rule: &Arc<ExportRule>| match &rule.marked {
+        _ if !hidden_by.is_empty() => format!(
+            "export rule {} does not apply, because {} is hidden from the gateway by {}",
+            rule.name,
+            service.export_name,
+            hidden_by.join(", ")
+        ),
+        Some(mark) => format!(
+            "export rule {}: requires {}, and no registry has it for {}",
+            rule.name,
+            mark.text(),
+            service.export_name
+        ),
+        None => format!("export rule {} names clusters that do not have {}", rule.name, service.export_name),
     };
     rules.iter().map(text).collect()
 }

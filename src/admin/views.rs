@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::clients::refused;
+use super::marks::{hidden_by, marked_by};
 use super::problems::code::Code;
 use super::problems::{Problem, listed, problems};
 use super::{Sources, endpoints};
@@ -18,10 +19,8 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Report;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::peer::Peer;
-use isthmus_snapshot::policy::{
-    ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol, Route, RouteTarget,
-};
-use isthmus_snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
+use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, Route, RouteTarget};
+use isthmus_snapshot::service_view::{AskedBy, PortView, ServiceView};
 use isthmus_telemetry::clock::rfc3339;
 
 /// Returns the status of the gateway.
@@ -312,6 +311,7 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Expos
             sources: sources_text(&[&listener.from]),
             identities: Identities::not_checked(),
             marked_by: None,
+            hidden_by: Vec::new(),
         });
     }
 }
@@ -355,6 +355,7 @@ fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: 
                 sources,
                 identities,
                 marked_by: None,
+                hidden_by: Vec::new(),
             };
             let sources = || sources_text(&[&listener.from, &peer.from]);
             if by_sni {
@@ -392,22 +393,8 @@ fn exposed_row(
         sources: sources_text(&[&listener.from, &rule.to.cidrs]),
         identities,
         marked_by: rule.marked.as_ref().map(|condition| marked_by(condition, service)),
+        hidden_by: hidden_by(service),
     }
-}
-
-/// Returns the objects that set the mark that a rule requires, each with its cluster.
-fn marked_by(condition: &MarkCondition, service: &ServiceView) -> Vec<String> {
-    let of_part = |part: &Part| {
-        let cluster = part.origin.cluster.clone();
-        let marks: Vec<String> = part
-            .marks
-            .iter()
-            .filter(|mark| condition.is_met_by(std::slice::from_ref(*mark)))
-            .map(|mark| format!("{} ({cluster})", mark.key.object))
-            .collect();
-        marks
-    };
-    service.parts.iter().flat_map(of_part).collect()
 }
 
 fn sources_text(all: &[&Vec<ipnet::IpNet>]) -> String {

@@ -74,6 +74,9 @@ pub struct Exposed {
     /// The objects with the export mark that the rule requires; absent for routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marked_by: Option<Vec<String>>,
+    /// The objects that hide the service from the gateway in some clusters, whose endpoints the name does not reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hidden_by: Vec<String>,
 }
 
 /// The callers that an export rule admits.

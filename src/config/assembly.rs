@@ -55,7 +55,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         Surroundings { listeners: &listeners, own: &own, tuning: Arc::new(Tuning::for_routes(&timeouts)) };
     let routes = routes::read(&root, &around, &mut problems);
     let mesh = mesh(&root.map(&keys::Root::MESH));
-    let (registries, registry_places) = registries::read(&root, &mesh, &mut problems);
+    let (mut registries, registry_places) = registries::read(&root, &mesh, &mut problems);
+    registries::seen_from(&node.namespace, &mut registries);
     let clusters: Vec<ClusterId> = registries
         .iter()
         .map(|registry| registry.cluster.clone())

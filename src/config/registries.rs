@@ -115,6 +115,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         trust_domain: fields.get(&keys::TRUST_DOMAIN).unwrap_or_else(|| mesh.trust_domain.clone()),
         mesh_config: fields.get(&keys::MESH_CONFIG),
         cluster_domain: mesh.cluster_domain.clone(),
+        viewer: system.clone(),
         system_namespace: system,
         namespaces: NamespaceChoice {
             only: chosen.get(&keys::Namespaces::ONLY).unwrap_or_default(),
@@ -125,6 +126,17 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         destination_rules: fields.get(&keys::DESTINATION_RULES),
         gateways,
         export_writer: None,
+    }
+}
+
+/// Makes the node's namespace the one from which Kubernetes registries see services; without it, the system namespace is.
+pub(super) fn seen_from(namespace: &Arc<str>, registries: &mut [RegistrySpec]) {
+    for registry in registries.iter_mut().filter(|_| !namespace.is_empty()) {
+        match &mut registry.kind {
+            RegistryKind::Kubernetes(spec) => spec.viewer = namespace.clone(),
+            RegistryKind::KubernetesClusters(clusters) => clusters.template.viewer = namespace.clone(),
+            RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => {}
+        }
     }
 }
 

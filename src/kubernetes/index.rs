@@ -14,7 +14,7 @@ use self::watches::Watches;
 use super::exports::Exports;
 use super::gateways;
 use super::interner::Interner;
-use super::kinds::service::ServiceClass;
+use super::kinds::service::{ServiceClass, Unmarkable};
 use super::kinds::{Kind, Object, Reading, Tables};
 use super::table::{ObjectKey, Rows as _};
 use super::watch::{Event, WatchId, What};
@@ -110,6 +110,7 @@ impl Index {
         let mut reading = Reading {
             trust_domain: &self.trust_domain,
             has_subsets: self.tables.spec.destination_rules,
+            viewer: &self.tables.spec.viewer.clone(),
             texts: &mut self.texts,
         };
         if !self.tables.put(object, self.watches.all[watch].listing, &mut reading) {
@@ -206,16 +207,18 @@ impl Index {
 
     /// Returns the number of objects and endpoints that are left out, by reason.
     pub(super) fn left_out(&self) -> Vec<(&'static str, usize)> {
-        let (mut external, mut other_ports) = (0, 0);
+        let (mut external, mut hidden, mut other_ports) = (0, 0, 0);
         for (_, service) in self.tables.services.iter() {
             external += usize::from(service.class == ServiceClass::ExternalName);
+            hidden += usize::from(matches!(service.unmarkable, Some(Unmarkable::Hidden(_))));
             other_ports += service.other_ports;
         }
         let mut withheld: BTreeMap<Withheld, usize> = BTreeMap::new();
         for (why, count) in self.withheld.values().flatten() {
             *withheld.entry(*why).or_default() += *count as usize;
         }
-        let mut all = vec![("external name", external), ("port not TCP", other_ports)];
+        let mut all =
+            vec![("external name", external), ("hidden by exportTo", hidden), ("port not TCP", other_ports)];
         all.extend(Withheld::ALL.iter().map(|why| (why.text(), withheld.get(why).copied().unwrap_or(0))));
         all.push(("too many", self.watches.all.iter().map(|watch| watch.too_many).sum()));
         all.retain(|(_, count)| *count > 0);

@@ -262,6 +262,8 @@ pub(super) struct Reading<'a> {
     pub(super) trust_domain: &'a TrustDomain,
     /// True if subsets may select pods by any label.
     pub(super) has_subsets: bool,
+    /// The namespace of the gateway.
+    pub(super) viewer: &'a str,
     pub(super) texts: &'a mut Interner,
 }
 
@@ -424,7 +426,8 @@ mod tests {
             (Kind::Secret, object(r#""data":{}"#), ("", false, false)),
         ] {
             let object = kind.read(&format!("{{{text}}}")).expect("legal");
-            let mut reading = Reading { trust_domain: &trust_domain, has_subsets: false, texts: &mut texts };
+            let mut reading =
+                Reading { trust_domain: &trust_domain, has_subsets: false, viewer: "", texts: &mut texts };
             assert!(tables.put(&object, 1, &mut reading));
             let (services, is_all, gateways) = marked(&mut tables);
             assert_eq!((&*services, is_all, gateways), expected, "{text}");

@@ -267,7 +267,8 @@ fn admit_exported(
         namespace: found.service.namespace.clone(),
         name: found.name.into(),
     };
-    let granted = Granted { clusters: None, permit: Permit::Peer(permit.into()) };
+    let clusters = found.service.visible_clusters();
+    let granted = Granted { clusters, permit: Permit::Peer(permit.into()) };
     let candidates = || port.candidates(subset, asked).cloned();
     lead(asking, found.service, candidates, granted, found.matched(Some(port.port), subset), trace)
 }

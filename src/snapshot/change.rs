@@ -123,7 +123,8 @@ pub struct GatewayKey {
     pub name: Arc<str>,
 }
 
-/// An object of a registry that marks a service for export. A mark alone exports nothing; export rules may require marks.
+/// An object of a registry that marks a service for export, or hides it from export rules. A mark alone exports nothing; export
+/// rules may require marks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mark {
     /// The service that is marked, and the object that marks it.
@@ -158,6 +159,8 @@ pub enum MarkKind {
     Service,
     /// The namespace of the service; the labels of the namespace are the mark.
     Namespace,
+    /// An annotation that hides the service from the gateway: no export rule applies to the service in this cluster.
+    Hidden,
 }
 
 /// The key of a mark in its registry.
@@ -165,7 +168,7 @@ pub enum MarkKind {
 pub struct MarkKey {
     /// The service that is marked for export.
     pub service: ServiceKey,
-    /// The object that marks the service for export, such as `ServiceExport shop/reviews`.
+    /// The object that marks or hides the service, such as `ServiceExport shop/reviews`.
     pub object: Arc<str>,
 }
 

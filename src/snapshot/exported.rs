@@ -95,7 +95,9 @@ impl PeerNames {
     /// Replaces the names under which peers know a service: `old` is the service before a change, and `new` after it.
     pub(super) fn renew(&mut self, old: Option<&ServiceView>, new: Option<&ServiceView>) {
         fn named(view: Option<&ServiceView>) -> Option<(&HostName, &Arc<str>)> {
-            let view = view.filter(|view| view.import.is_none())?;
+            let is_visible =
+                |view: &ServiceView| view.visible_clusters().is_none_or(|clusters| !clusters.is_empty());
+            let view = view.filter(|view| view.import.is_none() && is_visible(view))?;
             Some((&view.key.hostname, &view.namespace))
         }
         let (before, after) = (named(old), named(new));

@@ -71,23 +71,28 @@ impl ExportIndex {
     }
 
     /// Returns the rules that apply to a service port, in the order of the file. `marks` are the marks of the service in each
-    /// cluster. A rule that requires a mark is limited to the clusters that have the mark; without such a cluster it does not
-    /// apply.
+    /// cluster. A rule is limited to the clusters that do not hide the service, and that have the mark which the rule requires;
+    /// without such a cluster it does not apply.
     pub fn applying(&self, name: &str, port: u16, marks: &[(&ClusterId, &[Mark])]) -> Vec<Arc<ExportRule>> {
         self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(marks)).collect()
     }
 
-    /// Returns the rules that cover a service port but do not apply, because no cluster has the mark that they require.
-    pub fn lacking_mark(&self, name: &str, port: u16, applying: &[Arc<ExportRule>]) -> Vec<Arc<ExportRule>> {
+    /// Returns the rules that cover a service port but do not apply, because each cluster lacks the mark that they require, or
+    /// hides the service.
+    pub fn not_applying(&self, name: &str, port: u16, applying: &[Arc<ExportRule>]) -> Vec<Arc<ExportRule>> {
         let applies = |rule: &ExportRule| applying.iter().any(|applied| applied.name == rule.name);
-        let covering = self.covering(name, port);
-        covering.into_iter().filter(|rule| rule.marked.is_some() && !applies(rule)).collect()
+        self.covering(name, port).into_iter().filter(|rule| !applies(rule)).collect()
     }
 
     /// Returns true if there are no rules.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
+}
+
+/// Returns true if one of the marks hides the service from the gateway.
+pub(super) fn is_hidden(marks: &[Mark]) -> bool {
+    marks.iter().any(|mark| mark.kind == MarkKind::Hidden)
 }
 
 impl MarkCondition {
@@ -103,13 +108,17 @@ impl MarkCondition {
 }
 
 impl ExportRule {
-    /// If the rule requires an export mark, limits the rule to those of its clusters in which the service has that mark; `None`
-    /// if there is no such cluster. Returns a rule that requires no mark unchanged.
+    /// Limits the rule to those of its clusters that do not hide the service, and in which the service has the mark that the
+    /// rule requires; `None` if there is no such cluster. Returns a rule that requires no mark unchanged if no cluster hides the
+    /// service.
     fn narrowed(self: Arc<Self>, marks: &[(&ClusterId, &[Mark])]) -> Option<Arc<Self>> {
-        let Some(condition) = &self.marked else { return Some(self) };
+        if self.marked.is_none() && !marks.iter().any(|(_, marks)| is_hidden(marks)) {
+            return Some(self);
+        }
         let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);
-        let marked = marks.iter().filter(|(_, marks)| condition.is_met_by(marks));
-        let mut clusters: Vec<ClusterId> = marked.map(|(cluster, _)| (*cluster).clone()).collect();
+        let is_met = |marks: &[Mark]| self.marked.as_ref().is_none_or(|condition| condition.is_met_by(marks));
+        let offered = marks.iter().filter(|(_, marks)| !is_hidden(marks) && is_met(marks));
+        let mut clusters: Vec<ClusterId> = offered.map(|(cluster, _)| (*cluster).clone()).collect();
         clusters.retain(covers);
         clusters.sort_unstable();
         clusters.dedup();
@@ -178,7 +187,10 @@ pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::change::MarkKey;
     use crate::policy::ExportScope;
+    use crate::testing::host_name;
+    use isthmus_model::service::ServiceKey;
 
     fn rule(services: &[&str]) -> ExportRule {
         ExportRule {
@@ -203,6 +215,36 @@ mod tests {
         assert_eq!(index.covering("a.shop.mesh", 80), [except.into()]);
         assert_eq!(index.covering("b.shop.mesh", 443), [narrow.into()]);
         assert_eq!(index.covering("b.shop.mesh", 80), []);
+    }
+
+    #[test]
+    fn a_rule_does_not_apply_in_clusters_that_hide_the_service() {
+        let mark = |kind, object: &str| Mark {
+            key: MarkKey {
+                service: ServiceKey { namespace: "shop".into(), hostname: host_name("a.shop.mesh") },
+                object: object.into(),
+            },
+            kind,
+            labels: Labels::default(),
+            export: None,
+        };
+        let hidden = [mark(MarkKind::Hidden, "exportTo")];
+        let exported = [mark(MarkKind::ServiceExport, "ServiceExport shop/a")];
+        let (east, west) = (ClusterId::new("east"), ClusterId::new("west"));
+        let marked = ExportRule { marked: Some(MarkCondition::ServiceExport), ..rule(&["*"]) };
+        let clusters = |rule: &ExportRule, marks: &[(&ClusterId, &[Mark])]| {
+            let applying = ExportIndex::new(&[rule.clone().into()]).applying("a.shop.mesh", 80, marks);
+            let names = |rule: &Arc<ExportRule>| rule.clusters.iter().map(ToString::to_string).collect();
+            applying.first().map(names)
+        };
+        let names = |all: &[&str]| Some(all.iter().map(ToString::to_string).collect::<Vec<String>>());
+        for rule in [&rule(&["*"]), &marked] {
+            assert_eq!(clusters(rule, &[(&east, &hidden), (&west, &exported)]), names(&["west"]));
+            assert_eq!(clusters(rule, &[(&east, &hidden)]), None);
+        }
+        assert_eq!(clusters(&rule(&["*"]), &[(&east, &exported), (&west, &[])]), names(&[]), "all clusters");
+        let both = [hidden[0].clone(), exported[0].clone()];
+        assert_eq!(clusters(&marked, &[(&east, &both)]), None, "no mark outweighs it");
     }
 
     #[test]

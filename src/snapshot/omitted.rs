@@ -107,7 +107,11 @@ impl OmissionReason {
                 "Other endpoints of the port have `tunnel: hbone`. If any ready endpoint has it, only such \
                  endpoints are used."
             }
-            Self::OtherCluster => "The export rule that allows the caller names other `clusters`.",
+            Self::OtherCluster => {
+                "The export rule that allows the caller does not offer the endpoint's cluster: the rule names other \
+                 `clusters`, or that cluster lacks the mark that the rule requires, or hides the service with \
+                 `networking.istio.io/exportTo`."
+            }
             Self::Demoted => {
                 "The endpoint's registry cannot be read, and another registry has a ready endpoint for the port."
             }

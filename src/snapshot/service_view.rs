@@ -9,7 +9,7 @@ use super::Snapshot;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::change::Mark;
 use super::clusterset::{ExportConflict, Exported, conflict};
-use super::exports::ExportIndex;
+use super::exports::{ExportIndex, is_hidden};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
 use super::policy::{ExportRule, Tuning};
@@ -188,6 +188,14 @@ impl PortView {
 }
 
 impl ServiceView {
+    /// Returns the clusters that do not hide the service from the gateway; `None`: no cluster hides it.
+    pub(super) fn visible_clusters(&self) -> Option<Arc<[ClusterId]>> {
+        let hidden = |part: &&Part| is_hidden(&part.marks);
+        self.parts.iter().find(hidden)?;
+        let visible = self.parts.iter().filter(|part| !hidden(part));
+        Some(visible.map(|part| part.origin.cluster.clone()).collect())
+    }
+
     /// Returns the port of this number.
     pub fn port(&self, port: u16) -> Option<&PortView> {
         self.ports.iter().find(|view| view.port == port)

@@ -48,6 +48,7 @@ mod kubernetes_envoy;
 mod kubernetes_exports;
 mod kubernetes_gateways;
 mod kubernetes_hostile;
+mod kubernetes_istio;
 mod lifecycle;
 mod limits;
 mod maintenance;

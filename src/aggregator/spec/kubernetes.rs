@@ -31,6 +31,8 @@ pub struct KubernetesSpec {
     pub cluster_domain: HostName,
     /// The namespace of Istio's control plane.
     pub system_namespace: Arc<str>,
+    /// The namespace of the gateway. A service that is not visible in this namespace is not exported (`exportTo`).
+    pub viewer: Arc<str>,
     /// The namespaces that are read.
     pub namespaces: NamespaceChoice,
     /// True if endpoints without a pod are used.
@@ -55,6 +57,7 @@ impl KubernetesSpec {
             mesh_config: false,
             cluster_domain: HostName::parse("cluster.local").expect("legal"),
             system_namespace: SYSTEM_NAMESPACE.into(),
+            viewer: SYSTEM_NAMESPACE.into(),
             namespaces: NamespaceChoice::default(),
             manual_endpoints: false,
             destination_rules: false,

@@ -86,7 +86,7 @@ impl Index {
             ];
         }
         let valid = condition("Valid", true, "Valid", format!("the Service {key} can be exported"));
-        let ready = match service.unmarkable {
+        let ready = match &service.unmarkable {
             Some(why) => condition("Ready", false, "Failed", format!("the Service is not exported: {why}")),
             None => condition(
                 "Ready",

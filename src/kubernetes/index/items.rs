@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::endpoints::{Made, Sources, made};
 use super::super::kinds::Tables;
 use super::super::kinds::destination_rule::RuleRecord;
-use super::super::kinds::service::{PortRecord, ServiceClass};
+use super::super::kinds::service::{EXPORT_TO, PortRecord, ServiceClass, Unmarkable};
 use super::super::table::{ObjectKey, Rows as _};
 use super::Index;
 use isthmus_model::endpoint::Labels;
@@ -90,10 +90,13 @@ impl Index {
             }
         }
         services.push(service);
-        let marks = if record.unmarkable.is_none() {
-            marks(key, is_exported, &record.labels, namespace)
-        } else {
-            Vec::new()
+        let marks = match &record.unmarkable {
+            None => marks(key, is_exported, &record.labels, namespace),
+            Some(Unmarkable::Hidden(list)) => {
+                let object = format!("{EXPORT_TO} {list:?} of Service {key}").into();
+                vec![(MarkKind::Hidden, object, Labels::default())]
+            }
+            Some(Unmarkable::NodeLocal) => Vec::new(),
         };
         if !withheld.is_empty() {
             self.withheld.insert(key.clone(), withheld);

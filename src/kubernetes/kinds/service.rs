@@ -1,5 +1,6 @@
 //! Services, and those of them that are gateways of networks.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -11,10 +12,14 @@ use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::Network;
 use isthmus_model::service::PortProtocol;
+use isthmus_net::channel::cut;
 
 /// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs
 /// less than 5 KB.
 const SERVICES_MAX: usize = 50_000;
+
+/// The annotation with the namespaces in which a service is visible.
+pub(crate) const EXPORT_TO: &str = "networking.istio.io/exportTo";
 
 objects! {
     Service { metadata: Meta, spec: ServiceSpec, status: ServiceStatus, }
@@ -57,7 +62,7 @@ impl Watched for Service {
     type Rows = Table<ObjectKey, Box<ServiceRecord>>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<Box<ServiceRecord>> {
-        Some(Box::new(ServiceRecord::read(self, reading.texts)))
+        Some(Box::new(ServiceRecord::read(self, reading)))
     }
 
     fn touch(touched: Touched<ObjectKey, Box<ServiceRecord>>, tables: &mut Tables) {
@@ -80,14 +85,36 @@ pub(crate) struct ServiceRecord {
     pub(crate) ports: Box<[PortRecord]>,
     /// The number of ports that are left out because they are not TCP ports.
     pub(crate) other_ports: usize,
-    /// The reason why the service's marks cannot export the service; `None` if they can. An export rule without `marked` can
-    /// export it in either case.
-    pub(crate) unmarkable: Option<&'static str>,
+    /// The reason why the service's marks cannot export the service; `None` if they can.
+    pub(crate) unmarkable: Option<Unmarkable>,
     pub(crate) entrance: Option<Box<Entrance>>,
     /// The session affinity, `None` or `ClientIP`.
     pub(crate) session_affinity: Arc<str>,
     /// The timeout of the session affinity in seconds; 0 without session affinity.
     pub(crate) session_seconds: u32,
+}
+
+/// The reason why the marks of a service cannot export it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unmarkable {
+    /// The service's annotation [`EXPORT_TO`], with this value, hides the service from the gateway. Then export rules without
+    /// `marked` do not apply either.
+    Hidden(Arc<str>),
+    /// The service is reached only from nodes that run its pods.
+    NodeLocal,
+}
+
+impl fmt::Display for Unmarkable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hidden(list) => {
+                write!(f, "its annotation {EXPORT_TO} is {list:?}, which hides it from the gateway's namespace")
+            }
+            Self::NodeLocal => f.write_str(
+                "its internalTrafficPolicy is Local, and callers from other networks are not on a node of the cluster",
+            ),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +157,8 @@ pub(crate) struct Entrance {
 }
 
 impl ServiceRecord {
-    fn read(object: &Service, texts: &mut Interner) -> Self {
+    fn read(object: &Service, reading: &mut Reading<'_>) -> Self {
+        let (viewer, texts) = (reading.viewer, &mut *reading.texts);
         let Service { metadata, spec, status } = object;
         let class = if spec.kind == "ExternalName" {
             ServiceClass::ExternalName
@@ -143,15 +171,11 @@ impl ServiceRecord {
         let single = [spec.cluster_ip.clone()];
         let all = if spec.cluster_ips.is_empty() { &single[..] } else { &spec.cluster_ips };
         let vips: Box<[IpAddr]> = all.iter().filter_map(|text| ip(text)).collect();
-        let export_to = metadata.annotations.get("networking.istio.io/exportTo");
-        let unmarkable = if export_to.is_some_and(|list| list.split(',').any(|one| one.trim() == "~")) {
-            Some("its annotation networking.istio.io/exportTo is ~, which hides it")
-        } else if spec.internal_traffic_policy == "Local" {
-            Some(
-                "its internalTrafficPolicy is Local, and callers from other networks are not on a node of the cluster",
-            )
-        } else {
-            None
+        let export_to = metadata.annotations.get(EXPORT_TO).filter(|list| !list.is_empty());
+        let hiding = export_to.filter(|list| !is_visible(list, &metadata.namespace, viewer));
+        let unmarkable = match hiding {
+            Some(list) => Some(Unmarkable::Hidden(texts.text(&cut(list)))),
+            None => (spec.internal_traffic_policy == "Local").then_some(Unmarkable::NodeLocal),
         };
         let ports = spec.ports.iter().filter(is_tcp).filter_map(|found| {
             Some(PortRecord {
@@ -226,6 +250,13 @@ impl Entrance {
     }
 }
 
+/// Returns true if the value of [`EXPORT_TO`] makes a service of `namespace` visible in the namespace `viewer`. As for istiod, `*`
+/// outweighs `~`, and both outweigh names.
+fn is_visible(list: &str, namespace: &str, viewer: &str) -> bool {
+    let has = |wanted: &str| list.split(',').any(|one| one.trim() == wanted);
+    has("*") || (!has("~") && (has(viewer) || (has(".") && namespace == viewer)))
+}
+
 /// Parses `host`, `host:port` or `[v6]:port`.
 fn address_and_port(text: &str) -> Option<(Host, Option<u16>)> {
     if let Ok(host) = Host::parse(text) {
@@ -278,6 +309,19 @@ mod tests {
         assert_eq!(spoken("tls", "http"), PortProtocol::Tls, "appProtocol is first");
         assert_eq!(spoken("kubernetes.io/h2c", "tcp"), PortProtocol::Http2);
         assert_eq!(spoken("example.com/odd", "http"), PortProtocol::Tcp);
+    }
+
+    #[test]
+    fn a_service_is_visible_where_its_export_to_says() {
+        let in_istio_system = |list| is_visible(list, "shop", "istio-system");
+        for visible in ["*", "~,*", "pay, istio-system", "istio-system"] {
+            assert!(in_istio_system(visible), "{visible}");
+        }
+        for hidden in ["~", ".", "pay", "~, istio-system", "shop", ".,pay"] {
+            assert!(!in_istio_system(hidden), "{hidden}");
+        }
+        assert!(is_visible(".", "istio-system", "istio-system"));
+        assert!(!is_visible("~,.", "istio-system", "istio-system"));
     }
 
     #[test]

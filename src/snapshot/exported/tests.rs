@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::admit::{admit, readmit};
+use crate::change::{Dirty, Item, Mark, MarkKey, MarkKind};
 use crate::decision::{AdmissionRequest, Requested};
 use crate::policy::Policy;
 use crate::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
@@ -63,6 +64,35 @@ fn boundary() -> Mesh {
     let peers = vec![Arc::new(west), Arc::new(south)];
     mesh.policy = Policy { peers, ..(*mesh.policy).clone() }.into();
     mesh
+}
+
+#[test]
+fn a_peer_does_not_reach_a_service_in_clusters_that_hide_it() {
+    let hide = |mesh: &mut Mesh, at: usize| {
+        let key =
+            isthmus_model::service::ServiceKey { namespace: "shop".into(), hostname: host_name("cart.mesh") };
+        let mark = Mark {
+            key: MarkKey { service: key, object: "exportTo".into() },
+            kind: MarkKind::Hidden,
+            labels: Default::default(),
+            export: None,
+        };
+        Arc::make_mut(&mut mesh.shards[at]).put(Item::Mark(mark), &mut Dirty::default());
+    };
+    let ask = |mesh: &Mesh| {
+        let name = "cart.shop.east.global:443";
+        asked(&mesh.snapshot(), "10.9.0.1", Some("spiffe://west/ns/shop/sa/a"), name)
+    };
+    let mut mesh = boundary();
+    let again = service("cart.mesh", vec![port(443, PortProtocol::Tls)], vec![endpoint("10.1.0.2", 1)]);
+    mesh.shards.push(crate::testing::scoped(shard("b", "n1", vec![again])));
+    hide(&mut mesh, 0);
+    assert_eq!(ask(&mesh), "cart.mesh (west)", "the other cluster does not hide it");
+    let cart = mesh.snapshot().service("cart.mesh").expect("a service").visible_clusters();
+    assert_eq!(cart.as_deref(), Some(&[isthmus_model::place::ClusterId::new("b")][..]));
+    hide(&mut mesh, 1);
+    assert_eq!(ask(&mesh), "authority_unknown (west)");
+    assert!(mesh.snapshot().exports_to("west").is_empty());
 }
 
 #[test]
@@ -202,6 +232,6 @@ fn a_service_of_a_peer_is_exported_to_nobody() {
     let exported_name = host_name("cart.south.global");
     let import = Some(Arc::new(Import { peer: "south".into(), exported_name, exported_at: 0 }));
     let imported = isthmus_model::service::Service { import, ..(*known).clone() };
-    shard.put(crate::change::Item::Service(imported.into()), &mut Default::default());
+    shard.put(Item::Service(imported.into()), &mut Default::default());
     assert_eq!(names(&mesh.snapshot(), "west"), [""; 0]);
 }
