@@ -12,7 +12,7 @@ use super::kinds::pod::PodRecord;
 use super::kinds::service::ServiceRecord;
 use super::table::{ObjectKey, Uid};
 use isthmus_model::address::Host;
-use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, OwnPorts, Weight};
+use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, Labels, OwnPorts, Weight};
 use isthmus_model::place::{Locality, Network};
 use isthmus_model::service::Withheld;
 
@@ -21,7 +21,12 @@ pub(super) struct Sources<'a> {
     pub(super) tables: &'a Tables,
     /// The network of the cluster.
     pub(super) network: &'a Network,
+    /// True if a subset of the service selects endpoints by the names of their nodes.
+    pub(super) has_subset_of_node: bool,
 }
+
+/// The label with which subsets select endpoints by the names of their nodes.
+pub(super) const NODE_LABEL: &str = "kubernetes.io/hostname";
 
 /// The endpoints of a service.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -86,7 +91,7 @@ pub(super) fn made<'a>(
             locality: sources.locality(&instance),
             weight: Weight::ONE,
             health: instance.health,
-            template: texts.endpoint_template(endpoint_template(&instance, service, network)),
+            template: texts.endpoint_template(sources.template(&instance, service, network)),
         };
         all.push((endpoint, instance.hostname));
     }
@@ -96,6 +101,13 @@ pub(super) fn made<'a>(
         made.endpoints.push(endpoint);
     }
     made
+}
+
+impl<'a> Instance<'a> {
+    /// Returns the name of the node on which the instance runs.
+    fn node(&self) -> Option<&'a Arc<str>> {
+        self.pod.and_then(PodRecord::node).or(self.node)
+    }
 }
 
 /// Adds a slice's entry to an instance. The better of two health states applies, except that draining overrides both.
@@ -178,40 +190,48 @@ impl<'a> Sources<'a> {
         if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
             return locality.clone();
         }
-        let node = instance.pod.and_then(PodRecord::node).or(instance.node);
-        if let Some(node) = node.and_then(|name| self.tables.nodes.get(name)) {
+        if let Some(node) = instance.node().and_then(|name| self.tables.nodes.get(name)) {
             return node.locality.clone();
         }
         let of_zone = |zone: &Arc<str>| Locality::parse(&format!("/{zone}"));
         instance.zone.and_then(of_zone).unwrap_or_default()
     }
-}
 
-fn endpoint_template(
-    instance: &Instance<'_>,
-    service: &ServiceRecord,
-    network: Option<Network>,
-) -> EndpointTemplate {
-    let none = PodTemplate::default();
-    let template = instance.pod.map_or(&none, |pod| &pod.template);
-    let mut ports = OwnPorts::new();
-    for port in &service.ports {
-        let own = instance.ports.get(&*port.name).copied();
-        if own != Some(port.target.unwrap_or(port.number)) {
-            // The port 0 says that the pod does not have the named port.
-            ports.insert(port.name.clone(), own.unwrap_or(0));
+    fn template(
+        &self,
+        instance: &Instance<'_>,
+        service: &ServiceRecord,
+        network: Option<Network>,
+    ) -> EndpointTemplate {
+        let none = PodTemplate::default();
+        let template = instance.pod.map_or(&none, |pod| &pod.template);
+        let mut ports = OwnPorts::new();
+        for port in &service.ports {
+            let own = instance.ports.get(&*port.name).copied();
+            if own != Some(port.target.unwrap_or(port.number)) {
+                // The port 0 says that the pod does not have the named port.
+                ports.insert(port.name.clone(), own.unwrap_or(0));
+            }
+        }
+        EndpointTemplate {
+            ports,
+            labels: self.labels(instance, &template.labels),
+            network,
+            tls: Some(if template.is_meshed {
+                DeclaredTls::Mode(isthmus_model::endpoint::TlsMode::Mesh)
+            } else {
+                DeclaredTls::Application
+            }),
+            encapsulation: template.encapsulation,
+            identity: template.identity.clone(),
         }
     }
-    EndpointTemplate {
-        ports,
-        labels: template.labels.clone(),
-        network,
-        tls: Some(if template.is_meshed {
-            DeclaredTls::Mode(isthmus_model::endpoint::TlsMode::Mesh)
-        } else {
-            DeclaredTls::Application
-        }),
-        encapsulation: template.encapsulation,
-        identity: template.identity.clone(),
+
+    /// Returns the labels of an instance: those of its pod, and the name of its node if a subset asks for it. With that name, only
+    /// instances on the same node can share their labels.
+    fn labels(&self, instance: &Instance<'_>, of_pod: &Labels) -> Labels {
+        let Some(node) = instance.node().filter(|_| self.has_subset_of_node) else { return of_pod.clone() };
+        let of_pod = of_pod.iter().map(|(name, value)| (name.clone(), value.clone()));
+        of_pod.chain([(NODE_LABEL.into(), node.clone())]).collect()
     }
 }

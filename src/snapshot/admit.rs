@@ -437,6 +437,9 @@ fn admit_mesh_name(
         trace.step(|| format!("the service has no subset {:?}", mesh.subset));
         return Err(Refusal { reason: Reason::SniUnknown, matched: matched(None) });
     }
+    if let Some(labels) = service.subsets.get(mesh.subset) {
+        trace.step(|| format!("the subset {:?} selects endpoints with the labels {labels:?}", mesh.subset));
+    }
     admit_service(asking, service, port, mesh.subset, AskedBy::MeshName, matched(Some(port.port)), trace)
 }
 

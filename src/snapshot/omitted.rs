@@ -30,6 +30,8 @@ pub enum OmissionReason {
     Gateway,
     /// The registry uses the number or the name of the port for another port.
     PortConflict,
+    /// The endpoint does not have the labels that the subset selects, nor has any other endpoint.
+    NotInSubset,
     /// The endpoint has another TLS mode than the preferred one.
     OtherTlsMode,
     /// The endpoint does not accept HBONE, and endpoints that accept HBONE are preferred.
@@ -46,12 +48,13 @@ pub enum OmissionReason {
 
 impl OmissionReason {
     /// All values, in the order of `docs/reasons.md`.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::OtherNetwork,
         Self::Unresolved,
         Self::AddressNotAllowed,
         Self::Gateway,
         Self::PortConflict,
+        Self::NotInSubset,
         Self::OtherTlsMode,
         Self::NoTunnel,
         Self::OtherCluster,
@@ -71,6 +74,7 @@ impl OmissionReason {
             Self::AddressNotAllowed => "address not allowed",
             Self::Gateway => "gateway",
             Self::PortConflict => "port conflict",
+            Self::NotInSubset => "not in subset",
             Self::OtherTlsMode => "other TLS mode",
             Self::NoTunnel => "no tunnel",
             Self::OtherCluster => "other cluster",
@@ -98,6 +102,10 @@ impl OmissionReason {
             }
             Self::PortConflict => {
                 "The endpoint's registry defines the port with another number or protocol than an earlier registry."
+            }
+            Self::NotInSubset => {
+                "No endpoint of the service has the labels that the subset in the name selects. `explain` shows the \
+                 labels; compare them with those of the pods."
             }
             Self::OtherTlsMode => {
                 "The gateway uses endpoints of one TLS mode per port, and this endpoint has another mode. For SNI \
@@ -257,8 +265,15 @@ pub fn of_port(
         let mut ports = tunnel.into_iter().chain([found.port]);
         ports.any(|port| snapshot.networks.is_own_gateway(SocketAddr::new(ip, port)))
     };
-    for (found, serves) in service.all_endpoints_of(port, snapshot.networks()) {
-        if labels.is_some_and(|labels| !found.endpoint.template.labels.has_all(labels)) {
+    let all = || service.all_endpoints_of(port, snapshot.networks());
+    let is_in_subset = |found: &PortEndpoint<'_>| labels.is_none_or(|labels| found.has(labels));
+    let is_empty = !all().any(|(found, _)| is_in_subset(&found));
+    for (found, serves) in all() {
+        if !is_in_subset(&found) {
+            // Endpoints of other subsets are no omissions, unless the subset has no endpoint at all.
+            if is_empty {
+                count.add(OmissionReason::NotInSubset, &found);
+            }
             continue;
         }
         let here = found.addresses(&snapshot.resolved);

@@ -8,7 +8,7 @@ use super::policy::Node;
 use super::routes::{Resolved, addresses};
 use super::shard::{Origin, Standing};
 use isthmus_model::address::Host;
-use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, TlsMode};
+use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, TlsMode};
 use isthmus_model::place::Network;
 use isthmus_model::service::{Service, ServicePort};
 
@@ -54,6 +54,11 @@ impl<'a> PortEndpoint<'a> {
             && (!self.addresses(resolved).is_empty() || matches!(self.endpoint.host, Host::Ips(_)))
     }
 
+    /// Returns true if the endpoint has the labels that a subset selects.
+    pub(super) fn has(&self, wanted: &Labels) -> bool {
+        has_labels(self.endpoint, self.network, self.origin, wanted)
+    }
+
     /// Returns the encapsulation that the endpoint accepts.
     pub fn encapsulation(&self) -> Encapsulation {
         self.endpoint.template.encapsulation
@@ -73,6 +78,25 @@ impl<'a> PortEndpoint<'a> {
         }
         all.iter().copied().filter(allowed).collect()
     }
+}
+
+/// Returns true if an endpoint has the labels that a subset selects. As istiod does, the labels of an endpoint's place are made
+/// from its registry: they outweigh labels of the same name that the endpoint declares.
+pub(super) fn has_labels(endpoint: &Endpoint, network: &Network, origin: &Origin, wanted: &Labels) -> bool {
+    wanted.iter().all(|(name, value)| {
+        let of_place = match &**name {
+            "topology.istio.io/cluster" => origin.cluster.as_str(),
+            "topology.istio.io/network" => network.as_str(),
+            "topology.kubernetes.io/region" => endpoint.locality.region(),
+            "topology.kubernetes.io/zone" => endpoint.locality.zone(),
+            "topology.istio.io/subzone" => endpoint.locality.subzone(),
+            _ => "",
+        };
+        match of_place {
+            "" => endpoint.template.labels.get(name) == Some(value),
+            place => *place == **value,
+        }
+    })
 }
 
 /// Returns true if this gateway can reach the endpoint directly. Endpoints of the unknown network can be reached from the

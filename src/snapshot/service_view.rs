@@ -13,7 +13,7 @@ use super::exports::{ExportIndex, is_hidden};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
 use super::policy::{ExportRule, Tuning};
-use super::port_endpoint::{PortEndpoint, is_own_network, network_of, on_own_network};
+use super::port_endpoint::{PortEndpoint, has_labels, is_own_network, network_of, on_own_network};
 use super::routes::Resolved;
 use super::shard::{Origin, Shard, Standing};
 use isthmus_model::address::Host;
@@ -273,11 +273,7 @@ impl ServiceView {
         let counting = self.counting_parts(port);
         let all = counting
             .flat_map(move |(part, own)| PortEndpoint::of(&part.origin, &part.service, own, networks));
-        Some(
-            all.filter(move |found| {
-                labels.is_none_or(|labels| found.endpoint.template.labels.has_all(labels))
-            }),
-        )
+        Some(all.filter(move |found| labels.is_none_or(|labels| found.has(labels))))
     }
 
     /// Returns the target port of a service port in the first registry that has the port; single endpoints may have another
@@ -308,12 +304,12 @@ impl ServiceView {
             .filter(move |part| has(part) && (part.origin.standing > port.lowest_standing || !serves(part)));
         parts.flat_map(move |part| {
             let standing = Some(part.origin.standing).filter(|standing| *standing > port.lowest_standing);
-            let endpoints = part.service.endpoints.iter();
-            let chosen = endpoints
-                .filter(move |endpoint| labels.is_none_or(|labels| endpoint.template.labels.has_all(labels)));
-            chosen.map(move |endpoint| {
+            part.service.endpoints.iter().filter_map(move |endpoint| {
                 let network = network_of(endpoint, &part.origin, networks);
-                (network, &part.origin.cluster, u64::from(endpoint.weight.value()), standing)
+                let is_chosen =
+                    labels.is_none_or(|labels| has_labels(endpoint, network, &part.origin, labels));
+                let weight = u64::from(endpoint.weight.value());
+                is_chosen.then_some((network, &part.origin.cluster, weight, standing))
             })
         })
     }
@@ -613,8 +609,7 @@ fn subset_candidates(
     tuning: &Arc<Tuning>,
     site: Site<'_>,
 ) -> SubsetCandidates {
-    let chosen: Vec<&PortEndpoint<'_>> =
-        here.iter().filter(|here| here.endpoint.template.labels.has_all(labels)).collect();
+    let chosen: Vec<&PortEndpoint<'_>> = here.iter().filter(|here| here.has(labels)).collect();
     let with = |mode: Option<TlsMode>| {
         let list = chosen.iter().filter(|here| Some(here.tls) == mode);
         let list = list.flat_map(|here| candidates_of(here, group, site)).collect();

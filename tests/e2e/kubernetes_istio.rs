@@ -109,3 +109,94 @@ fn a_service_is_exported_only_where_its_export_to_makes_it_visible_to_the_gatewa
         (explain(&by_name, "all", "")["reason"] == "not_exported").then_some(())
     });
 }
+
+/// Installs the CRD of DestinationRules, whose fields the API server does not check here.
+fn install_destination_rules(cluster: &Cluster) {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let names =
+        json!({"kind": "DestinationRule", "plural": "destinationrules", "singular": "destinationrule"});
+    cluster.admin().create(&json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "destinationrules.networking.istio.io"},
+        "spec": {"group": "networking.istio.io", "scope": "Namespaced", "names": names, "versions": [
+            {"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}
+        ]}
+    }));
+    becomes(cluster.admin(), &at("networking.istio.io/v1", "destinationrules", ""), |_| true);
+}
+
+#[test]
+fn subsets_select_endpoints_by_the_labels_that_istiod_adds_to_them() {
+    let (Some(east), Some(west)) = (start("east"), start("west")) else { return };
+    let node = |region: &str, zone: &str, subzone: &str| {
+        json!({"topology.kubernetes.io/region": region, "topology.kubernetes.io/zone": zone,
+            "topology.istio.io/subzone": subzone})
+    };
+    east.node("n1", &node("r1", "z1", "s1"));
+    east.node("n2", &node("r2", "z2", "s2"));
+    let port = json!({"ports": [{"name": "http", "port": 80, "targetPort": 8080}]});
+    for (cluster, name, on, address) in [
+        (&east, "shop/web-1", "n1", "10.244.1.1"),
+        (&east, "shop/web-2", "n2", "10.244.1.2"),
+        (&west, "shop/web-1", "node", "10.244.2.1"),
+    ] {
+        cluster.service("shop/web", &json!({}), &port);
+        let mut pod = Pod::new(name, address);
+        pod.labels = json!({"app": "web", "security.istio.io/tlsMode": "istio"});
+        pod.node = on;
+        cluster.pod(&pod);
+    }
+    install_destination_rules(&east);
+    let subset = |(name, label, value): (&str, &str, &str)| json!({"name": name, "labels": {label: value}});
+    let subsets = [
+        ("in-east", "topology.istio.io/cluster", "east"),
+        ("in-west", "topology.istio.io/cluster", "west"),
+        ("net-east", "topology.istio.io/network", "net-east"),
+        ("on-n1", "kubernetes.io/hostname", "n1"),
+        ("in-r2", "topology.kubernetes.io/region", "r2"),
+        ("in-z1", "topology.kubernetes.io/zone", "z1"),
+        ("in-s2", "topology.istio.io/subzone", "s2"),
+        ("v9", "version", "v9"),
+    ];
+    east.admin().create(&json!({
+        "apiVersion": "networking.istio.io/v1", "kind": "DestinationRule",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"host": "web", "subsets": subsets.map(subset)}
+    }));
+    let gateway = gateway(&[&east, &west], "", ", destinationRules: true");
+    let (first, second) = ("10.244.1.1:8080", "10.244.1.2:8080");
+    leads_to(&gateway, "web", "", &[first, second]);
+    leads_to(&gateway, "web", "in-east", &[first, second]);
+    leads_to(&gateway, "web", "net-east", &[first, second]);
+    for (subset, address) in [("on-n1", first), ("in-r2", second), ("in-z1", first), ("in-s2", second)] {
+        leads_to(&gateway, "web", subset, &[address]);
+    }
+    // The endpoints in the west are behind the gateway of their network.
+    let other = explain(&gateway, "web", "in-west");
+    assert_eq!(
+        (&other["reason"], &other["omitted"][0]["why"]),
+        (&json!("no_endpoints"), &json!("other network"))
+    );
+    let horizon = |subset: &str| {
+        let path = "/api/v1/horizon?network=net-east&cluster=east&service=web.shop.svc.cluster.local&port=80";
+        let entries = gateway.json(&format!("{path}&subset={subset}"))["entries"].clone();
+        let entries = entries.as_array().cloned().unwrap_or_default();
+        entries.iter().filter_map(|one| one["address"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    assert_eq!(horizon("in-west"), ["192.0.2.2:15443"]);
+    assert_eq!(horizon("in-east"), [first, second]);
+    // No endpoint has the labels, and the explanation says so.
+    let none = explain(&gateway, "web", "v9");
+    assert_eq!(none["reason"], "no_endpoints", "{none}");
+    let omitted = none["omitted"].as_array().cloned().unwrap_or_default();
+    let counts: u64 = omitted
+        .iter()
+        .filter(|one| one["why"] == "not in subset")
+        .filter_map(|one| one["count"].as_u64())
+        .sum();
+    assert_eq!(counts, 3, "{none}");
+    let labels = r#"the subset "v9" selects endpoints with the labels {"version": "v9"}"#;
+    let steps: Vec<&str> =
+        none["steps"].as_array().expect("steps").iter().filter_map(Value::as_str).collect();
+    assert!(steps.contains(&labels), "{steps:?}");
+}

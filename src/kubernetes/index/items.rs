@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::endpoints::{Made, Sources, made};
+use super::super::endpoints::{Made, NODE_LABEL, Sources, made};
 use super::super::kinds::Tables;
 use super::super::kinds::destination_rule::RuleRecord;
 use super::super::kinds::service::{EXPORT_TO, PortRecord, ServiceClass, Unmarkable};
@@ -42,14 +42,16 @@ impl Index {
             return Vec::new();
         };
         let network = tables.network();
-        let sources = Sources { tables, network: &network };
+        let subsets = subsets(tables, key, &hostname);
+        let has_subset_of_node = subsets.values().any(|labels| labels.get(NODE_LABEL).is_some());
+        let sources = Sources { tables, network: &network, has_subset_of_node };
         let Made { endpoints, named, withheld } = made(&sources, key, record, &mut self.texts);
         let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
         let service = Service {
             key: ServiceKey { namespace: key.namespace.clone(), hostname: hostname.clone() },
             addresses: record.vips.to_vec(),
             ports,
-            subsets: subsets(tables, key, &hostname),
+            subsets,
             waypoint: None,
             endpoints: endpoints.into(),
             exported_as: None,
