@@ -17,14 +17,25 @@ use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_snapshot::change::{GatewayKey, RegistryGateway};
 use isthmus_snapshot::policy::Gateway;
+use isthmus_snapshot::view::Tunnel;
 
 /// The largest number of gateways of one cluster; further ones are left out, and reported.
 const GATEWAYS_MAX: usize = 1_000;
 
-/// A gateway, and whether a pod behind it is ready.
+/// A gateway, and the readiness of the pods behind it.
 struct Found {
     gateway: RegistryGateway,
-    is_ready: bool,
+    readiness: Readiness,
+}
+
+/// The readiness of a gateway's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Readiness {
+    /// At least one pod is ready.
+    Ready,
+    Unready,
+    /// The pods are not known.
+    Unknown,
 }
 
 /// Returns the gateways of the cluster, and the problems of gateways, a line each.
@@ -53,24 +64,44 @@ pub(super) fn find(tables: &Tables, cluster: &ClusterId) -> (Vec<RegistryGateway
             ));
         }
     }
-    let mut ready: BTreeSet<Network> = BTreeSet::new();
-    ready.extend(found.iter().filter(|found| found.is_ready).map(|found| found.gateway.key.network.clone()));
-    found.retain(|found| {
-        let is_kept = found.is_ready || !ready.contains(&found.gateway.key.network);
-        if !is_kept {
-            notes.push(format!(
-                "gateway {} is not used, because none of its endpoints is ready",
-                found.gateway.key.name
-            ));
-        }
-        is_kept
-    });
+    remove_unready(&mut found, &mut notes);
     if found.len() > GATEWAYS_MAX {
         notes.push(format!("there are {} gateways, of which only {GATEWAYS_MAX} are used", found.len()));
         found.truncate(GATEWAYS_MAX);
     }
     notes.truncate(GATEWAYS_MAX);
     (found.into_iter().map(|found| found.gateway).collect(), notes)
+}
+
+/// Removes the ports of gateways without a ready pod, if their network has a port of the same kind on a gateway with a ready pod.
+/// A gateway whose pods are not known keeps its ports, and replaces no other gateway.
+fn remove_unready(found: &mut Vec<Found>, notes: &mut Vec<String>) {
+    for tunnel in Tunnel::ALL {
+        let of_kind = found.iter_mut().map(|found| {
+            let RegistryGateway { key, gateway } = &mut found.gateway;
+            let port = match tunnel {
+                Tunnel::Sni => &mut gateway.sni_port,
+                Tunnel::Hbone => &mut gateway.hbone_port,
+            };
+            (&*key, found.readiness, port)
+        });
+        let ports: Vec<_> = of_kind.filter(|(_, _, port)| port.is_some()).collect();
+        let ready = ports.iter().filter(|(_, readiness, _)| *readiness == Readiness::Ready);
+        let ready: BTreeSet<Network> = ready.map(|(key, ..)| key.network.clone()).collect();
+        for (key, readiness, port) in ports {
+            if readiness == Readiness::Unready && ready.contains(&key.network) {
+                *port = None;
+                notes.push(format!(
+                    "gateway {} is not used for {}, because none of its endpoints is ready",
+                    key.name,
+                    tunnel.text().to_uppercase()
+                ));
+            }
+        }
+    }
+    found.retain(|Found { gateway: RegistryGateway { gateway, .. }, .. }| {
+        gateway.sni_port.is_some() || gateway.hbone_port.is_some()
+    });
 }
 
 fn of_service(
@@ -103,7 +134,8 @@ fn of_service(
             instances: behind.sockets.clone(),
         };
         let key = GatewayKey { network: entrance.network.clone(), name };
-        found.push(Found { gateway: RegistryGateway { key, gateway }, is_ready: behind.is_ready });
+        let readiness = if behind.is_ready { Readiness::Ready } else { Readiness::Unready };
+        found.push(Found { gateway: RegistryGateway { key, gateway }, readiness });
     };
     let number = |port: Option<&PortRecord>| port.map(|port| port.number);
     if !entrance.overrides.is_empty() {
@@ -212,7 +244,6 @@ fn of_object(
         };
         let name = format!("{key}/{host}").into();
         let key = GatewayKey { network: record.network.clone(), name };
-        // The pods behind the address are not known, so the gateway counts as ready.
-        found.push(Found { gateway: RegistryGateway { key, gateway }, is_ready: true });
+        found.push(Found { gateway: RegistryGateway { key, gateway }, readiness: Readiness::Unknown });
     }
 }

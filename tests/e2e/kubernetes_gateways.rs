@@ -166,11 +166,14 @@ fn a_port_of_its_own_external_addresses_and_a_gateway_without_ready_pods() {
     are(&gateway, "external addresses", &own);
 
     // The network has a second gateway, in another namespace. The second gateway has no ready pod, and the first gateway has
-    // one, so the second gateway gets no connections.
+    // one, so the second gateway gets no connections by SNI. It is the only gateway for HBONE.
     let spec = json!({"ports": both(), "externalIPs": ["192.0.2.20"]});
     cluster.service("edge/second", &network(), &spec);
-    reports(&gateway, "gateway edge/second/192.0.2.20 is not used, because none of its endpoints is ready");
-    assert_eq!(gateways(&gateway).len(), 2);
+    reports(
+        &gateway,
+        "gateway edge/second/192.0.2.20 is not used for SNI, because none of its endpoints is ready",
+    );
+    are(&gateway, "one for each", &[own[0], own[1], ("192.0.2.20", None, Some(15008))]);
     pod(&cluster, "edge/second-0", "second", "10.244.4.1", "node");
     let second = ("192.0.2.20", Some(15443), Some(15008));
     are(&gateway, "both", &[own[0], own[1], second]);
@@ -184,6 +187,42 @@ fn a_port_of_its_own_external_addresses_and_a_gateway_without_ready_pods() {
     cluster.admin().delete(&path);
     are(&gateway, "the one that stays", &[second]);
     cluster.admin().patch(&path, &json!({"metadata": {"finalizers": null}}));
+}
+
+#[test]
+fn a_gateway_object_for_hbone_leaves_the_sni_gateway_of_a_service_in_use() {
+    let Some(cluster) = start() else { return };
+    cluster.install_crds();
+    let service = "istio-system/eastwest";
+    cluster.service(service, &network(), &json!({"type": "LoadBalancer", "ports": both()}));
+    cluster.balance(service, &json!([{"ip": "192.0.2.1"}]));
+    pod(&cluster, "istio-system/gateway-0", "eastwest", "10.244.3.1", "node");
+    cluster.admin().create(&json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "metadata": {"namespace": "istio-system", "name": "ambient", "labels": network()},
+        "spec": {"gatewayClassName": "istio-remote", "addresses": [{"type": "IPAddress", "value": "192.0.2.30"}],
+            "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}]}
+    }));
+    let gateway = aggregator(&cluster);
+    let (of_service, of_object) =
+        (("192.0.2.1", Some(15443), Some(15008)), ("192.0.2.30", None, Some(15008)));
+    are(&gateway, "both", &[of_service, of_object]);
+    // The pods behind the object are not known, so the object replaces no other gateway when pods are not ready.
+    cluster.set_ready("istio-system/gateway-0", "False");
+    let slices = || cluster.slices(service)[0]["endpoints"][0]["conditions"]["ready"] == false;
+    eventually("a slice without a ready pod", || slices().then_some(()));
+    // A gateway with a ready pod replaces it for both kinds of ports; the note shows that the change has arrived.
+    cluster.service(
+        "istio-system/second",
+        &network(),
+        &json!({"ports": both(), "externalIPs": ["192.0.2.20"]}),
+    );
+    let second = ("192.0.2.20", Some(15443), Some(15008));
+    are(&gateway, "all, as none is known to be ready", &[of_service, of_object, second]);
+    pod(&cluster, "istio-system/second-0", "second", "10.244.3.2", "node");
+    are(&gateway, "the one with a ready pod, and the unknown one", &[of_object, second]);
+    reports(&gateway, "gateway istio-system/eastwest/192.0.2.1 is not used for SNI");
+    reports(&gateway, "gateway istio-system/eastwest/192.0.2.1 is not used for HBONE");
 }
 
 #[test]
