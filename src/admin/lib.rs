@@ -97,6 +97,8 @@ pub struct ProgramStatus {
     pub rejected: Vec<String>,
     /// The warnings about the config in use, one per line.
     pub warnings: Vec<String>,
+    /// Kubeconfigs that are left out because an earlier one has the same cluster, one per line.
+    pub claimed_twice: Vec<String>,
     /// Keys whose values in the file differ from those at the start of the process, and take effect only after a restart.
     pub restart: Vec<String>,
     /// True as soon as the wait for registries at the start is over. From then on the configured listeners are open, and the
@@ -121,6 +123,7 @@ impl ProgramStatus {
             in_use: InUse::default(),
             rejected: Vec::new(),
             warnings: Vec::new(),
+            claimed_twice: Vec::new(),
             restart: Vec::new(),
             serving: false,
             listening: Vec::new(),

@@ -220,6 +220,9 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
             ),
         ));
     }
+    for text in &program.claimed_twice {
+        all.push(Problem::new(Code::ClusterClaimedTwice, "", text));
+    }
     if program.draining {
         let connections = sources.dataplane.connections_active();
         all.push(Problem::new(

@@ -157,11 +157,15 @@ impl Parts {
         self.registries.aggregator.use_trust_roots(trust_roots(&trust));
     }
 
-    /// Adds the warnings of the config and of the cluster sources to the status.
+    /// Adds the warnings of the config, and the warnings and problems of the cluster sources, to the status.
     pub(super) fn update_warnings(&self, config: &Config) {
         let of_config = config.warnings.iter().map(ToString::to_string);
         let warnings = of_config.chain(self.registries.clusters.problems()).collect();
-        self.update_status(|status| status.warnings = warnings);
+        let claimed_twice = self.registries.clusters.claimed_twice();
+        self.update_status(|status| {
+            status.warnings = warnings;
+            status.claimed_twice = claimed_twice;
+        });
     }
 
     /// Changes the status that the admin API shows.

@@ -44,6 +44,8 @@ pub struct FoundClusters {
     clusters: BTreeMap<Arc<str>, AccessSpec>,
     /// Errors of the source, and clusters that are left out, a line each.
     pub problems: Vec<String>,
+    /// Kubeconfigs that are left out because an earlier one has the same cluster, a line each.
+    pub claimed_twice: Vec<String>,
 }
 
 impl FoundClusters {
@@ -111,7 +113,9 @@ fn publish(sender: &watch::Sender<Arc<FoundClusters>>, found: FoundClusters) {
     sender.send_if_modified(|known| {
         let is_new = **known != found;
         if is_new {
-            for problem in found.problems.iter().filter(|problem| !known.problems.contains(problem)) {
+            let all = |found: &FoundClusters| [&*found.problems, &*found.claimed_twice].concat();
+            let known_problems = all(known);
+            for problem in all(&found).iter().filter(|problem| !known_problems.contains(problem)) {
                 tracing::error!("{problem}");
             }
             *known = Arc::new(found);
@@ -161,7 +165,7 @@ fn list(folder: &Path) -> std::io::Result<FoundClusters> {
             continue;
         };
         if found.clusters.contains_key(&cluster) {
-            found.problems.push(format!(
+            found.claimed_twice.push(format!(
                 "{}: the file is ignored, because the folder has another file for the cluster {cluster}",
                 path.display()
             ));
@@ -178,13 +182,22 @@ fn list(folder: &Path) -> std::io::Result<FoundClusters> {
     Ok(found)
 }
 
+/// A Secret with kubeconfigs.
+#[derive(Default)]
+struct FoundSecret {
+    /// The time of creation as RFC 3339; empty if the API server gives no such time.
+    created: Arc<str>,
+    /// The kubeconfigs, by cluster.
+    kubeconfigs: BTreeMap<Arc<str>, FoundKubeconfig>,
+}
+
 /// Follows the Secrets with kubeconfigs in one namespace.
 struct Secrets {
     namespace: Arc<str>,
     sender: watch::Sender<Arc<FoundClusters>>,
     scope: Scope,
-    /// The kubeconfigs of each Secret, by cluster.
-    secrets: BTreeMap<Arc<str>, BTreeMap<Arc<str>, FoundKubeconfig>>,
+    /// The Secrets, by name.
+    secrets: BTreeMap<Arc<str>, FoundSecret>,
     /// The Secrets that the listing in progress has named; `None`: no listing is in progress.
     listed: Option<Vec<Arc<str>>>,
     is_read: bool,
@@ -284,8 +297,8 @@ impl Secrets {
         if let Some(listed) = &mut self.listed {
             listed.push(name.clone());
         }
-        let mut before = self.secrets.remove(&name).unwrap_or_default();
-        let mut now = BTreeMap::new();
+        let mut before = self.secrets.remove(&name).unwrap_or_default().kubeconfigs;
+        let mut kubeconfigs = BTreeMap::new();
         for (cluster, encoded) in data {
             let text = decoded(encoded).and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
             let kubeconfig = match before.remove(&**cluster) {
@@ -298,22 +311,26 @@ impl Secrets {
                     FoundKubeconfig::new(&place, &text)
                 }
             };
-            now.insert(Arc::from(cluster.as_str()), kubeconfig);
+            kubeconfigs.insert(Arc::from(cluster.as_str()), kubeconfig);
         }
-        self.secrets.insert(name, now);
+        self.secrets.insert(name, FoundSecret { created: meta.created().into(), kubeconfigs });
     }
 
+    /// Publishes the clusters. Of several Secrets with one cluster the oldest counts: otherwise, a Secret with an earlier name would
+    /// take a cluster over. Secrets of unknown age come last.
     fn tell(&self) {
         let mut found = FoundClusters { is_read: self.is_read, ..FoundClusters::default() };
         let failing =
             self.failing.iter().map(|why| format!("Secrets of namespace {}: {why}", self.namespace));
         found.problems.extend(failing);
         let mut holders: BTreeMap<&Arc<str>, &Arc<str>> = BTreeMap::new();
-        for (secret, clusters) in &self.secrets {
-            for (cluster, kubeconfig) in clusters {
+        let mut by_age: Vec<_> = self.secrets.iter().collect();
+        by_age.sort_by_key(|(_, secret)| (secret.created.is_empty(), &secret.created));
+        for (name, secret) in by_age {
+            for (cluster, kubeconfig) in &secret.kubeconfigs {
                 if let Some(holder) = holders.get(cluster) {
-                    found.problems.push(format!(
-                        "{}: the kubeconfig is ignored, because the Secret {}/{holder} also has the cluster {cluster}",
+                    found.claimed_twice.push(format!(
+                        "{}: the kubeconfig is ignored, because the older Secret {}/{holder} also has the cluster {cluster}",
                         kubeconfig.name, self.namespace
                     ));
                 } else if found.clusters.len() == CLUSTERS_MAX {
@@ -322,7 +339,7 @@ impl Secrets {
                         kubeconfig.name
                     ));
                 } else {
-                    holders.insert(cluster, secret);
+                    holders.insert(cluster, name);
                     found.clusters.insert(cluster.clone(), AccessSpec::Found(kubeconfig.clone()));
                 }
             }
@@ -345,17 +362,23 @@ mod tests {
         let found = list(folder.path()).expect("listed");
         let clusters: Vec<&str> = found.clusters.keys().map(|name| &**name).collect();
         assert_eq!(clusters, ["east", "west"]);
-        assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+        assert_eq!((found.problems.len(), found.claimed_twice.len()), (0, 1), "{found:?}");
         assert!(found.is_read);
         assert!(list(&folder.path().join("none")).is_err());
     }
 
     #[tokio::test]
-    async fn of_two_secrets_with_one_cluster_the_first_by_name_counts_and_a_new_text_is_no_new_cluster() {
+    async fn of_two_secrets_with_one_cluster_the_older_one_counts_and_a_new_text_is_no_new_cluster() {
         let (sender, receiver) = watch::channel(Arc::default());
         let mut secrets = Secrets::new("istio-system", sender, Scope::default());
         let put = |name: &str, keys: &[(&str, &str)]| {
-            let metadata = Meta { name: name.into(), namespace: "istio-system".into(), ..Meta::default() };
+            let created = if name == "b" { "2026-01-02T00:00:00Z" } else { "2026-01-01T23:59:59Z" };
+            let metadata = Meta {
+                name: name.into(),
+                namespace: "istio-system".into(),
+                creation_timestamp: if name == "0" { String::new() } else { created.into() },
+                ..Meta::default()
+            };
             let data = keys.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
             let secret = super::super::kinds::Secret { metadata, data };
             Event { watch: 0, kind: Kind::Secret, what: What::Put(Object::Secret(Box::new(secret))) }
@@ -367,9 +390,12 @@ mod tests {
         assert!(!receiver.borrow().is_read, "the listing is not whole");
         secrets.take(event(What::Complete));
         let first = receiver.borrow().clone();
-        assert_eq!((first.clusters.len(), first.problems.len()), (2, 1), "{first:?}");
+        assert_eq!((first.clusters.len(), first.claimed_twice.len()), (2, 1), "{first:?}");
         let AccessSpec::Found(west) = &first.clusters["west"] else { panic!("found in a Secret") };
         assert_eq!(&*west.text(), "b");
+        secrets.take(put("0", &[("west", "YQ==")]));
+        assert_eq!(receiver.borrow().clusters["west"], first.clusters["west"], "its age is unknown");
+        secrets.take(event(What::Gone(Meta { name: "0".into(), ..Meta::default() })));
         secrets.take(put("a", &[("west", "ZA==")]));
         let next = receiver.borrow().clone();
         assert_eq!(next.clusters.len(), 1);
@@ -377,7 +403,7 @@ mod tests {
         secrets.take(event(What::Gone(Meta { name: "a".into(), ..Meta::default() })));
         let last = receiver.borrow().clone();
         assert!(last.clusters["west"] != first.clusters["west"], "that of the other Secret");
-        assert_eq!(last.problems, Vec::<String>::new());
+        assert_eq!((&*last.problems, &*last.claimed_twice), (&[][..], &[][..]));
         assert!(!format!("{last:?}").contains("YQ"), "{last:?}");
     }
 }

@@ -197,6 +197,17 @@ impl Meta {
         }
     }
 
+    /// Returns the time of creation as API servers write it, `2026-01-31T23:59:59Z`; empty for any other text.
+    pub(super) fn created(&self) -> &str {
+        let text = self.creation_timestamp.as_str();
+        let is_so = text.len() == 20
+            && text.bytes().zip(b"0000-00-00T00:00:00Z").all(|(found, form)| match form {
+                b'0' => found.is_ascii_digit(),
+                _ => found == *form,
+            });
+        if is_so { text } else { "" }
+    }
+
     /// Returns the first field that is missing here although every object of an API server has it.
     pub(super) fn lack(&self) -> Option<&'static str> {
         let fields = [("metadata.name", &self.name), ("metadata.resourceVersion", &self.resource_version)];
@@ -230,6 +241,18 @@ mod tests {
         }
         let many = format!(r#"{{"items":[{}0]}}"#, "0,".repeat(ITEMS_MAX));
         assert!(serde_json::from_str::<List<'_>>(&many).is_err());
+    }
+
+    #[test]
+    fn times_are_taken_in_the_form_of_the_api_alone() {
+        let created =
+            |text: &str| Meta { creation_timestamp: text.into(), ..Meta::default() }.created().to_owned();
+        assert_eq!(created("2026-01-31T23:59:59Z"), "2026-01-31T23:59:59Z");
+        let long = "1".repeat(1 << 20);
+        for bad in ["", "0", "2026-01-31T23:59:59.1Z", "2026-01-31 23:59:59Z", "-026-01-31T23:59:59Z", &long]
+        {
+            assert_eq!(created(bad), "", "{bad:.30}");
+        }
     }
 
     #[test]

@@ -155,6 +155,13 @@ impl Clusters {
         self.finders.values().flat_map(of_finder).chain(self.ignored.iter().cloned()).collect()
     }
 
+    /// Returns the kubeconfigs that are left out because an earlier one has the same cluster, one per line.
+    pub fn claimed_twice(&self) -> Vec<String> {
+        let of_finder =
+            |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().claimed_twice.clone();
+        self.finders.values().flat_map(of_finder).collect()
+    }
+
     /// Waits until a source reports other clusters or other problems.
     pub async fn changed(&mut self) {
         any_changed(self.finders.values_mut().map(|(_, finder)| &mut finder.found)).await;

@@ -705,10 +705,10 @@ fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
         (&registry(&gateway)["name"], &registry(&gateway)["cluster"]),
         (&json!("kubernetes/west"), &json!("west"))
     );
-    // A second file for the same cluster causes a warning and changes nothing.
+    // A second file for the same cluster is a problem, and changes nothing.
     std::fs::write(gateway.folder().join("clusters/west.yaml"), "x").expect("written");
     eventually("the second file", || {
-        gateway.json("/api/v1/status")["config"]["warnings"]
+        gateway.json("/api/v1/status")["problems"]
             .to_string()
             .contains("another file for the cluster west")
             .then_some(())

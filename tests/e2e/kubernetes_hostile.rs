@@ -996,8 +996,12 @@ fn start_in_pod(fake: &FakeKube, config: &str) -> Option<Gateway> {
 fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
     let (fake, _backend) = Rig::fake();
     let good = fake.kubeconfig();
-    fake.put(&secret("first", &[("west", &good)]));
-    fake.put(&secret("second", &[("west", &good), ("north", &good)]));
+    let created = |secret: &Value, time: &str| {
+        with(secret, |secret| secret["metadata"]["creationTimestamp"] = time.into())
+    };
+    fake.put(&created(&secret("older", &[("west", &good)]), "2026-01-01T00:00:00Z"));
+    let newer = secret("newer", &[("west", &good), ("north", &good)]);
+    fake.put(&created(&newer, "2026-01-02T00:00:00Z"));
     // The config itself names one of the clusters.
     let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net}\nexports: [{services: [\"*\"]}]\n\
                   registries: [{kubernetes: {cluster: north}}, {kubernetesClusters: {secrets: {namespace: istio-system}}}]\n";
@@ -1007,17 +1011,27 @@ fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
         registries.iter().map(|registry| registry["cluster"].clone()).collect()
     };
     eventually("both clusters", || (clusters() == ["north", "west"]).then_some(()));
-    // The conflicts have existed since the start. The warnings of the first listing stay in the status.
-    let why = "Secret istio-system/second[west]: the kubeconfig is ignored, because the Secret istio-system/first also has the \
+    // The conflicts have existed since the start. The problems of the first listing stay in the status.
+    let why = "Secret istio-system/newer[west]: the kubeconfig is ignored, because the older Secret istio-system/older also has the \
          cluster west";
-    let shown = || gateway.json("/api/v1/status")["config"]["warnings"].clone();
+    let problems = || -> Vec<Value> {
+        let problems = gateway.json("/api/v1/status")["problems"].as_array().cloned().unwrap_or_default();
+        let claimed = problems.iter().filter(|problem| problem["code"] == "cluster_claimed_twice");
+        claimed.map(|problem| problem["text"].clone()).collect()
+    };
     let named = "kubernetesClusters/secrets/istio-system: the cluster north is ignored, because another registry reads it \
                  already";
-    assert_eq!(shown(), json!([why, named]));
+    assert_eq!(problems(), [why]);
+    assert_eq!(gateway.json("/api/v1/status")["config"]["warnings"], json!([named]));
     assert!([why, named].iter().all(|why| gateway.log().iter().any(|line| line.contains(why))));
-    // The first Secret provides the cluster; when it is deleted, the second one does.
-    fake.delete("secrets", "istio-system/first");
-    eventually("one warning", || (shown() == json!([named])).then_some(()));
+    // A Secret that is created later takes nothing over, whatever its name. When the oldest one is deleted, the next one counts.
+    fake.put(&created(&secret("aaa", &[("west", &good)]), "2026-01-03T00:00:00Z"));
+    let third = "Secret istio-system/aaa[west]: the kubeconfig is ignored, because the older Secret istio-system/older also has the \
+         cluster west";
+    eventually("two problems", || (problems() == [why, third]).then_some(()));
+    fake.delete("secrets", "istio-system/older");
+    let third = third.replace("Secret istio-system/older", "Secret istio-system/newer");
+    eventually("one problem", || (problems() == [third.as_str()]).then_some(()));
     assert_eq!(clusters(), ["north", "west"]);
 }
 
@@ -1049,11 +1063,11 @@ fn secrets_with_many_clusters_or_one_twice_or_with_mistakes_cost_no_other() {
     };
     told("/api/v1/registries", "Secret istio-system/bad[bad]:1:");
     told("/api/v1/registries", "users[0].user.exec: refused");
-    // If two Secrets have the same cluster, the Secret whose name sorts first counts.
+    // If two Secrets of the same age have one cluster, the Secret whose name sorts first counts.
     fake.put(&secret("zzz", &[("c3", &exec)]));
     told(
         "/api/v1/status",
-        "Secret istio-system/zzz[c3]: the kubeconfig is ignored, because the Secret istio-system/ten also has the cluster c3",
+        "Secret istio-system/zzz[c3]: the kubeconfig is ignored, because the older Secret istio-system/ten also has the cluster c3",
     );
     let serves = || {
         let mut session = tls(gateway.listener("default"), WEB).expect("a handshake");

@@ -93,6 +93,10 @@ codes! {
          object, new credentials cannot be used, a gateway has no address, the network of the cluster is unknown, a \
          ServiceExport has no Service, or the clock of the API server differs from that of this host by more than 30 s.",
         "`report` of `isthmus get registries -o yaml`";
+    ClusterClaimedTwice = "cluster_claimed_twice", Warning in "registries",
+        "Two kubeconfigs have the same cluster. Of two Secrets, the older one is in use; of two files, the first by name. The other one \
+         is ignored.",
+        "the Secrets with the label `istio/multiCluster`, or the files in the folder; rename the cluster, or delete one of them";
     GatewayUnreachable = "gateway_unreachable", Failed in "gateways",
         "A gateway of a network has ceased to answer: two connects in a row, one each second, have failed. Clients do not get it \
          while another gateway of its network answers; three good connects bring it back. If no gateway of any other network \
