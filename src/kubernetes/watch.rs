@@ -51,6 +51,11 @@ const EXPIRED_MAX: u32 = 2;
 /// The number of useless responses in a row after which the kind is listed again: a watch that resumes from the same revision
 /// would get the same response.
 const USELESS_MAX: u32 = 2;
+/// How long a watch may bring neither an event nor a bookmark before the kind is listed again. An API server sends a bookmark each
+/// minute. It sends nothing on a watch from a revision that is newer than its own, as after a restore of an older backup.
+const QUIET_MAX: Duration = Duration::from_secs(180);
+/// The number of resumed watches in a row that bring neither an event nor a bookmark, after which the kind is listed again.
+const VAIN_MAX: u32 = 3;
 /// A watch that has lasted this long may end without a fault, and resets the counts of expired listings and useless responses.
 const STEADY: Duration = Duration::from_secs(10);
 /// The time without a fault after which a watch that has received nothing counts as working. Its kind is then reported as
@@ -129,8 +134,9 @@ struct Heard {
 /// ```text
 /// Listing  ──▶ Watching: the list is whole
 /// Watching ──▶ Watching: an event or a bookmark has a newer revision
-/// Watching ──▶ Listing:  the revision is too old; USELESS_MAX useless responses; a deleted object without a name; the kind is
-///                        absent; objects were left out, for which there may be room again
+/// Watching ──▶ Listing:  the revision is too old; USELESS_MAX useless responses; VAIN_MAX watches resumed in vain; nothing
+///                        arrives for QUIET_MAX; a deleted object without a name; the kind is absent; objects were left out, for
+///                        which there may be room again
 /// ```
 enum State {
     /// The kind has to be listed. Objects of a list are not in the order of their revisions, so these do not count.
@@ -160,6 +166,17 @@ impl From<Fault> for Ended {
     }
 }
 
+impl Ended {
+    /// Returns true if a server may refuse a revision in this way because it is newer than its own.
+    fn refuses_revision(&self) -> bool {
+        let status = match self {
+            Self::Fault(fault) => fault.status(),
+            Self::Closed | Self::InTime | Self::Expired | Self::Absent => None,
+        };
+        matches!(status, Some(StatusCode::INTERNAL_SERVER_ERROR | StatusCode::GATEWAY_TIMEOUT))
+    }
+}
+
 /// The task that follows one kind.
 pub(super) struct Watcher {
     client: Arc<Client>,
@@ -175,6 +192,8 @@ pub(super) struct Watcher {
     expired: u32,
     /// The number of useless responses in a row.
     useless: u32,
+    /// The number of watches in a row that were resumed, and have brought neither an event nor a bookmark.
+    vain: u32,
     backoff: Backoff,
 }
 
@@ -197,6 +216,7 @@ impl Watcher {
             state: State::Listing,
             expired: 0,
             useless: 0,
+            vain: 0,
             backoff: Backoff::up_to(WAIT_MAX),
         }
     }
@@ -256,9 +276,15 @@ impl Watcher {
     }
 
     async fn follow(&mut self) -> Result<Infallible, Ended> {
+        if self.vain >= VAIN_MAX {
+            self.vain = 0;
+            self.state = State::Listing;
+        }
         let (mut body, mut lines) = match &self.state {
             State::Watching { revision } => {
-                let begun = self.watch(&format!("&resourceVersion={revision}")).await?;
+                let begun = self.watch(&format!("&resourceVersion={revision}")).await;
+                self.vain += u32::from(begun.as_ref().map_or_else(Ended::refuses_revision, |_| true));
+                let begun = begun?;
                 self.way.resumed.fetch_add(1, Ordering::Relaxed);
                 (begun, Lines::default())
             }
@@ -292,10 +318,13 @@ impl Watcher {
     async fn attend(&mut self, body: &mut Incoming, lines: &mut Lines) -> Result<Infallible, Ended> {
         let mut is_settled = false;
         loop {
-            // The server ends the watch long before this time.
-            let within = if is_settled { Duration::from_secs(WATCH_SECONDS * 2) } else { SETTLED };
+            let within = if is_settled { QUIET_MAX } else { SETTLED };
             let part = match next(body, within).await {
-                Err(Fault::Late(_)) if !is_settled => {
+                Err(Fault::Late(_)) if is_settled => {
+                    self.state = State::Listing;
+                    return Err(Ended::InTime);
+                }
+                Err(Fault::Late(_)) => {
                     is_settled = true;
                     self.settled();
                     self.send(vec![What::Resumed]).await?;
@@ -473,6 +502,9 @@ impl Watcher {
     }
 
     fn take(&mut self, line: &WatchLine<'_>, heard: &mut Heard) -> Result<(), Ended> {
+        if line.kind != "ERROR" {
+            self.vain = 0;
+        }
         match line.kind {
             "ADDED" | "MODIFIED" => {
                 let what = self.object(line.object);

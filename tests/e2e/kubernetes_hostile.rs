@@ -38,7 +38,7 @@ fn pod(number: usize, ip: &str) -> Value {
     })
 }
 
-fn service(name: &str, port: u16) -> Value {
+pub(crate) fn service(name: &str, port: u16) -> Value {
     let port = json!({"name": "https", "port": 443, "targetPort": port, "protocol": "TCP"});
     json!({
         "kind": "Service", "metadata": {"namespace": "shop", "name": name, "uid": uid(1)},
@@ -68,9 +68,9 @@ fn host(name: &str) -> String {
 }
 
 /// A fake API server, and a gateway whose own cluster it is.
-struct Rig {
-    fake: FakeKube,
-    gateway: Gateway,
+pub(crate) struct Rig {
+    pub(crate) fake: FakeKube,
+    pub(crate) gateway: Gateway,
     backend: Backend,
 }
 
@@ -78,7 +78,7 @@ const ALLOW: &str = "allow: {addresses: [127.0.0.0/8, 10.0.0.0/8]}";
 
 impl Rig {
     /// Starts a fake with one service, whose only pod is the backend.
-    fn fake() -> (FakeKube, Backend) {
+    pub(crate) fn fake() -> (FakeKube, Backend) {
         let backend = Backend::tls_echo(PKI.server(WEB), "");
         let fake = FakeKube::start();
         let port = backend.address.port();
@@ -109,7 +109,7 @@ impl Rig {
 
     /// Starts a gateway, and waits until it has read everything and is well.
     #[track_caller]
-    fn live(fake: (FakeKube, Backend)) -> Self {
+    pub(crate) fn live(fake: (FakeKube, Backend)) -> Self {
         let rig = Self::start(fake);
         rig.is_well();
         rig
@@ -187,7 +187,7 @@ impl Rig {
 
     /// Makes the fake behave again, and checks that the gateway recovers.
     #[track_caller]
-    fn recovers(self) {
+    pub(crate) fn recovers(self) {
         self.fake.behave();
         self.is_well();
         self.was_sound();
@@ -195,7 +195,7 @@ impl Rig {
 }
 
 /// Installs CRDs, so that the test can break more kinds.
-fn install(fake: &FakeKube) {
+pub(crate) fn install(fake: &FakeKube) {
     fake.change(|world| world.installed.extend(["gateways", "serviceexports", "serviceimports"]));
 }
 
@@ -241,14 +241,15 @@ fn watches_that_fail_each_in_another_way_are_named_and_cost_nothing() {
     rig.names(&["serviceimports: ", "an event of the watch is malformed"]);
     rig.names(&["services: ", "an event of the watch is malformed"]);
     rig.names(&["endpointslices: ", "an event of the watch is malformed"]);
-    rig.names(&["pods: ", "the watch ended in the middle of a line"]);
+    // The watch that is resumed in vain is replaced by a list, whose end is missing as well.
+    rig.names(&["pods: ", "the watch ended"]);
     assert_eq!(rig.registry()["state"], "stale");
     let shown = Command::new(BINARY)
         .args(["get", "registries", "-o", "json", "--admin", &rig.gateway.admin().to_string()])
         .output()
         .expect("it runs");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    assert!(shown.contains("the watch ended in the middle of a line"), "{shown}");
+    assert!(shown.contains("the watch ended"), "{shown}");
     rig.serves();
     rig.recovers();
 }

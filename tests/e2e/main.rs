@@ -49,6 +49,7 @@ mod kubernetes_exports;
 mod kubernetes_gateways;
 mod kubernetes_hostile;
 mod kubernetes_istio;
+mod kubernetes_watches;
 mod lifecycle;
 mod limits;
 mod maintenance;
