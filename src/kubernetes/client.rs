@@ -83,6 +83,16 @@ impl Fault {
             _ => None,
         }
     }
+
+    /// Returns true if the request may succeed as soon as another request to the server does: the server was away, and has not
+    /// asked for a pause.
+    pub(super) fn is_of_server(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Tls(_) | Self::Late(_) | Self::Broken(_) => true,
+            Self::Refused { status, retry_after, .. } => status.is_server_error() && retry_after.is_none(),
+            Self::Access(_) | Self::Answer(_) => false,
+        }
+    }
 }
 
 type Sender = SendRequest<Full<Bytes>>;

@@ -8,6 +8,7 @@ mod lines;
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use http::StatusCode;
 use hyper::body::Incoming;
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::lines::{LINE_BYTES_MAX, Lines};
@@ -27,6 +28,8 @@ use isthmus_tasks::backoff::Backoff;
 
 /// The longest wait between attempts, before jitter of a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(30);
+/// The shortest wait between attempts, even if another watch of the server works meanwhile.
+const WOKEN_AFTER: Duration = Duration::from_millis(500);
 /// The interval at which the server is asked for a kind that it does not have.
 const ABSENT_WAIT: Duration = Duration::from_secs(60);
 /// The time limit of a whole listing.
@@ -93,9 +96,11 @@ pub(super) enum What {
     Resumed,
 }
 
-/// How one API server sends lists, on watches or in pages. All watches of the server share this state.
+/// How one API server sends lists, on watches or in pages, and whether it works. All watches of the server share this state.
 #[derive(Debug, Default)]
 pub(super) struct Way {
+    /// Notified when a watch works, so that watches that have failed while the server was away try again.
+    works: Notify,
     /// True if the server has refused to send a list on a watch.
     pages: AtomicBool,
     /// One bit for each kind of which objects were left out because there are too many. Only a listing shows whether there is
@@ -228,6 +233,7 @@ impl Watcher {
             if self.way.is_crowded(self.kind) {
                 self.state = State::Listing;
             }
+            let is_of_server = matches!(&ended, Ended::Fault(fault) if fault.is_of_server());
             let (wait, report) = match ended {
                 Ended::Closed => return,
                 Ended::InTime => continue,
@@ -260,7 +266,21 @@ impl Watcher {
             {
                 return;
             }
-            sleep(wait).await;
+            self.pause(wait, is_of_server).await;
+        }
+    }
+
+    /// Waits before the next attempt. If the server was away, the wait ends soon after another watch works.
+    async fn pause(&mut self, wait: Duration, is_of_server: bool) {
+        let way = self.way.clone();
+        let mut works = pin!(way.works.notified());
+        // From here on, no notification is missed.
+        works.as_mut().enable();
+        let shortest = if is_of_server { wait.min(WOKEN_AFTER) } else { wait };
+        sleep(shortest).await;
+        tokio::select! {
+            () = works, if is_of_server => self.backoff.reset(),
+            () = sleep(wait - shortest) => {}
         }
     }
 
@@ -351,11 +371,12 @@ impl Watcher {
         }
     }
 
-    /// Resets the back-off, because the server works. Does nothing after an expired listing or a useless response: then a watch
+    /// Resets the back-off, and wakes the other watches, because the server works. Does nothing after an expired listing or a useless response: then a watch
     /// must have lasted for [`STEADY`] before the back-off is reset.
     fn settled(&mut self) {
         if self.expired == 0 && self.useless == 0 {
             self.backoff.reset();
+            self.way.works.notify_waiters();
         }
     }
 

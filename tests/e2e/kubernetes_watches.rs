@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::kubernetes_hostile::{Rig, service};
+use crate::kubernetes_hostile::{Rig, install, service};
 use crate::support::fake_kube::{FakeKube, Reply};
 use crate::support::kube_world::{Asked, status};
-use crate::support::within;
+use crate::support::{eventually, within};
 
 /// The time for three resumed watches and the pauses between them, on a busy machine.
 const RESUMED: Duration = Duration::from_secs(60);
@@ -45,5 +45,56 @@ fn a_watch_that_is_resumed_in_vain_is_replaced_by_a_listing() {
         within(RESUMED, &format!("{name}: the service"), || (rig.gateway.get(&path).0 == 200).then_some(()));
         fake.behave();
     }
+    rig.recovers();
+}
+
+#[test]
+fn a_server_that_returns_is_read_as_a_whole_as_soon_as_one_watch_works() {
+    let fake = Rig::fake();
+    install(&fake.0);
+    let rig = Rig::live(fake);
+    let fake = &rig.fake;
+    let kinds = [
+        "namespaces",
+        "services",
+        "endpointslices",
+        "pods",
+        "nodes",
+        "gateways",
+        "serviceexports",
+        "serviceimports",
+    ];
+    // The waits between attempts double while the server is away: each kind is asked for six times within 16 s, and then waits for
+    // 16 s, more or less by a fifth.
+    fake.rule(|asked| {
+        let away = || Reply::json(503, &status(503, "ServiceUnavailable", "etcd is away", None));
+        asked.is_watch().then(away)
+    });
+    fake.cut();
+    let attempts = |plural: &str| fake.seen(|asked| asked.plural == plural && asked.is_watch()).len();
+    let all = kinds.map(|plural| (plural, attempts(plural)));
+    within(RESUMED, "six attempts for each kind", || {
+        all.iter().all(|(plural, before)| attempts(plural) >= before + 6).then_some(())
+    });
+    let before = fake.seen(|_| true).len();
+    fake.behave();
+    let first = |plural: &str| {
+        let seen = fake.seen(|_| true);
+        seen[before..]
+            .iter()
+            .find(|seen| seen.asked.plural == plural && seen.asked.is_watch())
+            .map(|seen| seen.at)
+    };
+    let times = within(RESUMED, "every kind", || {
+        kinds.iter().map(|plural| first(plural)).collect::<Option<Vec<_>>>()
+    });
+    let (earliest, latest) = (times.iter().min().expect("some"), times.iter().max().expect("some"));
+    let spread = *latest - *earliest;
+    eprintln!("the kinds return within {spread:?}");
+    // A watch works once a second has passed without a fault, and wakes the others. On a busy machine this takes longer.
+    assert!(spread < Duration::from_secs(4), "{spread:?}");
+    eventually("a live registry", || {
+        (rig.gateway.json("/api/v1/registries")[0]["state"] == "live").then_some(())
+    });
     rig.recovers();
 }
