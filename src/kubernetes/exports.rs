@@ -21,6 +21,7 @@ use isthmus_aggregator::spec::kubernetes::{ExportWriterSpec, Knows};
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Report;
+use isthmus_snapshot::clusterset::COMPARED;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
@@ -359,9 +360,10 @@ fn compared(snapshot: &Snapshot, key: &ObjectKey, cluster: &ClusterId) -> Option
     if !view.parts.iter().any(|part| part.origin.cluster == *cluster) {
         return None;
     }
+    let agreement = format!("the service exports of all clusters that are read agree in their {COMPARED}");
     let (status, reason, message) = match view.export_conflict.as_deref() {
         Some(conflict) => ("True", conflict.reason.as_str(), conflict.message.as_str()),
-        None => ("False", "NoConflicts", "the service exports of all clusters agree"),
+        None => ("False", "NoConflicts", agreement.as_str()),
     };
     Some(ExportCondition {
         kind: CONFLICT.into(),

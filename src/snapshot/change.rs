@@ -148,6 +148,18 @@ pub struct Export {
     pub session_affinity: Arc<str>,
     /// The time in seconds for which a client stays with one endpoint; 0 without session affinity.
     pub session_seconds: u32,
+    /// The labels that the `ServiceExport` gives the imported service.
+    #[serde(default)]
+    pub labels: Labels,
+    /// The annotations that the `ServiceExport` gives the imported service.
+    #[serde(default)]
+    pub annotations: Labels,
+    /// The service's `trafficDistribution`; empty if it has none.
+    #[serde(default)]
+    pub traffic_distribution: Arc<str>,
+    /// The IP families of the service in order of name, with commas between them.
+    #[serde(default)]
+    pub ip_families: Arc<str>,
 }
 
 /// The kind of an object that marks a service.

@@ -2,6 +2,7 @@
 //! ServiceExport applies. Each of the ServiceExports gets the condition `Conflict`, which describes the difference.
 
 use super::change::Export;
+use isthmus_model::endpoint::Labels;
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServicePort;
 
@@ -11,6 +12,13 @@ const PORTS_SHOWN: usize = 10;
 /// The largest number of characters of a port's name in a message. Kubernetes has the same limit for the names of ports, but an
 /// API server might exceed it.
 const NAME_SHOWN: usize = 63;
+
+/// The largest number of characters of labels or annotations in a message.
+const TEXTS_SHOWN: usize = 200;
+
+/// The properties that [`conflict`] compares, for messages.
+pub const COMPARED: &str =
+    "ports, type, session affinity, labels, annotations, traffic distribution and IP families";
 
 /// A disagreement of the clusters that export a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +79,35 @@ pub(super) fn conflict(exports: &[Exported<'_>]) -> Option<ExportConflict> {
             },
             value: format!("{} s", wanted.session_seconds),
         },
+        Property {
+            reason: "LabelsConflict",
+            name: "labels",
+            differs: &|other| other.export.labels != wanted.labels,
+            value: texts_shown(&wanted.labels),
+        },
+        Property {
+            reason: "AnnotationsConflict",
+            name: "annotations",
+            differs: &|other| other.export.annotations != wanted.annotations,
+            value: texts_shown(&wanted.annotations),
+        },
+        Property {
+            reason: "TrafficDistributionConflict",
+            name: "traffic distribution",
+            differs: &|other| other.export.traffic_distribution != wanted.traffic_distribution,
+            value: if wanted.traffic_distribution.is_empty() {
+                "none"
+            } else {
+                &*wanted.traffic_distribution
+            }
+            .to_owned(),
+        },
+        Property {
+            reason: "IPFamilyConflict",
+            name: "IP families",
+            differs: &|other| other.export.ip_families != wanted.ip_families,
+            value: wanted.ip_families.to_string(),
+        },
     ];
     let (mut reasons, mut sentences) = (Vec::new(), Vec::new());
     for Property { reason, name, differs, value } in properties {
@@ -102,6 +139,15 @@ impl<'a> Exported<'a> {
         ports.sort_by(|one, other| one.name.cmp(&other.name));
         ports
     }
+}
+
+/// Returns labels or annotations as text, cut to [`TEXTS_SHOWN`] characters.
+fn texts_shown(texts: &Labels) -> String {
+    if texts.is_empty() {
+        return "none".to_owned();
+    }
+    let all: Vec<String> = texts.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    format!("{:.TEXTS_SHOWN$}", all.join(", "))
 }
 
 fn shown(ports: &[&ServicePort]) -> String {

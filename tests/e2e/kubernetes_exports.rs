@@ -140,10 +140,25 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
     for cluster in [&east, &west] {
         conflict(cluster, "NoConflicts");
     }
+    // Conflicts of what an importing cluster would give its service.
+    let labels = json!({"spec": {"exportedLabels": {"team": "a"}, "exportedAnnotations": {"note": "b"}}});
+    east.admin().patch(&exported(), &labels);
+    let message = conflict(&west, "LabelsConflict,AnnotationsConflict");
+    assert!(
+        message.starts_with("Conflicting labels. Using none from the oldest service export in \"west\"."),
+        "{message}"
+    );
+    east.admin().patch(&exported(), &json!({"spec": {"exportedLabels": null, "exportedAnnotations": null}}));
+    let message = conflict(&west, "NoConflicts");
+    assert!(message.contains("agree in their ports, type, session affinity, labels"), "{message}");
+    let service = at("v1", "services", "shop/web");
+    east.admin().patch(&service, &json!({"spec": {"trafficDistribution": "PreferClose"}}));
+    conflict(&west, "TrafficDistributionConflict");
+    east.admin().patch(&service, &json!({"spec": {"trafficDistribution": null}}));
+    conflict(&west, "NoConflicts");
     // Conflicts of session affinity, and of a service without a virtual address; the service is recreated, as its cluster IP
     // cannot be changed.
     let sticky = json!({"spec": {"sessionAffinity": "ClientIP"}});
-    let service = at("v1", "services", "shop/web");
     east.admin().patch(&service, &sticky);
     let message = conflict(&west, "SessionAffinityConflict");
     assert!(message.contains("Using None from the oldest service export in \"west\""), "{message}");

@@ -154,6 +154,10 @@ mod tests {
                 is_headless: true,
                 session_affinity: "ClientIP".into(),
                 session_seconds: 10_800,
+                labels: Labels::from_iter([("c".into(), "d".into())]),
+                annotations: Labels::default(),
+                traffic_distribution: "PreferClose".into(),
+                ip_families: "IPv4, IPv6".into(),
             })),
         }));
         items

@@ -67,6 +67,10 @@ impl Index {
                 is_headless: record.class == ServiceClass::Headless,
                 session_affinity: record.session_affinity.clone(),
                 session_seconds: record.session_seconds,
+                labels: exported.labels.clone(),
+                annotations: exported.annotations.clone(),
+                traffic_distribution: record.traffic_distribution.clone(),
+                ip_families: record.ip_families.clone(),
             })
         });
         let mut services = Vec::new();

@@ -1,5 +1,6 @@
 //! Services, and those of them that are gateways of networks.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,6 +19,9 @@ use isthmus_net::channel::cut;
 /// less than 5 KB.
 const SERVICES_MAX: usize = 50_000;
 
+/// The largest number of IP families of a service that are read; there are two.
+const FAMILIES_MAX: usize = 2;
+
 /// The annotation with the namespaces in which a service is visible.
 pub(crate) const EXPORT_TO: &str = "networking.istio.io/exportTo";
 
@@ -35,6 +39,7 @@ objects! {
         external_ips: Vec<String>,
         ports: Vec<Port>,
         internal_traffic_policy: String,
+        traffic_distribution: String,
         external_traffic_policy: String,
         session_affinity: String,
         session_affinity_config: SessionAffinityConfig,
@@ -92,6 +97,10 @@ pub(crate) struct ServiceRecord {
     pub(crate) session_affinity: Arc<str>,
     /// The timeout of the session affinity in seconds; 0 without session affinity.
     pub(crate) session_seconds: u32,
+    /// `trafficDistribution`, such as `PreferClose`; empty: none.
+    pub(crate) traffic_distribution: Arc<str>,
+    /// The IP families in order of name, with commas between them.
+    pub(crate) ip_families: Arc<str>,
 }
 
 /// The reason why the marks of a service cannot export it.
@@ -191,6 +200,7 @@ impl ServiceRecord {
             })
         });
         let ports: Box<[PortRecord]> = ports.collect();
+        let families: BTreeSet<&String> = spec.ip_families.iter().take(FAMILIES_MAX).collect();
         Self {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
             other_ports: spec.ports.len() - ports.len(),
@@ -200,6 +210,8 @@ impl ServiceRecord {
                 _ => "None",
             }),
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
+            traffic_distribution: texts.text(&cut(&spec.traffic_distribution)),
+            ip_families: texts.text(&families.into_iter().map(cut).collect::<Vec<_>>().join(", ")),
             labels: texts.labels(&metadata.labels),
             class,
             vips,

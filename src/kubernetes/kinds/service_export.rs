@@ -3,15 +3,22 @@
 use std::sync::Arc;
 
 use super::{Facts, Reading, Tables, Watched};
-use crate::objects::{Meta, objects};
+use crate::interner::Interner;
+use crate::objects::{Meta, Texts, objects};
 use crate::table::{ObjectKey, Table, Touched};
+use isthmus_model::endpoint::Labels;
+use isthmus_net::channel::cut;
 
 /// The largest number of conditions of one ServiceExport that are read.
 const CONDITIONS_MAX: usize = 16;
+/// The largest numbers of exported labels and of exported annotations of one ServiceExport that are read, and of the characters of
+/// each.
+const EXPORTED_MAX: usize = 64;
 
 objects! {
     /// `ServiceExport` of `multicluster.x-k8s.io`.
-    ServiceExport { metadata: Meta, status: ExportStatus, }
+    ServiceExport { metadata: Meta, spec: ExportSpec, status: ExportStatus, }
+    ExportSpec { exported_labels: Texts, exported_annotations: Texts, }
     ExportStatus { conditions: Vec<Condition>, }
     Condition {
         #[serde(rename = "type")]
@@ -44,7 +51,13 @@ impl Watched for ServiceExport {
         };
         let conditions = self.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
         let created = texts.text(self.metadata.created());
-        Some(ExportRecord { created, generation: self.metadata.generation, conditions })
+        Some(ExportRecord {
+            created,
+            generation: self.metadata.generation,
+            labels: exported(&self.spec.exported_labels, texts),
+            annotations: exported(&self.spec.exported_annotations, texts),
+            conditions,
+        })
     }
 
     fn touch(touched: Touched<ObjectKey, ExportRecord>, tables: &mut Tables) {
@@ -58,7 +71,16 @@ pub(crate) struct ExportRecord {
     /// The time of creation as RFC 3339; empty if the API server gives no such time.
     pub(crate) created: Arc<str>,
     pub(crate) generation: i64,
+    /// The labels and annotations of the imported service.
+    pub(crate) labels: Labels,
+    pub(crate) annotations: Labels,
     pub(crate) conditions: Vec<ExportCondition>,
+}
+
+/// Returns exported labels or annotations, the first ones, and the first characters of each.
+fn exported(given: &Texts, texts: &mut Interner) -> Labels {
+    let first = given.iter().take(EXPORTED_MAX);
+    first.map(|(name, value)| (texts.text(&cut(name)), texts.text(&cut(value)))).collect()
 }
 
 /// A condition of a ServiceExport.

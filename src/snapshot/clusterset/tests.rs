@@ -25,6 +25,10 @@ fn export(created: &str) -> Export {
         is_headless: false,
         session_affinity: "None".into(),
         session_seconds: 0,
+        labels: Labels::default(),
+        annotations: Labels::default(),
+        traffic_distribution: "".into(),
+        ip_families: "IPv4".into(),
     }
 }
 
@@ -95,6 +99,34 @@ fn conflict_of(shards: &[Arc<Shard>]) -> Option<(String, String)> {
 
 const OLD: &str = "2026-01-01T00:00:00Z";
 const NEW: &str = "2026-01-01T00:00:01Z";
+
+#[test]
+fn labels_annotations_distribution_and_families_are_compared() {
+    let labels = |value: &str| Labels::from_iter([("a".into(), value.into())]);
+    let of = |export: Export| {
+        vec![shard("west", Some(self::export(OLD)), vec![]), shard("east", Some(export), vec![])]
+    };
+    let long = labels(&"x".repeat(1_000));
+    for (other, reason, used) in [
+        (Export { labels: labels("b"), ..export(NEW) }, "LabelsConflict", "labels. Using none"),
+        (
+            Export { annotations: labels("b"), ..export(NEW) },
+            "AnnotationsConflict",
+            "annotations. Using none",
+        ),
+        (
+            Export { traffic_distribution: "PreferClose".into(), ..export(NEW) },
+            "TrafficDistributionConflict",
+            "traffic distribution. Using none",
+        ),
+        (Export { ip_families: "IPv6".into(), ..export(NEW) }, "IPFamilyConflict", "IP families. Using IPv4"),
+        (Export { labels: long, ..export("2025-12-31T00:00:00Z") }, "LabelsConflict", "labels. Using a=xxx"),
+    ] {
+        let (found, message) = conflict_of(&of(other)).expect("a conflict");
+        assert_eq!(found, reason, "{message}");
+        assert!(message.starts_with(&format!("Conflicting {used}")) && message.len() < 400, "{message}");
+    }
+}
 
 #[test]
 fn clusters_that_agree_have_no_conflict() {
