@@ -257,6 +257,7 @@ fn entry(entry: &Entry) -> api::horizon::Entry {
         network: entry.network.to_string(),
         cluster: entry.cluster.to_string(),
         locality: entry.locality.to_string(),
+        priority: (entry.priority > 0).then_some(entry.priority),
         weight: entry.weight,
         stands_for: number(&entry.stands_for),
         health: (entry.health != Health::Healthy).then(|| entry.health.text().to_owned()),

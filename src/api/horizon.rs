@@ -55,6 +55,9 @@ pub struct Entry {
     pub cluster: String,
     /// The locality of the endpoint or gateway.
     pub locality: String,
+    /// The priority: a viewer uses the entries of a later priority only if too few of the earlier ones are healthy. Absent: 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
     /// The weight that the viewer gets.
     pub weight: u32,
     /// The ready weight behind the entry: a whole number, or rounded to billionths.
@@ -74,6 +77,7 @@ impl Default for Entry {
             network: text(),
             cluster: text(),
             locality: text(),
+            priority: None,
             weight: 0,
             stands_for: 0.into(),
             health: None,

@@ -172,7 +172,7 @@ fn print_view(view: &View, out: &mut impl Write) -> Result<(), Failure> {
     Ok(columns(out, &MISSING, &view.missing)?)
 }
 
-/// An entry, and the summed weight of all entries.
+/// An entry, and the summed weight of the entries of the first priority.
 struct Row<'a> {
     entry: &'a Entry,
     total: u64,
@@ -186,14 +186,18 @@ fn print_entries(entries: &[Entry], out: &mut impl Write) -> Result<(), Failure>
         ("CLUSTER", |row| text(&row.entry.cluster)),
         ("LOCALITY", |row| text(&row.entry.locality)),
         ("WEIGHT", |row| row.entry.weight.to_string()),
-        ("SHARE", |row| format!("{:.1} %", f64::from(row.entry.weight) / row.total as f64 * 100.0)),
+        ("SHARE", |row| match row.entry.priority {
+            None => format!("{:.1} %", f64::from(row.entry.weight) / row.total as f64 * 100.0),
+            Some(priority) => format!("spare ({priority})"),
+        }),
         ("STANDS FOR", |row| row.entry.stands_for.to_string()),
         ("HEALTH", |row| row.entry.health.clone().unwrap_or_else(|| "healthy".to_owned())),
     ];
-    let total: u64 = entries.iter().map(|entry| u64::from(entry.weight)).sum();
+    let first = || entries.iter().filter(|entry| entry.priority.is_none());
+    let total: u64 = first().map(|entry| u64::from(entry.weight)).sum();
     let rows: Vec<Row<'_>> = entries.iter().map(|entry| Row { entry, total }).collect();
     columns(out, &all, &rows)?;
-    let stands_for: f64 = entries.iter().filter_map(|entry| entry.stands_for.as_f64()).sum();
+    let stands_for: f64 = first().filter_map(|entry| entry.stands_for.as_f64()).sum();
     // Fractions are rounded to billionths. Rounding the sum hides their errors.
     let stands_for = (stands_for * 1e6).round() / 1e6;
     Ok(writeln!(out, "total weight {total}, which stands for {stands_for}")?)
@@ -239,10 +243,12 @@ mod tests {
         };
         let mut sick = entry("10.1.0.1:1", "endpoint", 1, 1.0);
         sick["health"] = "draining".into();
+        let mut spare = entry("192.0.2.2:2", "gateway", 9, 9.0);
+        spare["priority"] = 1.into();
         let value = json!({
             "viewer": {"network": "n", "cluster": "", "tunnel": "sni", "families": [4, 6], "client": "grpc"},
             "service": "a.test", "port": 443, "subset": "v1",
-            "entries": [sick, entry("192.0.2.1:2", "gateway", 3, 3.0)],
+            "entries": [sick, entry("192.0.2.1:2", "gateway", 3, 3.0), spare],
             "missing": [{"network": "w", "cluster": "c", "weight": 4, "why": "unready"}]
         });
         let view: View = serde_json::from_value(value).expect("a view");
@@ -252,9 +258,10 @@ mod tests {
             "viewer: network n, cluster -, by sni, IPv4 and IPv6, grpc",
             "",
             "a.test:443, subset v1",
-            "ADDRESS      KIND      NETWORK  CLUSTER  LOCALITY  WEIGHT  SHARE   STANDS FOR  HEALTH",
-            "10.1.0.1:1   endpoint  n        -        r/1       1       25.0 %  1.0         draining",
-            "192.0.2.1:2  gateway   n        -        r/1       3       75.0 %  3.0         healthy",
+            "ADDRESS      KIND      NETWORK  CLUSTER  LOCALITY  WEIGHT  SHARE      STANDS FOR  HEALTH",
+            "10.1.0.1:1   endpoint  n        -        r/1       1       25.0 %     1.0         draining",
+            "192.0.2.1:2  gateway   n        -        r/1       3       75.0 %     3.0         healthy",
+            "192.0.2.2:2  gateway   n        -        r/1       9       spare (1)  9.0         healthy",
             "total weight 4, which stands for 4",
             "missing:",
             "NETWORK  CLUSTER  WEIGHT  WHY",

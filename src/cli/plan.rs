@@ -204,6 +204,7 @@ fn service(listed: &Listed) -> Option<Service> {
         endpoints: Vec::new().into(),
         exported_as: None,
         import: None,
+        prefers_near: false,
         withheld: Box::default(),
     })
 }

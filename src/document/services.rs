@@ -187,6 +187,7 @@ impl ServiceReader {
             endpoints,
             exported_as: None,
             import: None,
+            prefers_near: false,
             withheld: Box::default(),
         }
     }

@@ -121,6 +121,9 @@ pub struct Service {
     pub exported_as: Option<HostName>,
     /// The data that only services of a peer have; `None` for our own services.
     pub import: Option<Arc<Import>>,
+    /// True if callers use endpoints on other networks only while their own network has none that is ready.
+    #[serde(default)]
+    pub prefers_near: bool,
     /// How many endpoints the registry leaves out for each reason. A reason occurs at most once in the list.
     #[serde(skip)]
     pub withheld: Box<[(Withheld, u32)]>,

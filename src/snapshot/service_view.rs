@@ -66,6 +66,9 @@ pub struct ServiceView {
     pub networks: Box<[Network]>,
     /// The properties that only an imported service has; `None` for services of this mesh.
     pub import: Option<Arc<Import>>,
+    /// True if callers use endpoints on other networks only while their own network has none that is ready. If registries differ,
+    /// the first one wins.
+    pub prefers_near: bool,
 }
 
 /// A difference between registries that could not be merged, so that the definition of one registry does not apply.
@@ -389,6 +392,7 @@ impl ServiceView {
         let (networks, other_addresses) = places(&parts, site);
         Some(Self {
             import: first.import.clone(),
+            prefers_near: first.prefers_near,
             other_addresses,
             networks,
             export_name: parts

@@ -197,6 +197,7 @@ pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) ->
         endpoints: endpoints.into(),
         exported_as: None,
         import: None,
+        prefers_near: false,
         withheld: Box::default(),
     }
 }

@@ -153,6 +153,8 @@ pub struct Entry {
     pub cluster: ClusterId,
     /// The locality of the endpoint or gateway.
     pub locality: Locality,
+    /// The priority: clients use the entries of the lowest one, as long as enough of them are healthy.
+    pub priority: u32,
     /// The weight in the assignment, at least 1.
     pub weight: u32,
     /// The exact weight of the endpoint, or of the endpoints behind the gateway, as a fraction. `weight` is the whole number
@@ -252,6 +254,7 @@ pub fn view(
         viewer,
         by_hostname: service.routes_by_hostname(port),
         is_import: service.import.is_some(),
+        prefers_near: service.prefers_near,
         near: BTreeMap::new(),
         far: BTreeMap::new(),
         gateways: BTreeMap::new(),
@@ -293,6 +296,8 @@ struct Horizon<'a> {
     /// True if the service is imported from a peer. The peer's export rules decide which services the peer offers. The export
     /// rules of this mesh do not apply to such a service.
     is_import: bool,
+    /// True if the endpoints on the viewer's own network come first.
+    prefers_near: bool,
     near: BTreeMap<SocketAddr, Entry>,
     far: BTreeMap<Network, RemoteEndpoints>,
     gateways: BTreeMap<SocketAddr, Entry>,
@@ -409,6 +414,7 @@ impl Horizon<'_> {
                 network: endpoint.network.clone(),
                 cluster: endpoint.origin.cluster.clone(),
                 locality: endpoint.endpoint.locality.clone(),
+                priority: 0,
                 weight: 1,
                 stands_for: share(u64::from(endpoint.endpoint.weight.value())),
                 health: endpoint.endpoint.health,
@@ -493,6 +499,7 @@ impl Horizon<'_> {
                     network: network.clone(),
                     cluster: way.entry.gateway.cluster.clone(),
                     locality: way.entry.gateway.locality.clone(),
+                    priority: 0,
                     weight: 1,
                     stands_for: Share::default(),
                     health: Health::Healthy,
@@ -515,6 +522,9 @@ impl Horizon<'_> {
         }
         let mut entries: Vec<Entry> = all.into_values().collect();
         give_weights(&mut entries);
+        if self.prefers_near {
+            put_first(&mut entries, &self.viewer.network);
+        }
         let excluded = self.excluded.into_iter().map(|((network, cluster, reason), weight)| Excluded {
             network,
             cluster,
@@ -555,6 +565,16 @@ impl<'a> UsableGateway<'a> {
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.ips.iter().map(|ip| SocketAddr::new(*ip, self.port))
+    }
+}
+
+/// Gives the entries outside the viewer's own network the second priority, if there are others: priorities begin with 0.
+fn put_first(entries: &mut [Entry], own: &Network) {
+    let is_near = |entry: &Entry| {
+        entry.kind == EntryKind::Endpoint && (entry.network == *own || entry.network.is_unknown())
+    };
+    if entries.iter().any(is_near) {
+        entries.iter_mut().filter(|entry| !is_near(entry)).for_each(|entry| entry.priority = 1);
     }
 }
 

@@ -342,26 +342,28 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
     if entries.is_empty() { resource.without_endpoints() } else { resource }
 }
 
-/// Groups endpoints by locality. Each endpoint has its own weight.
+/// Groups endpoints by priority and locality. Each endpoint has its own weight.
 fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
-    let mut localities: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
+    let mut localities: BTreeMap<(u32, &str), Vec<&Entry>> = BTreeMap::new();
     for entry in entries {
-        localities.entry(entry.locality.as_str()).or_default().push(entry);
+        localities.entry((entry.priority, entry.locality.as_str())).or_default().push(entry);
     }
     let of = |entries: Vec<&Entry>| endpoint::LocalityLbEndpoints {
         locality: locality(entries[0], None),
+        priority: entries[0].priority,
         lb_endpoints: entries.into_iter().map(lb_endpoint).collect(),
         ..endpoint::LocalityLbEndpoints::default()
     };
     localities.into_values().map(of).collect()
 }
 
-/// Groups endpoints by locality and weight. gRPC uses the weights of localities only, so endpoints of one locality with
+/// Groups endpoints by priority, locality and weight. gRPC uses the weights of localities only, so endpoints of one locality with
 /// different weights are sent as several localities with different sub-zones.
 fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
-    let mut localities: BTreeMap<&str, BTreeMap<u32, Vec<&Entry>>> = BTreeMap::new();
+    let mut localities: BTreeMap<(u32, &str), BTreeMap<u32, Vec<&Entry>>> = BTreeMap::new();
     for entry in entries {
-        localities.entry(entry.locality.as_str()).or_default().entry(entry.weight).or_default().push(entry);
+        let place = (entry.priority, entry.locality.as_str());
+        localities.entry(place).or_default().entry(entry.weight).or_default().push(entry);
     }
     let mut all = Vec::new();
     for by_weight in localities.into_values() {
@@ -372,6 +374,7 @@ fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
             all.push(endpoint::LocalityLbEndpoints {
                 locality: locality(entries[0], several.then_some(weight)),
                 load_balancing_weight: Some(weight.saturating_mul(count)),
+                priority: entries[0].priority,
                 lb_endpoints: entries.into_iter().map(lb_endpoint).collect(),
                 ..endpoint::LocalityLbEndpoints::default()
             });

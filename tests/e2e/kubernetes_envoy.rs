@@ -11,6 +11,7 @@ use crate::horizon_envoy::{CHECKOUT, client, counted, endpoint_at, envoy};
 use crate::support::backend::Backend;
 use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
+use crate::support::kube_client::at;
 use crate::support::{eventually, namespace};
 
 /// The identity of the pods: that of their service account.
@@ -142,4 +143,28 @@ fn envoy_in_the_east_reaches_the_pods_of_both_clusters_as_many_as_are_ready_in_e
     west.set_ready(&key(unready), "True");
     shown(5);
     split(&[("e-a", 2.0), ("w-a", 3.0), ("w-b", 0.0), ("w-c", 2.0)]);
+
+    // With `trafficDistribution`, the east's own pods get all calls as long as they are ready, and the west's gateway replaces them
+    // when none is.
+    let near = json!({"spec": {"trafficDistribution": "PreferClose"}});
+    east.admin().patch(&at("v1", "services", "shop/checkout"), &near);
+    let priorities = || {
+        let path = "/api/v1/horizon?network=net-east&cluster=east&service=checkout.shop.svc.cluster.local";
+        let entries = control.json(path)["entries"].as_array().cloned().unwrap_or_default();
+        entries.iter().map(|one| one["priority"].as_u64().unwrap_or(0)).collect::<Vec<_>>()
+    };
+    eventually("the gateway after the pods", || (priorities() == [0, 0, 1]).then_some(()));
+    let all_from = |zones: &[&str]| {
+        eventually(&format!("all calls to {zones:?}"), || {
+            let counts = counted(envoy.listener("checkout"), 100);
+            counts.keys().all(|zone| zones.contains(&zone.as_str())).then_some(())
+        });
+    };
+    all_from(&["e-a"]);
+    split(&[("e-a", 1.0)]);
+    for pod in ["10.244.1.1", "10.244.1.2"] {
+        east.set_ready(&key(pod), "False");
+    }
+    all_from(&["w-a", "w-c"]);
+    split(&[("w-a", 3.0), ("w-c", 2.0)]);
 }

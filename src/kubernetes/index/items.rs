@@ -56,6 +56,7 @@ impl Index {
             endpoints: endpoints.into(),
             exported_as: None,
             import: None,
+            prefers_near: record.prefers_near(),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let exported = tables.exports.get(key).filter(|_| record.unmarkable.is_none());

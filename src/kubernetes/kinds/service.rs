@@ -166,6 +166,11 @@ pub(crate) struct Entrance {
 }
 
 impl ServiceRecord {
+    /// Returns true if `trafficDistribution` prefers endpoints that are near their callers.
+    pub(crate) fn prefers_near(&self) -> bool {
+        matches!(&*self.traffic_distribution, "PreferClose" | "PreferSameZone" | "PreferSameNode")
+    }
+
     fn read(object: &Service, reading: &mut Reading<'_>) -> Self {
         let (viewer, texts) = (reading.viewer, &mut *reading.texts);
         let Service { metadata, spec, status } = object;

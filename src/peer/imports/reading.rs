@@ -84,6 +84,7 @@ pub(super) fn service(
         waypoint: None,
         endpoints,
         exported_as: None,
+        prefers_near: false,
         import: Some(Arc::new(import)),
         withheld: Box::default(),
     };

@@ -48,6 +48,7 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
         endpoints: Arc::default(),
         exported_as: None,
         import: None,
+        prefers_near: false,
         withheld: Box::default(),
     };
     let mut shard = Shard::new(ClusterId::new(cluster), Network::new("net"), &RegistryScope::default());

@@ -71,6 +71,35 @@ fn a_cluster_of_three_zones_is_one_entry_of_its_total() {
 }
 
 #[test]
+fn a_service_that_prefers_near_endpoints_gives_those_on_the_viewers_network_first() {
+    let near_first = |endpoints: Vec<Endpoint>| {
+        let service = service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints);
+        isthmus_model::service::Service { prefers_near: true, ..service }
+    };
+    let far = vec![endpoint("10.2.0.1", 2)];
+    let near =
+        || vec![endpoint("10.1.0.1", 3), Endpoint { health: Health::Unhealthy, ..endpoint("10.1.0.2", 1) }];
+    let mesh = |near: Vec<Endpoint>| {
+        let shards = vec![
+            shard("a", "east", vec![near_first(near)]),
+            shard("c", "west", vec![near_first(far.clone())]),
+        ];
+        Mesh::new(vec![network("west", vec![gateway("192.0.2.1", 1)])], shards)
+    };
+    let priorities = |mesh: &Mesh, viewer: &Viewer| -> Vec<(String, u32, u32)> {
+        let entries = seen(mesh, viewer).entries;
+        entries.iter().map(|one| (one.address.to_string(), one.priority, one.weight)).collect()
+    };
+    let of = |address: &str, priority, weight| (address.to_owned(), priority, weight);
+    let both = mesh(near());
+    let wanted = [of("10.1.0.1:8080", 0, 3), of("10.1.0.2:8080", 0, 1), of("192.0.2.1:15443", 1, 2)];
+    assert_eq!(priorities(&both, &east()), wanted);
+    // Without endpoints of its own, a viewer gets the others at the first priority, as priorities have no gaps.
+    assert_eq!(priorities(&mesh(vec![]), &east()), [of("192.0.2.1:15443", 0, 1)]);
+    assert_eq!(priorities(&both, &viewer("north", "n")), [of("192.0.2.1:15443", 0, 1)]);
+}
+
+#[test]
 fn two_gateways_split_by_their_weights() {
     let gateways = vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 2)];
     let mesh = west(gateways, vec![endpoint("10.2.0.1", 1)]);

@@ -371,3 +371,35 @@ fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
     assert!(!asked("pay-west.here", ClientKind::Grpc), "its gateway would refuse the name");
     assert!(asked("pay-west.here", ClientKind::Envoy), "its cluster asks for the exported name");
 }
+
+#[test]
+fn priorities_are_localities_apart() {
+    let near = |host: &str, service: &str| Service {
+        prefers_near: true,
+        ..isthmus_snapshot::testing::service(
+            service,
+            vec![port(443, PortProtocol::Tcp)],
+            vec![endpoint(host, 1)],
+        )
+    };
+    let shards = vec![
+        shard("a", "n1", vec![near("10.1.0.1", "own.mesh")]),
+        shard("b", "n2", vec![near("10.2.0.1", "own.mesh")]),
+    ];
+    let gateways = vec![isthmus_snapshot::testing::gateway("192.0.2.1", 1)];
+    let snapshot = Mesh::new(vec![isthmus_snapshot::testing::network("n2", gateways)], shards).snapshot();
+    let service = snapshot.service("own.mesh").expect("a service");
+    for client in [ClientKind::Envoy, ClientKind::Grpc] {
+        let viewer = Viewer { network: Network::new("n1"), client, ..Viewer::default() };
+        let found = Found { service, port: &service.ports[0], subset: "" };
+        let given = view(&snapshot, found.service, found.port, found.subset, &viewer).expect("all of it");
+        let localities = match client {
+            ClientKind::Envoy => for_envoy(&given.entries),
+            ClientKind::Grpc => for_grpc(&given.entries),
+        };
+        // gRPC clients cannot use the gateway: the port is not routed by host name.
+        let wanted: &[u32] = if client == ClientKind::Envoy { &[0, 1] } else { &[0] };
+        assert_eq!(localities.iter().map(|one| one.priority).collect::<Vec<_>>(), wanted);
+        assert!(localities.iter().all(|one| one.lb_endpoints.len() == 1));
+    }
+}
