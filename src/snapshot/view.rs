@@ -21,6 +21,7 @@ use super::weights::{Share, share, whole};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::place::{ClusterId, Locality, Network};
+use isthmus_model::service::Withheld;
 
 /// The client that asks for endpoints. Equal viewers get the same endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -217,6 +218,8 @@ pub enum ExclusionReason {
     Demoted,
     /// The registry of the endpoints could not be read for so long that its endpoints are not used.
     Expired,
+    /// The registry itself withholds the endpoints.
+    Withheld(Withheld),
 }
 
 impl ExclusionReason {
@@ -235,6 +238,7 @@ impl ExclusionReason {
             Self::PortConflict => "port conflict",
             Self::Demoted => "registry demoted",
             Self::Expired => "registry expired",
+            Self::Withheld(why) => why.text(),
         }
     }
 }
@@ -271,6 +275,13 @@ pub fn view(
             None => ExclusionReason::PortConflict,
         };
         horizon.exclude(network, cluster, weight, reason);
+    }
+    // The labels of endpoints that a registry withholds are not known, so no subset is told to lack them.
+    for part in service.parts.iter().filter(|_| subset.is_empty()) {
+        for (why, count) in &part.service.withheld {
+            let (network, cluster) = (&part.origin.network, &part.origin.cluster);
+            horizon.exclude(network, cluster, u64::from(*count), ExclusionReason::Withheld(*why));
+        }
     }
     for (network, behind) in std::mem::take(&mut horizon.far) {
         horizon.pass_through_gateways(&network, behind);
