@@ -74,6 +74,8 @@ pub(super) fn made<'a>(
             }
         }
     }
+    let is_any_ready =
+        instances.values().any(|instance| instance.health == Health::Healthy && !instance.is_drained());
     let mut all: Vec<(Endpoint, Option<&Arc<str>>)> = Vec::with_capacity(instances.len());
     for mut instance in instances.into_values() {
         let Some(network) = sources.network_of(instance.pod) else {
@@ -90,20 +92,43 @@ pub(super) fn made<'a>(
             host,
             locality: sources.locality(&instance),
             weight: Weight::ONE,
-            health: instance.health,
+            health: match instance.health {
+                _ if instance.is_drained() => Health::Draining,
+                // While no endpoint is ready, those that terminate and still serve are used, as by kube-proxy (KEP-1669): otherwise
+                // the restart of a service's only pod would be an outage for callers from other networks alone.
+                Health::Draining if !is_any_ready => Health::Healthy,
+                health => health,
+            },
             template: texts.endpoint_template(sources.template(&instance, service, network)),
         };
         all.push((endpoint, instance.hostname));
     }
-    all.sort_by(|(one, _), (other, _)| one.host.cmp(&other.host));
-    for (at, (endpoint, hostname)) in all.into_iter().enumerate() {
+    let order = |one: &Endpoint, other: &Endpoint| {
+        let by_socket = (&one.host, &one.template.ports).cmp(&(&other.host, &other.template.ports));
+        by_socket.then(one.health.cmp(&other.health))
+    };
+    all.sort_by(|(one, _), (other, _)| order(one, other));
+    for (endpoint, hostname) in all {
+        // Several pods in the network of one node have one socket, which counts once, as healthy as the healthiest of them.
+        let is_known = made
+            .endpoints
+            .last()
+            .is_some_and(|last| last.host == endpoint.host && last.template.ports == endpoint.template.ports);
+        if !is_known {
+            made.endpoints.push(endpoint);
+        }
+        let at = made.endpoints.len() - 1;
         made.named.extend(hostname.map(|name| (name.clone(), at)));
-        made.endpoints.push(endpoint);
     }
     made
 }
 
 impl<'a> Instance<'a> {
+    /// Returns true if a label of the pod asks for no new connections.
+    fn is_drained(&self) -> bool {
+        self.pod.is_some_and(|pod| pod.template.is_draining)
+    }
+
     /// Returns the name of the node on which the instance runs.
     fn node(&self) -> Option<&'a Arc<str>> {
         self.pod.and_then(PodRecord::node).or(self.node)

@@ -95,6 +95,8 @@ pub(super) struct PodTemplate {
     pub(super) network: Option<Network>,
     pub(super) identity: Option<Identity>,
     pub(super) is_meshed: bool,
+    /// True if the label `istio.io/draining` asks for no new connections to the pod.
+    pub(super) is_draining: bool,
     pub(super) encapsulation: Encapsulation,
     /// The locality of the label `istio-locality`.
     pub(super) locality: Option<Locality>,

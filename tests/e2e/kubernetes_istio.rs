@@ -25,10 +25,22 @@ fn gateway(clusters: &[&Cluster], rule: &str, more: &str) -> Gateway {
     let own = &clusters[0].name;
     let config = format!(
         "listen: \"127.0.0.1:0\"\nnode: {{cluster: {own}, network: net-{own}, namespace: istio-system}}\n\
-         networks: {{net-west: {{gateways: [{{address: 192.0.2.2, sniPort: 15443}}], probe: off}}}}\n\
+         networks: {{net-west: {{gateways: [{{address: 192.0.2.2, sniPort: 15443}}], probe: off}}, net-east: {{gateways: [{{address: 192.0.2.1, sniPort: 15443}}], \
+         probe: off}}}}\n\
          exports: [{{services: [\"*.local\"]{rule}}}]\n{registries}"
     );
     Gateway::start_in(folder, &config, &[])
+}
+
+/// Creates a service `shop/NAME` with one pod, which has these labels beside `app`.
+fn with_pod(cluster: &Cluster, name: &str, address: &str, labels: &Value) {
+    let key = format!("shop/{name}");
+    cluster.service(&key, &json!({}), &json!({"ports": [{"name": "http", "port": 80, "targetPort": 8080}]}));
+    let pod_key = format!("{key}-0");
+    let mut pod = Pod::new(&pod_key, address);
+    pod.labels = labels.clone();
+    pod.labels["app"] = name.into();
+    cluster.pod(&pod);
 }
 
 fn annotate(cluster: &Cluster, service: &str, annotation: &str, value: &Value) {
@@ -199,4 +211,112 @@ fn subsets_select_endpoints_by_the_labels_that_istiod_adds_to_them() {
     let steps: Vec<&str> =
         none["steps"].as_array().expect("steps").iter().filter_map(Value::as_str).collect();
     assert!(steps.contains(&labels), "{steps:?}");
+}
+
+/// An entry of a view: its address, weight and health.
+type Given = (String, u64, String);
+
+/// Returns the view of a service that a client on a network gets.
+fn horizon(gateway: &Gateway, network: &str, service: &str) -> Value {
+    let path = format!("/api/v1/horizon?network={network}&port=80");
+    gateway.json(&format!("{path}&service={service}.shop.svc.cluster.local"))
+}
+
+fn given(view: &Value) -> Vec<Given> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let entry =
+        |one: &Value| (text(&one["address"]), one["weight"].as_u64().unwrap_or(0), text(&one["health"]));
+    view["entries"].as_array().map(|all| all.iter().map(entry).collect()).unwrap_or_default()
+}
+
+/// Waits until a client of a network gets these entries, and no others.
+#[track_caller]
+fn sees(gateway: &Gateway, network: &str, service: &str, entries: &[(&str, u64, &str)]) {
+    let wanted: Vec<_> = entries
+        .iter()
+        .map(|(address, weight, health)| ((*address).to_owned(), *weight, (*health).to_owned()))
+        .collect();
+    eventually(&format!("{network} sees {entries:?}"), || {
+        (given(&horizon(gateway, network, service)) == wanted).then_some(())
+    });
+}
+
+#[test]
+fn pods_that_terminate_serve_while_no_other_pod_is_ready() {
+    let Some(cluster) = start("east") else { return };
+    with_pod(&cluster, "web", "10.244.1.1", &json!({"security.istio.io/tlsMode": "istio"}));
+    let gateway = gateway(&[&cluster], "", "");
+    let (first, second, through) = ("10.244.1.1:8080", "10.244.1.2:8080", "192.0.2.1:15443");
+    sees(&gateway, "net-west", "web", &[(through, 1, "")]);
+    let healthy = || {
+        let candidates = explain(&gateway, "web", "")["candidates"].as_array().cloned().unwrap_or_default();
+        let healthy = candidates.iter().filter(|one| one["health"] == "healthy");
+        healthy.map(|one| one["address"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    // The only pod terminates, and goes on serving: clients on both sides of the gateway still get it.
+    cluster.terminate_pod("shop/web-0");
+    eventually("a slice with a pod that terminates", || {
+        (cluster.slices("shop/web")[0]["endpoints"][0]["conditions"]["terminating"] == true).then_some(())
+    });
+    // A second service shows that the change of the slice has arrived.
+    with_pod(&cluster, "other", "10.244.1.9", &json!({"security.istio.io/tlsMode": "istio"}));
+    sees(&gateway, "net-west", "other", &[(through, 1, "")]);
+    assert_eq!(healthy(), [first]);
+    sees(&gateway, "net-west", "web", &[(through, 1, "")]);
+    sees(&gateway, "net-east", "web", &[(first, 1, "")]);
+    // A pod that is ready replaces it at once.
+    let mut pod = Pod::new("shop/web-1", "10.244.1.2");
+    pod.labels = json!({"app": "web", "security.istio.io/tlsMode": "istio"});
+    cluster.pod(&pod);
+    eventually("the ready pod alone", || (healthy() == [second]).then_some(()));
+    sees(&gateway, "net-east", "web", &[(first, 1, "draining"), (second, 1, "")]);
+    sees(&gateway, "net-west", "web", &[(through, 1, "")]);
+    // A pod that a label takes out of use is not used, whatever else is there.
+    let draining = |value: Value| json!({"metadata": {"labels": {"istio.io/draining": value}}});
+    cluster.admin().patch(&at("v1", "pods", "shop/web-1"), &draining("true".into()));
+    eventually("the pod that terminates", || (healthy() == [first]).then_some(()));
+    sees(&gateway, "net-east", "web", &[(first, 1, ""), (second, 1, "draining")]);
+    cluster.delete_pod("shop/web-0");
+    eventually("none", || healthy().is_empty().then_some(()));
+    sees(&gateway, "net-west", "web", &[]);
+    cluster.admin().patch(&at("v1", "pods", "shop/web-1"), &draining(Value::Null));
+    eventually("the pod again", || (healthy() == [second]).then_some(()));
+}
+
+#[test]
+fn pods_of_another_network_are_shown_as_missing_and_pods_on_one_socket_count_once() {
+    let Some(cluster) = start("east") else { return };
+    let meshed = json!({"security.istio.io/tlsMode": "istio"});
+    with_pod(&cluster, "web", "10.244.1.1", &meshed);
+    let mut other = Pod::new("shop/web-9", "10.244.1.9");
+    other.labels = json!({"app": "web", "topology.istio.io/network": "net-north"});
+    cluster.pod(&other);
+    // Two pods in the network of one node.
+    with_pod(&cluster, "agent", "10.244.1.3", &meshed);
+    let mut twin = Pod::new("shop/agent-1", "10.244.1.3");
+    twin.labels = json!({"app": "agent", "security.istio.io/tlsMode": "istio"});
+    cluster.pod(&twin);
+    with_pod(&cluster, "agents", "10.244.1.4", &meshed);
+    let mut third = Pod::new("shop/agents-1", "10.244.1.5");
+    third.labels = json!({"app": "agents", "security.istio.io/tlsMode": "istio"});
+    cluster.pod(&third);
+    eventually("both pods in slices", || {
+        let slices = cluster.slices("shop/agent");
+        let endpoints = slices.iter().filter_map(|slice| slice["endpoints"].as_array()).map(Vec::len);
+        (endpoints.sum::<usize>() == 2).then_some(())
+    });
+    let gateway = gateway(&[&cluster], "", "");
+    for network in ["net-east", "net-west"] {
+        eventually("the pod of another network", || {
+            let missing = &horizon(&gateway, network, "web")["missing"];
+            let is_it = missing[0]["why"] == "network not allowed" && missing[0]["weight"] == 1;
+            (is_it && missing.as_array().is_some_and(|all| all.len() == 1)).then_some(())
+        });
+    }
+    // One socket counts once, for clients on both sides of a gateway; two sockets count twice.
+    for (service, stands_for) in [("agent", 1.0), ("agents", 2.0)] {
+        let view = horizon(&gateway, "net-west", service);
+        assert_eq!(view["entries"][0]["standsFor"].as_f64(), Some(stands_for), "{view}");
+    }
+    sees(&gateway, "net-east", "agent", &[("10.244.1.3:8080", 1, "")]);
 }

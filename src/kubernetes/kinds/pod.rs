@@ -110,6 +110,7 @@ impl PodRecord {
             network: label(NETWORK_LABEL).filter(|text| !text.is_empty()).map(Network::new),
             identity: Identity::parse(&identity).ok(),
             is_meshed: label("security.istio.io/tlsMode") == Some("istio"),
+            is_draining: label("istio.io/draining").is_some_and(|value| !value.is_empty()),
             encapsulation: if by_hbone { Encapsulation::Hbone } else { Encapsulation::None },
             locality: locality.and_then(|text| Locality::parse(&text)),
         };
