@@ -5,7 +5,7 @@ use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-use super::credentials::{Access, Identification};
+use super::credentials::{Access, Identification, Server};
 use super::kubeconfig;
 use isthmus_aggregator::spec::kubernetes::AccessSpec;
 use isthmus_files::file;
@@ -90,7 +90,7 @@ fn of_service_account(folder: &Path) -> Result<Found, String> {
     let mut hasher = DefaultHasher::new();
     token.hash(&mut hasher);
     roots.iter().for_each(|root| root.as_ref().hash(&mut hasher));
-    let server = Url { scheme: Scheme::Https, host, port };
+    let server = Server { address: Url { scheme: Scheme::Https, host, port }, path: String::new() };
     server.hash(&mut hasher);
     let identification = Identification { token: Some(token), own: None, impersonation: Vec::new() };
     Ok(Found { access: Access { server, roots, server_name: None, identification }, digest: hasher.finish() })

@@ -1,4 +1,5 @@
-//! A client of one API server: one HTTP/2 connection, opened when it is needed, over which all kinds of objects are watched.
+//! A client of one API server. By HTTP/2, one connection, opened when it is needed, carries all requests. A server that speaks only
+//! HTTP/1.1, such as a load balancer in front of API servers, gets a connection for each request.
 
 use std::io;
 use std::sync::Arc;
@@ -6,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http2::{self, SendRequest};
+use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -17,7 +18,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::clock::ServerClock;
-use super::credentials::Access;
+use super::credentials::{Access, Server};
 use super::objects::Status;
 use isthmus_model::address::Url;
 use isthmus_net::channel::{Tasks, cut, innermost};
@@ -95,11 +96,17 @@ impl Fault {
     }
 }
 
-type Sender = SendRequest<Full<Bytes>>;
+/// The connection for a request.
+enum Sender {
+    /// A connection that other requests use at the same time.
+    Http2(http2::SendRequest<Full<Bytes>>),
+    /// A connection for this request alone. The response to a watch has no end, and further responses would have to wait for it.
+    Http1(http1::SendRequest<Full<Bytes>>),
+}
 
 /// An API server, and the connection to it while there is one.
 pub(super) struct Client {
-    server: Url,
+    server: Server,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
     headers: HeaderMap,
@@ -110,7 +117,8 @@ pub(super) struct Client {
 
 #[derive(Default)]
 struct Connection {
-    sender: Option<Sender>,
+    /// The connection by HTTP/2.
+    sender: Option<http2::SendRequest<Full<Bytes>>>,
     /// The time and the error of the last attempt to connect, if it failed.
     failed: Option<(Instant, Fault)>,
 }
@@ -128,10 +136,10 @@ impl Client {
                             .to_owned(),
                     )
                 };
-                server_name(&server.host).map_err(nameless)?
+                server_name(&server.address.host).map_err(nameless)?
             }
         };
-        let tls = config(&roots, identification.own, &provider(), &[b"h2"])
+        let tls = config(&roots, identification.own, &provider(), &[b"h2", b"http/1.1"])
             .map_err(|fault| Fault::Access(fault.to_string()))?;
         let mut headers = HeaderMap::new();
         let agent = concat!("isthmus/", env!("CARGO_PKG_VERSION"));
@@ -151,7 +159,7 @@ impl Client {
         Ok(Self { server, name, tls, headers, scope, connection, clock })
     }
 
-    pub(super) fn server(&self) -> &Url {
+    pub(super) fn server(&self) -> &Server {
         &self.server
     }
 
@@ -183,12 +191,10 @@ impl Client {
         path: &str,
         body: Option<(&'static str, Vec<u8>)>,
     ) -> Result<Response<Incoming>, Fault> {
-        let mut sender = self.sender().await?;
-        let uri = format!("{}{path}", self.server);
-        let mut request = Request::builder().method(method).uri(uri);
+        let sender = self.sender().await?;
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.server));
         if let Some(headers) = request.headers_mut() {
             headers.extend(self.headers.clone());
-            headers.remove(HOST);
         }
         let body = match body {
             Some((kind, object)) => {
@@ -199,8 +205,7 @@ impl Client {
         };
         let request = request.body(Full::new(body)).map_err(|error| Fault::Answer(error.to_string()))?;
         let sent = SystemTime::now();
-        let answer = timeout(ANSWER, sender.send_request(request)).await.map_err(|_| Fault::Late(ANSWER))?;
-        let answer = answer.map_err(|error| Fault::Broken(innermost(&error)))?;
+        let answer = timeout(ANSWER, sender.send(request)).await.map_err(|_| Fault::Late(ANSWER))??;
         self.clock.note(answer.headers(), sent, SystemTime::now());
         if !answer.status().is_success() {
             return Err(refused(answer).await);
@@ -215,12 +220,12 @@ impl Client {
         Ok(answer)
     }
 
-    /// Returns the connection; opens another one if the last one has ended.
+    /// Returns a connection for a request: the present one by HTTP/2, or another one.
     async fn sender(&self) -> Result<Sender, Fault> {
         let asked = Instant::now();
         let mut connection = self.connection.lock().await;
         if let Some(sender) = connection.sender.as_ref().filter(|sender| !sender.is_closed()) {
-            return Ok(sender.clone());
+            return Ok(Sender::Http2(sender.clone()));
         }
         // Several calls may have waited here for one attempt to connect. If that attempt has failed, all of them fail with its
         // error. Otherwise they would connect one after another, each with a timeout of its own.
@@ -229,21 +234,24 @@ impl Client {
         }
         connection.sender = None;
         let sender = timeout(CONNECT, self.connect()).await.unwrap_or(Err(Fault::Late(CONNECT)));
-        match sender {
-            Ok(sender) => Ok(connection.sender.insert(sender).clone()),
-            Err(fault) => {
-                connection.failed = Some((Instant::now(), fault.clone()));
-                Err(fault)
-            }
+        match &sender {
+            Ok(Sender::Http2(shared)) => connection.sender = Some(shared.clone()),
+            Ok(Sender::Http1(_)) => {}
+            Err(fault) => connection.failed = Some((Instant::now(), fault.clone())),
         }
+        sender
     }
 
     async fn connect(&self) -> Result<Sender, Fault> {
-        let Url { host, port, .. } = &self.server;
+        let Url { host, port, .. } = &self.server.address;
         let stream = dial(host, *port, &[]).await.map_err(|error| Fault::Unreachable(Arc::new(error)))?;
         let stream = secure(stream, self.name.clone(), self.tls.clone()).await.map_err(Fault::Tls)?;
+        // A server without ALPN speaks HTTP/1.1 (RFC 9113 §3.2).
         if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-            return Err(Fault::Answer("the API server does not speak HTTP/2".to_owned()));
+            let shaken = http1::handshake(TokioIo::new(stream)).await;
+            let (sender, connection) = shaken.map_err(|error| Fault::Broken(innermost(&error)))?;
+            self.scope.spawn(async move { drop(connection.await) });
+            return Ok(Sender::Http1(sender));
         }
         let (sender, connection) = http2::Builder::new(Tasks::new(self.scope.clone()))
             .timer(TokioTimer::new())
@@ -255,7 +263,25 @@ impl Client {
             .map_err(|error| Fault::Broken(innermost(&error)))?;
         // The future ends with the last request or with an error; the waiting requests get this error too.
         self.scope.spawn(async move { drop(connection.await) });
-        Ok(sender)
+        Ok(Sender::Http2(sender))
+    }
+}
+
+impl Sender {
+    /// Sends a request, and returns the head of the response.
+    async fn send(self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Fault> {
+        let answer = match self {
+            Self::Http2(mut sender) => sender.send_request(request).await,
+            Self::Http1(mut sender) => {
+                let uri = std::mem::take(request.uri_mut()).into_parts();
+                let host = uri.authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+                request.headers_mut().extend(host.map(|host| (HOST, host)));
+                // A server takes requests with the path alone (RFC 9112 §3.2.1).
+                *request.uri_mut() = uri.path_and_query.map(Uri::from).unwrap_or_default();
+                sender.send_request(request).await
+            }
+        };
+        answer.map_err(|error| Fault::Broken(innermost(&error)))
     }
 }
 

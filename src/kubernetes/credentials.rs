@@ -1,15 +1,31 @@
 //! The address of an API server and the credentials for it, parsed for a client.
 
+use std::fmt;
+
 use http::{HeaderName, HeaderValue};
 use rustls::pki_types::{CertificateDer, ServerName};
 
 use isthmus_model::address::Url;
 use isthmus_tls::client::OwnCertificate;
 
+/// The URL of an API server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Server {
+    pub(super) address: Url,
+    /// The path below which the server has the API, such as `/k8s/clusters/c-1`; usually empty. It does not end with a slash.
+    pub(super) path: String,
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.address, self.path)
+    }
+}
+
 /// An API server, and the credentials for it.
 #[derive(Debug)]
 pub(super) struct Access {
-    pub(super) server: Url,
+    pub(super) server: Server,
     /// The roots that the server's certificate chains to.
     pub(super) roots: Vec<CertificateDer<'static>>,
     /// The name in the server's certificate; absent: the host of `server`.
@@ -25,8 +41,8 @@ pub(super) struct Identification {
     pub(super) impersonation: Vec<(HeaderName, HeaderValue)>,
 }
 
-impl std::fmt::Debug for Identification {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Identification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identification(secret)")
     }
 }

@@ -4,11 +4,12 @@
 use std::path::Path as FilePath;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use super::credentials::{Access, Identification};
+use super::credentials::{Access, Identification, Server};
 use isthmus_document::problem::{Path, Problems};
 use isthmus_document::tree::{Node, Source, parse};
 use isthmus_model::address::{Host, Scheme, Url};
@@ -133,15 +134,15 @@ impl Reader<'_> {
         refused
     }
 
-    fn server(&mut self, cluster: &Node, at: &Path<'_>) -> Option<Url> {
+    fn server(&mut self, cluster: &Node, at: &Path<'_>) -> Option<Server> {
         let Some(node) = cluster.get("server") else {
             self.error(cluster, at, "found no server");
             return None;
         };
         let text = node.text().unwrap_or_default();
-        let server = url(text);
+        let server = server(text);
         if server.is_none() {
-            let fault = format!("found {node}; expected https://HOST[:PORT] without a path");
+            let fault = format!("found {node}; expected https://HOST[:PORT][/PATH] without a query");
             self.error(node, &at.key("server"), fault);
         }
         server
@@ -241,11 +242,14 @@ fn header_of(name: &'static str, value: &str) -> Option<(HeaderName, HeaderValue
     Some((HeaderName::from_static(name), HeaderValue::from_str(value).ok()?))
 }
 
-/// Parses `https://HOST[:PORT]`, with or without a slash at its end.
-fn url(text: &str) -> Option<Url> {
+/// Parses `https://HOST[:PORT][/PATH]`, with or without a slash at its end.
+fn server(text: &str) -> Option<Server> {
     let rest = text.strip_prefix("https://")?;
-    let rest = rest.strip_suffix('/').unwrap_or(rest);
-    if rest.contains('/') {
+    let (rest, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let path = path.trim_end_matches('/');
+    // The paths of requests are appended to the path.
+    let is_path = |path: &str| path.parse::<PathAndQuery>().is_ok_and(|parsed| parsed.path() == path);
+    if !path.is_empty() && !is_path(path) {
         return None;
     }
     let bracketed = rest.strip_prefix('[').and_then(|inner| inner.split_once(']'));
@@ -255,11 +259,34 @@ fn url(text: &str) -> Option<Url> {
         (None, Some((host, port))) => (host, port.parse().ok()?),
         (None, None) => (rest, HTTPS_PORT),
     };
-    Some(Url { scheme: Scheme::Https, host: Host::parse(host).ok()?, port })
+    let address = Url { scheme: Scheme::Https, host: Host::parse(host).ok()?, port };
+    Some(Server { address, path: path.to_owned() })
 }
 
 /// Decodes base64; returns `None` if the text is not base64.
 pub(super) fn decoded(text: &str) -> Option<Vec<u8>> {
     let compact: String = text.chars().filter(|letter| !letter.is_ascii_whitespace()).collect();
     BASE64_STANDARD.decode(compact).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_url_of_a_server_may_have_a_port_and_a_path() {
+        for (text, shown) in [
+            ("https://10.0.0.1", "https://10.0.0.1:443"),
+            ("https://api.example:6443/", "https://api.example:6443"),
+            ("https://[fd00::1]:6443", "https://[fd00::1]:6443"),
+            ("https://rancher.example/k8s/clusters/c-1/", "https://rancher.example:443/k8s/clusters/c-1"),
+        ] {
+            assert_eq!(server(text).expect("legal").to_string(), shown);
+        }
+        for bad in
+            ["http://a", "https://", "https://a/b?c=d", "https://a/b#c", "https://a/b c", "https://a:x/b"]
+        {
+            assert_eq!(server(bad), None, "{bad}");
+        }
+    }
 }

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::kubernetes_hostile::{Rig, install, service};
 use crate::support::fake_kube::{FakeKube, Reply};
+use crate::support::gateway::Gateway;
+use crate::support::kube::{self, Cluster, Options};
+use crate::support::kube_client::{at, becomes};
+use crate::support::kube_proxy::{KubeProxy, PATH};
 use crate::support::kube_world::{Asked, status};
 use crate::support::{eventually, within};
 
@@ -97,4 +101,53 @@ fn a_server_that_returns_is_read_as_a_whole_as_soon_as_one_watch_works() {
         (rig.gateway.json("/api/v1/registries")[0]["state"] == "live").then_some(())
     });
     rig.recovers();
+}
+
+#[test]
+fn an_api_server_behind_a_proxy_is_read_over_http_1_and_below_its_path() {
+    const MCS: &str = "multicluster.x-k8s.io/v1beta1";
+    let Some(program) = kube::installed() else { return };
+    let cluster = Cluster::start(&program, "east", &Options::default());
+    cluster.install_crds();
+    cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-east"}));
+    cluster.namespace("shop", &json!({}));
+    cluster.service(
+        "shop/web",
+        &json!({}),
+        &json!({"ports": [{"name": "https", "port": 443, "targetPort": 8443}]}),
+    );
+    cluster.scale("shop/web", 1, "10.244.7");
+    cluster.admin().create(
+        &json!({"apiVersion": MCS, "kind": "ServiceExport", "metadata": {"namespace": "shop", "name": "web"}}),
+    );
+    let proxy = KubeProxy::start(&cluster);
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("east.kubeconfig"), proxy.kubeconfig(cluster.admin_token()))
+        .expect("written");
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net-east, namespace: istio-system}\n\
+                  exports: [{services: [\"*.local\"], marked: {serviceExport: true}}]\n\
+                  registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig}}]\n";
+    let gateway = Gateway::start_in(folder, config, &[]);
+    let registry = || gateway.json("/api/v1/registries")[0].clone();
+    eventually("a registry that is well", || {
+        let registry = registry();
+        (registry["state"] == "live" && registry["report"]["problems"] == json!([])).then_some(())
+    });
+    let server = registry()["report"]["server"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(server, format!("https://{}{PATH}", proxy.address));
+    // Watches bring changes, and conditions are written.
+    let endpoints = |count: usize| {
+        eventually(&format!("{count} pods"), || {
+            let explained = gateway.json("/api/v1/explain?sni=web.shop.svc.cluster.local");
+            (explained["candidates"].as_array().map_or(0, Vec::len) == count).then_some(())
+        });
+    };
+    endpoints(1);
+    cluster.scale("shop/web", 3, "10.244.7");
+    endpoints(3);
+    let is_ready = |export: &Value| {
+        let conditions = export["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+    };
+    becomes(cluster.admin(), &at(MCS, "serviceexports", "shop/web"), is_ready);
 }

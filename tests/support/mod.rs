@@ -23,6 +23,7 @@ pub mod helm;
 pub mod image;
 pub mod kube;
 pub mod kube_client;
+pub mod kube_proxy;
 pub mod kube_world;
 pub mod markdown;
 pub mod namespace;
