@@ -203,9 +203,8 @@ spec:
 fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
     let Some(place) = Place::start() else { return };
     let chart = chart();
-    let read = |kinds: &[&str]| -> Vec<String> {
-        kinds.iter().map(|kind| format!("{kind} [get list watch]")).collect()
-    };
+    let read =
+        |kinds: &[&str]| -> Vec<String> { kinds.iter().map(|kind| format!("{kind} [list watch]")).collect() };
     let places = read(&["namespaces", "nodes"]);
     let services = read(&["endpointslices.discovery.k8s.io", "pods", "services"]);
     let marks = read(&["serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io"]);

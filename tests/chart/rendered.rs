@@ -236,9 +236,21 @@ fn rules(role: &Value) -> Vec<String> {
 }
 
 #[test]
+fn a_spread_without_a_selector_counts_the_pods_of_the_release() {
+    let Some(helm) = Helm::installed() else { return };
+    let spread = r#"topologySpreadConstraints=[{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway"}]"#;
+    let objects = helm.objects(None, &[&IMAGE[..], &["--set-json", spread]].concat());
+    let deployment = object(&objects, "Deployment", RELEASE);
+    let pod = pod_of(deployment).expect("a pod");
+    let selector = &pod["topologySpreadConstraints"][0]["labelSelector"];
+    assert!(selector["matchLabels"].is_object(), "{selector}");
+    assert_eq!(*selector, deployment["spec"]["selector"]);
+}
+
+#[test]
 fn each_right_comes_with_its_feature_alone() {
     let Some(helm) = Helm::installed() else { return };
-    const READ: &str = "get,list,watch";
+    const READ: &str = "list,watch";
     let read = |resource: &str| format!("{resource} {READ}");
     let mcs = ["serviceexports", "serviceimports"].map(|kind| read(&format!("multicluster.x-k8s.io/{kind}")));
     let services = ["/pods", "/services", "discovery.k8s.io/endpointslices"].map(read);
@@ -265,7 +277,7 @@ fn each_right_comes_with_its_feature_alone() {
         (
             "remoteClusters.watch.enabled=true,remoteClusters.watch.namespace=far",
             "",
-            &["/secrets get,list,watch"],
+            &["/secrets list,watch"],
             "far",
         ),
     ];

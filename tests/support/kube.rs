@@ -442,7 +442,7 @@ const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
 /// Returns the rules of a ClusterRole with read access to every kind that a registry watches.
 pub fn reader() -> Value {
-    let verbs = json!(["get", "list", "watch"]);
+    let verbs = json!(["list", "watch"]);
     let rule =
         |group: &str, kinds: &[&str]| json!({"apiGroups": [group], "resources": kinds, "verbs": verbs});
     json!([

@@ -114,10 +114,18 @@ seccompProfile:
 
 {{- define "isthmus.role.spread" -}}
 {{- $values := include "isthmus.role.values" . | fromJson -}}
-{{- if $values.topologySpreadConstraints -}}
-{{- toYaml $values.topologySpreadConstraints -}}
-{{- else -}}
 {{- $selector := include "isthmus.role.selector" . -}}
+{{- if $values.topologySpreadConstraints -}}
+{{- /* A constraint without a selector would count no pod. */}}
+{{- $constraints := list }}
+{{- range $constraint := $values.topologySpreadConstraints }}
+{{- if not (hasKey $constraint "labelSelector") }}
+{{- $constraint = merge (dict "labelSelector" (dict "matchLabels" ($selector | fromYaml))) $constraint }}
+{{- end }}
+{{- $constraints = append $constraints $constraint }}
+{{- end }}
+{{- toYaml $constraints -}}
+{{- else -}}
 {{- range $at, $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
 {{- if $at }}{{ "\n" }}{{ end -}}
 - maxSkew: 1

@@ -7,10 +7,10 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- define "isthmus.role.services" -}}
 - apiGroups: [""]
   resources: [services, pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{/* Gateways of networks. */}}
@@ -18,7 +18,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- if (include "isthmus.role.features" . | fromJson).gateways }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gateways]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- end }}
 
@@ -27,7 +27,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- $features := include "isthmus.role.features" . | fromJson }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports, serviceimports]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- if $features.leader }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports/status]
@@ -36,7 +36,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- if $features.destinationRules }}
 - apiGroups: [networking.istio.io]
   resources: [destinationrules]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- end }}
 
@@ -45,7 +45,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- $features := include "isthmus.role.features" . | fromJson -}}
 - apiGroups: [""]
   resources: [namespaces, nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- if not $features.only }}
 {{ include "isthmus.role.services" . }}
 {{- include "isthmus.role.gateways" . }}
