@@ -1,9 +1,10 @@
 //! The HTTP servers: the admin API, and the separate listeners for metrics and health. This file owns the listeners, the paths,
 //! and the requests that list something.
 //!
-//! - `guard`: the requests that are accepted. `response`: the responses that all share.
+//! - `connection`: one client. `guard`: the requests that are accepted. `response`: the responses that all share.
 //! - `probes`: metrics and health. `pages`: the dashboard. `explanations`: explained names and traces. `orders`: changes.
 
+mod connection;
 mod explanations;
 mod guard;
 mod orders;
@@ -12,8 +13,6 @@ mod probes;
 mod response;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, Query, State};
@@ -21,14 +20,10 @@ use axum::http::StatusCode;
 use axum::middleware;
 use axum::response::Response;
 use axum::routing::{get, post};
-use hyper::server::conn::http1;
-use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 
+use self::connection::serve_connection;
 use self::explanations::{explain_and_probe, explain_name, horizon_of, trace};
-use self::guard::{Caller, guard, own_host_only};
+use self::guard::{guard, own_host_only};
 use self::orders::{
     close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, invitation_of, invite_peer,
     join_peer, log_level, reload,
@@ -39,13 +34,9 @@ use self::response::{error, json_response, not_admin, not_found, wrong_method};
 use super::{Sources, clients, dashboard, endpoints, networks, overview, peers, views};
 use isthmus_api::connection::Connection;
 use isthmus_model::name::HostName;
-use isthmus_net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
+use isthmus_net::door::Limits;
+use isthmus_net::incoming::{Accept, Incoming};
 use isthmus_tasks::scope::Scope;
-
-/// The time within which a client must send the head of a request, for each request of a connection.
-const HEADER_WITHIN: Duration = Duration::from_secs(10);
-/// The size of the largest request head, in bytes.
-const HEADER_BYTES_MAX: usize = 32 * 1024;
 
 /// The query parameters of a request.
 type Parameters = Query<BTreeMap<String, String>>;
@@ -88,7 +79,7 @@ where
     L: Accept + Send + Sync + 'static,
 {
     let connections = sources.program.load().limits.http_connections;
-    let limits = Limits { connections, unsettled: connections, first_request: None };
+    let limits = Limits::new(connections);
     let incoming =
         Incoming::new(listener, part.name(), limits, sources.own.clone(), &sources.telemetry.recorder);
     let app = match part {
@@ -103,34 +94,6 @@ where
             connections.spawn(serve_connection(socket, seat, app.clone()));
         }
     });
-}
-
-/// Serves one client until it disconnects, is idle for too long, or must give way to another client.
-async fn serve_connection<S>(socket: S, seat: Arc<Seat>, app: Router)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let io = TokioIo::new(Guarded::new(socket, &seat));
-    let app = TowerToHyperService::new(app);
-    let asking = seat.clone();
-    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        asking.settle();
-        request.extensions_mut().insert(Caller(asking.peer().ip().to_canonical()));
-        let (answer, asking) = (app.call(request), asking.clone());
-        async move {
-            let answer = answer.await;
-            asking.idle();
-            answer
-        }
-    });
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_WITHIN).max_buf_size(HEADER_BYTES_MAX);
-    if let Err(error) = builder.serve_connection(io, service).await {
-        if error.is_timeout() {
-            seat.was_silent();
-        }
-        tracing::debug!(peer = %seat.peer(), %error, "HTTP connection ends");
-    }
 }
 
 fn metrics_routes() -> Router<Sources> {

@@ -57,8 +57,8 @@ pub(super) fn start(
 ) -> Result<Links, String> {
     let Handles { reader, telemetry, scope, .. } = handles;
     let importer = Arc::new(InboxImporter { inbox: inbox.clone(), scope: scope.clone() });
-    let control = telemetry.control.clone();
-    let links = Links::start(reader.clone(), identity, importer, arrivals, instance(config), control, scope);
+    let links =
+        Links::start(reader.clone(), identity, importer, arrivals, instance(config), telemetry, scope);
     let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
     links.read_times(config.aggregator.state.as_deref());
     Ok(links)

@@ -14,7 +14,8 @@ use tokio::time::timeout;
 
 use super::answer::{Extent, HEADER_BYTES, Reply, Transport};
 use super::server::{Next, Server};
-use isthmus_net::incoming::{Guarded, Incoming, Limits, Seat};
+use isthmus_net::door::{Limits, Seat};
+use isthmus_net::incoming::{Guarded, Incoming};
 use isthmus_tasks::scope::Scope;
 
 /// The longest query in bytes.
@@ -26,7 +27,7 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// Returns the limits of the listener for this many connections.
 pub fn limits(connections: usize) -> Limits {
-    Limits { connections, unsettled: connections, first_request: Some(IDLE) }
+    Limits { first_request: Some(IDLE), ..Limits::new(connections) }
 }
 
 /// Answers the queries of all connections.
@@ -52,7 +53,7 @@ async fn connection(server: &Server, stream: TcpStream, seat: &Arc<Seat>) -> io:
         while pending.len() < PENDING_MAX
             && let Some(query) = take(&mut buffer)?
         {
-            seat.settle();
+            seat.asked();
             match server.decide(&query, client, Transport::Tcp, Extent::Full) {
                 Next::Send(reply) => write(server, &mut stream, &reply).await?,
                 Next::Ask(question) => pending.push(async move { server.ask(&question, client).await }),

@@ -184,8 +184,7 @@ impl Admission {
             Ok(spent_until) => spent_until,
             Err(limit) => return Verdict::Refuse(limit),
         };
-        let holders = self.holders() + usize::from(held.places == 0);
-        let below_share = held.places.saturating_mul(holders) < limit;
+        let below_share = self.is_share_free(held);
         let open = if below_share { limit } else { limit - limit / RESERVED_PART };
         if self.take(open) {
             self.count(entry, spent_until);
@@ -326,6 +325,16 @@ impl Admission {
         self.sources.usage(ip, &held)
     }
 
+    /// Returns true if the holder has fewer slots than its share.
+    pub fn is_below_share(&self, holder: &Holder) -> bool {
+        self.is_share_free(self.holders.get(holder).map(|held| *held).unwrap_or_default())
+    }
+
+    fn is_share_free(&self, held: Held) -> bool {
+        let holders = self.holders() + usize::from(held.places == 0);
+        held.places.saturating_mul(holders) < self.limit()
+    }
+
     /// Takes a slot if fewer than `open` are in use. Returns true if it did.
     fn take(&self, open: usize) -> bool {
         take(&self.used, open)
@@ -381,7 +390,8 @@ fn take(counter: &AtomicUsize, open: usize) -> bool {
     false
 }
 
-fn overdraft(limit: usize) -> usize {
+/// Returns the number of slots above the limit that may be in use for a short time.
+pub(crate) fn overdraft(limit: usize) -> usize {
     (limit / 16).clamp(1, OVERDRAFT_MAX)
 }
 

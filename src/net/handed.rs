@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-/// The number of connections that may wait in the queue.
-const WAITING_MAX: usize = 64;
+/// The number of connections that may wait in the queue. It takes those of a short flood, most of which give way as soon as
+/// they are taken out of it.
+const WAITING_MAX: usize = 1_024;
 
 /// The purpose of a connection that is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Sockets, and the limits on what connections may take.
 //!
 //! - `listen`, `inherited`, `unix`, `handed`: listening sockets, those that a service manager or another listener hands over.
-//! - `incoming`: accepted connections of the control plane's servers, with their limits.
+//! - `incoming`: accepted connections of the control plane's servers. `door`: their places, and which connection gives way.
 //! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
 //!   gives way. `budget`: descriptors.
 //! - `socket`: options and resets. `pipe`: pipes for splice. `diag`: the kernel's connection table.
@@ -13,6 +13,7 @@ pub mod budget;
 pub mod channel;
 pub mod diag;
 pub mod dial;
+pub mod door;
 pub mod handed;
 pub mod incoming;
 pub mod inherited;

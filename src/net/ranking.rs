@@ -1,6 +1,7 @@
 //! Waiting entries by source, in order of arrival. If there are too many, the oldest entry of the source with the most
-//! entries is evicted.
+//! entries is evicted. Of sources with equally many, it is the source whose oldest entry is the oldest.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -9,8 +10,8 @@ use std::net::IpAddr;
 pub struct Ranking<T> {
     /// Entries by source block and id.
     waiting: BTreeMap<IpAddr, BTreeMap<u64, T>>,
-    /// The number of entries of each source, largest last.
-    ranking: BTreeSet<(usize, IpAddr)>,
+    /// The number of entries of each source and the id of its oldest entry. The source that gives way next is the last.
+    ranking: BTreeSet<(usize, Reverse<u64>, IpAddr)>,
     len: usize,
 }
 
@@ -25,35 +26,42 @@ impl<T> Ranking<T> {
     /// and returns it.
     pub fn insert(&mut self, source: IpAddr, id: u64, thing: T, cap: usize) -> Option<T> {
         let given_way = if self.len >= cap.max(1) { self.evict() } else { None };
-        let of_source = self.waiting.entry(source).or_default();
-        let before = of_source.len();
-        if of_source.insert(id, thing).is_none() {
-            self.ranking.remove(&(before, source));
-            self.ranking.insert((before + 1, source));
-            self.len += 1;
-        }
+        self.change(source, |entries| entries.insert(id, thing));
         given_way
     }
 
     /// Removes an entry, if it exists.
     pub fn remove(&mut self, source: IpAddr, id: u64) -> Option<T> {
-        let of_source = self.waiting.get_mut(&source)?;
-        let before = of_source.len();
-        let thing = of_source.remove(&id)?;
-        self.ranking.remove(&(before, source));
-        self.len -= 1;
-        if before == 1 {
-            self.waiting.remove(&source);
-        } else {
-            self.ranking.insert((before - 1, source));
-        }
-        debug_assert_eq!(self.ranking.len(), self.waiting.len());
-        Some(thing)
+        self.change(source, |entries| entries.remove(&id))
     }
 
-    /// Removes the oldest entry of the source with the most entries.
-    fn evict(&mut self) -> Option<T> {
-        let (_, source) = *self.ranking.last()?;
+    /// Changes the entries of a source, and updates its rank.
+    fn change<R>(&mut self, source: IpAddr, change: impl FnOnce(&mut BTreeMap<u64, T>) -> R) -> R {
+        let rank = |entries: &BTreeMap<u64, T>| {
+            entries.keys().next().map(|oldest| (entries.len(), Reverse(*oldest), source))
+        };
+        let entries = self.waiting.entry(source).or_default();
+        let before = rank(entries);
+        let result = change(entries);
+        let after = rank(entries);
+        if let Some(before) = before {
+            self.ranking.remove(&before);
+            self.len -= before.0;
+        }
+        match after {
+            Some(after) => {
+                self.ranking.insert(after);
+                self.len += after.0;
+            }
+            None => drop(self.waiting.remove(&source)),
+        }
+        debug_assert_eq!(self.ranking.len(), self.waiting.len());
+        result
+    }
+
+    /// Removes and returns the oldest entry of the source with the most entries.
+    pub fn evict(&mut self) -> Option<T> {
+        let (_, _, source) = *self.ranking.last()?;
         self.take_oldest_of(source)
     }
 
@@ -68,9 +76,10 @@ impl<T> Ranking<T> {
         self.waiting.get(&source)?.values().next()
     }
 
-    /// Returns the newest entry of a source.
-    pub fn newest_of(&self, source: IpAddr) -> Option<&T> {
-        self.waiting.get(&source)?.values().next_back()
+    /// Removes and returns the newest entry of a source.
+    pub fn take_newest_of(&mut self, source: IpAddr) -> Option<T> {
+        let newest = *self.waiting.get(&source)?.keys().next_back()?;
+        self.remove(source, newest)
     }
 
     /// Returns the number of entries.
@@ -100,11 +109,26 @@ mod tests {
         }
         assert_eq!(ranking.insert(host(3), 9, 9, 5), Some(1));
         assert_eq!(ranking.len(), 5);
-        assert_eq!((ranking.oldest_of(host(2)), ranking.newest_of(host(2))), (Some(&2), Some(&3)));
-        for (of, id) in [(1, 0), (2, 2), (2, 3), (1, 4), (3, 9)] {
+        assert_eq!(ranking.oldest_of(host(2)), Some(&2));
+        assert_eq!(ranking.take_newest_of(host(2)), Some(3));
+        for (of, id) in [(1, 0), (2, 2), (1, 4), (3, 9)] {
             assert!(ranking.remove(host(of), id).is_some());
         }
         assert_eq!(ranking.remove(host(2), 1), None, "it gave way before");
         assert!(ranking.is_empty() && ranking.waiting.is_empty() && ranking.ranking.is_empty());
+    }
+
+    #[test]
+    fn of_sources_with_equally_many_the_oldest_entry_gives_way() {
+        let mut ranking = Ranking::default();
+        for (id, of) in [7, 9, 8].into_iter().enumerate() {
+            assert_eq!(ranking.insert(host(of), id as u64, of, 3), None);
+        }
+        assert_eq!(ranking.insert(host(6), 3, 6, 3), Some(7));
+        assert_eq!(ranking.evict(), Some(9), "the oldest that is left");
+        // A source that begins to wait again is behind the others.
+        assert_eq!(ranking.remove(host(8), 2), Some(8));
+        assert_eq!(ranking.insert(host(8), 4, 8, 3), None);
+        assert_eq!((ranking.evict(), ranking.evict(), ranking.evict()), (Some(6), Some(8), None));
     }
 }

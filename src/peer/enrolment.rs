@@ -49,7 +49,9 @@ use super::transport::{self, Peeked};
 use isthmus_model::identity::TrustDomain;
 use isthmus_net::channel::{CallFault, Channel, Limits, Tasks};
 use isthmus_net::dial::dial;
+use isthmus_net::door::Seat;
 use isthmus_net::handed::HandedOver;
+use isthmus_net::incoming::Guarded;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::peer::{ENROL_PROTOCOL, PeerIdentity};
 use isthmus_tasks::scope::Scope;
@@ -253,9 +255,9 @@ impl Enrolment {
     }
 
     /// Serves a connection on which a gateway redeems a token.
-    pub(super) async fn serve(&self, arrival: HandedOver) -> Result<(), String> {
+    pub(super) async fn serve(&self, arrival: HandedOver, seat: &Arc<Seat>) -> Result<(), String> {
         let is_asked = Arc::<AtomicBool>::default();
-        let served = self.try_serve(arrival, &is_asked).await;
+        let served = self.try_serve(arrival, seat, &is_asked).await;
         // If the client has sent a request, the handler of the request has counted the result.
         if served.is_err() && !is_asked.load(Ordering::Relaxed) {
             self.0.control.enrolled(EnrolmentResult::Broken);
@@ -263,7 +265,12 @@ impl Enrolment {
         served
     }
 
-    async fn try_serve(&self, arrival: HandedOver, is_asked: &Arc<AtomicBool>) -> Result<(), String> {
+    async fn try_serve(
+        &self,
+        arrival: HandedOver,
+        seat: &Arc<Seat>,
+        is_asked: &Arc<AtomicBool>,
+    ) -> Result<(), String> {
         let HandedOver { socket, first, .. } = arrival;
         // Used and expired invitations stay in the list, so that the answer to their tokens names the cause. Without any
         // invitation, the connection is closed before TLS.
@@ -273,17 +280,22 @@ impl Enrolment {
             );
         }
         let socket = transport::stream(socket).map_err(|error| error.to_string())?;
-        let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(Peeked::new(first, socket));
+        let socket = Guarded::new(Peeked::new(first, socket), seat);
+        let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(socket);
         let tls = timeout(STEP_WITHIN, accepting)
             .await
             .map_err(|_| "the TLS handshake took too long".to_owned())?;
         let tls = tls.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
         let chain: Arc<[CertificateDer<'static>]> = owned(tls.get_ref().1.peer_certificates()).into();
         let enrolment = self.clone();
-        let is_asked = is_asked.clone();
+        let (is_asked, seat) = (is_asked.clone(), seat.clone());
         let service = service_fn(move |request: http::Request<Incoming>| {
-            let redeemer =
-                Redeemer { enrolment: enrolment.clone(), chain: chain.clone(), is_asked: is_asked.clone() };
+            let redeemer = Redeemer {
+                enrolment: enrolment.clone(),
+                chain: chain.clone(),
+                is_asked: is_asked.clone(),
+                seat: seat.clone(),
+            };
             async move {
                 let response = match request.uri().path() {
                     ENROL => {
@@ -657,6 +669,8 @@ struct Redeemer {
     chain: Arc<[CertificateDer<'static>]>,
     /// True once the client has sent a request.
     is_asked: Arc<AtomicBool>,
+    /// The place of the connection, which other connections do not get during a request.
+    seat: Arc<Seat>,
 }
 
 impl UnaryService<proto::EnrolRequest> for Redeemer {
@@ -665,10 +679,12 @@ impl UnaryService<proto::EnrolRequest> for Redeemer {
 
     fn call(&mut self, request: Request<proto::EnrolRequest>) -> Self::Future {
         self.is_asked.store(true, Ordering::Relaxed);
-        let (enrolment, chain) = (self.enrolment.clone(), self.chain.clone());
+        self.seat.asked();
+        let (enrolment, chain, seat) = (self.enrolment.clone(), self.chain.clone(), self.seat.clone());
         Box::pin(async move {
-            let party = enrolment.redeem(request.into_inner(), &chain).await?;
-            Ok(Response::new(proto::EnrolResponse { party: Some(party) }))
+            let party = enrolment.redeem(request.into_inner(), &chain).await;
+            seat.answered();
+            Ok(Response::new(proto::EnrolResponse { party: Some(party?) }))
         })
     }
 }

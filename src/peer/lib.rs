@@ -9,8 +9,7 @@
 //! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
 //!   time of each service's first export. `taken`: the items that the peer has sent. `record`: a service as the link carries
 //!   it.
-//! - `unknown`: connections that are not authenticated yet. `status`: the links for operators. `refusals`: the
-//!   items that an importer has refused.
+//! - `status`: the links for operators. `refusals`: the items that an importer has refused.
 //! - `enrolment`: two gateways exchange identities and roots by a token. `token`: the token. `invitations`: the secrets that
 //!   can be used, each once. `party`: the identity, roots and clock that a gateway sends about itself. `enrolled`: the file of
 //!   a link that an enrolment created. `removed`: the stored links of peers that the config does not have.
@@ -39,4 +38,3 @@ pub mod status;
 mod taken;
 pub mod token;
 mod transport;
-mod unknown;

@@ -24,17 +24,17 @@ use super::options::LinkOptions;
 use super::session::{Ended, LAST_MESSAGES_WITHIN, Order, Outgoing, Session};
 use super::status::LinkTable;
 use super::transport::{self, Opened, Peeked};
-use super::unknown::{Place, unknown};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::link::LinkKey;
-use isthmus_net::admission::Admission;
+use isthmus_net::door::{Door, Limits, Seat};
 use isthmus_net::handed::{HandedOver, Purpose};
+use isthmus_net::incoming::Guarded;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::peer::{LINK_PROTOCOL, Peer};
 use isthmus_tasks::latest::Latest;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::throttle::LogThrottle;
-use isthmus_telemetry::control::Control;
+use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::{CertificateRotation, NodeContext};
 use isthmus_tls::proof::{Proof, tls_error_of};
 use isthmus_tls::roots::RootStore;
@@ -46,6 +46,11 @@ use isthmus_world::Reader;
 pub(super) const STEP_WITHIN: Duration = Duration::from_secs(10);
 /// The largest number of simultaneous links with one peer.
 const LINKS_OF_PEER_MAX: usize = 64;
+/// The largest numbers of connections whose peer is not verified yet: of all sources, and of one source. If all places are taken,
+/// the oldest connection gives way.
+const UNVERIFIED_MAX: (usize, usize) = (256, 16);
+/// The largest number of such connections that have given way and not ended yet.
+const ENDING_MAX: usize = 1_024;
 /// The shortest time between two log lines about refused links: anybody can cause such a refusal.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -63,8 +68,8 @@ pub(super) struct Shared {
     pub(super) scope: Scope,
     enrolment: Enrolment,
     numbers: AtomicU64,
-    /// Limits for connections that are not authenticated yet.
-    unknown: Arc<Admission>,
+    /// The places of connections whose peer is not verified yet.
+    unverified: Door,
     refusals: LogThrottle,
     configured: Mutex<BTreeMap<Arc<str>, Configured>>,
     /// Our trust domain.
@@ -128,7 +133,7 @@ impl Links {
         importer: Arc<dyn Importer>,
         arrivals: mpsc::Receiver<HandedOver>,
         instance: Arc<str>,
-        control: Arc<Control>,
+        telemetry: &Telemetry,
         scope: &Scope,
     ) -> Result<Self, rustls::Error> {
         let (context, roots) = (identity.context(), identity.roots());
@@ -141,7 +146,9 @@ impl Links {
             Shower::Gateway,
             &[LINK_PROTOCOL],
         )?;
-        let enrolment = Enrolment::new(context.clone(), roots.clone(), control, scope)?;
+        let enrolment = Enrolment::new(context.clone(), roots.clone(), telemetry.control.clone(), scope)?;
+        let (all, of_source) = UNVERIFIED_MAX;
+        let unverified = Limits { of_source: Some(of_source), ending: ENDING_MAX, ..Limits::new(all) };
         let links = Self(Arc::new(Shared {
             enrolment,
             tls: Arc::new(tls),
@@ -154,7 +161,7 @@ impl Links {
             instance,
             scope: scope.clone(),
             numbers: AtomicU64::new(1),
-            unknown: unknown(),
+            unverified: Door::new("peers", unverified, &telemetry.recorder),
             refusals: LogThrottle::new(LOG_EVERY),
             configured: Mutex::default(),
             own: Mutex::default(),
@@ -249,17 +256,13 @@ impl Links {
     async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {
         while let Some(arrival) = arrivals.recv().await {
             let source = arrival.source;
-            let Some(place) = Place::take(&self.0.unknown, source.ip()) else {
-                self.refused(source, "there are too many connections whose peer is not verified yet");
-                continue;
-            };
+            let Some(seat) = self.0.unverified.enter(source).await.map(Arc::new) else { continue };
             let links = self.clone();
             self.0.scope.spawn(async move {
                 let served = match arrival.purpose {
-                    Purpose::Link => Box::pin(links.serve(arrival, place)).await,
+                    Purpose::Link => Box::pin(links.serve(arrival, &seat)).await,
                     Purpose::Enrolment => {
-                        let served = Box::pin(links.0.enrolment.serve(arrival)).await;
-                        drop(place);
+                        let served = Box::pin(links.0.enrolment.serve(arrival, &seat)).await;
                         served.map_err(|problem| format!("the enrolment failed: {problem}"))
                     }
                 };
@@ -277,13 +280,14 @@ impl Links {
     }
 
     /// Serves a connection that a peer has dialled.
-    async fn serve(&self, arrival: HandedOver, place: Place) -> Result<(), String> {
+    async fn serve(&self, arrival: HandedOver, place: &Arc<Seat>) -> Result<(), String> {
         let HandedOver { socket, source, first, .. } = arrival;
         let socket = transport::stream(socket).map_err(|error| error.to_string())?;
         // If the roots change after this line, the client's certificate is verified again.
         let mut trust = self.0.context.trust.clone();
         trust.see();
-        let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(Peeked::new(first, socket));
+        let socket = Guarded::new(Peeked::new(first, socket), place);
+        let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(socket);
         let stream = timeout(STEP_WITHIN, accepting)
             .await
             .map_err(|_| "the TLS handshake took too long".to_owned())?;
@@ -302,7 +306,7 @@ impl Links {
             serving.abort();
             return Err("the peer did not open a link in time".to_owned());
         };
-        drop(place);
+        place.leave();
         let opened = (Outgoing::Accepted(outgoing), incoming);
         let ended = match self.greet(&group, source.to_string(), opened, (proof, trust)).await {
             Ok(running) => self.run(running).await,

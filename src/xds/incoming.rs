@@ -12,7 +12,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use isthmus_model::identity::Identity;
-use isthmus_net::incoming::{Guarded, Limits, Seat};
+use isthmus_net::door::{Limits, Seat};
+use isthmus_net::incoming::Guarded;
 use isthmus_tasks::latest::Latest;
 use isthmus_tls::proof::{Proof, tls_error_of};
 use isthmus_tls::trust::{Shower, TrustBundles, describe};
@@ -21,14 +22,14 @@ use isthmus_tls::trust::{Shower, TrustBundles, describe};
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 /// The deadline of a client's first byte, if TLS is on.
 const FIRST_BYTE: Duration = Duration::from_secs(3);
-/// The largest number of connections that are still in the TLS handshake or have sent no request. Above it, the oldest such
+/// The largest number of connections that are still in the TLS handshake or have no session. Above it, the oldest such
 /// connection of the source with the most of them is closed. Each such connection may cost about 20 KiB.
-const UNSETTLED_MAX: usize = 2_048;
+const WAITING_MAX: usize = 2_048;
 
 /// Returns the limits of the listener for this many connections.
 pub fn limits(connections: usize, tls: Option<&Tls>) -> Limits {
-    let unsettled = if tls.is_some() { UNSETTLED_MAX.min(connections) } else { connections };
-    Limits { connections, unsettled, first_request: Some(FIRST_REQUEST) }
+    let waiting = if tls.is_some() { WAITING_MAX.min(connections) } else { connections };
+    Limits { waiting, first_request: Some(FIRST_REQUEST), ..Limits::new(connections) }
 }
 
 /// The client of a connection.
@@ -45,7 +46,7 @@ pub struct Caller {
 pub struct CalledOn {
     /// The client.
     pub caller: Caller,
-    /// The seat of the connection; [`Seat::settle`] is called for the first request.
+    /// The seat of the connection; [`Seat::asked`] is called for the first session.
     pub seat: Arc<Seat>,
 }
 

@@ -25,6 +25,7 @@ use super::session::{
 };
 use super::status::{ClientEntry, Clients};
 use crate::options::Options;
+use isthmus_net::door::Seat;
 use isthmus_net::incoming::Incoming;
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_proto::envoy::service::discovery::v3 as discovery;
@@ -210,7 +211,6 @@ fn open_stream<R: DiscoveryRequest>(
     respond: SendResponse<Bytes>,
     only: Option<Kind>,
 ) -> connection::Stream {
-    seat.settle();
     let Some(entry) = service.clients.register(caller, R::PROTOCOL, STREAMS_MAX) else {
         return refuse(respond, Status::resource_exhausted("too many clients"));
     };
@@ -222,6 +222,7 @@ fn open_stream<R: DiscoveryRequest>(
         service: service.clone(),
         requests: Requests::<R>::new(body, account),
         caller: caller.clone(),
+        seat: seat.clone(),
         only,
         entry,
         session: None,
@@ -238,6 +239,7 @@ struct ClientStream<R> {
     service: Arc<Service>,
     requests: Requests<R>,
     caller: Caller,
+    seat: Arc<Seat>,
     only: Option<Kind>,
     entry: ClientEntry,
     /// The session; `None` before the first request.
@@ -335,6 +337,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                 }
                 let (viewer, takes_listeners) = (node_info.viewer.clone(), node_info.takes_listeners);
                 entry.set_node(node_info);
+                self.seat.asked();
                 let account = service.names.account(self.caller.peer.ip(), NAMES_BYTES_MAX.0);
                 let made =
                     Session::new(service.hub.clone(), viewer, R::PROTOCOL).with_listeners(takes_listeners);

@@ -15,7 +15,7 @@ use crate::support::client::{connect, tls_with};
 use crate::support::clock;
 use crate::support::dns::{Answer, NameServer};
 use crate::support::gateway::Gateway;
-use crate::support::hbone::{Hbone, client};
+use crate::support::hbone::{Hbone, client, hello};
 use crate::support::organisation::{Organisation, free_port, start};
 use crate::support::pki::Pki;
 use crate::support::{Stop, eventually};
@@ -373,23 +373,13 @@ fn only_the_gateway_of_a_peer_opens_a_link() {
     let silent: Vec<_> = (0..40)
         .map(|_| {
             let mut stream = connect(west.listener("mesh"));
-            stream.write_all(&link_hello()).expect("sent");
+            stream.write_all(&hello(&["isthmus-peer/1"])).expect("sent");
             stream
         })
         .collect();
     let east = pair.start_east();
     drop(silent);
     weighs(&east, RATINGS, 7.0);
-}
-
-/// Returns the ClientHello of a gateway that opens a link.
-fn link_hello() -> Vec<u8> {
-    let config = client(None, &["isthmus-peer/1"]);
-    let name = "unused.example".try_into().expect("a name");
-    let mut connection = rustls::ClientConnection::new(config, name).expect("a client");
-    let mut hello = Vec::new();
-    connection.write_tls(&mut hello).expect("in memory");
-    hello
 }
 
 #[test]

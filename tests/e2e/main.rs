@@ -20,6 +20,7 @@ mod distance;
 mod dns;
 mod dns_forward;
 mod documents;
+mod doors;
 mod endings;
 mod endpoints;
 mod enrolment;

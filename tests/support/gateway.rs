@@ -206,7 +206,8 @@ impl Drop for Gateway {
     }
 }
 
-fn with_common(config: &str) -> String {
+/// Returns a config with the common part.
+pub fn with_common(config: &str) -> String {
     let has = |key: &str| config.lines().any(|line| line.starts_with(key));
     let common = COMMON.lines().filter(|line| !has(line.split(':').next().unwrap_or(line)));
     common.map(|line| format!("{line}\n")).chain([config.to_owned()]).collect()

@@ -52,6 +52,15 @@ pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
+/// Returns the ClientHello of a client without SNI that offers these protocols.
+pub fn hello(alpn: &[&str]) -> Vec<u8> {
+    let name = ServerName::try_from("unused.example").expect("a name");
+    let mut connection = rustls::ClientConnection::new(client(None, alpn), name).expect("a client");
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).expect("in memory");
+    hello
+}
+
 /// Returns the HTTP/2 settings of a ztunnel: windows of 4 MiB (stream) and 16 MiB (connection), frames of 1 MiB.
 pub fn ztunnel() -> Builder {
     let mut builder = Builder::new();

@@ -1,0 +1,95 @@
+//! The connection of one client, and which part of it is a request in progress: from the last byte of the request to the last
+//! byte of the answer.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::guard::Caller;
+use isthmus_net::door::Seat;
+use isthmus_net::incoming::Guarded;
+
+/// The time within which a client must send the head of a request, for each request of a connection.
+const HEADER_WITHIN: Duration = Duration::from_secs(10);
+/// The size of the largest request head, in bytes.
+const HEADER_BYTES_MAX: usize = 32 * 1024;
+
+/// Serves one client until it disconnects, is idle for too long, or must give way to another client.
+pub(super) async fn serve_connection<S>(socket: S, seat: Arc<Seat>, app: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let io = TokioIo::new(Guarded::new(socket, &seat));
+    let app = TowerToHyperService::new(app);
+    let asking = seat.clone();
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let mut request = request.map(|body| Arriving::new(body, &asking));
+        request.extensions_mut().insert(Caller(asking.peer().ip().to_canonical()));
+        let (answer, asking) = (app.call(request), asking.clone());
+        async move {
+            let answer = answer.await;
+            asking.answered();
+            answer
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_WITHIN).max_buf_size(HEADER_BYTES_MAX);
+    if let Err(error) = builder.serve_connection(io, service).await {
+        if error.is_timeout() {
+            seat.was_silent();
+        }
+        tracing::debug!(peer = %seat.peer(), %error, "HTTP connection ends");
+    }
+}
+
+/// The body of a request. The request is in progress once all of the body has arrived.
+struct Arriving {
+    body: Incoming,
+    seat: Arc<Seat>,
+}
+
+impl Arriving {
+    fn new(body: Incoming, seat: &Arc<Seat>) -> Self {
+        let arriving = Self { body, seat: seat.clone() };
+        arriving.note();
+        arriving
+    }
+
+    fn note(&self) {
+        if self.body.is_end_stream() {
+            self.seat.asked();
+        }
+    }
+}
+
+impl Body for Arriving {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        this.note();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
