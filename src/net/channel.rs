@@ -19,6 +19,7 @@ use tonic::client::{Grpc, GrpcService};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::metered::Metered;
 use isthmus_tasks::scope::Scope;
 
 /// The default limit of a message in bytes.
@@ -116,7 +117,7 @@ impl Channel {
             .timer(TokioTimer::new())
             .keep_alive_interval(limits.ping_interval)
             .keep_alive_timeout(PING_TIMEOUT)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Metered::dialled(stream)))
             .await
             .map_err(broken)?;
         // The task ends with the last sender and the last stream. The waiting calls receive the error of a broken

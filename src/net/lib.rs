@@ -5,8 +5,8 @@
 //! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
 //!   gives way. `budget`: descriptors.
 //! - `socket`: options and resets. `pipe`: pipes for splice. `diag`: the kernel's connection table.
-//! - `lookup`: host names. `dial`: connections to servers by name. `channel`: gRPC over our own TLS.
-//! - `own`: the addresses of this host.
+//! - `lookup`: host names. `dial`: connections to servers by name. `channel`: gRPC over our own TLS. `metered`: limits on the frames
+//!   of HTTP/2 connections. `own`: the addresses of this host.
 
 pub mod admission;
 pub mod budget;
@@ -19,6 +19,7 @@ pub mod incoming;
 pub mod inherited;
 pub mod listen;
 pub mod lookup;
+pub mod metered;
 pub mod own;
 pub mod pipe;
 pub mod ranking;

@@ -52,6 +52,7 @@ use isthmus_net::dial::dial;
 use isthmus_net::door::Seat;
 use isthmus_net::handed::HandedOver;
 use isthmus_net::incoming::Guarded;
+use isthmus_net::metered::Metered;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::peer::{ENROL_PROTOCOL, PeerIdentity};
 use isthmus_tasks::scope::Scope;
@@ -312,7 +313,7 @@ impl Enrolment {
             .timer(TokioTimer::new())
             .max_concurrent_streams(1)
             .max_header_list_size(HEADERS_BYTES_MAX)
-            .serve_connection(TokioIo::new(tls), service);
+            .serve_connection(TokioIo::new(Metered::accepted(tls)), service);
         let served = timeout(2 * STEP_WITHIN, serving).await;
         served.map_err(|_| "the other gateway took too long".to_owned())?.map_err(|error| error.to_string())
     }

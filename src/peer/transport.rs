@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use isthmus_net::channel::{Channel, Limits, Tasks, TwoWay};
+use isthmus_net::metered::Metered;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_tasks::scope::Scope;
 
@@ -141,7 +142,7 @@ where
         .max_concurrent_streams(4)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .keep_alive_interval(Some(PING))
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection(TokioIo::new(Metered::accepted(stream)), service)
         .await
 }
 

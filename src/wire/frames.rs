@@ -1,5 +1,5 @@
-//! Finds the headers of an HTTP/2 connection's frames in the bytes as they pass (RFC 9113 §4.1), and counts the frames that cost
-//! their receiver more than their sender. The HTTP/2 library interprets everything else.
+//! Finds the headers of an HTTP/2 connection's frames in the bytes as they pass (RFC 9113 §4.1), counts the frames that cost
+//! their receiver more than their sender, and limits them per second. The HTTP/2 library interprets everything else.
 
 /// The length of the client's preface in bytes (RFC 9113 §3.4).
 const PREFACE: usize = 24;
@@ -20,6 +20,21 @@ const WINDOW_UPDATE: u8 = 0x8;
 const CONTINUATION: u8 = 0x9;
 const END_STREAM: u8 = 0x1;
 
+/// The largest number of PING frames per second.
+pub const PINGS_MAX: u32 = 100;
+/// The largest number of SETTINGS frames per second.
+pub const SETTINGS_MAX: u32 = 50;
+/// The largest number of frames without effect per second.
+pub const EMPTY_MAX: u32 = 1_000;
+/// The number of frames in reply to one DATA frame that are not limited. The receiver of the data may open two windows, those of
+/// the stream and of the connection, and each of them twice: when the frame arrives and when it is read.
+const REPLIES_PER_FRAME: usize = 4;
+/// The number of bytes of data that allow one more frame in reply. HTTP/2 libraries reopen the windows of streams and
+/// connections in steps of 4 KiB or more.
+const BYTES_PER_REPLY: usize = 1024;
+/// The largest number of frames in reply that may be in credit.
+const REPLIES_MAX: u32 = 1 << 20;
+
 /// The numbers of frames since the counts were last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -32,6 +47,10 @@ pub struct Counts {
     pub empty: u32,
     /// The number of WINDOW_UPDATE frames, which are needless unless data was sent.
     pub windows: u32,
+    /// The number of DATA frames with content.
+    pub data: u32,
+    /// The number of bytes in DATA frames, including padding.
+    pub data_bytes: usize,
 }
 
 /// The header of a frame.
@@ -126,6 +145,11 @@ impl Default for FrameMeter {
 }
 
 impl FrameMeter {
+    /// Creates a meter for a stream that begins with a server's SETTINGS frame.
+    pub fn of_server() -> Self {
+        Self { reader: FrameReader::default(), ..Self::default() }
+    }
+
     /// Parses these bytes and returns the number of frames whose headers were completed in them. Calls `headers` with the stream
     /// of each HEADERS frame.
     pub fn feed(&mut self, bytes: &[u8], mut headers: impl FnMut(u32)) -> usize {
@@ -157,10 +181,80 @@ impl FrameMeter {
                 self.opened -= 1;
                 return;
             }
-            DATA | CONTINUATION => return,
+            DATA => {
+                self.counts.data_bytes = self.counts.data_bytes.saturating_add(length);
+                if length == 0 {
+                    return;
+                }
+                &mut self.counts.data
+            }
+            CONTINUATION => return,
             _ => &mut self.counts.empty,
         };
         *count = count.saturating_add(1);
+    }
+}
+
+/// Limits the frames of one direction of a connection that cost their receiver more than their sender.
+///
+/// WINDOW_UPDATE frames are replies to data. PING frames are too: gRPC libraries send one with the data that they receive, to
+/// measure the bandwidth. So the data that was sent in the other direction allows a number of them.
+#[derive(Debug, Default)]
+pub struct FrameLimits {
+    meter: FrameMeter,
+    /// The number of frames that the sender may send in reply to data.
+    replies: u32,
+}
+
+impl FrameLimits {
+    /// Limits the frames that `meter` parses.
+    pub fn new(meter: FrameMeter) -> Self {
+        Self { meter, replies: 0 }
+    }
+
+    /// Counts the frames in these bytes, and returns the number of frames whose headers were completed in them. Calls `headers`
+    /// with the stream of each HEADERS frame.
+    pub fn received(&mut self, bytes: &[u8], headers: impl FnMut(u32)) -> usize {
+        let before = self.meter.counts;
+        let frames = self.meter.feed(bytes, headers);
+        let Counts { windows, pings, empty, .. } = self.meter.counts;
+        let windows = self.without_reason(windows);
+        let pings = self.without_reason(pings.saturating_sub(before.pings));
+        let counts = &mut self.meter.counts;
+        counts.windows = 0;
+        counts.empty = empty.saturating_add(windows);
+        counts.pings = before.pings.saturating_add(pings);
+        frames
+    }
+
+    /// Returns how many of these frames are no replies to data.
+    fn without_reason(&mut self, frames: u32) -> u32 {
+        let replies = frames.min(self.replies);
+        self.replies -= replies;
+        frames - replies
+    }
+
+    /// Counts DATA frames that were sent in the other direction, and the bytes in them.
+    pub fn data_sent(&mut self, frames: usize, bytes: usize) {
+        let replies = frames.saturating_mul(REPLIES_PER_FRAME).saturating_add(bytes / BYTES_PER_REPLY);
+        let replies = u32::try_from(replies).unwrap_or(u32::MAX);
+        self.replies = self.replies.saturating_add(replies).min(REPLIES_MAX);
+    }
+
+    /// Begins the counts of another second.
+    pub fn begin_second(&mut self) {
+        self.meter.counts = Counts::default();
+    }
+
+    /// If there were too many frames of one kind in this second, returns the name of the kind.
+    pub fn excess(&self) -> Option<&'static str> {
+        let Counts { pings, settings, empty, .. } = self.meter.counts;
+        let checks = [
+            (pings, PINGS_MAX, "PING frames"),
+            (settings, SETTINGS_MAX, "SETTINGS frames"),
+            (empty, EMPTY_MAX, "frames without effect"),
+        ];
+        checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what)
     }
 }
 
@@ -196,10 +290,44 @@ mod tests {
             assert_eq!(began, 14, "in pieces of {step}");
             assert_eq!(
                 meter.counts,
-                Counts { pings: 2, settings: 1, empty: 5, windows: 1 },
+                Counts { pings: 2, settings: 1, empty: 5, windows: 1, data: 1, data_bytes: 200 },
                 "in pieces of {step}"
             );
             assert_eq!((meter.reader.skip, meter.reader.have), (0, 0));
+        }
+    }
+
+    /// Returns limits, and the excess after so many frames of this kind.
+    fn after(limits: &mut FrameLimits, frames: u32, kind: u8, length: u8) -> Option<&'static str> {
+        for _ in 0..frames {
+            limits.received(&frame(kind, 0, length), |_| ());
+        }
+        limits.excess()
+    }
+
+    #[test]
+    fn a_sender_may_send_so_many_costly_frames_per_second_and_no_more() {
+        for (most, kind, length, what) in [
+            (PINGS_MAX, PING, 8, "PING frames"),
+            (SETTINGS_MAX, SETTINGS, 6, "SETTINGS frames"),
+            (EMPTY_MAX, 0x2, 5, "frames without effect"),
+            (EMPTY_MAX, WINDOW_UPDATE, 4, "frames without effect"),
+        ] {
+            let mut limits = FrameLimits::new(FrameMeter::of_server());
+            assert_eq!(after(&mut limits, most, kind, length), None, "{what}");
+            assert_eq!(after(&mut limits, 1, kind, length), Some(what));
+            limits.begin_second();
+            assert_eq!(after(&mut limits, most, kind, length), None, "{what}");
+        }
+    }
+
+    #[test]
+    fn data_allows_frames_in_reply() {
+        for (kind, most) in [(PING, PINGS_MAX), (WINDOW_UPDATE, EMPTY_MAX)] {
+            let mut limits = FrameLimits::new(FrameMeter::of_server());
+            limits.data_sent(2, 100 << 10);
+            assert_eq!(after(&mut limits, 2 * 4 + 100 + most, kind, 8), None);
+            assert!(after(&mut limits, 1, kind, 8).is_some());
         }
     }
 }

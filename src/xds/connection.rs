@@ -21,6 +21,7 @@ use http::Request;
 use tokio::time::{sleep, timeout};
 
 use super::incoming::Connection;
+use isthmus_net::metered::Metered;
 
 /// The receive windows of a connection and of a stream, in bytes.
 const WINDOWS: (u32, u32) = (256 << 10, 64 << 10);
@@ -56,7 +57,7 @@ pub(super) async fn serve(
         .initial_connection_window_size(WINDOWS.0)
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEADERS_BYTES_MAX)
-        .handshake(io);
+        .handshake(Metered::accepted(io));
     let mut frames = tokio::select! {
         biased;
         error = &mut ended => return Err(error.into()),

@@ -364,7 +364,7 @@ fn the_admin_api_takes_no_requests_of_web_pages_and_survives_nonsense() {
 }
 
 /// Returns the processor time that a process has used.
-fn processor_time(process: u32) -> Duration {
+pub(crate) fn processor_time(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("its times");
     let (_, fields) = stat.rsplit_once(") ").expect("a name");
     let ticks: u64 = fields.split(' ').skip(11).take(2).map(|time| time.parse::<u64>().expect("ticks")).sum();

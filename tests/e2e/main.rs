@@ -12,6 +12,7 @@ mod boundary;
 mod checks;
 mod commands;
 mod contained;
+mod control_frames;
 mod convert;
 mod cost;
 mod crowd;

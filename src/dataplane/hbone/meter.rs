@@ -9,12 +9,12 @@ use std::task::{Context, Poll, Waker};
 use tokio::time::Instant;
 
 use super::requests::{Refused, Requests};
-use isthmus_wire::frames::{Counts, FrameMeter};
+use isthmus_wire::frames::{EMPTY_MAX, FrameLimits};
 use isthmus_wire::records::Records;
 
 /// The counts of one client's records and frames.
 pub(crate) struct ConnectionStats {
-    meter: RefCell<FrameMeter>,
+    frames: RefCell<FrameLimits>,
     heard: Cell<Instant>,
     /// The worker's tick in which the current counts began.
     second: Cell<u32>,
@@ -26,8 +26,6 @@ pub(crate) struct ConnectionStats {
     tiny: Cell<u32>,
     /// The number of received bytes that have not been counted yet towards the allowance for records without content.
     bulk: Cell<usize>,
-    /// The number of WINDOW_UPDATE frames that the client may send in reply to the DATA sent to it.
-    windows: Cell<u32>,
     /// The number of bytes that may yet be read in this turn.
     left: Cell<usize>,
     /// True while the driver has paused reading.
@@ -64,22 +62,8 @@ const TINY_COST: usize = 4 * 1024;
 const BULK_PER_TINY: usize = 8 * 1024;
 /// The largest number of received bytes that are kept as an allowance for records without content.
 const BULK_MAX: usize = 16 << 20;
-/// The largest number of WINDOW_UPDATE frames that a client may have in credit.
-const WINDOWS_MAX: u32 = 1 << 20;
-/// The number of WINDOW_UPDATE frames that the client may send for one DATA frame. It may open two windows, those of the stream
-/// and of the connection, and each of them twice: when the frame arrives and when it is read.
-const WINDOWS_PER_FRAME: usize = 4;
-/// The number of bytes sent to the client that allow one more WINDOW_UPDATE frame. HTTP/2 libraries reopen the windows of
-/// streams and connections in steps of 4 KiB or more.
-const BYTES_PER_WINDOW: usize = 1024;
 /// The largest number of streams that a client may reset before they are answered, per second.
 const RESETS_MAX: u32 = 100;
-/// The largest number of PING frames per second.
-const PINGS_MAX: u32 = 100;
-/// The largest number of SETTINGS frames per second.
-const SETTINGS_MAX: u32 = 50;
-/// The largest number of frames without effect per second, and of TLS records without content.
-const EMPTY_MAX: u32 = 1_000;
 /// The number of refused streams that count as one reset stream. When a service is gone, a node's proxy retries for all of
 /// its workloads, so thousands of refused streams in a second can be legitimate.
 const REFUSED_PER_RESET: u32 = 100;
@@ -90,14 +74,13 @@ impl ConnectionStats {
     /// Starts all counts at 0; `second` is the worker's tick.
     pub(crate) fn new(second: u32) -> Rc<Self> {
         Rc::new(Self {
-            meter: RefCell::default(),
+            frames: RefCell::default(),
             heard: Cell::new(Instant::now()),
             second: Cell::new(second),
             resets: Cell::new(0),
             refused: Cell::new(0),
             tiny: Cell::new(0),
             bulk: Cell::new(0),
-            windows: Cell::new(0),
             left: Cell::new(TURN),
             paused: Cell::new(false),
             queued: Cell::new(0),
@@ -148,12 +131,10 @@ impl ConnectionStats {
         self.queued.get()
     }
 
-    /// Counts bytes that a stream has passed to HTTP/2, and increases the number of WINDOW_UPDATE frames that the client may
-    /// send for these bytes.
+    /// Counts bytes that a stream has passed to HTTP/2, to which the client may reply.
     pub(crate) fn queue(&self, bytes: usize) {
         self.queued.set(self.queued.get() + bytes);
-        let windows = u32::try_from(WINDOWS_PER_FRAME + bytes / BYTES_PER_WINDOW).unwrap_or(u32::MAX);
-        self.windows.set(self.windows.get().saturating_add(windows).min(WINDOWS_MAX));
+        self.frames.borrow_mut().data_sent(1, bytes);
     }
 
     /// Returns true if the client's socket was full when it was last written to.
@@ -199,13 +180,8 @@ impl ConnectionStats {
     /// Counts the frames that begin in decrypted bytes from the client.
     pub(super) fn frames_received(&self, bytes: &[u8]) {
         self.heard.set(Instant::now());
-        let mut meter = self.meter.borrow_mut();
         let mut requests = self.requests.borrow_mut();
-        let frames = meter.feed(bytes, |stream| requests.received(stream));
-        let windows = std::mem::take(&mut meter.counts.windows);
-        let with_reason = windows.min(self.windows.get());
-        self.windows.set(self.windows.get() - with_reason);
-        meter.counts.empty = meter.counts.empty.saturating_add(windows - with_reason);
+        let frames = self.frames.borrow_mut().received(bytes, |stream| requests.received(stream));
         // The bytes themselves were already counted below TLS.
         let cost = (frames * FRAME_COST).saturating_sub(bytes.len());
         self.left.set(self.left.get().saturating_sub(cost));
@@ -252,9 +228,9 @@ impl ConnectionStats {
 
     /// If the client has sent too many frames, records or streams of one kind in this tick, returns the name of the kind.
     pub(crate) fn excess(&self, second: u32) -> Option<&'static str> {
-        let mut meter = self.meter.borrow_mut();
+        let mut frames = self.frames.borrow_mut();
         if self.second.replace(second) != second {
-            meter.counts = Counts::default();
+            frames.begin_second();
             self.resets.set(0);
             self.refused.set(0);
             self.tiny.set(0);
@@ -263,12 +239,10 @@ impl ConnectionStats {
         let resets = self.resets.get().saturating_add(self.refused.get() / REFUSED_PER_RESET);
         let checks = [
             (resets, RESETS_MAX, "cancelled or refused streams"),
-            (meter.counts.pings, PINGS_MAX, "PING frames"),
-            (meter.counts.settings, SETTINGS_MAX, "SETTINGS frames"),
-            (meter.counts.empty, EMPTY_MAX, "frames without effect"),
             (self.tiny.get(), EMPTY_MAX, "TLS records without content"),
         ];
-        checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what)
+        let checks = checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what);
+        checks.or_else(|| frames.excess())
     }
 }
 
@@ -311,19 +285,16 @@ mod tests {
 
     #[test]
     fn a_client_may_send_so_many_costly_frames_per_second_and_no_more() {
-        fn frame(stats: &ConnectionStats, kind: u8, payload: usize) {
-            let length = u8::try_from(payload).expect("short");
-            stats.frames_received(&[&[0, 0, length, kind, 0, 0, 0, 0, 0], &[0; 64][..payload]].concat());
-        }
         type Send = fn(&ConnectionStats);
-        let kinds: [(u32, &str, Send); 6] = [
+        let kinds: [(u32, &str, Send); 4] = [
             (RESETS_MAX, "cancelled or refused streams", |stats| stats.gave_up()),
             (REFUSED_PER_RESET * (RESETS_MAX + 1) - 1, "cancelled or refused streams", |stats| {
                 stats.refused()
             }),
-            (PINGS_MAX, "PING frames", |stats| frame(stats, 6, 8)),
-            (SETTINGS_MAX, "SETTINGS frames", |stats| frame(stats, 4, 6)),
-            (EMPTY_MAX, "frames without effect", |stats| frame(stats, 2, 5)),
+            // PRIORITY frames.
+            (EMPTY_MAX, "frames without effect", |stats| {
+                stats.frames_received(&[0, 0, 5, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            }),
             (EMPTY_MAX, "TLS records without content", |stats| {
                 stats.received(1, Records { all: 1, tiny: 1 })
             }),
