@@ -224,7 +224,8 @@ impl Linked {
         // The links of several replicas report the same items.
         let theirs: BTreeMap<_, _> = self.links.iter().flat_map(|link| link.refused.iter()).collect();
         let ours: BTreeMap<_, _> = self.links.iter().flat_map(|link| link.left_out.iter()).collect();
-        let count = theirs.len() + ours.len();
+        let further = self.links.iter().map(|link| link.refused.further()).max().unwrap_or(0);
+        let count = theirs.len() + ours.len() + further;
         let theirs =
             theirs.into_iter().map(|(item, why)| format!("the peer {name} does not take {item}: {why}"));
         let ours = ours

@@ -409,6 +409,7 @@ fn policy_of(
         imports: imports.collect(),
         limits: PeerLimits {
             services: limits.get(&keys::PeerUse::SERVICES),
+            memory: limits.get(&keys::PeerUse::MEMORY),
             connections: limits.get(&keys::PeerUse::CONNECTIONS),
             new_per_second: limits.get(&keys::PeerUse::NEW_PER_SECOND),
         },

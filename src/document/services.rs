@@ -282,6 +282,7 @@ impl ServiceReader {
     ) -> Option<Endpoint> {
         let template = EndpointTemplate {
             ports: self.own_ports(fields, ports, path, problems),
+            only: None,
             labels: self.labels(fields.entries(&keys::Endpoint::LABELS)),
             network: fields.get_by(&keys::Endpoint::NETWORK, |text| {
                 scalar::text(text).map(|text| self.interner.network(text))

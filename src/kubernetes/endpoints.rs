@@ -240,6 +240,7 @@ impl<'a> Sources<'a> {
         }
         EndpointTemplate {
             ports,
+            only: None,
             labels: self.labels(instance, &template.labels),
             network,
             tls: Some(if template.is_meshed {

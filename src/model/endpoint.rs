@@ -230,6 +230,9 @@ pub struct EndpointTemplate {
     /// The ports on which the endpoint listens. For a service port that is not listed, the endpoint listens on the service's
     /// target port. With 0 it does not listen for that service port.
     pub ports: OwnPorts,
+    /// The service ports for which the endpoint listens, in order of name; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<Arc<[Arc<str>]>>,
     /// The labels by which subsets select endpoints.
     pub labels: Labels,
     /// The network; `None`: the network of the registry.

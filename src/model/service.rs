@@ -170,6 +170,9 @@ impl EndpointTemplate {
 
     /// Returns the port on which the endpoint listens for a service port; `None` if it does not listen for it.
     pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
+        if self.only.as_ref().is_some_and(|only| only.binary_search(&port.name).is_err()) {
+            return None;
+        }
         let own = self.ports.get(&port.name).copied().unwrap_or(port.target_port);
         (own != 0).then_some(own)
     }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
+use tonic::codec::Codec;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
@@ -165,13 +166,23 @@ impl Channel {
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
+        self.two_way_by(ProstCodec::default(), method, first).await
+    }
+
+    /// Does the same as [`Channel::two_way`], with another codec.
+    pub async fn two_way_by<C: Codec<Encode: Sync, Decode: Sync>>(
+        &mut self,
+        codec: C,
+        method: &'static str,
+        first: Request<C::Encode>,
+    ) -> Result<TwoWay<C::Encode, C::Decode>, CallFault> {
         self.grpc.ready().await.map_err(broken)?;
         let (requests, sending) = mpsc::channel(SENDING_MAX);
         let (metadata, extensions, first) = first.into_parts();
         // This cannot fail: the queue has room, and this function holds its receiver.
         let _ = requests.try_send(first);
         let request = Request::from_parts(metadata, extensions, ReceiverStream::new(sending));
-        let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
+        let path = PathAndQuery::from_static(method);
         let answers = self.grpc.streaming(request, path, codec).await?.into_inner();
         Ok(TwoWay { requests, answers })
     }

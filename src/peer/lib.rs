@@ -4,7 +4,8 @@
 //! - `options`: the settings of a link. `links`: the owner of all links, which accepts links from a listener. `dialling`: the
 //!   addresses of a peer to which this gateway connects, and the links that it opens there. `addresses`: the addresses at which
 //!   peers can reach this mesh.
-//! - `transport`: TLS and gRPC under a link. `session`: one link, from Hello to Goodbye.
+//! - `transport`: TLS and gRPC under a link. `codec`: the limits on its messages. `outline`: what is read of a message before it is
+//!   decoded. `budget`: the memory of a peer's records. `session`: one link, from Hello to Goodbye.
 //! - `instances`: the newest link of each process of a peer.
 //! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
 //!   time of each service's first export. `taken`: the items that the peer has sent. `record`: a service as the link carries
@@ -18,6 +19,8 @@
 //!   one service of ours from one record, `imports/items` keeps what one replica has sent.
 
 pub mod addresses;
+mod budget;
+mod codec;
 mod dialling;
 pub mod enrolled;
 pub mod enrolment;
@@ -29,6 +32,7 @@ pub mod invitations;
 pub mod links;
 mod offer;
 pub mod options;
+mod outline;
 pub mod party;
 mod record;
 pub mod refusals;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::export_times::ExportTimes;
+use super::outline::ITEMS_MAX;
 use super::record;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::set_hash::{ItemHash, SetHash};
@@ -20,6 +21,8 @@ use isthmus_world::{Reader, Since};
 
 /// The largest encoded size of the items of one message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 256 << 10;
+/// The largest number of items of one message, beside the roots.
+const MESSAGE_ITEMS_MAX: usize = ITEMS_MAX - 64;
 
 /// The services, gateways and roots that this gateway offers to one peer over one link.
 pub(super) struct Offer {
@@ -179,6 +182,7 @@ impl Offer {
             bytes += self.give_gateways(&snapshot, &mut delta);
         }
         while bytes < MESSAGE_BYTES_MAX
+            && items(&delta) < MESSAGE_ITEMS_MAX
             && let Some(name) = self.dirty.pop_first()
         {
             bytes += self.give(&snapshot, &name, now, &mut delta);
@@ -223,8 +227,9 @@ impl Offer {
             return 0;
         }
         self.given.change(before, Some(hash));
-        delta.services.push(service);
-        encoded.len()
+        let bytes = encoded.len();
+        delta.services.push(encoded);
+        bytes
     }
 
     fn give_gateways(&mut self, snapshot: &Snapshot, delta: &mut proto::Delta) -> usize {
@@ -240,7 +245,8 @@ impl Offer {
             bytes += key.len();
             delta.removed_gateways.push(key);
         }
-        for (key, gateway) in all {
+        // A receiver refuses all but 1,024.
+        for (key, gateway) in all.into_iter().take(MESSAGE_ITEMS_MAX / 2) {
             let encoded = gateway.encode_to_vec();
             let hash = ItemHash::of(&encoded);
             let before = self.gateways.insert(key, hash);
@@ -252,6 +258,10 @@ impl Offer {
         }
         bytes
     }
+}
+
+fn items(delta: &proto::Delta) -> usize {
+    delta.services.len() + delta.removed_services.len() + delta.gateways.len() + delta.removed_gateways.len()
 }
 
 fn is_wanted(wanted: &[NamePattern], name: &HostName) -> bool {

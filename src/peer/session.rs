@@ -10,6 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout
 use tonic::{Status, Streaming};
 
 use super::addresses::of_gateways;
+use super::codec::Excess;
 use super::enrolled::GatewayAddress;
 use super::export_times::ExportTimes;
 use super::importer::{Importer, Received};
@@ -48,12 +49,16 @@ const LIST_AGAIN: Duration = Duration::from_secs(60);
 /// The largest length of a displayed text of the peer, in characters.
 const WORDS_MAX: usize = 200;
 
+/// The largest number of refusals that one Ack names.
+const REFUSALS_MAX: usize = 1_000;
+
 /// The name of the peer's roots among the refused items.
 const ROOTS: &str = "roots";
 const CLOSED: &str = "the peer closed the link";
 const ALREADY_LINKED: &str = "the two processes already have a link in this direction";
 const DIFFERS: &str = "the services received from the peer do not match its checksum";
-const HAS_PLACE: &str = "the peer has fewer services than limits.services again";
+const HAS_PLACE: &str =
+    "there is room again for services of the peer that were left out because of its limits";
 
 /// An order to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +261,7 @@ impl Session {
     async fn exchange(&mut self, link: &LinkKey) -> Result<std::convert::Infallible, Ended> {
         let mut exchange = Exchange {
             offer: Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone()),
-            taken: Taken::default(),
+            taken: Taken::new(self.table.budget(&self.peer.name, self.peer.limits.memory)),
             beat: 0,
             answered: 0,
             beat_at: Instant::now(),
@@ -387,6 +392,7 @@ impl Session {
                     for item in &ack.refused {
                         link.refused.put(words(&item.item), words(&item.problem));
                     }
+                    link.refused.add_further(ack.refused_further);
                     ack.taken.iter().for_each(|item| link.refused.remove(&words(item)));
                 });
                 Ok(())
@@ -498,6 +504,8 @@ impl Session {
         ack.refused.extend(refused);
         let differs = is_change && after.is_some_and(|after| taken.differs(&after));
         self.note_answer(taken.services(), &ack);
+        ack.refused_further = ack.refused.len().saturating_sub(REFUSALS_MAX) as u64;
+        ack.refused.truncate(REFUSALS_MAX);
         Ok((ack, differs))
     }
 
@@ -552,6 +560,9 @@ async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended
             // ignored.
             Ok(Some(proto::Message { kind: None })) => {}
             Ok(None) => return Err(Ended::Lost(CLOSED.to_owned())),
+            Err(status) if status.source().is_some_and(|source| source.is::<Excess>()) => {
+                return Err(Ended::Refused(words(status.message())));
+            }
             // A status with a source is of this side: the connection broke without a word of the peer.
             Err(status) if status.source().is_some() => {
                 return Err(Ended::Lost(format!("the connection broke ({})", words(status.message()))));

@@ -18,8 +18,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_prost::ProstCodec;
 
+use super::codec::LinkCodec;
 use isthmus_net::channel::{Channel, Limits, Tasks, TwoWay};
 use isthmus_net::metered::Metered;
 use isthmus_proto::isthmus::peer::v1 as proto;
@@ -111,7 +111,7 @@ where
         Channel::open_with(stream, origin, scope, limits).await.map_err(|fault| fault.to_string())?;
     // A server may send no headers before it has a message to answer, so the client sends an empty one.
     let first = Request::new(proto::Message::default());
-    channel.two_way(LINK, first).await.map_err(|fault| fault.to_string())
+    channel.two_way_by(LinkCodec, LINK, first).await.map_err(|fault| fault.to_string())
 }
 
 /// Serves a connection that a peer has dialled. Each link that the peer opens on it is sent to `opened`.
@@ -128,8 +128,7 @@ where
         async move {
             let response = match request.uri().path() {
                 LINK => {
-                    let codec = ProstCodec::<proto::Message, proto::Message>::default();
-                    let mut grpc = Grpc::new(codec).max_decoding_message_size(MESSAGE_BYTES_MAX);
+                    let mut grpc = Grpc::new(LinkCodec).max_decoding_message_size(MESSAGE_BYTES_MAX);
                     grpc.streaming(Opener(opened), request).await
                 }
                 _ => Status::unimplemented("there is no such method").into_http(),

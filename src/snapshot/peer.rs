@@ -88,6 +88,8 @@ pub const ENROL_PROTOCOL: &[u8] = b"isthmus-enrol/1";
 pub struct PeerLimits {
     /// The largest number of services that are imported from the peer.
     pub services: usize,
+    /// The largest size of the peer's records in memory, over all its links, in bytes.
+    pub memory: usize,
     /// The largest number of concurrent connections and CONNECT streams of the peer's callers.
     pub connections: usize,
     /// The largest number of new connections and CONNECT streams of the peer's callers per second.
@@ -96,7 +98,7 @@ pub struct PeerLimits {
 
 impl Default for PeerLimits {
     fn default() -> Self {
-        Self { services: 10_000, connections: 20_000, new_per_second: 2_000 }
+        Self { services: 10_000, memory: 64 << 20, connections: 20_000, new_per_second: 2_000 }
     }
 }
 

@@ -104,7 +104,8 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
             let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
             let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
             let tls = tls.map(DeclaredTls::Mode);
-            let template = EndpointTemplate { ports, labels, network, tls, encapsulation, identity: None };
+            let template =
+                EndpointTemplate { ports, only: None, labels, network, tls, encapsulation, identity: None };
             Endpoint { host, locality, weight, health, template: template.into() }
         },
     )

@@ -279,7 +279,7 @@ fn connections_count_for_their_source_and_connect_streams_for_their_service() {
 }
 
 /// Returns the resident memory of a process in bytes.
-fn memory(process: u32) -> usize {
+pub(crate) fn memory(process: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024

@@ -39,6 +39,7 @@ mod hello;
 mod horizon;
 mod horizon_envoy;
 mod hostile;
+mod hostile_peer;
 mod identity;
 mod interop;
 mod kernel_memory;

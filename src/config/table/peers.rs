@@ -78,6 +78,9 @@ keys! {
     pub(crate) PeerUse "peerLimits" {
         /// Largest number of services that this gateway takes from the peer.
         SERVICES "services": form::Integer<usize, 1, 1_000_000> = PeerLimits::default().services;
+        /// Memory for the services and gateways that the peer sends over all its links. What exceeds it is left out, and named in
+        /// LEFT OUT of `isthmus peers`.
+        MEMORY "memory": form::HeldSize = PeerLimits::default().memory;
         /// Simultaneous connections and CONNECT streams of the peer's callers.
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = PeerLimits::default().connections;
         /// New connections and CONNECT streams of the peer's callers per second.

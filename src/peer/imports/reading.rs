@@ -1,11 +1,15 @@
 //! Converts one record of a peer into one service of this mesh, or refuses it with a text that is shown to the peer.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use prost::Message as _;
+
+use crate::outline::Outline;
 use isthmus_document::intern::Interner;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{
-    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, OwnPorts, TlsMode, Weight,
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight,
 };
 use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
@@ -36,30 +40,14 @@ pub(super) struct Read {
 }
 
 /// Reads a record that arrived at `now`, in seconds since 1970.
-pub(super) fn service(
-    peer: &Peer,
-    record: &proto::Service,
-    now: u64,
-    interner: &mut Interner,
-) -> Result<Read, String> {
+pub(super) fn service(peer: &Peer, record: &[u8], now: u64, interner: &mut Interner) -> Result<Read, String> {
+    let record = decoded(record)?;
     let exported = HostName::parse(&record.name).map_err(|error| error.to_string())?;
     let rule = peer.import_of(exported.as_str()).ok_or("no import rule matches the service")?;
     let namespace = text("namespace", &record.namespace)?;
     let hostname = rule.imported_name(&exported, namespace);
     let hostname = hostname
         .map_err(|error| format!("the name that {} gives the service is not legal: {error}", rule.rule))?;
-    if record.ports.is_empty() || record.ports.len() > PORTS_MAX {
-        return Err(format!(
-            "the service has {} ports; from 1 to {PORTS_MAX} are allowed",
-            record.ports.len()
-        ));
-    }
-    if record.groups.len() > GROUPS_MAX {
-        return Err(format!(
-            "the service has {} groups of endpoints; at most {GROUPS_MAX} are allowed",
-            record.groups.len()
-        ));
-    }
     let mut ports: Vec<ServicePort> = Vec::with_capacity(record.ports.len());
     for port in &record.ports {
         let port = self::port(port, interner)?;
@@ -71,8 +59,12 @@ pub(super) fn service(
         }
         ports.push(port);
     }
-    let groups = record.groups.iter().map(|group| endpoint(peer, group, &ports, interner));
-    let endpoints = groups.collect::<Result<_, _>>()?;
+    let mut served = HashSet::new();
+    let groups = record.groups.iter().map(|group| {
+        let served = ports_of(group, &ports, &mut served);
+        served.map(|served| endpoint(peer, group, served, interner)).transpose()
+    });
+    let endpoints = groups.filter_map(Result::transpose).collect::<Result<_, _>>()?;
     let exported_at = export_time(record.exported_at, now);
     let import = Import { peer: peer.name.clone(), exported_name: exported, exported_at };
     let namespace = interner.text(&peer.namespace_here(namespace));
@@ -108,20 +100,72 @@ fn port(port: &proto::Port, interner: &mut Interner) -> Result<ServicePort, Stri
     Ok(ServicePort { name, port: number, target_port: number, protocol })
 }
 
+/// Decodes a record whose numbers of ports and groups are within the limits.
+fn decoded(record: &[u8]) -> Result<proto::Service, String> {
+    let Outline { ports, groups, ports_of_group, .. } =
+        Outline::of(record).map_err(|malformed| malformed.to_string())?;
+    if !(1..=PORTS_MAX).contains(&ports) {
+        return Err(format!("the service has {ports} ports; from 1 to {PORTS_MAX} are allowed"));
+    }
+    if groups > GROUPS_MAX {
+        return Err(format!(
+            "the service has {groups} groups of endpoints; at most {GROUPS_MAX} are allowed"
+        ));
+    }
+    if ports_of_group > PORTS_MAX {
+        return Err(format!(
+            "a group of endpoints has {ports_of_group} ports; at most {PORTS_MAX} are allowed"
+        ));
+    }
+    proto::Service::decode(record).map_err(|error| error.to_string())
+}
+
+/// The ports that a group serves; `All` if these are all ports of the service.
+enum Served {
+    All,
+    Only(Arc<[Arc<str>]>),
+}
+
+/// Returns the ports of the service that a group serves; `None` if it serves none of them. Groups with the same ports share their
+/// list, which is in `known` then: most groups of a service have the same.
+fn ports_of(
+    group: &proto::Group,
+    ports: &[ServicePort],
+    known: &mut HashSet<Arc<[Arc<str>]>>,
+) -> Option<Served> {
+    let named: HashSet<&str> = group.ports.iter().map(String::as_str).collect();
+    let served = ports.iter().filter(|port| named.contains(&*port.name)).map(|port| port.name.clone());
+    let mut served: Vec<Arc<str>> = served.collect();
+    match served.len() {
+        0 => None,
+        all if all == ports.len() => Some(Served::All),
+        _ => {
+            served.sort_unstable();
+            if let Some(same) = known.get(&*served) {
+                return Some(Served::Only(same.clone()));
+            }
+            let served: Arc<[Arc<str>]> = served.into();
+            known.insert(served.clone());
+            Some(Served::Only(served))
+        }
+    }
+}
+
 /// Makes the one endpoint that represents a group. It has no address, because only the peer's gateways reach it.
 fn endpoint(
     peer: &Peer,
     group: &proto::Group,
-    ports: &[ServicePort],
+    served: Served,
     interner: &mut Interner,
 ) -> Result<Endpoint, String> {
     let tls = TlsMode::ALL.into_iter().find(|mode| mode.text() == group.tls);
     let tls = tls.ok_or("a group of endpoints has an unknown tls mode")?;
     let weight = Weight::new(group.weight).ok_or("a group of endpoints has the weight 0")?;
-    let not_served = ports.iter().filter(|port| !group.ports.iter().any(|name| **name == *port.name));
-    let own: OwnPorts = not_served.map(|port| (port.name.clone(), 0)).collect();
     let template = EndpointTemplate {
-        ports: own,
+        only: match served {
+            Served::All => None,
+            Served::Only(ports) => Some(ports),
+        },
         network: Some(network(peer, &group.network)?),
         tls: Some(DeclaredTls::Mode(tls)),
         encapsulation: if group.hbone { Encapsulation::Hbone } else { Encapsulation::None },

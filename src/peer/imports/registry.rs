@@ -12,6 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::inbox::{Event, Inbox};
 use super::items::Items;
 use super::reading::{self, Read};
+use crate::outline::Outline;
 use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::registry::{Changes, Closed, Registry};
 use isthmus_aggregator::spec::RegistrySpec;
@@ -236,8 +237,10 @@ impl Follower {
         let (mut names, mut interner, now) = (BTreeSet::new(), Interner::default(), steady_seconds());
         let read = delta.services.into_iter().map(|record| {
             let read = reading::service(&peer, &record, now, &mut interner);
-            let is_in_use = read.as_ref().is_ok_and(|read| self.is_in_use(&record.name, read, in_use));
-            (record.name, read, is_in_use)
+            // The link has refused records without an outline.
+            let name = Outline::of(&record).map_or_else(|_| String::new(), |outline| outline.name.to_owned());
+            let is_in_use = read.as_ref().is_ok_and(|read| self.is_in_use(&name, read, in_use));
+            (name, read, is_in_use)
         });
         let services: Vec<_> = read.collect();
         let Some(replica) = self.replica(link) else { return (Vec::new(), ack) };

@@ -51,7 +51,7 @@ pub(in crate::imports) fn record(name: &str, weight: u32) -> proto::Service {
 }
 
 fn read(record: &proto::Service) -> Result<Read, String> {
-    service(&peer(None), record, 1_000, &mut Interner::default())
+    service(&peer(None), &record.encode_to_vec(), 1_000, &mut Interner::default())
 }
 
 #[test]
@@ -75,6 +75,20 @@ fn a_record_becomes_a_service_that_only_gateways_reach() {
 }
 
 #[test]
+fn groups_that_serve_the_same_ports_share_their_list_and_one_without_ports_is_none() {
+    let mut record = record("ratings.pay.west.global", 7);
+    let group = record.groups.remove(0);
+    for (network, ports) in [("a", "http"), ("b", "http"), ("c", "tls http"), ("d", ""), ("e", "other")] {
+        let ports = ports.split_whitespace().map(str::to_owned).collect();
+        record.groups.push(proto::Group { network: network.into(), ports, ..group.clone() });
+    }
+    let service = read(&record).expect("taken").service;
+    let lists: Vec<_> = service.endpoints.iter().map(|endpoint| endpoint.template.only.as_ref()).collect();
+    let [Some(a), Some(b), None] = &*lists else { panic!("{lists:?}") };
+    assert!(Arc::ptr_eq(a, b) && a.len() == 1);
+}
+
+#[test]
 fn what_a_peer_may_not_say_is_refused_with_a_text() {
     let refused = |change: &dyn Fn(&mut proto::Service), wanted: &str| {
         let mut record = record("ratings.pay.west.global", 7);
@@ -95,6 +109,7 @@ fn what_a_peer_may_not_say_is_refused_with_a_text() {
     refused(&|record| record.groups[0].tls = "maybe".into(), "unknown tls mode");
     refused(&|record| record.groups[0].network = String::new(), "network");
     refused(&|record| record.groups = vec![record.groups[0].clone(); 2_000], "groups");
+    refused(&|record| record.groups[0].ports = vec![String::new(); 257], "257 ports");
     // A peer speaks for no other trust domain, and not for ours.
     refused(
         &|record| record.groups[0].identity = "spiffe://east.example/ns/a/sa/b".into(),
@@ -131,7 +146,7 @@ fn a_time_of_export_that_cannot_be_is_that_of_the_receipt() {
         [(7, 7), (1_000, 1_000), (87_400, 87_400), (87_401, 1_000), (u64::MAX, 1_000), (0, 1_000)]
     {
         let record = proto::Service { exported_at: said, ..record("a.pay.west.global", 1) };
-        let read = service(&peer(None), &record, 1_000, &mut Interner::default()).expect("legal");
+        let read = read(&record).expect("legal");
         assert_eq!(read.service.import.as_ref().expect("imported").exported_at, taken, "{said}");
     }
 }

@@ -1,6 +1,8 @@
 //! Tests the registry of a peer, event by event.
 
 use super::super::reading::tests::{peer, record};
+use prost::Message as _;
+
 use super::*;
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::change::Dirty;
@@ -98,9 +100,17 @@ fn down(follower: &mut Follower, replica: &str, forget: bool) -> Vec<String> {
 }
 
 fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
-    let services =
-        all.iter().map(|(name, weight)| record(&format!("{name}.pay.west.global"), *weight)).collect();
+    let service =
+        |(name, weight): &(&str, u32)| record(&format!("{name}.pay.west.global"), *weight).encode_to_vec();
+    let services = all.iter().map(service).collect();
     proto::Delta { begins, services, ..proto::Delta::default() }
+}
+
+/// Returns a service of the peer as the registry reads it.
+fn read(name: &str, weight: u32) -> Item {
+    let record = record(&format!("{name}.pay.west.global"), weight).encode_to_vec();
+    let read = reading::service(&peer(None), &record, 7, &mut Interner::default());
+    Item::Service(read.expect("taken").service)
 }
 
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
@@ -175,7 +185,7 @@ fn a_bad_item_stalls_no_other_and_takes_its_good_state_back() {
     give(&mut follower, "a", services(true, &[("one", 1), ("two", 2)]));
     listed(&mut follower, "a");
     let mut delta = services(false, &[("one", 0), ("two", 5)]);
-    delta.services.push(record("other.shop.west.global", 1));
+    delta.services.push(record("other.shop.west.global", 1).encode_to_vec());
     let (changes, refused) = give(&mut follower, "a", delta);
     assert_eq!(changes, ["without one.pay.here", "two.pay.here 5 since 7"]);
     assert_eq!(refused.len(), 2, "{refused:?}");
@@ -253,8 +263,7 @@ fn a_name_that_passes_to_another_exported_service_stays() {
 fn services_of_the_last_run_keep_their_places() {
     let mut follower = follower(Some(1));
     let mut of_last_run = in_use(&[]);
-    let read = reading::service(&peer(None), &record("b.pay.west.global", 1), 7, &mut Interner::default());
-    of_last_run.put(Item::Service(read.expect("taken").service), &mut Dirty::default());
+    of_last_run.put(read("b", 1), &mut Dirty::default());
     up(&mut follower, "a");
     give(&mut follower, "a", services(true, &[("a", 1), ("b", 1)]));
     let (changes, ack) = follower.listed_by(&link("a"), Extent::Complete, &of_last_run);
@@ -298,8 +307,7 @@ fn a_partial_listing_removes_nothing_until_a_complete_one_follows() {
 fn a_partial_listing_keeps_the_items_of_the_last_run() {
     let mut follower = follower(None);
     let mut of_last_run = in_use(&["g"]);
-    let read = reading::service(&peer(None), &record("b.pay.west.global", 1), 7, &mut Interner::default());
-    of_last_run.put(Item::Service(read.expect("taken").service), &mut Dirty::default());
+    of_last_run.put(read("b", 1), &mut Dirty::default());
     up(&mut follower, "a");
     give(&mut follower, "a", services(true, &[("a", 1)]));
     assert_eq!(
@@ -354,8 +362,9 @@ fn replicas_are_merged_and_the_last_one_decides_about_loss() {
     up(&mut follower, "b");
     // The newer link has precedence. A service that only the older link offers remains. Of two export times, the earlier one is
     // used.
-    let mut newer = services(true, &[("one", 9)]);
-    newer.services[0].exported_at = 9;
+    let mut newer = services(true, &[]);
+    let one = proto::Service { exported_at: 9, ..record("one.pay.west.global", 9) };
+    newer.services.push(one.encode_to_vec());
     assert_eq!(give(&mut follower, "b", newer), NOTHING);
     assert_eq!(listed(&mut follower, "b"), ["one.pay.here 9 since 7"]);
     assert_eq!(down(&mut follower, "a", false), ["without two.pay.here"]);

@@ -1,0 +1,84 @@
+//! The codec of a link's messages. A message is decoded only if the peer has not sent too many within a second, and if it has not
+//! too many items.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message as _;
+use prost::bytes::Buf;
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::ProstEncoder;
+
+use super::outline::{ITEMS_MAX, items};
+use isthmus_proto::isthmus::peer::v1 as proto;
+
+/// The largest number of messages within a second. A peer waits for the answers to its heartbeats and items, so it sends few.
+const MESSAGES_MAX: u32 = 1_000;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The source of the status that ends a link because of its peer's messages. The text of the status is the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("the peer broke a limit on messages")]
+pub(super) struct Excess;
+
+/// The codec of a link.
+#[derive(Default)]
+pub(super) struct LinkCodec;
+
+/// The decoder of a link's messages.
+pub(super) struct LinkDecoder {
+    /// The begin of the second in which `messages` are counted.
+    second: Instant,
+    messages: u32,
+}
+
+impl Codec for LinkCodec {
+    type Encode = proto::Message;
+    type Decode = proto::Message;
+    type Encoder = ProstEncoder<proto::Message>;
+    type Decoder = LinkDecoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> LinkDecoder {
+        LinkDecoder { second: Instant::now(), messages: 0 }
+    }
+}
+
+impl LinkDecoder {
+    fn check(&mut self, message: &[u8]) -> Result<(), Status> {
+        if self.second.elapsed() >= SECOND {
+            (self.second, self.messages) = (Instant::now(), 0);
+        }
+        self.messages += 1;
+        if self.messages > MESSAGES_MAX {
+            return Err(excess(format!("more than {MESSAGES_MAX} messages within a second")));
+        }
+        let items = items(message).map_err(|malformed| excess(malformed.to_string()))?;
+        if items > ITEMS_MAX {
+            return Err(excess(format!("a message with {items} items; at most {ITEMS_MAX} are allowed")));
+        }
+        Ok(())
+    }
+}
+
+impl Decoder for LinkDecoder {
+    type Item = proto::Message;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<proto::Message>, Status> {
+        let bytes = source.copy_to_bytes(source.remaining());
+        self.check(&bytes)?;
+        proto::Message::decode(bytes).map(Some).map_err(|error| excess(error.to_string()))
+    }
+}
+
+fn excess(text: String) -> Status {
+    let mut status = Status::resource_exhausted(text);
+    status.set_source(Arc::new(Excess));
+    status
+}
