@@ -49,6 +49,8 @@ const LIST_AGAIN: Duration = Duration::from_secs(60);
 /// The largest length of a displayed text of the peer, in characters.
 const WORDS_MAX: usize = 200;
 
+/// The shortest time between two costly messages of one kind that are handled without a pause.
+const COSTLY_EVERY: Duration = Duration::from_secs(1);
 /// The largest number of refusals that one Ack names.
 const REFUSALS_MAX: usize = 1_000;
 
@@ -182,6 +184,30 @@ struct Exchange {
     addresses: Vec<String>,
     /// True if the message with the number `sequence` has our roots.
     has_roots: bool,
+    /// The time from which the next message of the peer is read.
+    reads_from: Instant,
+    subscribes: Costly,
+    announcements: Costly,
+}
+
+/// A kind of message that costs much to handle: Subscribe, or new roots or addresses.
+struct Costly {
+    /// The time from which the peer may send another one without a pause.
+    from: Instant,
+}
+
+impl Costly {
+    fn new() -> Self {
+        Self { from: Instant::now() }
+    }
+
+    /// Notes a message. Returns the time from which the next message is read: if another message of the kind came less than
+    /// [`COSTLY_EVERY`] ago, after the rest of this time. A peer waits for the answer, and merges its changes meanwhile.
+    fn received(&mut self) -> Instant {
+        let reads_from = self.from.max(Instant::now());
+        self.from = reads_from + COSTLY_EVERY;
+        reads_from
+    }
 }
 
 impl Session {
@@ -271,6 +297,9 @@ impl Session {
             listed_at: None,
             addresses: Vec::new(),
             has_roots: false,
+            reads_from: Instant::now(),
+            subscribes: Costly::new(),
+            announcements: Costly::new(),
         };
         let mut beats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -295,7 +324,7 @@ impl Session {
                     return Err(Ended::Lost("the same process has dialled a newer link".to_owned()));
                 }
                 _ = beats.tick() => self.beat(&mut exchange).await?,
-                message = receive(&mut self.incoming) => self.heard(message?, link, &mut exchange).await?,
+                message = receive_from(exchange.reads_from, &mut self.incoming) => self.heard(message?, link, &mut exchange).await?,
                 () = sleep_until(exchange.next_flush), if may_tell => self.tell(&mut exchange).await?,
                 is_there = exchange.offer.changed(), if exchange.offer.is_wanted() && !may_tell => {
                     if !is_there {
@@ -377,6 +406,7 @@ impl Session {
                     Err(why) => return Err(Ended::Refused(why)),
                 }
                 exchange.in_flight = false;
+                exchange.reads_from = exchange.reads_from.max(exchange.subscribes.received());
                 Ok(())
             }
             Kind::Ack(ack) if ack.sequence == exchange.sequence => {
@@ -401,6 +431,9 @@ impl Session {
             Kind::Ack(_) => Ok(()),
             Kind::Delta(delta) => {
                 let sequence = delta.sequence;
+                if delta.roots.is_some() {
+                    exchange.reads_from = exchange.reads_from.max(exchange.announcements.received());
+                }
                 let (ack, differs) = self.take(link, delta, &mut exchange.taken).await?;
                 self.outgoing.send(Kind::Ack(proto::Ack { sequence, ..ack })).await?;
                 if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
@@ -421,6 +454,7 @@ impl Session {
                 if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
             }
             Kind::Addresses(addresses) => {
+                exchange.reads_from = exchange.reads_from.max(exchange.announcements.received());
                 self.take_addresses(&addresses);
                 Ok(())
             }
@@ -550,6 +584,12 @@ async fn end_ordered(order: &mut watch::Receiver<Order>) -> Order {
         // The sender is gone, so that no order can come.
         Err(_) => std::future::pending().await,
     }
+}
+
+/// Does the same as [`receive`], but not before this time. Cancel safe, as it is.
+async fn receive_from(from: Instant, incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended> {
+    sleep_until(from).await;
+    receive(incoming).await
 }
 
 async fn receive(incoming: &mut Streaming<proto::Message>) -> Result<Kind, Ended> {

@@ -1,5 +1,5 @@
-//! Peers that attack over their link: messages without end, messages with very many items, and records that take much memory.
-//! Their cost is bounded, and they learn why they are refused.
+//! Peers that attack over their link: messages without end, messages with very many items, records that take much memory, and
+//! changes without end. Their cost is bounded, and they learn why they are refused.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,6 +24,7 @@ use crate::hostile::processor_time;
 use crate::limits::memory;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::write;
+use crate::support::pki::Pki;
 use crate::support::{PATIENCE, eventually};
 
 /// A link as its peer has it.
@@ -282,4 +283,37 @@ fn what_exceeds_the_memory_of_a_peer_is_left_out_and_named() {
         (at_west.json("/api/v1/peers")[0]["links"] == serde_json::json!([])).then_some(())
     });
     assert_eq!(list(&pair, &at_west, "three", 3).0.len(), 1, "the memory is free again");
+}
+
+#[test]
+fn roots_and_subscriptions_are_taken_once_a_second() {
+    const SECONDS: u64 = 4;
+    let (pair, at_west) = west();
+    let (one, other) = (pair.east.pki.ca_der().to_vec(), Pki::new("the other CA of east").ca_der().to_vec());
+    let mut sequence = 0;
+    for what in ["roots", "subscriptions"] {
+        let mut link = link(&pair, &at_west, what);
+        let begun = Instant::now();
+        let mut answers = 0;
+        while begun.elapsed() < Duration::from_secs(SECONDS) {
+            sequence += 1;
+            if what == "roots" {
+                let certificates = [&[one.clone()][..], &[one.clone(), other.clone()]][answers % 2].to_vec();
+                let roots = proto::Roots { trust_domain: pair.east.trust_domain.clone(), certificates };
+                let ack = link.give(proto::Delta { sequence, roots: Some(roots), ..proto::Delta::default() });
+                assert!(ack.refused.is_empty(), "{ack:?}");
+            } else {
+                link.send(Kind::Subscribe(proto::Subscribe { services: vec!["*".to_owned()] }))
+                    .expect("sent");
+                link.until(|kind| matches!(kind, Kind::Delta(delta) if delta.begins).then_some(()));
+            }
+            answers += 1;
+        }
+        // The first two come at once.
+        let most = usize::try_from(begun.elapsed().as_secs()).expect("few") + 2;
+        assert!((2..=most).contains(&answers), "{what}: {answers} in {:?}", begun.elapsed());
+        let lines =
+            at_west.log().iter().filter(|line| line.contains("the peer announced other roots")).count();
+        assert!(lines <= most, "{lines} lines of the log");
+    }
 }
