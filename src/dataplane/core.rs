@@ -15,6 +15,7 @@ use slab::Slab;
 use super::balancer::Balancers;
 use super::clock::Clock;
 use super::entry::{Entry, HeldBytes};
+use super::hbone::refusals::Refusals;
 use super::pacer::HandshakePacer;
 use super::permits::Permits;
 use super::shared::Shared;
@@ -81,6 +82,8 @@ pub(crate) struct Core {
     pub(crate) permits: Rc<Permits>,
     /// The bytes that all CONNECT streams of the worker hold.
     pub(crate) held: Rc<HeldBytes>,
+    /// The refused CONNECT streams of each caller.
+    pub(crate) refusals: Refusals,
     /// The kernel memory, in bytes, that is held by connections whose peers do not read.
     pub(crate) kernel_memory: Cell<u64>,
     /// True if an HBONE connection held more bytes than its limit since the last tick.
@@ -150,6 +153,7 @@ impl Core {
             pacer: HandshakePacer::default(),
             permits: Permits::new(shared.limits.clone()),
             held: Rc::default(),
+            refusals: Refusals::default(),
             kernel_memory: Cell::new(0),
             over_limit: Cell::new(false),
             paused: RefCell::default(),

@@ -188,9 +188,10 @@ struct Exchange {
     reads_from: Instant,
     subscribes: Costly,
     announcements: Costly,
+    relocations: Costly,
 }
 
-/// A kind of message that costs much to handle: Subscribe, or new roots or addresses.
+/// A kind of message that costs much to handle: Subscribe, new roots, or new addresses.
 struct Costly {
     /// The time from which the peer may send another one without a pause.
     from: Instant,
@@ -300,6 +301,7 @@ impl Session {
             reads_from: Instant::now(),
             subscribes: Costly::new(),
             announcements: Costly::new(),
+            relocations: Costly::new(),
         };
         let mut beats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -454,7 +456,7 @@ impl Session {
                 if differs { self.list_again(DIFFERS, exchange).await } else { Ok(()) }
             }
             Kind::Addresses(addresses) => {
-                exchange.reads_from = exchange.reads_from.max(exchange.announcements.received());
+                exchange.reads_from = exchange.reads_from.max(exchange.relocations.received());
                 self.take_addresses(&addresses);
                 Ok(())
             }

@@ -22,6 +22,8 @@ pub(crate) struct ConnectionStats {
     resets: Cell<u32>,
     /// The number of streams that were refused in the tick `second`.
     refused: Cell<u32>,
+    /// The number of streams that were refused on all connections of the caller in the tick `second`.
+    refused_of_caller: Cell<u32>,
     /// The number of records without content in the tick `second`.
     tiny: Cell<u32>,
     /// The number of received bytes that have not been counted yet towards the allowance for records without content.
@@ -79,6 +81,7 @@ impl ConnectionStats {
             second: Cell::new(second),
             resets: Cell::new(0),
             refused: Cell::new(0),
+            refused_of_caller: Cell::new(0),
             tiny: Cell::new(0),
             bulk: Cell::new(0),
             left: Cell::new(TURN),
@@ -221,9 +224,11 @@ impl ConnectionStats {
         self.requests.borrow_mut().take_refused()
     }
 
-    /// Counts a stream that was refused.
-    pub(crate) fn refused(&self) {
+    /// Counts a stream that was refused. `of_caller` is the number of streams that were refused on all connections of the caller
+    /// in this tick.
+    pub(crate) fn refused(&self, of_caller: u32) {
         self.refused.set(self.refused.get().saturating_add(1));
+        self.refused_of_caller.set(of_caller);
     }
 
     /// If the client has sent too many frames, records or streams of one kind in this tick, returns the name of the kind.
@@ -233,10 +238,17 @@ impl ConnectionStats {
             frames.begin_second();
             self.resets.set(0);
             self.refused.set(0);
+            self.refused_of_caller.set(0);
             self.tiny.set(0);
             return None;
         }
-        let resets = self.resets.get().saturating_add(self.refused.get() / REFUSED_PER_RESET);
+        // A caller that has used up its allowance on other connections has a small part of it on each further one. Otherwise
+        // one workload could end the connections of all others with its identity.
+        let refused = match self.refused.get() > REFUSED_PER_RESET {
+            true => self.refused_of_caller.get().max(self.refused.get()),
+            false => self.refused.get(),
+        };
+        let resets = self.resets.get().saturating_add(refused / REFUSED_PER_RESET);
         let checks = [
             (resets, RESETS_MAX, "cancelled or refused streams"),
             (self.tiny.get(), EMPTY_MAX, "TLS records without content"),
@@ -284,12 +296,23 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_that_was_refused_on_other_connections_has_little_left_on_this_one() {
+        let stats = ConnectionStats::new(7);
+        (0..REFUSED_PER_RESET).for_each(|_| stats.refused(u32::MAX));
+        assert_eq!(stats.excess(7), None);
+        stats.refused(REFUSED_PER_RESET * RESETS_MAX);
+        assert_eq!(stats.excess(7), None, "the caller is within its allowance");
+        stats.refused(REFUSED_PER_RESET * (RESETS_MAX + 1));
+        assert_eq!(stats.excess(7), Some("cancelled or refused streams"));
+    }
+
+    #[test]
     fn a_client_may_send_so_many_costly_frames_per_second_and_no_more() {
         type Send = fn(&ConnectionStats);
         let kinds: [(u32, &str, Send); 4] = [
             (RESETS_MAX, "cancelled or refused streams", |stats| stats.gave_up()),
             (REFUSED_PER_RESET * (RESETS_MAX + 1) - 1, "cancelled or refused streams", |stats| {
-                stats.refused()
+                stats.refused(0)
             }),
             // PRIORITY frames.
             (EMPTY_MAX, "frames without effect", |stats| {

@@ -21,6 +21,7 @@ pub(super) mod held;
 pub(super) mod meter;
 pub(super) mod metered;
 pub(super) mod queue;
+pub(super) mod refusals;
 pub(super) mod relay;
 pub(super) mod requests;
 pub(super) mod stream;

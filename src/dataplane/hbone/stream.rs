@@ -62,7 +62,7 @@ pub(super) async fn serve(
         Ok(permit) => drop(entry.permit.replace(Some(permit))),
         Err(refused) => {
             let reason = entry.refused(refused);
-            refuse(&connection, respond, status_of(reason));
+            refuse(&core, &connection, respond, status_of(reason));
             core.finish(&entry, reason);
             return;
         }
@@ -107,11 +107,13 @@ pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refu
 
 /// Refuses a stream: sends the status and the reason, and ends the stream. Does nothing if the caller has gone.
 fn refuse(
+    core: &Core,
     connection: &HboneConnection,
     mut respond: SendResponse<Bytes>,
     (status, reason): (StatusCode, Reason),
 ) {
-    connection.stats.refused();
+    let identity = connection.peer.proof.identity.shared();
+    connection.stats.refused(core.refusals.count(identity, core.clock.now()));
     let _ = respond.send_response(answer(status, reason), true);
 }
 
@@ -127,14 +129,14 @@ async fn run(
         Ok(head) => head,
         Err(fault) => {
             entry.explain(fault.to_string());
-            refuse(connection, respond, (fault.status(), Reason::BadRequest));
+            refuse(core, connection, respond, (fault.status(), Reason::BadRequest));
             return Reason::BadRequest;
         }
     };
     match ask(core, entry, connection, &head) {
         Ok(admission) => Box::pin(pass_on(core, entry, connection, admission, receive, respond)).await,
         Err(reason) => {
-            refuse(connection, respond, status_of(reason));
+            refuse(core, connection, respond, status_of(reason));
             reason
         }
     }
@@ -178,7 +180,7 @@ async fn pass_on(
     let connected = match dial(core, entry, connection, &mut attempts, &mut respond).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(reason)) => {
-            refuse(connection, respond, status_of(reason));
+            refuse(core, connection, respond, status_of(reason));
             return reason;
         }
         Err(GivenUp) => return connection.client_fault(),
