@@ -3,12 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
 use super::Hosts;
 use super::response::error;
+
+/// The header by which browsers say which site makes a request (Fetch Metadata).
+const FETCH_SITE: &str = "sec-fetch-site";
 
 /// The address that a request comes from.
 #[derive(Clone, Copy)]
@@ -41,7 +44,18 @@ pub(super) async fn guard(hosts: Hosts, request: Request, next: Next) -> Respons
              refused",
         );
     }
+    if request.method() != Method::GET && headers.get_all(FETCH_SITE).iter().any(is_foreign) {
+        return error(
+            StatusCode::FORBIDDEN,
+            "a POST request from a web page of another site (Sec-Fetch-Site) is refused",
+        );
+    }
     next.run(request).await
+}
+
+/// Returns true if a browser sends the request for another site than the one of this listener.
+fn is_foreign(site: &HeaderValue) -> bool {
+    site != "same-origin" && site != "none"
 }
 
 /// Returns true if `Host` is an address or `localhost`, with or without a port.
