@@ -524,3 +524,28 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     assert_eq!(status(&gateway, 0)["state"], "live");
     assert!(gateway.log().iter().all(|line| !line.contains("\"ERROR\"")));
 }
+
+#[test]
+fn a_gateway_whose_registries_become_pipes_stops_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let names = ["one", "two"];
+    let registries: String = names
+        .map(|name| format!("  - file: {{path: {name}.yaml, cluster: {name}, network: {name}}}\n"))
+        .concat();
+    for name in names {
+        std::fs::write(folder.path().join(format!("{name}.yaml")), "services: []\n").expect("written");
+    }
+    let mut gateway =
+        Gateway::start_in(folder, &format!("listen: \"127.0.0.1:0\"\nregistries:\n{registries}"), &[]);
+    for name in names {
+        let path = gateway.folder().join(format!("{name}.yaml"));
+        std::fs::remove_file(&path).expect("removed");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        gateway.told(&format!("{name}.yaml: cannot be read: it is a pipe"));
+    }
+    let begun = Instant::now();
+    gateway.signal("TERM");
+    assert!(gateway.ended().success());
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
