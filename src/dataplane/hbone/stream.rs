@@ -101,8 +101,14 @@ pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refu
         }
         Refused::Answered => format!("the headers of the request have more than {HEADER_BYTES_MAX} bytes"),
     });
-    connection.stats.refused();
+    count_refused(core, connection);
     core.finish(&entry, Reason::BadRequest);
+}
+
+/// Counts a refused stream among those of the connection and of the caller.
+fn count_refused(core: &Core, connection: &HboneConnection) {
+    let identity = connection.peer.proof.identity.shared();
+    connection.stats.refused(core.refusals.count(identity, core.clock.now()));
 }
 
 /// Refuses a stream: sends the status and the reason, and ends the stream. Does nothing if the caller has gone.
@@ -112,8 +118,7 @@ fn refuse(
     mut respond: SendResponse<Bytes>,
     (status, reason): (StatusCode, Reason),
 ) {
-    let identity = connection.peer.proof.identity.shared();
-    connection.stats.refused(core.refusals.count(identity, core.clock.now()));
+    count_refused(core, connection);
     let _ = respond.send_response(answer(status, reason), true);
 }
 
