@@ -212,7 +212,7 @@ fn known(snapshot: &Snapshot) -> BTreeMap<SocketAddr, BTreeSet<Network>> {
     let (of_peers, own): (Vec<_>, Vec<_>) =
         networks.partition(|(network, _)| is_place_of_peer(network.as_str()));
     for (network, entry) in own.into_iter().chain(of_peers) {
-        for address in entry.gateways.iter().chain(&entry.expired).flat_map(|gateway| gateway.entrances()) {
+        for address in entry.known().flat_map(|gateway| gateway.entrances()) {
             if known.len() < PROBED_MAX || known.contains_key(&address) {
                 known.entry(address).or_default().insert(network.clone());
             }

@@ -47,6 +47,13 @@ pub struct NetworkEntry {
     pub expired: Vec<GatewayEntry>,
 }
 
+impl NetworkEntry {
+    /// Returns the gateways, followed by those of expired registries.
+    pub fn known(&self) -> impl Iterator<Item = &GatewayEntry> {
+        self.gateways.iter().chain(&self.expired)
+    }
+}
+
 /// One gateway with its addresses at the time of the build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayEntry {
@@ -126,14 +133,13 @@ impl NetworkTable {
         inputs: Inputs<'_>,
     ) -> Option<(Self, BTreeSet<Network>)> {
         let uses = |entry: &NetworkEntry| {
-            let all = entry.gateways.iter().chain(&entry.expired);
-            let mut names = all.filter_map(|entry| entry.gateway.host.name());
+            let mut names = entry.known().filter_map(|entry| entry.gateway.host.name());
             names.any(|name| resolved.contains(name))
         };
         let unreachable = inputs.unreachable.cloned().unwrap_or_default();
         let judged: BTreeSet<&SocketAddr> = unreachable.symmetric_difference(&self.unreachable).collect();
         let is_judged = |entry: &NetworkEntry| {
-            entry.gateways.iter().flat_map(GatewayEntry::entrances).any(|address| judged.contains(&address))
+            entry.known().flat_map(GatewayEntry::entrances).any(|address| judged.contains(&address))
         };
         let by_name = self.by_name.iter().filter(|(_, entry)| {
             !resolved.is_empty() && uses(entry) || !judged.is_empty() && is_judged(entry)
