@@ -3,7 +3,7 @@
 //!
 //! - `server`: the listeners and the paths. `views`, `clients`, `endpoints`, `networks`, `peers`, `certificates`: the state as values of
 //!   the API. `overview`, `dashboard`: the page.
-//! - `explain`, with `limits`, `marks`, `recent` and `probe`; `horizon`; `traces`: the answers to questions.
+//! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway. `readiness`: its gates.
 //! - `maintenance`, `enrolment`: requests for changes.
 //! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`: metrics that are computed at each scrape.

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tonic::Streaming;
 
 use super::enrolled::GatewayAddress;
-use super::links::{Group, Links, Running, STEP_WITHIN, Verified};
+use super::link::{Group, Running, STEP_WITHIN, Shared, Verified};
 use super::options::DIAL_MAX;
 use super::session::{Ended, Order, Outgoing};
 use super::transport;
@@ -47,7 +47,7 @@ pub(super) struct Dialler {
 
 /// The values that the tasks of one peer's addresses share.
 struct Dialling {
-    links: Links,
+    links: Arc<Shared>,
     group: Group,
     who: PeerIdentity,
     /// Counts the links that this gateway has dialled and that have ended.
@@ -65,7 +65,7 @@ struct Found {
 
 impl Dialler {
     pub(super) fn new(
-        links: Links,
+        links: Arc<Shared>,
         group: Group,
         who: PeerIdentity,
         given: Vec<GatewayAddress>,
@@ -79,7 +79,7 @@ impl Dialler {
     /// such an address stay open.
     pub(super) async fn run(self) {
         let shared = self.shared.clone();
-        let row = shared.links.0.number();
+        let row = shared.links.number();
         let mut announced = shared.group.announced.subscribe();
         let mut stop = shared.group.stop.clone();
         // The task of an address ends when its sender is dropped.
@@ -99,7 +99,7 @@ impl Dialler {
                 tasks.entry(address).or_insert_with(|| {
                     let (task, removed) = oneshot::channel();
                     let explorer = Explorer { shared: shared.clone(), address, name: name_of(&of, address) };
-                    shared.links.0.scope.spawn(explorer.run(removed));
+                    shared.links.scope.spawn(explorer.run(removed));
                     task
                 });
             }
@@ -120,7 +120,7 @@ impl Dialler {
         let given = self.given.iter().map(|entry| (entry, &AddressScope::Any));
         let announced = announced.iter().filter(|entry| !self.given.contains(entry));
         for (entry, scope) in given.chain(announced.map(|entry| (entry, &self.scope))) {
-            let name_servers = self.shared.links.0.name_servers.load_full();
+            let name_servers = self.shared.links.name_servers.load_full();
             let ips = match dial::addresses(&entry.host, &name_servers).await {
                 Ok(ips) => ips,
                 Err(error) => {
@@ -148,11 +148,11 @@ fn name_of(entry: &GatewayAddress, address: SocketAddr) -> String {
 
 impl Dialling {
     fn note_down(&self, row: u64, address: &str, problem: String) {
-        self.links.0.table.note_down(&self.group.peer.name, row, address, problem);
+        self.links.table.note_down(&self.group.peer.name, row, address, problem);
     }
 
     fn note_no_problem(&self, row: u64) {
-        self.links.0.table.remove(&self.group.peer.name, row);
+        self.links.table.remove(&self.group.peer.name, row);
     }
 }
 
@@ -175,11 +175,11 @@ enum Attempt {
 impl Explorer {
     async fn run(self, mut removed: oneshot::Receiver<()>) {
         let Dialling { links, group, lost, .. } = &*self.shared;
-        let row = links.0.number();
+        let row = links.number();
         let random = u64::from(std::process::id()) ^ row;
         let (mut stop, mut losses) = (group.stop.clone(), lost.subscribe());
         let (mut failures, mut explorations) = (Backoff::up_to(RETRY), Backoff::up_to(EXPLORE));
-        links.0.table.note_connecting(&group.peer.name, row, &self.address.to_string());
+        links.table.note_connecting(&group.peer.name, row, &self.address.to_string());
         let mut opened_at = Instant::now();
         let mut wait = Duration::ZERO;
         loop {
@@ -203,7 +203,7 @@ impl Explorer {
                     opened_at = Instant::now();
                     explorations.reset();
                     self.shared.note_no_problem(row);
-                    links.0.scope.spawn(run(self.shared.clone(), *running, seat));
+                    links.scope.spawn(run(self.shared.clone(), *running, seat));
                     explorations.wait(random)
                 }
                 Ok(Attempt::NothingNew) => {
@@ -235,7 +235,7 @@ impl Explorer {
     async fn open(&self) -> Result<(Outgoing, Streaming<proto::Message>, Verified), String> {
         let Self { shared, address, name } = self;
         let who = &shared.who;
-        let mut context = shared.links.0.context.clone();
+        let mut context = shared.links.context.clone();
         let waiting = async {
             context.certificate.get().await;
             context.trust.get().await;
@@ -269,7 +269,7 @@ impl Explorer {
                 proof.identity, who.gateway
             ));
         }
-        let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.links.0.scope)).await;
+        let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.links.scope)).await;
         let link = opening.map_err(|_| format!("{name} does not answer"))??;
         Ok((Outgoing::Dialled(link.requests), link.answers, (proof, trust)))
     }

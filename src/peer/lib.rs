@@ -1,7 +1,8 @@
 //! Federation: the link with a peer, another organisation with which services are exchanged (SPEC §18), and the registry of
 //! its services. docs/peer-protocol.md describes the protocol.
 //!
-//! - `options`: the settings of a link. `links`: the owner of all links, which accepts links from a listener. `dialling`: the
+//! - `options`: the settings of a link. `links`: the owner of all links, which accepts links from a listener. `link`: one link,
+//!   and the values that links share. `dialling`: the
 //!   addresses of a peer to which this gateway connects, and the links that it opens there. `addresses`: the addresses at which
 //!   peers can reach this mesh.
 //! - `transport`: TLS and gRPC under a link. `codec`: the limits on its messages. `outline`: what is read of a message before it is
@@ -29,6 +30,7 @@ pub mod importer;
 pub mod imports;
 mod instances;
 pub mod invitations;
+mod link;
 pub mod links;
 mod offer;
 pub mod options;

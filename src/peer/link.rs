@@ -1,0 +1,203 @@
+//! One link, from Hello to its end, and the values that links share.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+use super::enrolled::GatewayAddress;
+use super::export_times::ExportTimes;
+use super::importer::Importer;
+use super::instances::{Instances, Newest};
+use super::session::{Ended, Order, Outgoing, Session};
+use super::status::LinkTable;
+use isthmus_model::identity::TrustDomain;
+use isthmus_model::link::LinkKey;
+use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_snapshot::peer::Peer;
+use isthmus_tasks::latest::Latest;
+use isthmus_tasks::scope::Scope;
+use isthmus_tls::context::NodeContext;
+use isthmus_tls::proof::Proof;
+use isthmus_tls::roots::RootStore;
+use isthmus_tls::trust::{TrustBundles, describe};
+use isthmus_world::Reader;
+
+/// The time limit of each step: connecting, TLS, and opening the link.
+pub(super) const STEP_WITHIN: Duration = Duration::from_secs(10);
+/// The largest number of simultaneous links with one peer.
+const LINKS_OF_PEER_MAX: usize = 64;
+
+/// The state and the handles that all links of this gateway share.
+pub(super) struct Shared {
+    reader: Reader,
+    pub(super) context: NodeContext,
+    pub(super) peer_roots: RootStore,
+    importer: Arc<dyn Importer>,
+    pub(super) table: Arc<LinkTable>,
+    pub(super) times: Arc<ExportTimes>,
+    instance: Arc<str>,
+    pub(super) scope: Scope,
+    numbers: AtomicU64,
+    /// Our trust domain.
+    pub(super) own: Mutex<Option<TrustDomain>>,
+    /// The name servers at which the addresses of peers are looked up; empty: the system's.
+    pub(super) name_servers: ArcSwap<Vec<SocketAddr>>,
+}
+
+/// The values that all links with one peer share.
+#[derive(Clone)]
+pub(super) struct Group {
+    pub(super) peer: Arc<Peer>,
+    /// Orders each link to end.
+    pub(super) stop: watch::Receiver<Order>,
+    /// The limit of links.
+    pub(super) seats: Arc<Semaphore>,
+    /// The newest link of each process of the peer.
+    instances: Instances,
+    /// The addresses that the peer has announced.
+    pub(super) announced: watch::Sender<Vec<GatewayAddress>>,
+    /// The number of open links.
+    open: watch::Sender<usize>,
+}
+
+/// A link after Hello.
+pub(super) struct Running {
+    session: Session,
+    key: LinkKey,
+    verified: Verified,
+    /// The number of open links with the peer.
+    open: watch::Sender<usize>,
+}
+
+/// The verified identity of the peer's gateway, and a reader of the roots. The roots that the reader saw last have verified the
+/// identity.
+pub(super) type Verified = (Proof, Latest<TrustBundles>);
+
+impl Group {
+    pub(super) fn new(peer: Arc<Peer>, stop: watch::Receiver<Order>) -> Self {
+        Self {
+            peer,
+            stop,
+            seats: Arc::new(Semaphore::new(LINKS_OF_PEER_MAX)),
+            instances: Arc::default(),
+            announced: watch::Sender::default(),
+            open: watch::Sender::default(),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        reader: Reader,
+        (context, peer_roots): (NodeContext, RootStore),
+        importer: Arc<dyn Importer>,
+        (table, times): (Arc<LinkTable>, Arc<ExportTimes>),
+        instance: Arc<str>,
+        scope: &Scope,
+    ) -> Self {
+        Self {
+            reader,
+            context,
+            peer_roots,
+            importer,
+            table,
+            times,
+            instance,
+            scope: scope.clone(),
+            numbers: AtomicU64::new(1),
+            own: Mutex::default(),
+            name_servers: ArcSwap::default(),
+        }
+    }
+
+    /// Returns a number that no other link and no other row of the table has.
+    pub(super) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Exchanges Hello messages over a connection with a gateway at `address`.
+    pub(super) async fn greet(
+        self: &Arc<Self>,
+        group: &Group,
+        address: String,
+        (outgoing, incoming): (Outgoing, tonic::Streaming<proto::Message>),
+        verified: Verified,
+    ) -> Result<Running, Ended> {
+        let number = self.number();
+        let (replace, replaced) = watch::channel(false);
+        let mut session = Session {
+            peer: group.peer.clone(),
+            number,
+            address,
+            instance: self.instance.clone(),
+            reader: self.reader.clone(),
+            times: self.times.clone(),
+            trust: self.context.trust.clone(),
+            roots: self.own_roots(),
+            peer_roots: self.peer_roots.clone(),
+            importer: self.importer.clone(),
+            table: self.table.clone(),
+            outgoing,
+            incoming,
+            stop: group.stop.clone(),
+            replaced,
+            newest: Newest::new(group.instances.clone(), number, replace),
+            announced: group.announced.clone(),
+        };
+        let key = session.greet().await?;
+        Ok(Running { session, key, verified, open: group.open.clone() })
+    }
+
+    /// Runs a link to its end.
+    pub(super) async fn run(&self, running: Running) -> Ended {
+        let Running { session, key, verified: (proof, trust), open } = running;
+        open.send_modify(|count| *count += 1);
+        let (peer, number) = (session.peer.name.clone(), session.number);
+        let ended = tokio::select! {
+            // The session comes first: it can say Goodbye even if the order to end comes together with the loss of the roots.
+            biased;
+            ended = Box::pin(session.run(key)) => ended,
+            // The roots have changed and do not verify the peer's certificate any more.
+            error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
+        };
+        self.table.remove(&peer, number);
+        open.send_modify(|count| *count -= 1);
+        ended
+    }
+
+    /// Returns a function that reads the newest roots of our own trust domain, for messages to peers.
+    fn own_roots(self: &Arc<Self>) -> Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync> {
+        let shared = self.clone();
+        Arc::new(move || {
+            let own = shared.own.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+            let bundles = shared.context.trust.newest()?;
+            let roots = bundles.roots_of(&own)?;
+            let certificates = roots.iter().map(|root| root.to_vec()).collect();
+            Some(proto::Roots { trust_domain: own.to_string(), certificates })
+        })
+    }
+}
+
+/// Suspends the roots that a peer has announced whenever there has been no link with the peer for `expire_after`, as the peer may
+/// have withdrawn them meanwhile. The next announcement ends the suspension.
+pub(super) async fn expire_roots(group: Group, roots: RootStore, alias: TrustDomain, expire_after: Duration) {
+    let (mut stop, mut open) = (group.stop.clone(), group.open.subscribe());
+    let expiring = async {
+        // Fails only if the group does not exist any more.
+        while open.wait_for(|count| *count == 0).await.is_ok() {
+            if timeout(expire_after, open.wait_for(|count| *count > 0)).await.is_err() {
+                roots.suspend(&alias);
+                let _ = open.wait_for(|count| *count > 0).await;
+            }
+        }
+    };
+    tokio::select! {
+        _ = stop.wait_for(|order| *order != Order::GoOn) => {}
+        () = expiring => {}
+    }
+}
