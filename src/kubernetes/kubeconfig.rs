@@ -13,6 +13,7 @@ use super::credentials::{Access, Identification, Server};
 use isthmus_document::problem::{Path, Problems};
 use isthmus_document::tree::{Node, Source, parse};
 use isthmus_model::address::{Host, Scheme, Url};
+use isthmus_tls::certificate::certificates;
 use isthmus_tls::client::OwnCertificate;
 
 /// The largest size of a kubeconfig, in bytes; real ones have a few KiB.
@@ -155,12 +156,7 @@ impl Reader<'_> {
             return None;
         };
         let pem = decoded(node.text().unwrap_or_default()).unwrap_or_default();
-        let roots: Option<Vec<_>> = CertificateDer::pem_slice_iter(&pem).map(Result::ok).collect();
-        let roots = roots.filter(|roots| !roots.is_empty());
-        if roots.is_none() {
-            self.error(node, &at.key(key), "found no certificates; expected PEM text in base64");
-        }
-        roots
+        self.certificates(node, &at.key(key), &pem)
     }
 
     /// Returns the server name. `Some(None)`: the cluster has none. `None`: the name has a mistake, which was reported.
@@ -220,17 +216,23 @@ impl Reader<'_> {
             }
         };
         let pem = |node: &Node| decoded(node.text().unwrap_or_default()).unwrap_or_default();
-        let certificates: Option<Vec<_>> =
-            CertificateDer::pem_slice_iter(&pem(chain)).map(Result::ok).collect();
-        let certificates = certificates.filter(|list| !list.is_empty());
+        let certificates = self.certificates(chain, &at.key(chain_key), &pem(chain));
         let private = PrivateKeyDer::from_pem_slice(&pem(key)).ok();
-        if certificates.is_none() {
-            self.error(chain, &at.key(chain_key), "found no certificates; expected PEM text in base64");
-        }
         if private.is_none() {
             self.error(key, &at.key(key_key), "found no private key; expected PEM text in base64");
         }
         Some(Some((certificates?, private?)))
+    }
+
+    /// Reads certificates in PEM, and reports a fault.
+    fn certificates(
+        &mut self,
+        node: &Node,
+        at: &Path<'_>,
+        pem: &[u8],
+    ) -> Option<Vec<CertificateDer<'static>>> {
+        let read = certificates(pem);
+        read.map_err(|fault| self.error(node, at, format!("{fault}; expected PEM text in base64"))).ok()
     }
 
     fn error(&mut self, node: &Node, at: &Path<'_>, fault: impl Into<String>) {

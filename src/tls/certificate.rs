@@ -89,6 +89,19 @@ pub enum CertificateFault {
     /// The chain has no certificate.
     #[error("found no certificate")]
     Empty,
+    /// The text has certificates that the reader skips, because they do not begin at the beginning of a line.
+    #[error(
+        "found {begun} certificates, of which only {read} can be read: in line {line}, other text stands before \
+         \"-----BEGIN CERTIFICATE-----\", such as the end of another file or a byte order mark"
+    )]
+    Joined {
+        /// The number of certificates that begin.
+        begun: usize,
+        /// The number of certificates that were read.
+        read: usize,
+        /// The first line in which text stands before a certificate.
+        line: usize,
+    },
     /// The key is malformed or of an unknown kind.
     #[error("found no valid PEM with one private key: {0}")]
     Key(rustls::pki_types::pem::Error),
@@ -170,11 +183,26 @@ fn key_fault(pem: &[u8], error: rustls::pki_types::pem::Error) -> CertificateFau
     }
 }
 
-/// Parses all certificates of a PEM text; there must be at least one.
+/// The line that begins a certificate (RFC 7468 §5).
+const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
+
+/// Parses all certificates of a PEM text; there must be at least one. If any certificate of the text cannot be read, none is
+/// returned: a bundle without one of its roots would refuse callers, and a chain without an intermediate would be refused.
 pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateFault> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let all = all.map_err(CertificateFault::Pem)?;
-    if all.is_empty() { Err(CertificateFault::Empty) } else { Ok(all) }
+    let begun = pem.windows(BEGIN.len()).filter(|text| *text == BEGIN).count();
+    let is_joined = |line: &[u8]| {
+        line.windows(BEGIN.len())
+            .position(|text| text == BEGIN)
+            .is_some_and(|at| !line[..at].trim_ascii().is_empty())
+    };
+    let joined = pem.split(|byte| *byte == b'\n').position(is_joined);
+    match joined.filter(|_| begun != all.len()) {
+        Some(line) => Err(CertificateFault::Joined { begun, read: all.len(), line: line + 1 }),
+        None if all.is_empty() => Err(CertificateFault::Empty),
+        None => Ok(all),
+    }
 }
 
 /// Returns certificates in PEM.
@@ -254,6 +282,27 @@ fn validity(certificate: &X509Certificate<'_>) -> Validity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn certificates_of_files_that_were_joined_without_a_line_break_are_told_so() {
+        let one = pem(&[CertificateDer::from(vec![1; 90])]);
+        let joined = format!("{}{one}", one.trim_end());
+        let fault = |text: &str| match certificates(text.as_bytes()) {
+            Ok(read) => panic!("read {}", read.len()),
+            Err(fault) => fault.to_string(),
+        };
+        let lines = one.lines().count();
+        assert!(
+            fault(&joined).contains(&format!("only 1 can be read: in line {lines},")),
+            "{}",
+            fault(&joined)
+        );
+        let marked = format!("\u{feff}{one}{one}");
+        assert!(fault(&marked).starts_with("found 2 certificates, of which only 1"), "{}", fault(&marked));
+        assert!(fault(&format!("\u{feff}{one}")).starts_with("found 1 certificates, of which only 0"));
+        // Comments between certificates are no fault.
+        assert_eq!(certificates(format!("# one\n{one}\r\n# two\n{one}").as_bytes()).expect("both").len(), 2);
+    }
 
     #[test]
     fn a_key_that_is_encrypted_or_a_certificate_is_told_so() {
