@@ -294,6 +294,15 @@ pub fn host_name(text: &str) -> Result<HostName, InvalidValue> {
 
 /// Parses a host name, `*.suffix` or `*`.
 pub fn pattern(text: &str) -> Result<NamePattern, InvalidValue> {
+    // nginx and HAProxy write a suffix and a regular expression so.
+    if let Some(suffix) = text.strip_prefix('.') {
+        let meant = format!("*.{suffix}");
+        let meant = Some(meant).filter(|meant| NamePattern::parse(meant).is_ok());
+        return Err(InvalidValue::new("it begins with a dot").hint(meant));
+    }
+    if text.starts_with(['~', '^']) {
+        return Err("there are no regular expressions; use \"*.suffix\" or several names".into());
+    }
     match NamePattern::parse(text) {
         Ok(NamePattern::Exact(_)) => host_name(text).map(NamePattern::Exact),
         Ok(pattern) => Ok(pattern),
@@ -394,7 +403,9 @@ pub fn target(text: &str) -> Result<(Host, u16), InvalidValue> {
         return Err(InvalidValue::new("it has a comma; several addresses are a list").hint(Some(meant)));
     }
     if text.contains("://") || text.contains('/') {
-        return Err("it is not an address or host name".into());
+        let without_scheme = text.split_once("://").map_or(text, |(_, rest)| rest);
+        let meant = without_scheme.split('/').next().filter(|meant| target(meant).is_ok());
+        return Err(InvalidValue::new("it is not an address or host name").hint(meant.map(str::to_owned)));
     }
     let (host, digits) = split_port(text)?;
     let port = port(digits)?;

@@ -294,11 +294,22 @@ fn routes() {
         "{endpoints: [{address: c.d}]}",
         "31: routes[\"a.b\"].endpoints[0].address: found \"c.d\": it has no port; expected an address with its port",
     );
+    for (foreign, meant) in [
+        ("healthCheck", "health"),
+        ("sendProxy", "sendProxyProtocol"),
+        ("timeout", "connectTimeout"),
+        ("server", "endpoints"),
+    ] {
+        route(
+            &format!("{{endpoints: ['c.d:1'], {foreign}: 1s}}"),
+            &format!("31: routes[\"a.b\"].{foreign}: found the unknown key…(did you mean {meant:?}?)"),
+        );
+    }
     route("'c.d:0'", "8: routes[\"a.b\"]: found \"c.d:0\": its port is 0");
     route("'c.d:65536'", "8: routes[\"a.b\"]: found \"c.d:65536\": its port is not a number from 1 to 65535");
     route(
         "'http://c.d:80'",
-        "8: routes[\"a.b\"]: found \"http://c.d:80\": it is not an address or host name",
+        "8: routes[\"a.b\"]: found \"http://c.d:80\": it is not an address or host name…(did you mean \"c.d:80\"?)",
     );
     route("'10.0.0.300:80'", "8: routes[\"a.b\"]: found \"10.0.0.300:80\": its last label is a number");
     route(
@@ -355,6 +366,8 @@ fn route_names() {
     name("a..b", "\"a..b\"]: found \"a..b\": it has an empty label");
     name("'a b'", "\"a b\"]: found \"a b\": it has a character other");
     name("'https://a.b/'", "\"https://a.b/\"]: found…(did you mean \"a.b\"?)");
+    name(".a.b", "\".a.b\"]: found \".a.b\": it begins with a dot…(did you mean \"*.a.b\"?)");
+    name("'~^a.*$'", "\"~^a.*$\"]: found \"~^a.*$\": there are no regular expressions");
     name("10.0.0.1", "\"10.0.0.1\"]: found \"10.0.0.1\": its last label is a number");
     refused_with(
         "routes:\n  a.b: 'c.d:1'\n  A.b: 'c.d:1'\n  'a.b.': 'c.d:1'",
