@@ -33,7 +33,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 pub(super) async fn two_clusters(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let Some(program) = installed() else {
-        outcome.note(
+        outcome.left_out(
             "left out, because isthmus-kube-rig (a real API server with etcd and controllers) is not on the PATH. \
              `tests/kube/build FOLDER` in the source folder of isthmus builds it with Go; then run \
              `PATH=$PATH:FOLDER isthmus demo`",

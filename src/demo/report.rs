@@ -24,6 +24,15 @@ pub(super) struct Outcome {
     /// Evidence that does not come from the callers: counters, log lines, alerts.
     proofs: Vec<String>,
     failures: Vec<String>,
+    left_out: LeftOut,
+}
+
+/// The extent to which a step was left out, because a program or an address that it needs is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeftOut {
+    Nothing,
+    Part,
+    All,
 }
 
 impl Outcome {
@@ -38,6 +47,7 @@ impl Outcome {
             notes: Vec::new(),
             proofs: Vec::new(),
             failures: Vec::new(),
+            left_out: LeftOut::Nothing,
         }
     }
 
@@ -81,6 +91,18 @@ impl Outcome {
         self.proofs.push(text.into());
     }
 
+    /// Notes why the whole step is left out.
+    pub(super) fn left_out(&mut self, why: impl Into<String>) {
+        self.left_out = LeftOut::All;
+        self.notes.push(why.into());
+    }
+
+    /// Notes why a part of the step is left out.
+    pub(super) fn partly_left_out(&mut self, why: impl Into<String>) {
+        self.left_out = LeftOut::Part;
+        self.notes.push(why.into());
+    }
+
     /// Adds a failure unless `holds` is true, like an assertion.
     pub(super) fn check(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
         if !holds {
@@ -99,7 +121,12 @@ impl Outcome {
     fn row(&self) -> Vec<String> {
         let time =
             |percent| self.percentile(percent).map_or_else(|| "-".to_owned(), |time| format!("{time:.1}"));
-        let verdict = if self.failures.is_empty() { "ok" } else { "FAILED" };
+        let verdict = match (self.failures.is_empty(), self.left_out) {
+            (false, _) => "FAILED",
+            (true, LeftOut::Nothing) => "ok",
+            (true, LeftOut::Part) => "ok, in part",
+            (true, LeftOut::All) => "left out",
+        };
         vec![
             self.step.title().to_owned(),
             self.calls.to_string(),
@@ -117,6 +144,8 @@ impl Outcome {
         json!({
             "step": self.step.title(),
             "as_it_should": self.failures.is_empty(),
+            "left_out": self.left_out == LeftOut::All,
+            "left_out_in_part": self.left_out == LeftOut::Part,
             "calls": self.calls,
             "ok": self.ok,
             "refused": self.refused,
@@ -227,10 +256,21 @@ impl Report {
                 writeln!(out, "failed: {}: {failure}", outcome.step.title())?;
             }
         }
-        let failed = self.outcomes.iter().filter(|outcome| !outcome.failures.is_empty()).count();
-        match failed {
-            0 => writeln!(out, "All {} steps succeeded.", self.outcomes.len()),
-            _ => writeln!(out, "{failed} of {} steps failed.", self.outcomes.len()),
+        let count = |holds: &dyn Fn(&Outcome) -> bool| self.outcomes.iter().filter(|one| holds(one)).count();
+        let failed = count(&|outcome| !outcome.failures.is_empty());
+        let (part, all) = (
+            count(&|outcome| outcome.left_out == LeftOut::Part),
+            count(&|outcome| outcome.left_out == LeftOut::All),
+        );
+        let steps = self.outcomes.len();
+        match (failed, all) {
+            (0, 0) => write!(out, "All {steps} steps succeeded")?,
+            (0, _) => write!(out, "{} of {steps} steps succeeded, {all} left out", steps - all)?,
+            _ => write!(out, "{failed} of {steps} steps failed")?,
+        }
+        match part {
+            0 => writeln!(out, "."),
+            _ => writeln!(out, "; {part} done in part, as a program is missing: see above."),
         }
     }
 }
@@ -248,7 +288,8 @@ pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
         out,
         "  isthmus explain {VAULT}:80 --authority --identity spiffe://cluster.local/ns/shop/sa/web --admin {admin}"
     )?;
-    for command in ["status", "exposed", "failures"] {
+    writeln!(out, "  open {admin}/    (the gateway's page in a browser)")?;
+    for command in ["top", "status", "exposed", "failures"] {
         writeln!(out, "  isthmus {command} --admin {admin}")?;
     }
     writeln!(out, "  $EDITOR {folder}/west.yaml    (the gateway reloads the file when you save it)")

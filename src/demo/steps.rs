@@ -45,7 +45,7 @@ pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoE
         #[cfg(feature = "kubernetes")]
         Step::Kubernetes => super::kubernetes::two_clusters(stage, &mut outcome).await?,
         #[cfg(not(feature = "kubernetes"))]
-        Step::Kubernetes => outcome.proof("left out, because this build has no feature kubernetes"),
+        Step::Kubernetes => outcome.left_out("left out, because this build has no feature kubernetes"),
         Step::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
         Step::Recovery => changes::recovery(stage, &mut outcome).await?,
         Step::NotExported => refusals::not_exported(stage, &mut outcome).await?,

@@ -93,7 +93,7 @@ fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
     ] {
         assert!(told.contains(expected), "no {expected:?} in:\n{told}");
     }
-    assert!(told.trim_end().ends_with("steps succeeded."), "{told}");
+    assert!(told.contains("steps succeeded"), "{told}");
     assert!(!told.contains('\x1b'), "colours, and nobody has a terminal");
     nothing_is_left(&folder);
 }
