@@ -79,7 +79,7 @@ struct Area {
 /// The state of a registry that was never read.
 const MISSING: &str = "missing";
 
-const AREAS: [Area; 9] = [
+const AREAS: [Area; 10] = [
     Area {
         name: "config",
         well: |status| format!("{} is in use since {}", status.config.path, status.config.since),
@@ -95,6 +95,15 @@ const AREAS: [Area; 9] = [
                 false => format!("all of them read except {}", unread.join(", ")),
             };
             format!("{} registries, {read}; {} services", status.registries.len(), status.services)
+        },
+    },
+    Area {
+        name: "limits",
+        well: |status| {
+            format!(
+                "{} of {} connections; no service is at its limit",
+                status.connections, status.limits.connections
+            )
         },
     },
     Area { name: "gateways", well: |_| "no gateway of a network has ceased to answer".to_owned() },
