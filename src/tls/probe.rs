@@ -8,7 +8,7 @@ use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{AlertDescription, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
@@ -79,6 +79,10 @@ where
 
 fn refused(error: &io::Error) -> Answer {
     match tls_error_of(error) {
+        // The spelling of RFC 6066.
+        Some(Error::AlertReceived(AlertDescription::UnrecognisedName)) => {
+            Answer::Alert("unrecognized_name".to_owned())
+        }
         Some(Error::AlertReceived(alert)) => Answer::Alert(words(&format!("{alert:?}"))),
         Some(Error::InvalidMessage(_)) => Answer::NotTls,
         Some(fault) => Answer::Failed(fault.to_string()),
@@ -87,7 +91,7 @@ fn refused(error: &io::Error) -> Answer {
     }
 }
 
-/// Returns the name of an alert as in RFC 8446 §6: `UnrecognizedName` is `unrecognized_name`.
+/// Returns the name of an alert as in RFC 8446 §6: `HandshakeFailure` is `handshake_failure`.
 fn words(name: &str) -> String {
     let mut words = String::new();
     for character in name.chars() {
