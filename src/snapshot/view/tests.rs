@@ -335,11 +335,11 @@ fn a_gateway_passes_on_one_tls_mode_per_port() {
     let mesh = west(vec![gateway("192.0.2.1", 1)], mixed);
     let all = seen(&mesh, &east());
     assert_eq!((all.entries.len(), all.entries[0].tls), (1, TlsMode::Mesh));
-    assert_eq!(excluded(&mesh, &east()), [(2, ExclusionReason::OtherTls)]);
+    assert_eq!(excluded(&mesh, &east()), [(1, ExclusionReason::NoTls), (1, ExclusionReason::OtherTls)]);
     let own = west(vec![gateway("192.0.2.1", 1)], vec![speaking("10.2.0.2", TlsMode::Own)]);
     assert_eq!(seen(&own, &east()).entries[0].tls, TlsMode::Own);
     let none = west(vec![gateway("192.0.2.1", 1)], vec![speaking("10.2.0.3", TlsMode::None)]);
-    assert_eq!(excluded(&none, &east()), [(1, ExclusionReason::OtherTls)]);
+    assert_eq!(excluded(&none, &east()), [(1, ExclusionReason::NoTls)]);
 }
 
 /// The gateway chooses the mode before it applies export rules: it does not choose endpoints of mode `own` while an endpoint of

@@ -289,6 +289,8 @@ impl Rules<'_> {
             Some(ExclusionReason::NotExported)
         } else if !self.by_hbone() && self.viewer.client == ClientKind::Grpc && !self.has_host_route() {
             Some(ExclusionReason::NoHostRoute)
+        } else if !self.by_hbone() && endpoint.tls == TlsMode::None {
+            Some(ExclusionReason::NoTls)
         } else if !self.by_hbone() && self.mode(endpoint.network) != Some(endpoint.tls) {
             Some(ExclusionReason::OtherTls)
         } else if !any {
@@ -536,6 +538,6 @@ fn random_meshes_have_everything_in_them() {
             }
         }
     }
-    assert_eq!(reasons.len(), 11, "{reasons:?}");
+    assert_eq!(reasons.len(), 12, "{reasons:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }
