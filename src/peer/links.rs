@@ -1,4 +1,4 @@
-//! The owner of all links: accepts links that arrive at a listener, starts a [`Dialler`] for each peer that the config says to
+//! The owner of all links: accepts links that arrive at a listener, starts a `Dialler` for each peer that the config says to
 //! dial, and ends links whose configuration has changed.
 
 use std::collections::BTreeMap;
