@@ -43,11 +43,9 @@ pub struct Endpoint {
     pub last_failure: Option<LastFailure>,
     /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS.
     pub not_tls: Option<String>,
-    /// The times until the endpoint accepted recent connections.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The times until the endpoint accepted recent connections, if there were any.
     pub connect: Option<Times>,
-    /// The recent times from the client's last byte to the endpoint's next one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The recent times from the client's last byte to the endpoint's next one, if there were any.
     pub answer: Option<Times>,
     /// The host name of the endpoint's service; absent for endpoints of routes, and in the list of one service.
     #[serde(skip_serializing_if = "Option::is_none")]

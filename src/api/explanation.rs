@@ -33,7 +33,6 @@ pub struct Explanation {
     /// The reason; `ok` if the name is admitted.
     pub reason: String,
     /// The endpoints with their last failures, if the name is admitted, but every recent connection failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
     /// The steps of the decision, in order.
     pub steps: Vec<String>,

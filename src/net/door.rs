@@ -3,7 +3,7 @@
 //! them it is the oldest one of the source with the most of them. If there is none, a connection gives way whose answer is not
 //! read yet. So whoever holds the places, a client that sends its request and reads its answer at once is served.
 //!
-//! The places are divided fairly among sources by [`Admission`](super::admission::Admission).
+//! The places are divided fairly among sources by [`Admission`].
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -297,7 +297,7 @@ impl Seat {
     }
 
     /// Records that the answer to the client's request is made. The request is in progress until the answer is
-    /// [written](Self::written).
+    /// written.
     pub fn answered(&self) {
         if self.state.busy.load(Ordering::Acquire) && !self.state.answering.swap(true, Ordering::Relaxed) {
             self.moves(|seats| &mut seats.answering);

@@ -16,7 +16,7 @@ const NAME_SHOWN: usize = 63;
 /// The largest number of characters of labels or annotations in a message.
 const TEXTS_SHOWN: usize = 200;
 
-/// The properties that [`conflict`] compares, for messages.
+/// The properties that `conflict` compares, for messages.
 pub const COMPARED: &str =
     "ports, type, session affinity, labels, annotations, traffic distribution and IP families";
 

@@ -41,7 +41,7 @@ pub enum Answer {
 /// The certificate that an endpoint presents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// The DNS names and URIs of the certificate, at most [`NAMES_MAX`].
+    /// The DNS names and URIs of the certificate, at most 10.
     pub names: Vec<String>,
     /// The end of the validity; `None` if the certificate cannot be parsed.
     pub not_after: Option<SystemTime>,
