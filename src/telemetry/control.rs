@@ -176,6 +176,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
          claims, and connections that were refused in the TLS handshake.",
     ),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
+    ("isthmus_xds_unserved_total", "Requests of xDS clients for types of resources that are not served."),
     (
         "isthmus_xds_convergence_seconds",
         "Seconds from a change of config or services until a client acknowledged the response.",

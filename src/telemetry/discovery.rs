@@ -12,6 +12,7 @@ pub struct Discovery {
     types: Vec<(&'static str, Counter, Counter)>,
     convergence: Histogram,
     refused: Counter,
+    unserved: Counter,
 }
 
 impl Discovery {
@@ -27,6 +28,7 @@ impl Discovery {
             types: types.into_iter().map(of).collect(),
             convergence: recorder.histogram("isthmus_xds_convergence_seconds"),
             refused: recorder.counter("isthmus_xds_refused_total", &[]),
+            unserved: recorder.counter("isthmus_xds_unserved_total", &[]),
         }
     }
 
@@ -38,6 +40,11 @@ impl Discovery {
     /// Counts a stream that was refused because no rule allows the network or cluster that its client claims.
     pub fn refused(&self) {
         self.refused.increment(1);
+    }
+
+    /// Counts a request for a type that is not served.
+    pub fn unserved(&self) {
+        self.unserved.increment(1);
     }
 
     /// Counts the end of a client's stream.

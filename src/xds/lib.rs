@@ -22,6 +22,7 @@
 //! - [`message`]: responses in pieces that share the bytes of resources.
 //! - [`server`]: the gRPC methods.
 //! - [`status`]: the state of each client, for operators.
+//! - `unserved`: requests for types that are not served.
 
 pub mod budget;
 mod connection;
@@ -38,3 +39,4 @@ pub mod resource;
 pub mod server;
 pub mod session;
 pub mod status;
+mod unserved;

@@ -9,6 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
 use tonic::Code;
 
+use super::kind::Kind;
 use super::resource::{Resource, field_length, put_field, put_head};
 use super::session::{Protocol, Response};
 use isthmus_proto::envoy::service::discovery::v3::{ResourceError, ResourceName};
@@ -31,6 +32,10 @@ const TYPE_URL: u32 = 4;
 const NONCE: u32 = 5;
 const DELTA_REMOVED: u32 = 6;
 const WORLD_ERRORS: u32 = 7;
+const DELTA_ERRORS: u32 = 9;
+
+/// The largest number of errors for resources of a type that is not served; the other names have the same error.
+const NOT_SERVED_MAX: usize = 16;
 
 /// A response that is being sent.
 pub(super) struct Message {
@@ -58,8 +63,16 @@ impl Message {
         for name in removed {
             put_field(&mut head, DELTA_REMOVED, name.as_bytes());
         }
-        for name in missing {
-            put_field(&mut head, WORLD_ERRORS, &not_found(&name).encode_to_vec());
+        let errors = match protocol {
+            Protocol::Delta => DELTA_ERRORS,
+            Protocol::StateOfTheWorld => WORLD_ERRORS,
+        };
+        let (error, most): (fn(&str) -> ResourceError, _) = match Kind::of_type_url(&type_url) {
+            Some(_) => (not_found, usize::MAX),
+            None => (not_served, NOT_SERVED_MAX),
+        };
+        for name in missing.iter().take(most) {
+            put_field(&mut head, errors, &error(name).encode_to_vec());
         }
         let length = u32::try_from(head.len() - PREFIX + size).unwrap_or(u32::MAX);
         head[1..PREFIX].copy_from_slice(&length.to_be_bytes());
@@ -100,10 +113,17 @@ fn length(resource: &Resource, protocol: Protocol) -> usize {
 }
 
 fn not_found(name: &str) -> ResourceError {
-    let text = format!("no service {name:?} is known");
+    resource_error(name, Code::NotFound, format!("no service {name:?} is known"))
+}
+
+fn not_served(name: &str) -> ResourceError {
+    resource_error(name, Code::Unimplemented, "resources of this type are not served".to_owned())
+}
+
+fn resource_error(name: &str, code: Code, message: String) -> ResourceError {
     ResourceError {
         resource_name: Some(ResourceName { name: name.to_owned() }),
-        error_detail: Some(rpc::Status { code: Code::NotFound as i32, message: text, details: Vec::new() }),
+        error_detail: Some(rpc::Status { code: code as i32, message, details: Vec::new() }),
     }
 }
 

@@ -24,6 +24,7 @@ use super::session::{
     Response, Session,
 };
 use super::status::{ClientEntry, Clients};
+use super::unserved::{self, Unserved};
 use crate::options::Options;
 use isthmus_net::door::Seat;
 use isthmus_net::incoming::Incoming;
@@ -226,7 +227,8 @@ fn open_stream<R: DiscoveryRequest>(
         only,
         entry,
         session: None,
-        unknown: None,
+        unserved: Unserved::default(),
+        unserved_response: None,
         held_back: 0,
         refused: [false; Kind::ALL.len()],
         is_half_closed: false,
@@ -244,8 +246,10 @@ struct ClientStream<R> {
     entry: ClientEntry,
     /// The session; `None` before the first request.
     session: Option<Session>,
-    /// The response to a request of an unknown type, which no session handles.
-    unknown: Option<Response>,
+    /// The requests for types that are not served, which no session handles.
+    unserved: Unserved,
+    /// The response to the last of them.
+    unserved_response: Option<Response>,
     /// The last reported number of names that are held back from the client.
     held_back: usize,
     /// The types of which the client has refused a response.
@@ -362,10 +366,22 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             }
             if bytes > LATER_BYTES_MAX || request.names.len() > NAMES_MAX {
                 return Err(Status::resource_exhausted(format!(
-                    "a request of {bytes} bytes for an unknown type"
+                    "a request of {bytes} bytes for a type that is not served"
                 )));
             }
-            self.unknown = unknown(session, R::PROTOCOL, type_url, request);
+            let serves = Kind::ALL.into_iter().any(|kind| session.has_asked(kind));
+            let is_first = self.unserved.is_empty();
+            let answer = self.unserved.request(&type_url, &request, serves);
+            if !matches!(answer, Ok(None)) {
+                service.metrics.unserved();
+                // One line per stream, because a client may ask often.
+                if is_first {
+                    tracing::warn!(peer = %self.caller.peer, type_url, "an xDS client asks for a type that is not served");
+                }
+            }
+            if let Some(names) = answer? {
+                self.unserved_response = Some(not_served(session, R::PROTOCOL, type_url, names));
+            }
             return Ok(());
         };
         if bytes > LATER_BYTES_MAX && session.has_asked(kind) {
@@ -401,7 +417,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
     /// Returns the next response if there is one.
     async fn next_response(&mut self) -> Option<Response> {
         let session = self.session.as_mut()?;
-        if let Some(response) = self.unknown.take() {
+        if let Some(response) = self.unserved_response.take() {
             return Some(response);
         }
         loop {
@@ -439,23 +455,21 @@ async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
     send.send_data(piece, false).is_ok()
 }
 
-/// Answers a request of an unknown type: a delta client gets all names as removed, other clients get no response.
-fn unknown(
-    session: &mut Session,
-    protocol: Protocol,
-    type_url: String,
-    request: SessionRequest,
-) -> Option<Response> {
-    let names: Vec<Arc<str>> = request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
-    (protocol == Protocol::Delta && !names.is_empty()).then(|| Response {
+/// Answers a request for names of a type that is not served.
+fn not_served(session: &mut Session, protocol: Protocol, type_url: String, names: Vec<Arc<str>>) -> Response {
+    let removed = match protocol {
+        Protocol::Delta => names.iter().filter(|name| &***name != unserved::ALL).cloned().collect(),
+        Protocol::StateOfTheWorld => Vec::new(),
+    };
+    Response {
         protocol,
         type_url: type_url.into(),
         nonce: session.next_nonce(),
         version: Version::of_all(std::iter::empty()),
         resources: Vec::new(),
-        removed: names,
-        missing: Vec::new(),
-    })
+        removed,
+        missing: names,
+    }
 }
 
 /// Returns the status for a client whose request exceeds a limit.

@@ -91,7 +91,8 @@ pub struct Response {
     pub resources: Vec<Arc<Resource>>,
     /// The names of resources that do not exist, for a stream in the delta variant.
     pub removed: Vec<Arc<str>>,
-    /// The names of requested resources that do not exist, for a stream in the state-of-the-world variant; each name once.
+    /// The names of requested resources that do not exist, for a stream in the state-of-the-world variant; each name once. Of a
+    /// type that is not served: all names, in both variants.
     pub missing: Vec<Arc<str>>,
 }
 

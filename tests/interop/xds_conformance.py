@@ -530,19 +530,30 @@ def order(world, xds, clients, protocol, **_):
     client.is_silent(world)
 
 
-@scenario("S18 types that nobody has", *BOTH)
-def unknown_types(world, xds, clients, protocol, **_):
+@scenario("S18 types that are not served", *BOTH)
+def types_not_served(world, xds, clients, protocol, **_):
     world.reset("east", simple("a", 1))
     client = opened(clients, xds, protocol)
     secret = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+    of = ["default"] if protocol == DELTA else []
     client.ask(secret, ["default"])
-    if protocol == DELTA:
-        client.response(secret, [], removed=["default"])
-    client.ask("type.googleapis.com/none", ["*"])
-    client.ask("", [])
+    client.response(secret, [], removed=of, errors=["default"])
+    client.ask(secret, ["default", "roots"])
+    client.response(secret, [], removed=[*of, "roots"] if protocol == DELTA else [], errors=["default", "roots"])
     client.ask(EDS, [A])
     client.response(EDS, [A])
+    client.ask("type.googleapis.com/none", ["*"])
+    client.response("type.googleapis.com/none", [], errors=["*"])
     client.is_silent(world)
+
+
+@scenario("all resources of a type that is not served", *BOTH)
+def nothing_is_served(world, xds, clients, protocol, **_):
+    for kind in ("type.googleapis.com/istio.workload.Address", ""):
+        client = opened(clients, xds, protocol)
+        client.ask(kind)
+        end = client.ended()
+        check(end.code == grpc.StatusCode.UNIMPLEMENTED and repr(kind)[1:-1] in end.text, f"{end}")
 
 
 @scenario("each type's own stream, whose requests need not name it", *BOTH)

@@ -148,7 +148,6 @@ class Response:
         self.nonce = message.nonce
         self.size = message.ByteSize()
         self.resources, self.versions = {}, {}
-        self.errors = {}
         check(message.type_url, f"a response without a type: {message}")
         check(message.nonce, f"a response without a nonce: {message}")
         if protocol == DELTA:
@@ -159,8 +158,8 @@ class Response:
             self.removed = []
             self.version = message.version_info
             bodies = [(each, None, message.version_info) for each in message.resources]
-            self.errors = {each.resource_name.name: each.error_detail for each in message.resource_errors}
-            check(len(self.errors) == len(message.resource_errors), f"an error twice: {message.resource_errors}")
+        self.errors = {each.resource_name.name: each.error_detail for each in message.resource_errors}
+        check(len(self.errors) == len(message.resource_errors), f"an error twice: {message.resource_errors}")
         for body, name, version in bodies:
             check(body.type_url == message.type_url, f"a {body.type_url} in a response of {message.type_url}")
             opened = MESSAGES[self.kind].FromString(body.value)
