@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::explain::last_failure;
 use isthmus_api::endpoint::{Endpoint as Shown, Times};
+use isthmus_api::text::milliseconds;
 use isthmus_dataplane::endpoint_state::{EndpointState, Percentiles, Resolution, State};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
@@ -121,7 +121,8 @@ fn with_state(
     let last = failed.max_by_key(|state| state.last_failure.map(|last| last.time));
     let slowest = |of: fn(&EndpointState) -> Option<Percentiles>| {
         let all = states.iter().filter_map(of);
-        all.max_by_key(|times| times.p50).map(|times| Times { p50_ms: ms(times.p50), p99_ms: ms(times.p99) })
+        all.max_by_key(|times| times.p50)
+            .map(|times| Times { p50_ms: milliseconds(times.p50), p99_ms: milliseconds(times.p99) })
     };
     Shown {
         state: word.text().to_owned(),
@@ -131,9 +132,4 @@ fn with_state(
         answer: slowest(|state| state.answer),
         ..shown
     }
-}
-
-/// Returns a time in milliseconds, with microseconds as the fraction.
-fn ms(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -10,6 +10,7 @@ use isthmus_aggregator::liveness::State;
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
 use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, PeerDetail};
+use isthmus_api::text::milliseconds;
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 use isthmus_peer::addresses::of_gateways;
@@ -300,7 +301,7 @@ fn link(link: &LinkStatus) -> api::peer::Link {
         state: link.state.text().to_owned(),
         since: link.since.map(rfc3339),
         software: link.software.clone(),
-        round_trip_ms: link.round_trip.map(|time| (time.as_secs_f64() * 1e6).round() / 1e3),
+        round_trip_ms: link.round_trip.map(milliseconds),
         clock_skew_ms: link.clock_skew_ms,
         given: link.services.0,
         taken: link.services.1,

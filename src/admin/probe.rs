@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::explain::Explanation;
 use isthmus_api::explanation::{Probe, TlsAnswer};
+use isthmus_api::text::milliseconds;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
 use isthmus_telemetry::clock::rfc3339;
@@ -57,7 +58,7 @@ async fn probe(address: SocketAddr, within: Duration, name: Option<&str>) -> Pro
         (Ok(Err(error)), _) => (dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)), None),
         (Err(_), _) => (Reason::EndpointTimeout, None),
     };
-    Probe { reason: reason.text().to_owned(), ms: (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3, tls }
+    Probe { reason: reason.text().to_owned(), ms: milliseconds(begun.elapsed()), tls }
 }
 
 /// Returns the reason that a connection with this answer would get, and the answer in the form of the API.

@@ -3,10 +3,10 @@
 //! `docs/access-log.md` are made from it.
 
 use std::fmt::Display;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::text::milliseconds;
 use isthmus_model::record::{ConnectionRecord, GatewayName, Side};
 use isthmus_model::time::rfc3339;
 
@@ -81,11 +81,6 @@ fn text(value: Option<impl Display>) -> Option<String> {
 /// Returns bytes of the client as text.
 fn escaped(bytes: Option<&[u8]>) -> Option<String> {
     bytes.map(|bytes| bytes.escape_ascii().to_string())
-}
-
-/// Returns a time in milliseconds, to the microsecond.
-fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 members! { |record, gateway|

@@ -5,7 +5,7 @@
 //!
 //! - `connection`: the table of the members of a connection, which the access log and spans use too.
 //! - `status`, `listener`, `registry`, `service`, `endpoint`, `network`, `peer`, `client`, `certificate`: the lists.
-//! - `explanation`, `horizon`, `trace`, `overview`: answers. `text`: quantities as text, and the escaping of deceptive characters.
+//! - `explanation`, `horizon`, `trace`, `overview`: answers. `text`: quantities, and the escaping of deceptive characters.
 
 pub mod certificate;
 pub mod client;

@@ -1,6 +1,7 @@
-//! The text of quantities in the dashboard, in `isthmus top` and in tables, and the escaping of deceptive characters.
+//! Times in milliseconds, the text of quantities in the dashboard, in `isthmus top` and in tables, and the escaping of deceptive characters.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 /// Returns a number of bytes with three or four digits and its unit.
 pub fn bytes(count: f64) -> String {
@@ -12,6 +13,11 @@ pub fn bytes(count: f64) -> String {
     }
     let digits = if unit == 0 || value >= 99.95 { 0 } else { 1 };
     format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// Returns a time in milliseconds, to the microsecond.
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// Returns a duration in its two largest units.
