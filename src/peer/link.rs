@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
+use super::budget::Budget;
 use super::enrolled::GatewayAddress;
 use super::export_times::ExportTimes;
 use super::importer::Importer;
@@ -59,6 +60,8 @@ pub(super) struct Group {
     pub(super) seats: Arc<Semaphore>,
     /// The newest link of each process of the peer.
     instances: Instances,
+    /// The memory of the peer's records.
+    budget: Arc<Budget>,
     /// The addresses that the peer has announced.
     pub(super) announced: watch::Sender<Vec<GatewayAddress>>,
     /// The number of open links.
@@ -80,11 +83,13 @@ pub(super) type Verified = (Proof, Latest<TrustBundles>);
 
 impl Group {
     pub(super) fn new(peer: Arc<Peer>, stop: watch::Receiver<Order>) -> Self {
+        let budget = Budget::new(peer.limits.memory);
         Self {
             peer,
             stop,
             seats: Arc::new(Semaphore::new(LINKS_OF_PEER_MAX)),
             instances: Arc::default(),
+            budget,
             announced: watch::Sender::default(),
             open: watch::Sender::default(),
         }
@@ -132,6 +137,7 @@ impl Shared {
         let (replace, replaced) = watch::channel(false);
         let mut session = Session {
             peer: group.peer.clone(),
+            budget: group.budget.clone(),
             number,
             address,
             instance: self.instance.clone(),

@@ -10,6 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout
 use tonic::{Status, Streaming};
 
 use super::addresses::of_gateways;
+use super::budget::Budget;
 use super::codec::Excess;
 use super::enrolled::GatewayAddress;
 use super::export_times::ExportTimes;
@@ -139,6 +140,8 @@ impl Ended {
 /// One running link with a peer: its connection, and the handles that the link needs.
 pub(super) struct Session {
     pub(super) peer: Arc<Peer>,
+    /// The memory of the peer's records, which all links with the peer share.
+    pub(super) budget: Arc<Budget>,
     /// The key of the link in `table`, unique in this process.
     pub(super) number: u64,
     /// The address of the peer's gateway.
@@ -288,7 +291,7 @@ impl Session {
     async fn exchange(&mut self, link: &LinkKey) -> Result<std::convert::Infallible, Ended> {
         let mut exchange = Exchange {
             offer: Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone()),
-            taken: Taken::new(self.table.budget(&self.peer.name, self.peer.limits.memory)),
+            taken: Taken::new(self.budget.clone()),
             beat: 0,
             answered: 0,
             beat_at: Instant::now(),

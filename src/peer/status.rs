@@ -1,10 +1,9 @@
 //! The state of all links, for operators.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use super::budget::Budget;
 use super::refusals::Refusals;
 
 /// The state of one link.
@@ -94,8 +93,6 @@ pub struct LinkTable {
     links: Mutex<BTreeMap<(Arc<str>, u64), LinkStatus>>,
     /// Why the times of exports cannot be read or written.
     times_problem: Mutex<Option<String>>,
-    /// The memory of the records of each peer that has a link.
-    budgets: Mutex<BTreeMap<Arc<str>, Weak<Budget>>>,
 }
 
 impl LinkTable {
@@ -111,19 +108,6 @@ impl LinkTable {
 
     pub(super) fn set_times_problem(&self, problem: Option<String>) {
         *self.times_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
-    }
-
-    /// Returns the memory that all links with a peer share, which is at most `max` bytes.
-    pub(super) fn budget(&self, peer: &Arc<str>, max: usize) -> Arc<Budget> {
-        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        budgets.retain(|_, budget| budget.strong_count() > 0);
-        // A reload that changes the limit ends the links that use the earlier budget.
-        let known = budgets.get(peer).and_then(Weak::upgrade).filter(|budget| budget.max() == max);
-        known.unwrap_or_else(|| {
-            let budget = Budget::new(max);
-            budgets.insert(peer.clone(), Arc::downgrade(&budget));
-            budget
-        })
     }
 
     /// Adds or changes a link.
