@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{AlertDescription, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{AlertDescription, ClientConfig, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
@@ -17,6 +17,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::certificate::validity_of;
 use super::proof::tls_error_of;
 use super::server::provider;
+use super::signatures::verify_signatures;
+use isthmus_model::alert::Alert;
 
 /// The protocols that the hello offers.
 const ALPN: [&[u8]; 3] = [b"istio-peer-exchange", b"h2", b"http/1.1"];
@@ -81,7 +83,7 @@ fn refused(error: &io::Error) -> Answer {
     match tls_error_of(error) {
         // The spelling of RFC 6066.
         Some(Error::AlertReceived(AlertDescription::UnrecognisedName)) => {
-            Answer::Alert("unrecognized_name".to_owned())
+            Answer::Alert(Alert::UnrecognizedName.text().to_owned())
         }
         Some(Error::AlertReceived(alert)) => Answer::Alert(words(&format!("{alert:?}"))),
         Some(Error::InvalidMessage(_)) => Answer::NotTls,
@@ -138,27 +140,7 @@ impl ServerCertVerifier for AnyServer {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    verify_signatures!(tls12);
 }
 
 fn names_of(leaf: &CertificateDer<'_>) -> Vec<String> {
