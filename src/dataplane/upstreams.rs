@@ -462,9 +462,8 @@ impl Upstreams {
     /// Marks the endpoints that answer much later than the others of their group.
     fn find_slow(&self) {
         let median = |upstream: &Upstream| upstream.answers.quantile(0.5);
-        let is_late = |median: &Duration| *median > SLOW_ABOVE;
         // Few groups have a late endpoint, so the others are not collected.
-        let late = self.endpoints.iter().filter(|entry| median(entry).as_ref().is_some_and(is_late));
+        let late = self.endpoints.iter().filter(|entry| median(entry) > Some(SLOW_ABOVE));
         let mut groups: HashMap<Arc<str>, Vec<Duration>> =
             late.map(|entry| (entry.key().group.clone(), Vec::new())).collect();
         if !groups.is_empty() {
@@ -474,18 +473,17 @@ impl Upstreams {
                 }
             }
         }
-        let middle = |mut medians: Vec<Duration>| {
+        let bound = |mut medians: Vec<Duration>| {
             medians.sort_unstable();
-            // Of two endpoints, the faster one.
-            medians.get((medians.len().max(1) - 1) / 2).copied().unwrap_or_default()
+            // If the number is even, this takes the faster one of the two in the middle.
+            let middle = medians.get((medians.len().max(1) - 1) / 2).copied().unwrap_or_default();
+            SLOW_ABOVE.max(middle.mul_f64(SLOWER))
         };
-        let groups: HashMap<Arc<str>, Duration> =
-            groups.into_iter().map(|(group, medians)| (group, middle(medians))).collect();
+        let bounds: HashMap<Arc<str>, Duration> =
+            groups.into_iter().map(|(group, medians)| (group, bound(medians))).collect();
         for entry in &self.endpoints {
-            let others = groups.get(&entry.key().group);
-            let is_slow = others
-                .zip(median(&entry))
-                .is_some_and(|(others, median)| is_late(&median) && median > others.mul_f64(SLOWER));
+            let bound = bounds.get(&entry.key().group);
+            let is_slow = bound.is_some_and(|bound| median(&entry) > Some(*bound));
             // All workers read the cache line, so it is written only where something changes.
             if entry.slow.load(Ordering::Relaxed) != is_slow {
                 entry.slow.store(is_slow, Ordering::Relaxed);
