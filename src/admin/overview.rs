@@ -14,7 +14,7 @@ use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
 use isthmus_api::peer::Peer;
 use isthmus_api::status::Status;
-use isthmus_dataplane::endpoint_state::{Resolution, State};
+use isthmus_dataplane::endpoint_state::State;
 use isthmus_model::endpoint::Health;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
@@ -212,7 +212,7 @@ fn board(sources: &Sources) -> Board {
         }
     });
     upstreams.visit_troubled(|key, state| {
-        if State::of(Health::Healthy, Resolution::Resolved, Some(&state)) != State::Healthy {
+        if state.state() != State::Healthy {
             troubled.insert(key.clone());
         }
     });

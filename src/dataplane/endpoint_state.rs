@@ -75,7 +75,7 @@ impl State {
     }
 }
 
-/// Whether an endpoint's host name has an address.
+/// The result of looking up the host name of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// The endpoint has an address.
@@ -137,7 +137,12 @@ pub struct EndpointState {
 impl EndpointState {
     /// Returns true if an operator should look at the endpoint.
     pub fn is_troubled(&self) -> bool {
-        self.in_a_row > 0 || State::of(Health::Healthy, Resolution::Resolved, Some(self)) != State::Healthy
+        self.in_a_row > 0 || self.state() != State::Healthy
+    }
+
+    /// Returns the state of an endpoint that has an address and is healthy in its registry.
+    pub fn state(&self) -> State {
+        State::of(Health::Healthy, Resolution::Resolved, Some(self))
     }
 
     /// Returns whether the endpoint may be chosen.
