@@ -41,7 +41,8 @@ pub(super) enum Names {
 /// A config file and its registries.
 pub(super) struct Offline {
     pub(super) snapshot: Snapshot,
-    /// What this command leaves out because only a running gateway reads it. It is not an error of the config.
+    /// The registries that are left out because only a running gateway reads them, one line for each kind. They are no errors of
+    /// the config.
     pub(super) notes: Vec<String>,
     pub(super) warnings: Vec<String>,
     /// Files that the config names and that are missing, expired or unusable, although `run` starts without them.

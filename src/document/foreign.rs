@@ -6,7 +6,7 @@ use super::table::Object;
 const WORDS: &[(&str, &str)] = &[
     ("frontend", "listeners"),
     ("frontends", "listeners"),
-    // Of a route; the keys of the file itself follow.
+    // These two are for the keys of a route. The two below them are for those of the file.
     ("server", "endpoints"),
     ("servers", "endpoints"),
     ("server", "listeners"),

@@ -371,8 +371,8 @@ impl Watcher {
         }
     }
 
-    /// Resets the back-off, and wakes the other watches, because the server works. Does nothing after an expired listing or a useless response: then a watch
-    /// must have lasted for [`STEADY`] before the back-off is reset.
+    /// Resets the back-off, and wakes the other watches, because the server works. Does nothing after an expired listing or a
+    /// useless response: then a watch must have lasted for [`STEADY`] before the back-off is reset.
     fn settled(&mut self) {
         if self.expired == 0 && self.useless == 0 {
             self.backoff.reset();

@@ -51,13 +51,13 @@ pub struct Resolution {
 /// The reason why a look-up does not confirm all addresses of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doubt {
-    /// What the last look-up said.
+    /// The cause in the last look-up.
     pub cause: Cause,
     /// The time of the first look-up that found no address in any family, if no later one has found an address.
     missing_since: Option<Instant>,
 }
 
-/// What a look-up said that does not confirm the addresses of a name.
+/// The answer of a look-up that does not confirm the addresses of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// It failed with this text, at least for one family.

@@ -21,7 +21,7 @@ pub(super) struct Taken {
     services: HashMap<String, Item>,
     gateways: HashMap<String, Item>,
     set: SetHash,
-    /// What a limit has refused, so that the items cannot be compared with the peer's checksum.
+    /// The items that a limit has refused. If there are any, the others cannot be compared with the peer's checksum.
     are_cut: Cut,
     /// During a listing, the services from before the listing that it has not named yet, each with the bytes that it takes.
     /// Their places are kept, because a listing comes in order of name, and new services would otherwise take them.

@@ -5,7 +5,8 @@
 //!   own, and its renewal. `status`: the sources, for operators.
 //! - `trust`: the roots of each trust domain. `roots`: all of them by source. `announced`, `root_file`: those of peers, on disk.
 //! - `server`, `client`: TLS of our servers, and to servers that the operator names. `pinned`: between gateways without common roots.
-//! - `probe`: how an endpoint answers a ClientHello. `proof`, `signatures`: what a handshake has proven. `development`: a CA for tests and the demo.
+//! - `probe`: how an endpoint answers a ClientHello. `proof`, `signatures`: what a handshake has proven. `development`: a CA for
+//!   tests and the demo.
 
 mod announced;
 pub mod certificate;

@@ -25,8 +25,8 @@ pub struct Proof {
 
 impl Proof {
     /// Returns the identity of a client in this role after a handshake that a [`mutual`](super::server::mutual) server has
-    /// completed; the error text says why there is no identity. [`Latest::see`] must have been called on `trust` before the handshake: if newer
-    /// roots were published since then, the chain is verified again against them.
+    /// completed; the error text says why there is no identity. [`Latest::see`] must have been called on `trust` before the
+    /// handshake: if newer roots were published since then, the chain is verified again against them.
     pub fn of(
         client: Shower,
         session: &ServerConnection,

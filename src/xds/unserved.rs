@@ -20,7 +20,7 @@ const TYPES_MAX: usize = 16;
 /// The name that stands for all resources of a type.
 pub(super) const ALL: &str = "*";
 
-/// What a stream has asked for of types that are not served.
+/// The requests of one stream for types that are not served.
 #[derive(Default)]
 pub(super) struct Unserved {
     /// The hash of the names in the last answered request of each type.

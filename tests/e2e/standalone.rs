@@ -541,7 +541,7 @@ fn a_file_that_the_config_names_and_that_is_missing_is_told_apart_from_a_wrong_c
     said(&[], 4, "west.yaml");
     write("telemetry: {accessLog: {path: /nonexistent/a.log}}\n");
     said(&["--for-start"], 1, "/nonexistent/a.log");
-    // What `run` needs for a start is what `validate` demands.
+    // `validate` demands exactly the files that `run` needs to start.
     exits(&isthmus(&["run", "-c", text(&path)]), 1);
 }
 
