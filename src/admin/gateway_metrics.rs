@@ -19,7 +19,7 @@ pub(super) fn expose(snapshot: &Snapshot, states: &States, exposition: &mut Expo
     for (network, entry) in snapshot.networks().iter() {
         for address in entry.gateways.iter().flat_map(GatewayEntry::entrances) {
             let up = match states.get(&address) {
-                Some(State::Answers { .. }) => 1_u8,
+                Some(State::Answers { .. } | State::Stopping { .. }) => 1_u8,
                 Some(State::Unreachable { .. }) => 0,
                 Some(State::NeverAnswered) | None => continue,
             };

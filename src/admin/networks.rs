@@ -33,7 +33,8 @@ fn gateway(
     states: &States,
 ) -> api::network::Gateway {
     let gateway = &entry.gateway;
-    let why = why_unusable(network, entry);
+    let state = entry.entrances().filter_map(|address| states.get(&address)).max();
+    let why = why_unusable(network, entry, state);
     let probes: Vec<api::network::Probe> = entry
         .entrances()
         .filter_map(|address| {
@@ -41,13 +42,12 @@ fn gateway(
             let (since, connect_us) = match state {
                 State::NeverAnswered => (None, None),
                 State::Answers { took } => (None, u64::try_from(took.as_micros()).ok()),
-                State::Unreachable { since, .. } => (Some(rfc3339(*since)), None),
+                State::Stopping { since } | State::Unreachable { since, .. } => (Some(rfc3339(*since)), None),
             };
             let state = state.text().to_owned();
             Some(api::network::Probe { address: address.to_string(), state, since, connect_us })
         })
         .collect();
-    let state = entry.entrances().filter_map(|address| states.get(&address)).max();
     api::network::Gateway {
         network: name.to_string(),
         address: gateway.host.to_string(),
@@ -65,7 +65,7 @@ fn gateway(
 }
 
 /// Returns the reason why no viewer can use a gateway; `None` if some viewer can.
-fn why_unusable(network: &NetworkEntry, entry: &GatewayEntry) -> Option<&'static str> {
+fn why_unusable(network: &NetworkEntry, entry: &GatewayEntry, state: Option<&State>) -> Option<&'static str> {
     if network.access == Access::Direct {
         Some("clients get the endpoints of its network by address (access: direct)")
     } else if entry.addresses.is_empty() {
@@ -73,7 +73,12 @@ fn why_unusable(network: &NetworkEntry, entry: &GatewayEntry) -> Option<&'static
     } else if entry.gateway.sni_port.is_none() && entry.gateway.hbone_port.is_none() {
         Some("the gateway has neither sniPort nor hbonePort")
     } else if !entry.answers() && network.gateways.iter().any(GatewayEntry::answers) {
-        Some("it has ceased to answer, while another gateway of the network answers")
+        match state {
+            Some(State::Stopping { .. }) => {
+                Some("it has said that it stops, while another gateway of the network answers")
+            }
+            _ => Some("it has ceased to answer, while another gateway of the network answers"),
+        }
     } else {
         None
     }

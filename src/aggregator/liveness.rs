@@ -1,4 +1,5 @@
 //! The liveness of gateways: connects to each known gateway once a second, and tells the aggregator which have ceased to answer.
+//! A peer's gateway may also say that it stops; it is then taken out while it still answers.
 //!
 //! A gateway that has never answered this replica is not judged, because a firewall may let its callers through and not us. While
 //! no gateway of any other network answers, no further one is judged either: then it is more likely that this host is cut off.
@@ -11,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::owner::Handle;
@@ -18,7 +20,7 @@ use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::Unreachable;
 use isthmus_snapshot::networks::NetworkEntry;
-use isthmus_snapshot::peer::is_place_of_peer;
+use isthmus_snapshot::peer::{is_network_of, is_place_of_peer};
 use isthmus_snapshot::policy::Access;
 use isthmus_world::Reader;
 
@@ -30,6 +32,8 @@ const WITHIN: Duration = Duration::from_secs(1);
 const FAILED: u32 = 2;
 /// The number of good probes in a row after which an address that was taken out is used again.
 const GOOD: u32 = 3;
+/// The time after which a gateway that has said that it stops, and answers all the same, is judged by its probes again.
+const STOPS_WITHIN: Duration = Duration::from_secs(60);
 /// The largest number of addresses that are probed; the others count as answering.
 const PROBED_MAX: usize = 1_024;
 
@@ -42,6 +46,11 @@ pub enum State {
     Answers {
         /// The time of the last connect.
         took: Duration,
+    },
+    /// Its process has said that it stops, so it is taken out.
+    Stopping {
+        /// The time at which it has said so.
+        since: SystemTime,
     },
     /// It has ceased to answer.
     Unreachable {
@@ -58,6 +67,7 @@ impl State {
         match self {
             Self::NeverAnswered => "never_answered",
             Self::Answers { .. } => "answers",
+            Self::Stopping { .. } => "stopping",
             Self::Unreachable { .. } => "unreachable",
         }
     }
@@ -75,10 +85,15 @@ struct Probed {
     /// The time of the last connect; `None` if none has succeeded.
     took: Option<Duration>,
     is_out: bool,
+    /// The time at which the gateway has said that it stops; `None` again after the first failed probe.
+    stopping_since: Option<SystemTime>,
 }
 
 impl Probed {
     fn state(&self) -> State {
+        if let Some(since) = self.stopping_since {
+            return State::Stopping { since };
+        }
         match (self.took, self.failing_since) {
             (None, _) => State::NeverAnswered,
             (Some(_), Some(since)) if self.is_out || self.failed >= FAILED => {
@@ -121,8 +136,15 @@ impl Results {
         let another_answers = others.any(|(_, other)| other.took.is_some() && other.failed == 0);
         let probed = self.probed.get_mut(&address)?;
         let was_out = probed.is_out;
+        let is_stopping = probed
+            .stopping_since
+            .is_some_and(|since| now.duration_since(since).is_ok_and(|elapsed| elapsed < STOPS_WITHIN));
         match took {
+            Some(took) if is_stopping => {
+                (probed.took, probed.failed, probed.failing_since) = (Some(took), 0, None);
+            }
             Some(took) => {
+                probed.stopping_since = None;
                 probed.took = Some(took);
                 probed.good = probed.good.saturating_add(1);
                 probed.failed = 0;
@@ -132,6 +154,7 @@ impl Results {
                 }
             }
             None => {
+                probed.stopping_since = None;
                 probed.good = 0;
                 probed.failed = probed.failed.saturating_add(1);
                 probed.failing_since = probed.failing_since.or(Some(now));
@@ -139,6 +162,23 @@ impl Results {
             }
         }
         Some(probed.is_out != was_out)
+    }
+
+    /// Records whether the process of a peer's gateways at these addresses stops. Addresses of others are ignored. Returns true
+    /// if anything has changed.
+    fn note_stop(&mut self, peer: &str, gateways: &[SocketAddr], since: Option<SystemTime>) -> bool {
+        let mut changed = false;
+        for address in gateways {
+            let Some(probed) = self.probed.get_mut(address) else { continue };
+            let is_of_peer = probed.networks.iter().all(|network| is_network_of(network, peer));
+            if is_of_peer && probed.stopping_since.is_some() != since.is_some() {
+                probed.stopping_since = since;
+                probed.good = 0;
+                probed.is_out = since.is_some();
+                changed = true;
+            }
+        }
+        changed
     }
 
     fn is_own(&self, address: SocketAddr) -> bool {
@@ -153,11 +193,25 @@ impl Results {
 
 /// A reader of the results of the probes. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Liveness(Arc<Mutex<Results>>);
+pub struct Liveness(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    results: Mutex<Results>,
+    /// Wakes the task that tells the aggregator, when a gateway has said that it stops or not.
+    changed: Notify,
+}
 
 impl Liveness {
     fn results(&self) -> MutexGuard<'_, Results> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the process of a peer's gateways at these addresses has said that it stops, or that it takes calls.
+    pub fn note_stop(&self, peer: &str, gateways: &[SocketAddr], stops: bool) {
+        if self.results().note_stop(peer, gateways, stops.then(SystemTime::now)) {
+            self.0.changed.notify_one();
+        }
     }
 
     /// Returns the state of each address that is probed.
@@ -187,6 +241,7 @@ impl Liveness {
                     let new = self.results().replace(&snapshot.policy.node.network, known(&snapshot));
                     probes.extend(new.into_iter().map(|address| probe(address, offset(address))));
                 }
+                () = self.0.changed.notified() => {}
                 Some((address, took, is_good)) = probes.next() => {
                     let noted = self.results().note(address, is_good.then_some(took), SystemTime::now());
                     if noted.is_some() {
@@ -319,6 +374,38 @@ mod tests {
         note(&mut results, &[1, 4], &[2, 3]);
         note(&mut results, &[1, 4], &[2, 3]);
         assert_eq!(out(&results), [at(2), at(3)]);
+    }
+
+    #[test]
+    fn a_gateway_of_a_peer_that_stops_is_out_until_it_says_or_shows_otherwise() {
+        let mut results = Results::default();
+        let [x, y, own] = ["peer/x/n", "peer/xy/n", "east"].map(Network::new);
+        let known = [(1, &own), (2, &x), (3, &y)];
+        let known = known.map(|(number, network)| (at(number), BTreeSet::from([network.clone()])));
+        results.replace(&own, known.into());
+        note(&mut results, &[1, 2, 3], &[]);
+        let now = Some(SystemTime::UNIX_EPOCH);
+        assert!(
+            !results.note_stop("x", &[at(1), at(3), at(9)], now),
+            "a peer speaks for its own gateways alone"
+        );
+        assert!(results.note_stop("x", &[at(2)], now));
+        note(&mut results, &[2, 2, 2, 2], &[]);
+        let since = SystemTime::UNIX_EPOCH;
+        assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![at(2)], State::Stopping { since }));
+        assert!(results.note_stop("x", &[at(2)], None));
+        assert_eq!(out(&results), [], "its successor takes calls");
+        results.note_stop("x", &[at(2)], now);
+        note(&mut results, &[2], &[2]);
+        assert_eq!(out(&results), [at(2)]);
+        assert!(matches!(results.probed[&at(2)].state(), State::Unreachable { is_out: true, .. }));
+        note(&mut results, &[2, 2, 2], &[]);
+        assert_eq!(out(&results), []);
+        results.note_stop("x", &[at(2)], now);
+        for _ in 0..GOOD {
+            results.note(at(2), MS, SystemTime::UNIX_EPOCH + STOPS_WITHIN);
+        }
+        assert_eq!(out(&results), [], "it has not stopped");
     }
 
     #[test]

@@ -53,8 +53,8 @@ pub struct Gateway {
     pub usable: bool,
     /// The reason why no viewer can use the gateway.
     pub why: Option<String>,
-    /// The result of the probes: `answers`; `never_answered`: it has never answered this replica, and is used; `unreachable`: an
-    /// address of it has ceased to answer; empty: it is not probed.
+    /// The result of the probes: `answers`; `never_answered`: it has never answered this replica, and is used; `stopping`: it is a
+    /// peer's, and has said that it stops; `unreachable`: an address of it has ceased to answer; empty: it is not probed.
     pub state: String,
     /// The addresses and ports that are probed.
     pub probes: Vec<Probe>,

@@ -91,7 +91,7 @@ impl Parts {
             link,
         )
         .map_err(|error| format!("cannot start the data plane: {error}"))?;
-        let links = peers::start(config, &handles, &identity, &inbox, arrivals)?;
+        let links = peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals)?;
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus::new(path, workers)));
         Ok(Self { handles, fixed, identity, registries, dataplane, listeners, exporter, links, status })
     }

@@ -1,11 +1,13 @@
 //! The links with peers. This module connects the link protocol with the registries that hold the services of peers.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
 use super::handles::Handles;
+use isthmus_aggregator::liveness::Liveness;
 use isthmus_config::Config;
 use isthmus_model::link::LinkKey;
 use isthmus_net::handed::HandedOver;
@@ -18,6 +20,7 @@ use isthmus_tls::context::CertificateRotation;
 /// Passes the updates that links receive to the registries of peers.
 struct InboxImporter {
     inbox: Inbox,
+    liveness: Liveness,
     scope: Scope,
 }
 
@@ -42,6 +45,10 @@ impl Importer for InboxImporter {
         self.scope.spawn(async move { inbox.down(&peer, &link, &why, forget).await });
     }
 
+    fn stops(&self, peer: &Arc<str>, gateways: &[SocketAddr], stops: bool) {
+        self.liveness.note_stop(peer, gateways, stops);
+    }
+
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64> {
         self.inbox.renewals(peer)
     }
@@ -52,13 +59,14 @@ pub(super) fn start(
     config: &Config,
     handles: &Handles,
     identity: &CertificateRotation,
-    inbox: &Inbox,
+    (inbox, liveness): (&Inbox, &Liveness),
     arrivals: mpsc::Receiver<HandedOver>,
 ) -> Result<Links, String> {
-    let Handles { reader, telemetry, scope, .. } = handles;
-    let importer = Arc::new(InboxImporter { inbox: inbox.clone(), scope: scope.clone() });
-    let links =
-        Links::start(reader.clone(), identity, importer, arrivals, instance(config), telemetry, scope);
+    let Handles { reader, telemetry, own, scope } = handles;
+    let (inbox, liveness) = (inbox.clone(), liveness.clone());
+    let importer = Arc::new(InboxImporter { inbox, liveness, scope: scope.clone() });
+    let reader = (reader.clone(), own.clone());
+    let links = Links::start(reader, identity, importer, arrivals, instance(config), telemetry, scope);
     let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
     links.read_times(config.aggregator.state.as_deref());
     Ok(links)

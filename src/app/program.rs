@@ -157,14 +157,14 @@ impl Program {
             false => tracing::info!(why, "stopping"),
         }
         drop(loader);
+        // Peers are told first. Each continues with the services that it has received, and sends calls to other gateways.
+        self.parts.links.stop();
         self.manager.notify(&format!("STOPPING=1\nSTATUS=draining: {why}"));
         supervisor.set_draining();
         self.parts.handles.telemetry.control.draining();
         self.parts.update_status(|status| status.draining = true);
         let Self { parts, config, admin_file, .. } = self;
         let Parts { handles, dataplane, exporter, links, status, registries, .. } = parts;
-        // The links with peers are closed first. Each peer continues with the services that it has received.
-        links.stop();
         let control = dataplane.control();
         let on_close = move || {
             let mut closed = (**status.load()).clone();

@@ -1,6 +1,9 @@
 //! The addresses at which the gateways of other organisations can reach this mesh.
 
+use std::net::SocketAddr;
+
 use super::enrolled::GatewayAddress;
+use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::policy::{Listener, ListenerProtocol};
 
@@ -22,4 +25,12 @@ pub fn of_gateways(snapshot: &Snapshot) -> Vec<String> {
         Some(GatewayAddress { host, port }.to_string())
     });
     gateways.collect()
+}
+
+/// Returns the addresses of the gateways of this gateway's own network at which this process takes calls. An address of a load
+/// balancer or of address translation is not among them, because other processes may take calls there too.
+pub(super) fn of_process(snapshot: &Snapshot, own: &OwnAddresses) -> Vec<SocketAddr> {
+    let network = snapshot.networks().get(&snapshot.policy.node.network);
+    let entrances = network.into_iter().flat_map(|entry| &entry.gateways).flat_map(|known| known.entrances());
+    entrances.filter(|address| own.is_own(*address)).collect()
 }

@@ -1,5 +1,6 @@
 //! The interface of the part of the program that imports the services of peers.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub trait Importer: Send + Sync {
     /// Notifies the importer that the link has ended. If `forget` is true, the peer's operator has removed this gateway, and
     /// the peer's services are to be removed.
     fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool);
+    /// Notifies the importer that the process of the peer's gateways at these addresses stops, or that it takes calls.
+    fn stops(&self, peer: &Arc<str>, gateways: &[SocketAddr], stops: bool);
     /// Returns a counter that changes when the task that keeps the peer's services was restarted and needs a full listing.
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64>;
 }

@@ -18,6 +18,7 @@ use super::session::{Ended, Order, Outgoing, Session};
 use super::status::LinkTable;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::link::LinkKey;
+use isthmus_net::own::OwnAddresses;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::peer::Peer;
 use isthmus_tasks::latest::Latest;
@@ -36,6 +37,8 @@ const LINKS_OF_PEER_MAX: usize = 64;
 /// The state and the handles that all links of this gateway share.
 pub(super) struct Shared {
     reader: Reader,
+    /// The addresses on which this process listens.
+    listening: Arc<OwnAddresses>,
     pub(super) context: NodeContext,
     pub(super) peer_roots: RootStore,
     importer: Arc<dyn Importer>,
@@ -98,7 +101,7 @@ impl Group {
 
 impl Shared {
     pub(super) fn new(
-        reader: Reader,
+        (reader, listening): (Reader, Arc<OwnAddresses>),
         (context, peer_roots): (NodeContext, RootStore),
         importer: Arc<dyn Importer>,
         (table, times): (Arc<LinkTable>, Arc<ExportTimes>),
@@ -107,6 +110,7 @@ impl Shared {
     ) -> Self {
         Self {
             reader,
+            listening,
             context,
             peer_roots,
             importer,
@@ -142,6 +146,7 @@ impl Shared {
             address,
             instance: self.instance.clone(),
             reader: self.reader.clone(),
+            own: self.listening.clone(),
             times: self.times.clone(),
             trust: self.context.trust.clone(),
             roots: self.own_roots(),

@@ -25,6 +25,7 @@ use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_net::door::{Door, Limits, Seat};
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::incoming::Guarded;
+use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::peer::LINK_PROTOCOL;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::throttle::LogThrottle;
@@ -69,7 +70,7 @@ pub struct Links(Arc<Owner>);
 impl Links {
     /// Starts without peers. `arrivals` delivers the connections that a listener has recognised as links or enrolments.
     pub fn start(
-        reader: Reader,
+        (reader, own): (Reader, Arc<OwnAddresses>),
         identity: &CertificateRotation,
         importer: Arc<dyn Importer>,
         arrivals: mpsc::Receiver<HandedOver>,
@@ -90,7 +91,7 @@ impl Links {
         let enrolment = Enrolment::new(context.clone(), roots.clone(), telemetry.control.clone(), scope)?;
         let (all, of_source) = UNVERIFIED_MAX;
         let unverified = Limits { of_source: Some(of_source), ending: ENDING_MAX, ..Limits::new(all) };
-        let shared = Shared::new(reader, (context, roots), importer, (table, times), instance, scope);
+        let shared = Shared::new((reader, own), (context, roots), importer, (table, times), instance, scope);
         let links = Self(Arc::new(Owner {
             shared: Arc::new(shared),
             tls: Arc::new(tls),
@@ -173,10 +174,10 @@ impl Links {
         self.0.shared.times.write();
     }
 
-    /// Ends all links with Goodbye, because the gateway stops.
+    /// Ends all links with Goodbye, because the gateway stops. The peers use other gateways than this one from then on.
     pub fn stop(&self) {
         let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
-        configured.values().for_each(|link| link.end(Order::End));
+        configured.values().for_each(|link| link.end(Order::Stop));
     }
 
     async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {

@@ -1,6 +1,7 @@
 //! One link, from Hello to its end. Both gateways run the same code, whichever of them has dialled.
 
 use std::error::Error as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 
-use super::addresses::of_gateways;
+use super::addresses::{of_gateways, of_process};
 use super::budget::Budget;
 use super::codec::Excess;
 use super::enrolled::GatewayAddress;
@@ -22,6 +23,7 @@ use super::status::{LinkState, LinkStatus, LinkTable, OwnRoots};
 use super::taken::Taken;
 use isthmus_model::link::{Extent, LinkKey};
 use isthmus_model::name::NamePattern;
+use isthmus_net::own::OwnAddresses;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_proto::isthmus::peer::v1::message::Kind;
 use isthmus_snapshot::peer::{IMPORT_PATTERNS_MAX, Peer};
@@ -57,6 +59,7 @@ const REFUSALS_MAX: usize = 1_000;
 
 /// The name of the peer's roots among the refused items.
 const ROOTS: &str = "roots";
+const STOPS: &str = "the gateway stops";
 const CLOSED: &str = "the peer closed the link";
 const ALREADY_LINKED: &str = "the two processes already have a link in this direction";
 const DIFFERS: &str = "the services received from the peer do not match its checksum";
@@ -68,8 +71,10 @@ const HAS_PLACE: &str =
 pub(super) enum Order {
     /// The link continues.
     GoOn,
-    /// The link ends: the gateway stops, or the peer's configuration has changed.
+    /// The link ends, because the peer's configuration has changed.
     End,
+    /// The link ends, because the gateway stops.
+    Stop,
     /// The operator has removed the peer. The link ends, and this gateway asks the peer to remove our services.
     Part,
 }
@@ -112,17 +117,33 @@ pub(super) enum Ended {
     Refused(String),
     /// The peer has closed the link, so nothing can be sent. Messages that the peer sent before may still be unread.
     Closed,
-    /// The peer has sent Goodbye with this reason; true if the peer's services are to be removed.
-    Goodbye(String, bool),
+    /// The peer has sent Goodbye.
+    Goodbye(Parting),
     /// The gateway that dialled already has a link with the other process.
     AlreadyLinked,
+}
+
+/// The contents of a Goodbye.
+#[derive(Debug)]
+pub(super) struct Parting {
+    why: String,
+    /// True if the peer's services are to be removed.
+    forget: bool,
+    /// True if the process at the other end stops.
+    stops: bool,
+}
+
+impl From<proto::Goodbye> for Parting {
+    fn from(goodbye: proto::Goodbye) -> Self {
+        Self { why: words(&goodbye.why), forget: goodbye.forget, stops: goodbye.stops }
+    }
 }
 
 impl Ended {
     /// Returns the reason for the log and the link's status.
     pub(super) fn why(&self) -> &str {
         match self {
-            Self::Lost(why) | Self::Refused(why) | Self::Goodbye(why, _) => why,
+            Self::Lost(why) | Self::Refused(why) | Self::Goodbye(Parting { why, .. }) => why,
             Self::Closed => CLOSED,
             Self::AlreadyLinked => ALREADY_LINKED,
         }
@@ -131,7 +152,7 @@ impl Ended {
     /// Returns the reason, with the side that ended the link if it was the peer.
     pub(super) fn text(&self) -> String {
         match self {
-            Self::Goodbye(why, _) => format!("the peer ended the link: {why}"),
+            Self::Goodbye(Parting { why, .. }) => format!("the peer ended the link: {why}"),
             Self::Lost(_) | Self::Refused(_) | Self::Closed | Self::AlreadyLinked => self.why().to_owned(),
         }
     }
@@ -149,6 +170,8 @@ pub(super) struct Session {
     /// The ID of this process, which tells the replicas of this gateway apart.
     pub(super) instance: Arc<str>,
     pub(super) reader: Reader,
+    /// The addresses on which this process listens.
+    pub(super) own: Arc<OwnAddresses>,
     pub(super) times: Arc<ExportTimes>,
     pub(super) trust: Latest<TrustBundles>,
     pub(super) roots: Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync>,
@@ -184,7 +207,9 @@ struct Exchange {
     /// The time at which a full listing was last requested because of [`DIFFERS`] or [`HAS_PLACE`].
     listed_at: Option<Instant>,
     /// The addresses of this mesh that the peer has been told.
-    addresses: Vec<String>,
+    addresses: proto::Addresses,
+    /// The addresses of the peer's gateways at which the process at the other end takes calls.
+    gateways: Vec<SocketAddr>,
     /// True if the message with the number `sequence` has our roots.
     has_roots: bool,
     /// The time from which the next message of the peer is read.
@@ -218,13 +243,22 @@ impl Session {
     /// Runs the link to its end.
     pub(super) async fn run(mut self, link: LinkKey) -> Ended {
         self.importer.up(&self.peer.name, &link).await;
-        let Err(mut ended) = self.exchange(&link).await;
+        let mut exchange = self.begin();
+        let Err(mut ended) = self.exchange(&link, &mut exchange).await;
         match &ended {
             Ended::Closed => ended = last_message(&mut self.incoming).await,
-            Ended::Refused(why) => self.part(&why.clone(), false).await,
-            Ended::Lost(_) | Ended::Goodbye(..) | Ended::AlreadyLinked => {}
+            Ended::Refused(why) => {
+                self.part(proto::Goodbye { why: why.clone(), ..Default::default() }).await;
+            }
+            Ended::Lost(_) | Ended::Goodbye(_) | Ended::AlreadyLinked => {}
         }
-        let forget = matches!(ended, Ended::Goodbye(_, true));
+        let (forget, stops) = match &ended {
+            Ended::Goodbye(parting) => (parting.forget, parting.stops),
+            _ => (false, false),
+        };
+        if stops {
+            self.importer.stops(&self.peer.name, &exchange.gateways, true);
+        }
         self.importer.down(&self.peer.name, &link, ended.why(), forget);
         ended
     }
@@ -251,7 +285,7 @@ impl Session {
         let link = LinkKey { instance: instance.clone(), is_dialled, number: self.number };
         if !self.newest.register(&link) {
             let why = ALREADY_LINKED.to_owned();
-            let goodbye = proto::Goodbye { why, forget: false, already_linked: true };
+            let goodbye = proto::Goodbye { why, already_linked: true, ..Default::default() };
             self.outgoing.send(Kind::Goodbye(goodbye)).await?;
             last_message(&mut self.incoming).await;
             return Err(Ended::AlreadyLinked);
@@ -288,8 +322,8 @@ impl Session {
         self.table.change(&self.peer.name, self.number, change);
     }
 
-    async fn exchange(&mut self, link: &LinkKey) -> Result<std::convert::Infallible, Ended> {
-        let mut exchange = Exchange {
+    fn begin(&self) -> Exchange {
+        Exchange {
             offer: Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone()),
             taken: Taken::new(self.budget.clone()),
             beat: 0,
@@ -299,41 +333,51 @@ impl Session {
             in_flight: false,
             next_flush: Instant::now(),
             listed_at: None,
-            addresses: Vec::new(),
+            addresses: proto::Addresses::default(),
+            gateways: Vec::new(),
             has_roots: false,
             reads_from: Instant::now(),
             subscribes: Costly::new(),
             announcements: Costly::new(),
             relocations: Costly::new(),
-        };
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        link: &LinkKey,
+        exchange: &mut Exchange,
+    ) -> Result<std::convert::Infallible, Ended> {
         let mut beats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut renewals = self.importer.renewals(&self.peer.name);
         renewals.mark_unchanged();
         self.trust.see();
         self.outgoing.send(self.subscription()).await?;
-        self.announce(&mut exchange).await?;
+        self.announce(exchange).await?;
         loop {
             let may_tell = !exchange.in_flight && exchange.offer.has_more();
             tokio::select! {
                 biased;
                 order = end_ordered(&mut self.stop) => {
-                    let (forget, why) = match order {
-                        Order::Part => (true, "the peer was removed from the config"),
-                        Order::End | Order::GoOn => (false, "the config has changed, or the gateway stops"),
+                    let (why, forget, stops) = match order {
+                        Order::Part => ("the peer was removed from the config", true, false),
+                        Order::Stop => (STOPS, false, true),
+                        Order::End | Order::GoOn => ("the config has changed", false, false),
                     };
-                    self.part(why, forget).await;
-                    return Err(Ended::Lost(why.to_owned()));
+                    let why = why.to_owned();
+                    self.part(proto::Goodbye { why: why.clone(), forget, stops, already_linked: false }).await;
+                    return Err(Ended::Lost(why));
                 }
                 () = ordered(&mut self.replaced) => {
                     return Err(Ended::Lost("the same process has dialled a newer link".to_owned()));
                 }
-                _ = beats.tick() => self.beat(&mut exchange).await?,
-                message = receive_from(exchange.reads_from, &mut self.incoming) => self.heard(message?, link, &mut exchange).await?,
-                () = sleep_until(exchange.next_flush), if may_tell => self.tell(&mut exchange).await?,
+                _ = beats.tick() => self.beat(exchange).await?,
+                message = receive_from(exchange.reads_from, &mut self.incoming) => self.heard(message?, link, exchange).await?,
+                () = sleep_until(exchange.next_flush), if may_tell => self.tell(exchange).await?,
                 is_there = exchange.offer.changed(), if exchange.offer.is_wanted() && !may_tell => {
                     if !is_there {
-                        return Err(Ended::Lost("the gateway stops".to_owned()));
+                        return Err(Ended::Lost(STOPS.to_owned()));
                     }
                     exchange.offer.follow();
                 }
@@ -341,7 +385,7 @@ impl Session {
                 renewed = renewals.changed() => {
                     // The task that imports the peer's services was restarted, and has none of them yet.
                     if renewed.is_err() {
-                        return Err(Ended::Lost("the gateway stops".to_owned()));
+                        return Err(Ended::Lost(STOPS.to_owned()));
                     }
                     self.importer.up(&self.peer.name, link).await;
                     self.outgoing.send(self.subscription()).await?;
@@ -371,16 +415,21 @@ impl Session {
 
     /// Tells the peer the addresses of this mesh's gateways, if they differ from those that it has been told.
     async fn announce(&self, exchange: &mut Exchange) -> Result<(), Ended> {
-        let addresses = of_gateways(&self.reader.latest());
+        let snapshot = self.reader.latest();
+        let own = of_process(&snapshot, &self.own).iter().map(ToString::to_string).collect();
+        let addresses = proto::Addresses { addresses: of_gateways(&snapshot), own };
         if addresses == exchange.addresses {
             return Ok(());
         }
         exchange.addresses.clone_from(&addresses);
-        self.outgoing.send(Kind::Addresses(proto::Addresses { addresses })).await
+        self.outgoing.send(Kind::Addresses(addresses)).await
     }
 
     /// Notes the addresses that the peer has announced. Those that cannot be parsed are ignored.
-    fn take_addresses(&self, announced: &proto::Addresses) {
+    fn take_addresses(&self, announced: &proto::Addresses, exchange: &mut Exchange) {
+        exchange.gateways =
+            announced.own.iter().filter_map(|text| text.parse().ok()).take(DIAL_MAX).collect();
+        self.importer.stops(&self.peer.name, &exchange.gateways, false);
         let parsed = announced.addresses.iter().filter_map(|text| GatewayAddress::parse(text).ok());
         let addresses: Vec<GatewayAddress> = parsed.take(DIAL_MAX).collect();
         self.announced.send_if_modified(|known| {
@@ -460,10 +509,10 @@ impl Session {
             }
             Kind::Addresses(addresses) => {
                 exchange.reads_from = exchange.reads_from.max(exchange.relocations.received());
-                self.take_addresses(&addresses);
+                self.take_addresses(&addresses, exchange);
                 Ok(())
             }
-            Kind::Goodbye(goodbye) => Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
+            Kind::Goodbye(goodbye) => Err(Ended::Goodbye(goodbye.into())),
             Kind::Hello(_) => Err(Ended::Lost("the peer sent two Hello messages".to_owned())),
         }
     }
@@ -495,9 +544,8 @@ impl Session {
     }
 
     /// Ends the link with Goodbye.
-    async fn part(&mut self, why: &str, forget: bool) {
+    async fn part(&mut self, goodbye: proto::Goodbye) {
         // The link ends even if Goodbye cannot be sent.
-        let goodbye = proto::Goodbye { why: why.to_owned(), forget, already_linked: false };
         let _ = self.outgoing.send(Kind::Goodbye(goodbye)).await;
         // The peer closes the link when it has read Goodbye. A link that we have dialled must stay open until then: closing it
         // would drop the messages that are still to be sent.
@@ -622,7 +670,7 @@ async fn last_message(incoming: &mut Streaming<proto::Message>) -> Ended {
     let reading = async {
         loop {
             match receive(incoming).await {
-                Ok(Kind::Goodbye(goodbye)) => return Ended::Goodbye(words(&goodbye.why), goodbye.forget),
+                Ok(Kind::Goodbye(goodbye)) => return Ended::Goodbye(goodbye.into()),
                 Ok(_) => {}
                 // The link is closed, so any error means that nothing is left.
                 Err(_) => return Ended::Closed,
@@ -686,7 +734,7 @@ mod tests {
         let mut link = transport::open(client, &scope).await.expect("a link");
         let peer = arriving.recv().await.expect("an opened link");
         let why = "the peer was removed from the config".to_owned();
-        let goodbye = proto::Goodbye { why, forget: true, already_linked: false };
+        let goodbye = proto::Goodbye { why, forget: true, ..Default::default() };
         for kind in [Kind::Delta(proto::Delta::default()), Kind::Goodbye(goodbye)] {
             Outgoing::Accepted(peer.outgoing.clone()).send(kind).await.expect("sent");
         }
@@ -699,7 +747,7 @@ mod tests {
         };
         assert!(matches!(closed, Ended::Closed), "{closed:?}");
         let last = last_message(&mut link.answers).await;
-        assert!(matches!(last, Ended::Goodbye(_, true)), "{last:?}");
+        assert!(matches!(last, Ended::Goodbye(Parting { forget: true, stops: false, .. })), "{last:?}");
         assert!(matches!(last_message(&mut link.answers).await, Ended::Closed));
     }
 }

@@ -162,6 +162,12 @@ pub fn is_place_of_peer(name: &str) -> bool {
     name.starts_with(PLACES)
 }
 
+/// Returns true if the network is one of this peer.
+pub fn is_network_of(network: &Network, peer: &str) -> bool {
+    let rest = network.as_str().strip_prefix(&place_of(peer));
+    rest.is_some_and(|rest| rest.starts_with('/'))
+}
+
 /// Returns the name of a peer's registry, which is also the name of its cluster and the prefix of its networks' names.
 pub fn place_of(peer: &str) -> String {
     format!("{PLACES}{peer}")

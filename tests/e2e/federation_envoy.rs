@@ -20,7 +20,7 @@ const WEB: &str = "spiffe://east.example/ns/front/sa/web";
 
 /// Returns a workload with an identity of west. `authority` issues the workload's certificate. The workload accepts callers
 /// whose certificates chain to `east`.
-fn workload(name: &'static str, authority: &Pki, east: &Pki) -> Backend {
+pub(crate) fn workload(name: &'static str, authority: &Pki, east: &Pki) -> Backend {
     let mut roots = RootCertStore::empty();
     roots.add(east.ca_der()).expect("a root");
     let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().expect("a verifier");
@@ -41,8 +41,15 @@ fn service(name: &str, backend: &Backend) -> String {
     )
 }
 
-/// Starts an Envoy of an organisation with a listener for each of these services of west.
-fn client(binary: &std::ffi::OsString, of: &Organisation, control: SocketAddr, services: &[&str]) -> Envoy {
+/// Starts an Envoy of an organisation that subscribes with a variant of ADS (`form`) and has a listener for each of these services
+/// of west.
+pub(crate) fn client(
+    binary: &std::ffi::OsString,
+    of: &Organisation,
+    control: SocketAddr,
+    services: &[&str],
+    form: &str,
+) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = of.pki.issue(&[], Some(WEB));
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
@@ -60,6 +67,7 @@ fn client(binary: &std::ffi::OsString, of: &Organisation, control: SocketAddr, s
     let config = include_str!("../interop/envoy-horizon.yaml")
         .replace("{CONTROL_IP}", &control.ip().to_string())
         .replace("{CONTROL_PORT}", &control.port().to_string())
+        .replace("DELTA_GRPC", form)
         .replace("{LISTENERS}", &services.iter().map(listener).collect::<String>());
     Envoy::start(binary, folder, &config)
 }
@@ -78,7 +86,7 @@ fn an_envoy_of_east_reaches_a_workload_of_west_by_mutual_tls_and_nobody_who_is_n
         crate::support::organisation::start(folder, &pair.east_config("xds: {bind: \"127.0.0.1:0\"}\n"));
     weighs(&east, "ratings.pay.west.global", 3.0);
     weighs(&east, "forged.pay.west.global", 3.0);
-    let envoy = client(&binary, &pair.east, east.listener("xds"), &["ratings", "forged"]);
+    let envoy = client(&binary, &pair.east, east.listener("xds"), &["ratings", "forged"], "DELTA_GRPC");
     let listener = envoy.listener("ratings");
     let answered = eventually("an answer of west's workload", || {
         call(&mut connect(listener), "hello").ok().filter(|line| !line.is_empty())

@@ -32,6 +32,7 @@ mod federation;
 mod federation_envoy;
 mod files;
 mod gateway_liveness;
+mod gateway_stops;
 mod hbone;
 mod hbone_hostile;
 mod hbone_life;

@@ -19,15 +19,15 @@ use crate::support::pki::Pki;
 const RATINGS: &str = "ratings.pay.west.global";
 
 /// Two organisations with two replicas each. Both export a service to the other; east's replicas dial.
-struct World {
-    west: Organisation,
-    east: Organisation,
-    west_ports: [u16; 2],
-    east_ports: [u16; 2],
+pub(crate) struct World {
+    pub(crate) west: Organisation,
+    pub(crate) east: Organisation,
+    pub(crate) west_ports: [u16; 2],
+    pub(crate) east_ports: [u16; 2],
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             west: Organisation::new("west", "west.example"),
             east: Organisation::new("east", "east.example"),
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// Returns the config of west's replica at a port, whose network has gateways at these ports.
-    fn west_config(&self, port: u16, gateways: &[u16], endpoint: u16) -> String {
+    pub(crate) fn west_config(&self, port: u16, gateways: &[u16], endpoint: u16) -> String {
         let rules = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.pay.svc.cluster.local\"], as: \
                      \"{service}.{namespace}.west.global\"}]\n    import: [{services: [\"*.shop.east.global\"]}]\n    \
                      staleAfter: 1s\n    expireAfter: 3s\n";
@@ -58,13 +58,17 @@ impl World {
 
     /// Starts east's replicas, which dial this address.
     fn start_east(&self, dial: SocketAddr) -> Vec<Gateway> {
+        let start = |port: &u16| start(self.east.folder(&[&self.west]), &self.east_config(dial, *port));
+        self.east_ports.iter().map(start).collect()
+    }
+
+    /// Returns the config of east's replica at a port, which dials this address.
+    pub(crate) fn east_config(&self, dial: SocketAddr, port: u16) -> String {
         let rules = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.shop.svc.cluster.local\"], as: \
                      \"{service}.{namespace}.east.global\"}]\n    import: [{services: [\"*.pay.west.global\"]}]\n    \
                      staleAfter: 1s\n    expireAfter: 3s\n";
         let peer = self.west.as_peer(&format!("dial: \"{dial}\""), rules);
-        let config = |port: u16| config(&self.east, port, &self.east_ports, &peer, ("web", "shop", 80));
-        let start = |port: &u16| start(self.east.folder(&[&self.west]), &config(*port));
-        self.east_ports.iter().map(start).collect()
+        config(&self.east, port, &self.east_ports, &peer, ("web", "shop", 80))
     }
 }
 
@@ -87,13 +91,13 @@ fn config(
     )
 }
 
-fn loopback(port: u16) -> SocketAddr {
+pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
 /// Waits until a replica has live links with this number of processes of its peer, and returns the links.
 #[track_caller]
-fn linked(gateway: &Gateway, count: usize) -> Vec<Value> {
+pub(crate) fn linked(gateway: &Gateway, count: usize) -> Vec<Value> {
     eventually(&format!("links with {count} replicas"), || {
         let links = gateway.json("/api/v1/peers")[0]["links"].as_array().cloned().unwrap_or_default();
         let live: Vec<Value> = links.into_iter().filter(|link| link["state"] == "live").collect();

@@ -1,0 +1,174 @@
+//! Gateways of a peer that stop or die under calls of a real client: an Envoy of east calls a service of west, whose network has
+//! two gateways, at which east's control plane points it.
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::federation_envoy::{client, workload};
+use crate::horizon_envoy::envoy;
+use crate::peer_replicas::{World, linked, loopback};
+use crate::support::backend::Backend;
+use crate::support::client::{call, connect};
+use crate::support::envoy::Envoy;
+use crate::support::gateway::Gateway;
+use crate::support::organisation::start;
+use crate::support::{Stop, eventually};
+
+const CLUSTER: &str = "outbound|80||ratings.pay.west.global";
+
+/// West's two gateways, east's control plane, and an Envoy of east.
+struct Rig {
+    world: World,
+    endpoint: Backend,
+    west: Vec<Gateway>,
+    east: Gateway,
+    envoy: Envoy,
+}
+
+impl Rig {
+    fn new(binary: &OsString, form: &str) -> Self {
+        let world = World::new();
+        let endpoint = workload("ratings", &world.west.pki, &world.east.pki);
+        let west = (0..2).map(|at| start_west(&world, at, &endpoint, "accept: true")).collect();
+        let config = world.east_config(loopback(world.west_ports[0]), world.east_ports[0]);
+        let xds = "xds: {bind: \"127.0.0.1:0\"}\n";
+        let east = start(world.east.folder(&[&world.west]), &(config + xds));
+        linked(&east, 2);
+        let envoy = client(binary, &world.east, east.listener("xds"), &["ratings"], form);
+        let rig = Self { world, endpoint, west, east, envoy };
+        rig.uses(2);
+        rig
+    }
+
+    /// Waits until Envoy uses this number of gateways.
+    #[track_caller]
+    fn uses(&self, count: usize) {
+        let uses = || (self.envoy.weights(CLUSTER).len() == count).then_some(());
+        eventually(&format!("{count} gateways to be used"), uses);
+    }
+
+    fn address(&self, at: usize) -> SocketAddr {
+        loopback(self.world.west_ports[at])
+    }
+
+    /// Starts a gateway of west again. `links` says how it comes to links with east.
+    #[track_caller]
+    fn restart(&mut self, at: usize, links: &str) {
+        self.west[at] = start_west(&self.world, at, &self.endpoint, links);
+        self.uses(2);
+    }
+
+    /// Returns what east's control plane knows of a gateway of west.
+    fn gateway(&self, at: usize) -> Value {
+        let address = self.address(at).to_string();
+        let gateways = self.east.json("/api/v1/gateways");
+        let mut all = gateways.as_array().expect("a list").iter();
+        all.find(|one| one["probes"][0]["address"] == address).expect("the gateway").clone()
+    }
+
+    /// Calls through Envoy, about 150 times a second, while `work` runs. Returns the number of calls, and the times of those that
+    /// failed, from the start.
+    fn under_calls(&self, work: impl FnOnce()) -> (usize, Vec<Duration>) {
+        let (listener, begun) = (self.envoy.listener("ratings"), Instant::now());
+        let ended = AtomicBool::new(false);
+        let caller = || {
+            let (mut calls, mut failed) = (0, Vec::new());
+            while !ended.load(Ordering::Relaxed) {
+                let at = begun.elapsed();
+                let answer = call(&mut connect(listener), "hello").unwrap_or_default();
+                calls += 1;
+                if !answer.starts_with("ratings ") {
+                    failed.push(at);
+                }
+                thread::sleep(Duration::from_millis(12));
+            }
+            (calls, failed)
+        };
+        thread::scope(|scope| {
+            let stop = Stop(&ended);
+            let callers = [scope.spawn(caller), scope.spawn(caller)];
+            work();
+            drop(stop);
+            let [one, other] = callers.map(|caller| caller.join().expect("callers do not panic"));
+            (one.0 + other.0, [one.1, other.1].concat())
+        })
+    }
+
+    /// Kills a gateway under calls, and starts it again.
+    #[track_caller]
+    fn kill(&mut self, at: usize, what: &str) {
+        let pid = self.west[at].process().to_string();
+        let (calls, failed) = self.under_calls(|| {
+            thread::sleep(Duration::from_secs(1));
+            assert!(Command::new("kill").args(["-9", &pid]).status().is_ok_and(|status| status.success()));
+            self.uses(1);
+            thread::sleep(Duration::from_secs(3));
+        });
+        let count = failed.len();
+        eprintln!("a gateway killed {what}: {count} of {calls} calls failed, at {failed:?}");
+        assert!(count <= 20, "{count} of {calls} calls failed: {failed:?}");
+        self.restart(at, "accept: true");
+    }
+}
+
+/// Starts the gateway of west at this place. `links` says how it comes to links with east.
+fn start_west(world: &World, at: usize, endpoint: &Backend, links: &str) -> Gateway {
+    let port = world.west_ports[at];
+    let config = world.west_config(port, &world.west_ports, endpoint.address.port());
+    let of = "endpoints: [{address: 127.0.0.1, identity: \"spiffe://west.example/ns/pay/sa/ratings\"}]";
+    let config = config.replace("endpoints: [{address: 127.0.0.1}]", of).replace("accept: true", links);
+    start(world.west.folder(&[&world.east]), &(config + "drain: {delay: 3s, timeout: 5s}\n"))
+}
+
+/// Stops each of west's gateways in turn, as a rolling update does; then kills one that has a link with east, and one that has
+/// none.
+fn outages(form: &str) {
+    let Some(binary) = envoy() else { return };
+    let mut rig = Rig::new(&binary, form);
+    for at in [0, 1] {
+        let (calls, failed) = rig.under_calls(|| {
+            rig.west[at].signal("TERM");
+            rig.uses(1);
+            let gateway = rig.gateway(at);
+            assert_eq!(
+                (&gateway["state"], &gateway["usable"]),
+                (&"stopping".into(), &false.into()),
+                "{gateway:#}"
+            );
+            connect(rig.address(at));
+            eventually("its listener to close", || {
+                TcpStream::connect(rig.address(at)).is_err().then_some(())
+            });
+            thread::sleep(Duration::from_secs(1));
+        });
+        assert!(
+            failed.is_empty(),
+            "{} of {calls} calls failed while a gateway stops: {failed:?}",
+            failed.len()
+        );
+        rig.west[at].ended();
+        rig.restart(at, "accept: true");
+        eventually("it to be used", || (rig.gateway(at)["state"] == "answers").then_some(()));
+    }
+    rig.kill(1, "that has a link");
+    rig.west[1].kill();
+    rig.uses(1);
+    rig.restart(1, "dial: \"127.0.0.1:9\"");
+    rig.kill(1, "that has no link");
+}
+
+#[test]
+fn the_gateways_of_a_peer_stop_without_a_failed_call_and_die_at_the_cost_of_few() {
+    outages("DELTA_GRPC");
+}
+
+#[test]
+fn the_same_holds_for_an_envoy_that_asks_for_the_state_of_the_world() {
+    outages("GRPC");
+}
