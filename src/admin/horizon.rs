@@ -253,6 +253,7 @@ fn entry(entry: &Entry) -> api::horizon::Entry {
     };
     api::horizon::Entry {
         address: entry.address.to_string(),
+        additional_addresses: entry.others.iter().map(ToString::to_string).collect(),
         kind: kind.to_owned(),
         network: entry.network.to_string(),
         cluster: entry.cluster.to_string(),

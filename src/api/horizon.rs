@@ -47,6 +47,9 @@ pub struct Viewer {
 pub struct Entry {
     /// The address and port.
     pub address: String,
+    /// The other addresses of the endpoint, which the viewer tries if it cannot connect to the first one; absent: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub additional_addresses: Vec<String>,
     /// The kind of entry: `endpoint` or `gateway`.
     pub kind: String,
     /// The network of the endpoint, or the network behind the gateway.
@@ -73,6 +76,7 @@ impl Default for Entry {
         let text = String::new;
         Self {
             address: text(),
+            additional_addresses: Vec::new(),
             kind: text(),
             network: text(),
             cluster: text(),

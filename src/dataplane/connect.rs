@@ -164,21 +164,25 @@ impl Attempts {
 
     /// Returns the failed endpoints and the reasons of their failures, as text for the record of the connection, which another
     /// endpoint has accepted.
-    fn failures(&self) -> Option<Box<str>> {
+    fn failures(&self) -> Option<String> {
         let failed = self.tried().iter().zip(&self.failed);
         let text = |(index, reason): (&u32, &Option<Reason>)| {
             Some(format!("{}: {}", self.candidate(*index as usize).key.address, (*reason)?))
         };
         let texts: Vec<String> = failed.filter_map(text).collect();
-        (!texts.is_empty()).then(|| texts.join(", ").into())
+        (!texts.is_empty()).then(|| texts.join(", "))
+    }
+
+    /// Returns true if the time limit for all attempts together allows another one.
+    fn has_time(&self, core: &Core) -> bool {
+        self.started.elapsed() < core.snapshot().policy.timeouts.connect_total
     }
 
     /// Chooses the next endpoint to try; returns its index among the candidates.
     fn next(&self, core: &Core, entry: &Entry) -> Result<usize, Reason> {
         let last = self.failed.iter().rev().find_map(|reason| *reason);
         if let Some(last) = last
-            && (usize::from(self.count) >= ATTEMPTS_MAX
-                || self.started.elapsed() >= core.snapshot().policy.timeouts.connect_total)
+            && (usize::from(self.count) >= ATTEMPTS_MAX || !self.has_time(core))
         {
             return Err(last);
         }
@@ -203,8 +207,7 @@ pub(crate) async fn connect(
 ) -> Result<Connected, Reason> {
     loop {
         let index = attempts.next(core, entry)?;
-        let candidate = attempts.candidate(index);
-        let (address, encapsulation) = (candidate.key.address, candidate.encapsulation);
+        let encapsulation = attempts.candidate(index).encapsulation;
         let tuning = &attempts.candidates.tuning;
         let timeout = tuning.connect_timeout;
         let header = tuning.header_for(encapsulation);
@@ -212,26 +215,42 @@ pub(crate) async fn connect(
             announce::prepare(core, entry, version);
         }
         let announces = header.is_some();
-        entry.dialled(candidate);
+        entry.dialled(attempts.candidate(index));
         let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);
-        let begun = Instant::now();
-        if let Some(replay) = replay {
-            entry.take_back(std::mem::take(&mut replay.sent));
-        }
-        let dialled = match dial_endpoint(core, entry, address, announces, replay) {
-            Ok(Dialled::Connected(socket)) => Ok(socket),
-            // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
-            Ok(Dialled::Connecting(socket)) => match Box::pin(accepted(entry, socket, timeout)).await {
-                Accepted::Cut(reason) => return Err(reason),
-                Accepted::Failed(reason) => Err(reason),
-                Accepted::Connected(socket) if announces => {
-                    let sent = send_first(&socket, entry, announces, replay);
-                    sent.map(|()| socket).map_err(dial_reason)
+        let count = attempts.candidate(index).addresses().count();
+        let first = in_flight.first_address();
+        let mut tried = 0;
+        let (begun, dialled) = loop {
+            let candidate = attempts.candidate(index);
+            let address = candidate.addresses().nth((first + tried) % count).unwrap_or(candidate.key.address);
+            entry.dialled_at(address);
+            let begun = Instant::now();
+            if let Some(replay) = replay {
+                entry.take_back(std::mem::take(&mut replay.sent));
+            }
+            let dialled = match dial_endpoint(core, entry, address, announces, replay) {
+                Ok(Dialled::Connected(socket)) => Ok(socket),
+                // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
+                Ok(Dialled::Connecting(socket)) => match Box::pin(accepted(entry, socket, timeout)).await {
+                    Accepted::Cut(reason) => return Err(reason),
+                    Accepted::Failed(reason) => Err(reason),
+                    Accepted::Connected(socket) if announces => {
+                        let sent = send_first(&socket, entry, announces, replay);
+                        sent.map(|()| socket).map_err(dial_reason)
+                    }
+                    Accepted::Connected(socket) => Ok(socket),
+                },
+                Err(reason) => Err(reason),
+            };
+            tried += 1;
+            match dialled {
+                Err(reason) if reason != Reason::Internal && tried < count && attempts.has_time(core) => {
+                    in_flight.prefer_address((first + tried) % count);
+                    entry.add_detail(&format!("{address}: {reason}"));
                 }
-                Accepted::Connected(socket) => Ok(socket),
-            },
-            Err(reason) => Err(reason),
+                dialled => break (begun, dialled),
+            }
         };
         match dialled {
             Ok(socket) => {
@@ -249,10 +268,10 @@ pub(crate) async fn connect(
 fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
     let after = attempts.started.elapsed();
     core.local.connected(after);
-    let (mut facts, mut record) = (entry.facts.borrow_mut(), entry.record.borrow_mut());
     if let Some(failures) = attempts.failures() {
-        record.detail = Some(failures);
+        entry.add_detail(&failures);
     }
+    let (mut facts, mut record) = (entry.facts.borrow_mut(), entry.record.borrow_mut());
     record.connect = Some(after);
     if facts.destination.is_none() {
         let destination = core.local.destination(&record);

@@ -230,9 +230,23 @@ impl Entry {
     pub(crate) fn dialled(&self, candidate: &Candidate) {
         let mut record = self.record.borrow_mut();
         record.attempts = record.attempts.saturating_add(1);
-        record.endpoint = Some(candidate.key.address);
         record.endpoint_cluster = Some(candidate.cluster.shared());
         record.endpoint_locality = Some(candidate.locality.shared());
+    }
+
+    /// Records the address of the endpoint that is being dialled.
+    pub(crate) fn dialled_at(&self, address: SocketAddr) {
+        self.record.borrow_mut().endpoint = Some(address);
+    }
+
+    /// Adds a text to the detail of the connection's record.
+    pub(crate) fn add_detail(&self, text: &str) {
+        let mut record = self.record.borrow_mut();
+        let detail = match &record.detail {
+            Some(detail) => format!("{detail}, {text}"),
+            None => text.to_owned(),
+        };
+        record.detail = Some(detail.into());
     }
 
     /// Returns true if this is the entry of a CONNECT stream.

@@ -53,6 +53,8 @@ pub struct Upstreams {
 pub struct Upstream {
     group: Arc<Group>,
     in_flight: AtomicU32,
+    /// The place, among the addresses of the endpoint, of the one that is tried first: the last one that has not failed.
+    address: AtomicUsize,
     /// The number of failures since the endpoint last took a connection.
     failures: AtomicU32,
     /// The end of the ejection, in milliseconds on the clock of [`Upstreams::now`]; 0 if the endpoint is not ejected.
@@ -165,6 +167,16 @@ impl InFlight {
         waited
     }
 
+    /// Returns the place, among the endpoint's addresses, of the one that is tried first.
+    pub(crate) fn first_address(&self) -> usize {
+        self.upstream.address.load(Ordering::Relaxed)
+    }
+
+    /// Records the place of the address that later connections try first.
+    pub(crate) fn prefer_address(&self, place: usize) {
+        self.upstream.address.store(place, Ordering::Relaxed);
+    }
+
     /// Records the time until the endpoint accepted the connection.
     pub(crate) fn connected(&self, after: Duration) {
         self.upstream.connects.record(after);
@@ -245,6 +257,7 @@ impl Upstreams {
             Arc::new(Upstream {
                 group,
                 in_flight: AtomicU32::new(0),
+                address: AtomicUsize::new(0),
                 failures: AtomicU32::new(0),
                 checks_failed: AtomicU32::new(0),
                 unhealthy: AtomicBool::new(false),

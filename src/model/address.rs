@@ -44,7 +44,7 @@ pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
 pub enum Host {
     /// One address.
     Ip(#[serde(deserialize_with = "stored_ip")] IpAddr),
-    /// Several addresses of one endpoint. The endpoint counts once, and the first address of each family is used. An endpoint
+    /// Several addresses of one endpoint. The endpoint counts once, and its addresses are tried in turn. An endpoint
     /// without addresses, such as a peer's, can be reached only through the gateways of its network.
     Ips(#[serde(deserialize_with = "stored_ips")] Arc<[IpAddr]>),
     /// A host name that is resolved to addresses later.

@@ -1,6 +1,6 @@
 //! The endpoints on this network that a route, or a service port and subset, can be connected to.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,8 +26,10 @@ pub fn service_of(group: &str) -> &str {
 /// An endpoint on this gateway's own network, to which connections can be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The key of the endpoint's run-time state.
+    /// The key of the endpoint's run-time state, with its first address.
     pub key: EndpointKey,
+    /// The other addresses of the endpoint, which are tried after the first one; `None` if there are none.
+    pub others: Option<Arc<[IpAddr]>>,
     /// The weight of the endpoint among the candidates of the same level.
     pub weight: Weight,
     /// The health that the registry of the endpoint reports.
@@ -40,6 +42,15 @@ pub struct Candidate {
     pub distance: Distance,
     /// The encapsulation of the CONNECT streams that are passed to the endpoint.
     pub encapsulation: Encapsulation,
+}
+
+impl Candidate {
+    /// Returns the addresses of the endpoint in the order in which they are tried first.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let first = self.key.address;
+        let others = self.others.iter().flat_map(|others| others.iter());
+        std::iter::once(first).chain(others.map(move |ip| SocketAddr::new(*ip, first.port())))
+    }
 }
 
 /// Candidates sorted by preference, with their summed weights.

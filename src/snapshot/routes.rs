@@ -185,6 +185,7 @@ fn candidates_of(
         .iter()
         .map(|ip| Candidate {
             key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, endpoint.port) },
+            others: None,
             weight: endpoint.weight,
             health: Health::Healthy,
             cluster: node.cluster.clone(),

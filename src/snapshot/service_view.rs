@@ -670,6 +670,7 @@ impl WaypointView {
         let group: Arc<str> = format!("{hostname}:waypoint").into();
         let candidate = Candidate {
             key: EndpointKey { group: group.clone(), address: told.address },
+            others: None,
             weight: Weight::ONE,
             health: Health::Healthy,
             cluster: origin.cluster.clone(),
@@ -686,17 +687,20 @@ impl WaypointView {
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
     let own = &site.inputs.policy.node.locality;
     let addresses = here.addresses(site.inputs.resolved);
-    // An endpoint with several addresses in its list is one candidate.
-    let used = if matches!(here.endpoint.host, Host::Ips(_)) { 1 } else { addresses.len() };
-    let addresses = addresses.iter().take(used).map(|ip| SocketAddr::new(*ip, here.port));
-    addresses
-        .filter(|address| {
-            let tunnel = (here.encapsulation() == Encapsulation::Hbone)
-                .then(|| SocketAddr::new(address.ip(), HBONE_PORT));
-            !tunnel.into_iter().chain([*address]).any(|address| site.networks.is_own_gateway(address))
-        })
-        .map(|address| candidate(here, address, group, own))
-        .collect()
+    let addresses = addresses.iter().map(|ip| SocketAddr::new(*ip, here.port));
+    let mut addresses = addresses.filter(|address| {
+        let tunnel =
+            (here.encapsulation() == Encapsulation::Hbone).then(|| SocketAddr::new(address.ip(), HBONE_PORT));
+        !tunnel.into_iter().chain([*address]).any(|address| site.networks.is_own_gateway(address))
+    });
+    if matches!(here.endpoint.host, Host::Ips(_)) {
+        // An endpoint with several addresses in its list is one candidate.
+        let Some(first) = addresses.next() else { return Vec::new() };
+        let others: Arc<[IpAddr]> = addresses.map(|address| address.ip()).collect();
+        let others = Some(others).filter(|others| !others.is_empty());
+        return vec![Candidate { others, ..candidate(here, first, group, own) }];
+    }
+    addresses.map(|address| candidate(here, address, group, own)).collect()
 }
 
 fn candidate(
@@ -707,6 +711,7 @@ fn candidate(
 ) -> Candidate {
     Candidate {
         key: EndpointKey { group: group.clone(), address },
+        others: None,
         weight: endpoint.endpoint.weight,
         health: endpoint.endpoint.health,
         cluster: endpoint.origin.cluster.clone(),

@@ -214,6 +214,7 @@ pub fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Listing {
 pub fn candidate(port: u16, weight: u32, health: Health, distance: Distance) -> Candidate {
     Candidate {
         key: EndpointKey { group: "g".into(), address: SocketAddr::from(([10, 0, 0, 1], port)) },
+        others: None,
         weight: Weight::new(weight).expect("not 0"),
         health,
         cluster: ClusterId::default(),

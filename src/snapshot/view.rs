@@ -4,6 +4,7 @@
 //! No other module decides which endpoints a viewer gets; xDS, `horizon` and the tests all call this one. The result depends
 //! only on the arguments: equal arguments give equal entries in the same order.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -146,6 +147,8 @@ pub struct Assignment {
 pub struct Entry {
     /// The address and port to which the viewer connects.
     pub address: SocketAddr,
+    /// The other addresses of an endpoint to which the viewer can connect, at the same port.
+    pub others: Box<[IpAddr]>,
     /// The kind of the address's owner: an endpoint or a gateway.
     pub kind: EntryKind,
     /// The network of the endpoint, or the network behind the gateway.
@@ -397,19 +400,19 @@ impl Horizon<'_> {
         if addresses.is_empty() {
             return Err(ExclusionReason::NoAddress);
         }
-        let given: &[IpAddr] = match endpoint.endpoint.host {
-            // An endpoint with a list of addresses becomes one entry, with the first address to which the viewer can connect.
+        // An endpoint with a list of addresses becomes one entry, with the addresses to which the viewer can connect. As on the data
+        // path, a host name yields one entry for each of its addresses, and each entry has the whole weight.
+        let (given, others) = match endpoint.endpoint.host {
             Host::Ips(_) => {
-                let usable = addresses.iter().position(|ip| self.viewer.families.has(*ip));
-                usable.map_or(&[], |at| &addresses[at..=at])
+                let mut usable = addresses.iter().copied().filter(|ip| self.viewer.families.has(*ip));
+                (Cow::Owned(usable.next().into_iter().collect()), usable.collect())
             }
-            // As on the data path, a host name yields one entry for each of its addresses, and each entry has the whole weight.
-            Host::Ip(_) | Host::Name(_) => &addresses,
+            Host::Ip(_) | Host::Name(_) => (addresses, Box::default()),
         };
         if given.is_empty() {
             return Err(ExclusionReason::NoAddress);
         }
-        for ip in given {
+        for ip in given.iter() {
             let address = SocketAddr::new(*ip, endpoint.port);
             // If two registries list the same address, there is one endpoint, with the properties in the earlier registry. If
             // one cluster lists an address several times, the properties of the healthiest entry apply, as on the data path.
@@ -421,6 +424,7 @@ impl Horizon<'_> {
             }
             let entry = Entry {
                 address,
+                others: others.clone(),
                 kind: EntryKind::Endpoint,
                 network: endpoint.network.clone(),
                 cluster: endpoint.origin.cluster.clone(),
@@ -506,6 +510,7 @@ impl Horizon<'_> {
             for address in way.addresses() {
                 let entry = self.gateways.entry(address).or_insert_with(|| Entry {
                     address,
+                    others: Box::default(),
                     kind: EntryKind::Gateway,
                     network: network.clone(),
                     cluster: way.entry.gateway.cluster.clone(),
@@ -532,6 +537,7 @@ impl Horizon<'_> {
             }
         }
         let mut entries: Vec<Entry> = all.into_values().collect();
+        name_once(&mut entries);
         give_weights(&mut entries);
         if self.prefers_near {
             put_first(&mut entries, &self.viewer.network);
@@ -543,6 +549,18 @@ impl Horizon<'_> {
             reason,
         });
         Assignment { entries, excluded: excluded.collect() }
+    }
+}
+
+/// Leaves out further addresses that another entry has, because gRPC refuses an assignment with an address twice.
+fn name_once(entries: &mut [Entry]) {
+    if entries.iter().all(|entry| entry.others.is_empty()) {
+        return;
+    }
+    let mut known: BTreeSet<SocketAddr> = entries.iter().map(|entry| entry.address).collect();
+    for entry in entries {
+        let is_new = |ip: &IpAddr| known.insert(SocketAddr::new(*ip, entry.address.port()));
+        entry.others = entry.others.iter().copied().filter(is_new).collect();
     }
 }
 

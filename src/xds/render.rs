@@ -2,7 +2,7 @@
 //! identities in a cluster for Envoy, which [`SanHistory`] keeps.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -410,9 +410,13 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
     };
     let metadata = (entry.tls == TlsMode::Mesh)
         .then(|| core::Metadata { filter_metadata: [(TRANSPORT_MATCH.to_owned(), mesh_mode())].into() });
+    let other = |ip: &IpAddr| endpoint::endpoint::AdditionalAddress {
+        address: Some(address(SocketAddr::new(*ip, entry.address.port()))),
+    };
     endpoint::LbEndpoint {
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
             address: Some(address(entry.address)),
+            additional_addresses: entry.others.iter().map(other).collect(),
             ..endpoint::Endpoint::default()
         })),
         health_status: health.into(),

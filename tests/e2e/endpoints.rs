@@ -58,6 +58,66 @@ fn a_dead_endpoint_loses_no_call() {
     eventually("it is let back", || (!ejected(&gateway)).then_some(()));
 }
 
+/// An endpoint with two addresses, of which the first refuses connections: as a pod of both families whose application
+/// listens on IPv4 alone.
+#[test]
+fn an_endpoint_is_tried_at_its_next_address_if_the_first_one_fails() {
+    let good = good();
+    let port = good.address.port();
+    let refused = format!("127.0.0.9:{port}");
+    let config = |addresses: &str| {
+        format!(
+            "listen: \"127.0.0.1:0\"\nroutes: {{two.test: {{service: a.shop.svc.cluster.local, port: 443}}}}\n\
+             defaults: {{health: {{interval: 200ms}}}}\n\
+             services: [{{hostname: a.shop.svc.cluster.local, namespace: shop, ports: [{{name: tls, port: 443, targetPort: {port}, \
+             protocol: TLS}}], endpoints: [{{addresses: [{addresses}]}}]}}]\n"
+        )
+    };
+    let gateway = Gateway::start(&config("127.0.0.9, 127.0.0.1"));
+    let answers = || {
+        let mut stream = tls(gateway.listener("default"), "two.test").expect("a handshake");
+        assert_eq!(call(&mut stream, "x").expect("an answer"), "good:x");
+    };
+    let logged = |count: usize| {
+        let lines = eventually("the calls", || {
+            let lines = gateway.access_log();
+            (lines.len() == count).then_some(lines)
+        });
+        lines
+            .into_iter()
+            .map(|line| (line["endpoint"].clone(), line["attempts"].clone(), line["detail"].clone()))
+    };
+    answers();
+    let at = good.address.to_string();
+    let detail = format!("{refused}: endpoint_refused");
+    let expected = [(at.clone().into(), 1.into(), detail.into()), (at.clone().into(), 1.into(), ().into())];
+    eventually("the first call", || (gateway.access_log().len() == 1).then_some(()));
+    // The address that works is tried first from then on.
+    answers();
+    assert_eq!(logged(2).collect::<Vec<_>>(), expected);
+    // Each address is checked, and one that works is enough.
+    let checked = |is_healthy: bool| {
+        eventually("the checks", || {
+            let healthy = gateway.metric("isthmus_endpoint_healthy", &["a.shop.svc.cluster.local"]);
+            (healthy == f64::from(u8::from(is_healthy))).then_some(())
+        });
+    };
+    checked(true);
+    gateway.reload(&config("127.0.0.9, 127.0.0.8"));
+    checked(false);
+    assert_eq!(gateway.json("/api/v1/endpoints")[0]["state"], "unhealthy");
+    // All addresses of the endpoint have failed.
+    tls(gateway.listener("default"), "two.test").expect_err("refused");
+    let last = logged(3).last().expect("a line");
+    assert_eq!(
+        (&last.1, last.2.as_str().is_some_and(|detail| detail.contains("127.0.0."))),
+        (&1.into(), true)
+    );
+    gateway.reload(&config("127.0.0.8, 127.0.0.1"));
+    checked(true);
+    answers();
+}
+
 #[test]
 fn an_endpoint_that_accepts_and_says_nothing_is_named_while_a_client_waits() {
     let backend = Backend::start(|mut stream| {

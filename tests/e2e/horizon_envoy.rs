@@ -525,3 +525,21 @@ fn envoy_reaches_endpoints_outside_the_mesh_as_they_are() {
     assert_eq!(marks, ["east:", "east:", "west:", "west:"]);
     assert_eq!(far.accepted(), 2);
 }
+
+#[test]
+fn an_envoy_reaches_a_neighbour_at_its_second_address() {
+    let Some(binary) = envoy() else { return };
+    let near = endpoint("east", SERVER_ID);
+    let east = checkout(&[told(&near, "east/a", 1)]);
+    // Nothing listens at the first address, as in a pod of both families whose application listens on one.
+    let both = east.replace("{address: 127.0.0.1, ", "{addresses: [127.0.0.9, 127.0.0.1], ");
+    assert_ne!(both, east);
+    let mesh = Mesh::start(&binary, &both, "  []\n", &["checkout"]);
+    let path = "/api/v1/horizon?network=net-east&cluster=east&service=checkout.shop.svc.cluster.local";
+    let entry = mesh.control.json(path)["entries"][0].clone();
+    assert_eq!(entry["address"], format!("127.0.0.9:{}", near.address.port()), "{entry}");
+    assert_eq!(entry["additional_addresses"], serde_json::json!(["127.0.0.1"]), "{entry}");
+    let listener = mesh.envoy.listener("checkout");
+    eventually("an answer", || call_once(listener).endpoint.is_ok().then_some(()));
+    assert_eq!(counted(listener, 20).get("east"), Some(&20));
+}

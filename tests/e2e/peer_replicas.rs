@@ -2,19 +2,21 @@
 //! obeys its roots, whichever address the operator has written down.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::dns::{query, read_head};
 use crate::federation::weighs;
 use crate::support::backend::Backend;
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::organisation::{Organisation, free_port, start, write};
 use crate::support::pki::Pki;
+use crate::support::{PATIENCE, eventually};
 
 const RATINGS: &str = "ratings.pay.west.global";
 
@@ -139,6 +141,62 @@ fn each_replica_has_a_link_with_each_replica_though_one_address_is_known() {
         let is_refused = down["problem"].as_str().is_some_and(|problem| problem.contains("refused"));
         (is_refused && down["address"] == loopback(world.west_ports[0]).to_string()).then_some(())
     });
+}
+
+/// Returns true if a replica of east answers a DNS query for west's service with an address, and gives its clients the gateways
+/// with the weight behind them.
+fn knows_ratings(gateway: &Gateway) -> bool {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    socket.send_to(&query(7, RATINGS, 1), gateway.listener("dns")).expect("sent");
+    let mut answer = [0; 512];
+    let length = socket.recv(&mut answer).expect("an answer");
+    let path = format!("/api/v1/horizon?network=net-east&cluster=east&service={RATINGS}");
+    let horizon: Value = serde_json::from_str(&gateway.get(&path).1).expect("JSON");
+    let entries = horizon["entries"].as_array().cloned().unwrap_or_default();
+    let weight: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();
+    read_head(&answer[..length]) == (7, 0, 1) && (weight - 1.0).abs() < 1e-9
+}
+
+#[test]
+fn names_and_endpoints_stay_while_each_replica_is_killed() {
+    let world = World::new();
+    let start_west = |at: usize| {
+        let config = world.west_config(world.west_ports[at], &world.west_ports, 80);
+        start(world.west.folder(&[&world.east]), &config)
+    };
+    let start_east = |at: usize| {
+        let config = world.east_config(loopback(world.west_ports[0]), world.east_ports[at]);
+        let names = "dnsServer: {bind: \"127.0.0.1:0\", zones: [global]}\n";
+        start(world.east.folder(&[&world.west]), &(config + names))
+    };
+    let mut west = [start_west(0), start_west(1)];
+    let mut east = [start_east(0), start_east(1)];
+    let all_linked = |west: &[Gateway], east: &[Gateway]| {
+        west.iter().chain(east).for_each(|gateway| drop(linked(gateway, 2)));
+        for gateway in east {
+            eventually("the service to be known", || knows_ratings(gateway).then_some(()));
+        }
+    };
+    // For longer than `expireAfter`.
+    let stays = |east: &[&Gateway]| {
+        let until = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < until {
+            east.iter().for_each(|gateway| assert!(knows_ratings(gateway), "the service is gone"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    all_linked(&west, &east);
+    for at in [0, 1] {
+        west[at].kill();
+        stays(&[&east[0], &east[1]]);
+        west[at] = start_west(at);
+        all_linked(&west, &east);
+        east[at].kill();
+        stays(&[&east[1 - at]]);
+        east[at] = start_east(at);
+        all_linked(&west, &east);
+    }
 }
 
 #[test]

@@ -179,13 +179,26 @@ impl Checker {
         for _ in 0..self.places().saturating_sub(self.running.len()).min(AT_ONCE) {
             let Some(due) = self.schedule.begin(until) else { return };
             let address = due.address;
-            if self.around.own.is_own(address) || self.reader.held().networks().is_own_gateway(address) {
-                // A client's connection to this address would end with the same reason.
-                self.end(address, Err(Reason::EndpointUnreachable));
-            } else {
-                let check = async move { (address, dial(address, due.timeout, due.greeting).await) };
-                self.running.push(Box::pin(check));
-            }
+            let others = due.others.iter().flat_map(|others| others.iter());
+            let addresses = std::iter::once(address.ip()).chain(others.copied());
+            let networks = self.reader.held().networks();
+            let addresses: Vec<SocketAddr> = addresses
+                .map(|ip| SocketAddr::new(ip, address.port()))
+                .filter(|address| !self.around.own.is_own(*address) && !networks.is_own_gateway(*address))
+                .collect();
+            let check = async move {
+                // A client's connection to an address of this gateway would end with this reason.
+                let mut result = Err(Reason::EndpointUnreachable);
+                // An endpoint is as healthy as the healthiest of its addresses.
+                for one in addresses {
+                    result = dial(one, due.timeout, due.greeting).await;
+                    if result.is_ok() {
+                        break;
+                    }
+                }
+                (address, result)
+            };
+            self.running.push(Box::pin(check));
         }
     }
 

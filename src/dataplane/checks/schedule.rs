@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,13 +29,17 @@ pub(super) struct User {
     pub(super) check: HealthCheck,
     /// The bytes that the endpoints expect first: a PROXY header, or nothing.
     pub(super) greeting: &'static [u8],
+    /// The other addresses of the endpoint; `None` if it has one.
+    pub(super) others: Option<Arc<[IpAddr]>>,
 }
 
 /// A check that is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The address of the endpoint.
+    /// The first address of the endpoint.
     pub(super) address: SocketAddr,
+    /// The other addresses of the endpoint.
+    pub(super) others: Option<Arc<[IpAddr]>>,
     /// The longest time that the check may take.
     pub(super) timeout: Duration,
     /// The bytes to send once the endpoint has accepted the connection.
@@ -193,7 +197,8 @@ impl Schedule {
         known.running = true;
         let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
         let (timeout, greeting) = (check.timeout.min(check.interval), greeting.unwrap_or_default());
-        Some(Due { address, timeout, greeting })
+        let others = known.users.iter().find_map(|user| user.others.clone());
+        Some(Due { address, others, timeout, greeting })
     }
 
     /// Records the result of a check; [`Reason::Internal`] says nothing about the endpoint. Returns findings if they may
@@ -266,7 +271,7 @@ mod tests {
     };
 
     fn user(group: &str) -> User {
-        User { group: group.into(), check: CHECK, greeting: &[] }
+        User { group: group.into(), check: CHECK, greeting: &[], others: None }
     }
 
     fn address(port: u16) -> SocketAddr {

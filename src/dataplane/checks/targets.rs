@@ -149,6 +149,7 @@ fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
         group: candidate.key.group.clone(),
         check,
         greeting: greeting_of(tuning, candidate),
+        others: candidate.others.clone(),
     };
     tuning.health.into_iter().flat_map(move |check| {
         candidates.endpoints().iter().map(move |candidate| (candidate.key.address, user(candidate, check)))

@@ -445,6 +445,24 @@ fn a_neighbours_name_stands_for_all_its_addresses_with_the_whole_weight_each() {
 }
 
 #[test]
+fn an_endpoint_with_several_addresses_is_one_entry_and_no_address_is_named_twice() {
+    let ips = |all: &[&str]| {
+        let all: Vec<IpAddr> = all.iter().map(|ip| ip.parse().expect("legal")).collect();
+        Endpoint { host: Host::Ips(all.into()), ..endpoint("10.2.0.9", 1) }
+    };
+    let endpoints =
+        vec![ips(&["10.2.0.1", "fd00::1", "10.2.0.3"]), ips(&["10.2.0.2", "10.2.0.3", "10.2.0.1"])];
+    let mesh = west(Vec::new(), endpoints);
+    let others = |families| {
+        let assignment = seen(&mesh, &Viewer { families, ..viewer("west", "c") });
+        let text = |entry: &Entry| format!("{} {:?}", entry.address.ip(), entry.others);
+        assignment.entries.iter().map(text).collect::<Vec<_>>()
+    };
+    assert_eq!(others(Families::Both), ["10.2.0.1 [fd00::1, 10.2.0.3]", "10.2.0.2 []"]);
+    assert_eq!(others(Families::V4), ["10.2.0.1 [10.2.0.3]", "10.2.0.2 []"]);
+}
+
+#[test]
 fn the_largest_weights_are_scaled() {
     let all = vec![endpoint("10.2.0.1", u32::MAX), endpoint("10.2.0.2", u32::MAX)];
     let mut mesh = west(vec![gateway("192.0.2.1", u32::MAX), gateway("192.0.2.2", u32::MAX)], all);
