@@ -1,8 +1,9 @@
-//! A registry in a file, or in a folder of files.
+//! A registry in a file, or in a folder of files. `parts`: the services of each file.
 
-use std::collections::btree_map::Entry;
+mod parts;
+
 use std::convert::Infallible;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +11,12 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use self::parts::{Found, Parts};
 use super::registry::{Changes, Closed, Registry};
-use super::spec::{RegistryKind, RegistrySpec};
-use isthmus_document::services::read_registry;
-use isthmus_files::file::{self, FileFault};
+use super::spec::RegistrySpec;
 use isthmus_files::reading::{ReadError, Readings};
-use isthmus_files::watch::FileWatch;
-use isthmus_model::service::{Service, ServiceKey};
+use isthmus_files::watch::{FileStates, FileWatch};
+use isthmus_model::service::Service;
 use isthmus_snapshot::change::{Change, Item, Key};
 use isthmus_snapshot::listing::Listing;
 use isthmus_tasks::background;
@@ -34,20 +34,12 @@ const READINGS: usize = 3;
 const UNSETTLED: Duration = Duration::from_secs(2);
 /// The time until the next attempt if too many reads hang.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The largest total size of a registry's files, in bytes.
-const BYTES_MAX: u64 = 256 << 20;
-/// Reads all files of a registry after each change, and sends the differences.
+
+/// Reads the changed files of a registry after each change, and sends the differences.
 #[derive(Clone, Debug)]
 pub struct FileRegistry {
     spec: RegistrySpec,
     path: PathBuf,
-}
-
-/// The content of one file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Text {
-    path: PathBuf,
-    text: String,
 }
 
 /// Services in order of key. A map would repeat the keys.
@@ -61,64 +53,10 @@ impl FileRegistry {
 
     /// Reads and parses all files; the errors are lines of text. Blocks.
     pub fn read(&self) -> Result<Listing, Vec<String>> {
-        let Found { texts, problems } = self.texts()?;
-        self.understand(&texts, problems)
-    }
-
-    /// Reads the files that can be read. Blocks as long as the file system does.
-    fn texts(&self) -> Result<Found, Vec<String>> {
-        let mut found = Found::default();
-        let mut left = BYTES_MAX;
-        for path in self.files().map_err(|problem| vec![problem])? {
-            let text = match file::read(&path, left) {
-                Ok(bytes) => {
-                    String::from_utf8(bytes).map_err(|_| "cannot be read: it is not UTF-8".to_owned())
-                }
-                Err(FileFault::TooLarge(_)) if left < BYTES_MAX => {
-                    Err(format!("the files of this directory exceed {} MiB together", BYTES_MAX >> 20))
-                }
-                Err(fault) => Err(fault.to_string()),
-            };
-            match text {
-                Ok(text) => {
-                    left = left.saturating_sub(text.len() as u64);
-                    found.texts.push(Text { path, text });
-                }
-                Err(problem) => found.problems.push(format!("{}: {problem}", path.display())),
-            }
-        }
-        Ok(found)
-    }
-
-    /// Returns the file, or the `*.yaml`, `*.yml` and `*.json` of the folder in order of name.
-    fn files(&self) -> Result<Vec<PathBuf>, String> {
-        if !self.path.is_dir() {
-            return Ok(vec![self.path.clone()]);
-        }
-        let cannot = |error: std::io::Error| format!("{}: cannot be listed: {error}", self.path.display());
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(&self.path).map_err(cannot)? {
-            let path = entry.map_err(cannot)?.path();
-            if RegistryKind::is_file_in_folder(&path) {
-                files.push(path);
-            }
-        }
-        files.sort();
-        Ok(files)
-    }
-
-    /// Parses all texts; returns the services unless there are problems.
-    fn understand(&self, texts: &[Text], mut problems: Vec<String>) -> Result<Listing, Vec<String>> {
-        let (cluster, network) = (&self.spec.cluster, &self.spec.network);
-        let mut listing =
-            Listing { cluster: cluster.clone(), network: network.clone(), ..Listing::default() };
-        for Text { path, text } in texts {
-            match read_registry(path, text, cluster, network) {
-                Ok(part) => join(&mut listing, part, path, &mut problems),
-                Err(found) => problems.extend(found.iter().map(ToString::to_string)),
-            }
-        }
-        if problems.is_empty() { Ok(listing) } else { Err(problems) }
+        let found = Found::below(&self.path, &FileStates::default(), &Parts::default())?;
+        let services = found.parse(&self.spec.cluster, &self.spec.network, &[]).joined()?;
+        let services = services.iter().map(|service| (service.key.clone(), service.clone())).collect();
+        Ok(Listing { cluster: self.spec.cluster.clone(), network: self.spec.network.clone(), services })
     }
 }
 
@@ -132,6 +70,7 @@ impl Registry for FileRegistry {
             watch: FileWatch::new(vec![self.path.clone()]),
             readings: Readings::new(READINGS),
             registry: *self,
+            parts: Arc::default(),
             last: None,
         };
         // Ends when the receiver of changes is gone.
@@ -141,56 +80,37 @@ impl Registry for FileRegistry {
     }
 }
 
-/// Adds the services of another file; a service in two files is an error.
-fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<String>) {
-    for (key, service) in part.services {
-        match listing.services.entry(key) {
-            Entry::Vacant(free) => drop(free.insert(service)),
-            Entry::Occupied(taken) => {
-                let key = taken.key();
-                problems.push(format!(
-                    "{}: the service {key} is already in another file of this directory",
-                    file.display()
-                ));
-            }
-        }
-    }
-}
-
-/// Returns the changes from one listing to another, in one batch. Both lists are in order of key.
-fn changes_between(last: Option<&[Arc<Service>]>, next: &mut [Arc<Service>]) -> Vec<Change> {
+/// Returns the changes from one list to another, in one batch. Both lists are in order of key, and share equal services.
+fn changes_between(last: Option<&[Arc<Service>]>, next: &[Arc<Service>]) -> Vec<Change> {
+    let put = |service: &Arc<Service>| Change::Put(Item::Service(service.clone()));
     let Some(last) = last else {
-        let items = next.iter().map(|service| Change::Put(Item::Service(service.clone())));
-        return std::iter::once(Change::Begin).chain(items).chain([Change::Complete]).collect();
+        return std::iter::once(Change::Begin)
+            .chain(next.iter().map(put))
+            .chain([Change::Complete])
+            .collect();
     };
-    let place = |services: &[Arc<Service>], key: &ServiceKey| {
-        services.binary_search_by(|service| service.key.cmp(key)).ok()
-    };
-    let mut changes = Vec::new();
-    for service in next.iter_mut() {
-        match place(last, &service.key).filter(|at| last[*at] == *service) {
-            // An equal service is shared, so that it is in memory only once.
-            Some(at) => *service = last[at].clone(),
-            None => changes.push(Change::Put(Item::Service(service.clone()))),
+    let (mut puts, mut removals) = (Vec::new(), Vec::new());
+    let mut old = last.iter().peekable();
+    let mut gone = |service: &Arc<Service>| removals.push(Change::Remove(Key::Service(service.key.clone())));
+    for service in next {
+        while let Some(before) = old.next_if(|old| old.key < service.key) {
+            gone(before);
+        }
+        let known = old.next_if(|old| old.key == service.key);
+        if !known.is_some_and(|known| Arc::ptr_eq(known, service)) {
+            puts.push(put(service));
         }
     }
-    let gone = last.iter().filter(|service| place(next, &service.key).is_none());
-    changes.extend(gone.map(|service| Change::Remove(Key::Service(service.key.clone()))));
-    changes
-}
-
-/// The contents of a registry's files, and the problems of the files that cannot be read.
-#[derive(Debug, Default)]
-struct Found {
-    texts: Vec<Text>,
-    problems: Vec<String>,
+    old.for_each(gone);
+    puts.extend(removals);
+    puts
 }
 
 /// The result of an attempt to read a registry.
 enum Outcome {
     /// The services, and the changes since they were read last.
     Good(Services, Vec<Change>),
-    /// The mistakes of the files, a line each. The second value is true if the files changed during the read.
+    /// The mistakes of the files, a line each. The second value is true if the files have changed since they were read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
     ReadError(ReadError),
@@ -201,6 +121,8 @@ struct Follower {
     registry: FileRegistry,
     watch: FileWatch,
     readings: Readings,
+    /// The files as they were read last.
+    parts: Arc<Parts>,
     /// The services that were sent to the aggregator last; `None` before the first listing.
     last: Option<Services>,
 }
@@ -209,14 +131,17 @@ impl Follower {
     /// Reads the registry whenever it changes, and sends the differences.
     async fn follow(mut self, changes: Changes) -> Result<Infallible, Closed> {
         let (mut bad_since, mut has_failed) = (None, false);
+        // True if the watch has just checked the files.
+        let mut is_checked = false;
         loop {
-            let (problems, changing, unread) = match self.read().await {
+            let (problems, changing, unread) = match self.read(std::mem::take(&mut is_checked)).await {
                 Outcome::Good(services, mut batch) => {
                     bad_since = None;
                     self.last = Some(services);
                     batch.extend(std::mem::take(&mut has_failed).then_some(Change::Readable));
                     changes.send(batch).await?;
                     self.watch.changed().await;
+                    is_checked = true;
                     continue;
                 }
                 Outcome::Bad(problems, changing) => (problems, changing, None),
@@ -242,16 +167,18 @@ impl Follower {
         }
     }
 
-    async fn read(&mut self) -> Outcome {
+    /// Reads the files that have changed since the last read. `is_checked` is true if the watch has just checked the files.
+    async fn read(&mut self, is_checked: bool) -> Outcome {
         // Fails only if the semaphore is closed, which never happens.
         let turn = TURNS.acquire().await;
         let begun = Instant::now();
-        let (registry, before) = (self.registry.clone(), self.watch.seen().clone());
+        let (path, before, known) =
+            (self.registry.path.clone(), self.watch.seen().clone(), self.parts.clone());
         // The state of the files is taken before the read, so that changes during the read are seen.
         let files = self.readings.read(READ_WITHIN, move || {
-            let (seen, found) = (before.now(), registry.texts());
-            let changing = seen.now() != seen;
-            (seen, found, changing)
+            let seen = if is_checked { before } else { before.now() };
+            let found = Found::below(&path, &seen, &known);
+            (seen, found)
         });
         let mut files = pin!(files);
         let (turn, read) = match timeout(TURN, &mut files).await {
@@ -262,27 +189,42 @@ impl Follower {
                 (TURNS.acquire().await, read)
             }
         };
-        let (seen, found, changing) = match read {
+        let (seen, found) = match read {
             Ok(read) => read,
             Err(unread) => return Outcome::ReadError(unread),
         };
-        let (registry, last) = (self.registry.clone(), self.last.clone());
+        let (spec, last) = (self.registry.spec.clone(), self.last.clone());
         let parse = move || {
-            let listing = found.and_then(|Found { texts, problems }| registry.understand(&texts, problems));
-            match listing {
-                Ok(listing) => {
-                    let mut services: Vec<_> = listing.services.into_values().collect();
-                    let changes = changes_between(last.as_deref(), &mut services);
-                    Outcome::Good(services.into(), changes)
-                }
-                Err(problems) => Outcome::Bad(problems, changing),
-            }
+            let parts = found
+                .map(|found| found.parse(&spec.cluster, &spec.network, last.as_deref().unwrap_or_default()));
+            let services = parts.as_ref().map_err(Clone::clone).and_then(Parts::joined);
+            let changes = services.map(|next| {
+                let changes = changes_between(last.as_deref(), &next);
+                (next, changes)
+            });
+            (parts.unwrap_or_default(), changes)
         };
-        let outcome = background::run(parse).await;
+        let parsed = background::run(parse).await;
         drop(turn);
         tracing::debug!(registry = &*self.registry.spec.name, took = ?begun.elapsed(), "registry parsed");
+        let outcome = match parsed {
+            Ok((parts, changes)) => {
+                self.parts = Arc::new(parts);
+                match changes {
+                    Ok((services, changes)) => Outcome::Good(services, changes),
+                    Err(problems) => Outcome::Bad(problems, self.differs_from(&seen).await),
+                }
+            }
+            Err(_) => Outcome::ReadError(ReadError::Panicked),
+        };
         self.watch.was_read(seen, begun.elapsed());
-        outcome.unwrap_or(Outcome::ReadError(ReadError::Panicked))
+        outcome
+    }
+
+    /// Returns true if the files have changed since these states.
+    async fn differs_from(&self, seen: &FileStates) -> bool {
+        let before = seen.clone();
+        self.readings.read(READ_WITHIN, move || before.now() != before).await.unwrap_or(false)
     }
 
     /// Waits until another attempt may succeed: a read that hung has ended, or the files have changed.

@@ -63,7 +63,7 @@ struct PathState {
 }
 
 /// The device, inode, size, and time of the last change (seconds, nanoseconds).
-type FileStamp = (u64, u64, u64, i64, i64);
+pub type FileStamp = (u64, u64, u64, i64, i64);
 
 /// Files and folders with their states at the last check; `None` if a path has not been checked yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,17 @@ impl FileStates {
     #[must_use]
     pub fn now(&self) -> Self {
         Self(self.0.keys().map(|path| (path.clone(), Some(stamp(path)))).collect())
+    }
+
+    /// Returns the state of a watched file; `None` if it is not a file, or was not checked.
+    pub fn stamp_of(&self, path: &Path) -> Option<FileStamp> {
+        self.0.get(path)?.as_ref()?.file
+    }
+
+    /// Returns the entries of a watched folder in order of name, with their states; none if the folder was not checked.
+    pub fn entries_of(&self, folder: &Path) -> &[(PathBuf, Option<FileStamp>)] {
+        let state = self.0.get(folder).and_then(Option::as_ref);
+        state.map(|state| &*state.entries).unwrap_or_default()
     }
 
     /// Returns true if a path that was a file in `before` is not a file here.
@@ -195,8 +206,10 @@ impl FileWatch {
     }
 
     async fn now(&self) -> Result<FileStates, ReadError> {
-        let seen = self.seen.clone();
-        self.looks.read(CHECK_WITHIN, move || seen.now()).await
+        let paths: Vec<PathBuf> = self.seen.0.keys().cloned().collect();
+        let states =
+            || FileStates(paths.into_iter().map(|path| (path.clone(), Some(stamp(&path)))).collect());
+        self.looks.read(CHECK_WITHIN, states).await
     }
 
     fn outdate(&mut self) {
@@ -277,18 +290,18 @@ impl FileWatch {
 }
 
 fn stamp(path: &Path) -> PathState {
-    let mut entries = Vec::new();
-    if path.is_dir()
-        && let Ok(list) = std::fs::read_dir(path)
-    {
-        entries =
-            list.filter_map(Result::ok).map(|entry| (entry.path(), file_stamp(&entry.path()))).collect();
-        entries.sort();
+    if !path.is_dir() {
+        return PathState { file: file_stamp(path), entries: Vec::new() };
     }
     // The times of a folder also change when a file in it changes that is not watched, so a folder is compared by its entries
     // only.
-    let file = if path.is_dir() { None } else { file_stamp(path) };
-    PathState { file, entries }
+    let list = std::fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
+    let stamped = |path: PathBuf| (file_stamp(&path), path);
+    let mut entries: Vec<_> =
+        list.map(|entry| stamped(entry.path())).map(|(stamp, path)| (path, stamp)).collect();
+    // Paths would be compared component by component.
+    entries.sort_by(|(one, _), (other, _)| one.as_os_str().cmp(other.as_os_str()));
+    PathState { file: None, entries }
 }
 
 fn file_stamp(path: &Path) -> Option<FileStamp> {
