@@ -261,6 +261,15 @@ fn read_identity(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityF
     Identity::parse(uri).map_err(IdentityFault::Illegal)
 }
 
+/// Returns true if a certificate is that of an authority with name constraints for URIs (RFC 5280, section 4.2.1.10).
+pub(super) fn limits_uris(certificate: &CertificateDer<'_>) -> bool {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return false };
+    let Ok(Some(constraints)) = parsed.name_constraints() else { return false };
+    let subtrees = [&constraints.value.permitted_subtrees, &constraints.value.excluded_subtrees];
+    let mut subtrees = subtrees.into_iter().flatten().flatten();
+    subtrees.any(|subtree| matches!(subtree.base, GeneralName::URI(_)))
+}
+
 /// Returns the validity of a certificate; `None` if the certificate is malformed.
 pub fn validity_of(certificate: &CertificateDer<'_>) -> Option<Validity> {
     X509Certificate::from_der(certificate).ok().map(|(_, parsed)| validity(&parsed))

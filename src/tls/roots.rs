@@ -15,7 +15,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::certificate::pem;
+use super::certificate::{limits_uris, pem};
 use super::pinned::{Hash, sha256};
 use super::server::provider;
 use super::status::{SourceStatus, trust_of};
@@ -368,7 +368,8 @@ pub(super) fn shared<'a>(
 }
 
 /// Returns the fault of a file that contains a peer's roots: a certificate in the file is not that of an authority (often it is
-/// that of a gateway), or all roots in the file have expired. An expired root beside a valid one is no fault.
+/// that of a gateway), or has name constraints for URIs, or all roots in the file have expired. An expired root beside a valid
+/// one is no fault.
 pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Option<String> {
     let mut expired = None;
     let mut has_valid = false;
@@ -379,6 +380,9 @@ pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Opt
         };
         if !parsed.is_ca() {
             return Some(no_authority(number, &parsed, "peer"));
+        }
+        if limits_uris(root) {
+            return Some(constrained(number, &parsed));
         }
         let until =
             UNIX_EPOCH + Duration::from_secs(parsed.validity().not_after.timestamp().try_into().unwrap_or(0));
@@ -393,18 +397,29 @@ pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Opt
     })
 }
 
-/// Returns the fault of a file that contains roots of this mesh: a certificate in the file was issued by an authority and is not
-/// that of an authority itself. Roots are not asked for the CA bit when a certificate is verified (webpki takes the name and key
-/// of any certificate as a trust anchor), so a self-signed certificate without it verifies at least itself.
+/// Returns the fault of a file that contains roots of this mesh: a certificate in the file has name constraints for URIs, or was
+/// issued by an authority and is not that of an authority itself. Roots are not asked for the CA bit when a certificate is
+/// verified (webpki takes the name and key of any certificate as a trust anchor), so a self-signed certificate without it
+/// verifies at least itself.
 pub(super) fn unfit(roots: &[CertificateDer<'static>]) -> Option<String> {
     roots.iter().enumerate().find_map(|(at, root)| {
         let number = at + 1;
         let Ok((_, parsed)) = X509Certificate::from_der(root) else {
             return Some(format!("certificate {number} cannot be read"));
         };
+        if limits_uris(root) {
+            return Some(constrained(number, &parsed));
+        }
         let is_root = parsed.is_ca() || parsed.subject() == parsed.issuer();
         (!is_root).then(|| no_authority(number, &parsed, "trust domain"))
     })
+}
+
+fn constrained(number: usize, certificate: &X509Certificate<'_>) -> String {
+    format!(
+        "certificate {number} ({}) has name constraints for URIs, which are not supported, so it cannot verify a SPIFFE ID",
+        certificate.subject()
+    )
 }
 
 fn no_authority(number: usize, certificate: &X509Certificate<'_>, of: &str) -> String {

@@ -16,7 +16,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, Error, OtherError, RootCertStore};
 
-use super::certificate::{IdentityFault, identity_of, validity_of};
+use super::certificate::{IdentityFault, identity_of, limits_uris, validity_of};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_telemetry::clock::rfc3339;
 
@@ -95,7 +95,15 @@ enum Distrust {
     Unconfirmed(Identity),
     #[error("the roots of several peers verify the certificate of {0}, so its owner is ambiguous")]
     Ambiguous(Identity),
+    #[error(
+        "an authority of the certificate of {0} has name constraints for URIs, which are not supported, so the certificate is \
+         refused"
+    )]
+    UriConstraints(Identity),
 }
+
+/// The text of webpki's error for a name that the name constraints of an authority do not permit.
+const NAME_CONSTRAINTS: &str = "NameConstraintViolation";
 
 impl From<Distrust> for Error {
     fn from(distrust: Distrust) -> Self {
@@ -190,6 +198,7 @@ impl TrustBundles {
         let mut fault = None;
         for (domain, bundle) in candidates {
             let verified_by = bundle.verify(shower, leaf, intermediates, now);
+            let verified_by = verified_by.map_err(|error| bundle.with_cause(error, &identity, intermediates));
             match verified_by.and_then(|()| bundle.accepts(shower, &identity)) {
                 // A certificate that our own roots verify is ours, whatever roots peers announce.
                 Ok(()) if bundle.owner == Owner::Ours => return Ok(identity.in_domain(domain)),
@@ -270,6 +279,21 @@ impl Bundle {
         match shower {
             Shower::Client if self.is_unconfirmed => Err(Distrust::Unconfirmed(identity.clone()).into()),
             Shower::Client | Shower::Gateway | Shower::Server => Ok(()),
+        }
+    }
+
+    /// Replaces the error for a violation of name constraints by one that says so, if an authority has constraints for URIs
+    /// (RFC 5280, section 4.2.1.10). webpki does not evaluate them, and refuses every URI below such an authority.
+    fn with_cause(&self, error: Error, identity: &Identity, intermediates: &[CertificateDer<'_>]) -> Error {
+        let is_violation = match &error {
+            Error::InvalidCertificate(CertificateError::Other(cause)) => {
+                cause.to_string() == NAME_CONSTRAINTS
+            }
+            _ => false,
+        };
+        match is_violation && intermediates.iter().chain(&self.roots).any(limits_uris) {
+            true => Distrust::UriConstraints(identity.clone()).into(),
+            false => error,
         }
     }
 
@@ -394,6 +418,49 @@ mod tests {
         assert_eq!(with(&["spiffe://a/b", "spiffe://a/c"]), Err(IdentityFault::Several));
         assert!(matches!(with(&["https://a/b"]), Err(IdentityFault::Illegal(_))));
         assert!(with(&["spiffe://a/b"]).is_ok());
+    }
+
+    /// webpki refuses every URI under such an authority, whether the constraints permit the URI or not.
+    #[test]
+    fn the_refusal_of_a_certificate_under_uri_constraints_names_them() {
+        use rcgen::{BasicConstraints, CertificateParams, CustomExtension, IsCa, KeyPair};
+        // The tags of names in a certificate.
+        const DNS: u8 = 0x82;
+        const URI: u8 = 0x86;
+        // An authority that permits one name: a sequence, [0] of subtrees, each a sequence of a name.
+        let ca = |name: &str, permitted: Option<(u8, &str)>| {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            let extension = permitted.map(|(tag, name)| {
+                let der =
+                    [(0x30, 6), (0xa0, 4), (0x30, 2), (tag, 0)].map(|(tag, more)| [tag, more + 4]).concat();
+                CustomExtension::from_oid_content(&[2, 5, 29, 30], [&der, name.as_bytes()].concat())
+            });
+            params.custom_extensions.extend(extension);
+            (params, KeyPair::generate().expect("a key"))
+        };
+        let verify = |of_root: Option<(u8, &str)>, of_intermediate: Option<(u8, &str)>| {
+            let (params, key) = ca("root", of_root);
+            let root = rcgen::CertifiedIssuer::self_signed(params, key).expect("a CA");
+            let (params, key) = ca("intermediate", of_intermediate);
+            let intermediate = rcgen::CertifiedIssuer::signed_by(params, key, &root).expect("a CA");
+            let mut params = CertificateParams::new(vec!["cart.east".to_owned()]).expect("parameters");
+            params.subject_alt_names.push(rcgen::SanType::URI("spiffe://east/a".try_into().expect("ASCII")));
+            let key = KeyPair::generate().expect("a key");
+            let leaf = params.signed_by(&key, &intermediate).expect("signed");
+            let trust = [(TrustDomain::parse("east").expect("legal"), vec![root.der().clone()])];
+            let trust = TrustBundles::new(trust, &provider()).expect("usable");
+            text(trust.verify(leaf.der(), &[intermediate.der().clone()], UnixTime::now()))
+        };
+        let uri = Some((URI, "east"));
+        assert_eq!(verify(None, None), "spiffe://east/a");
+        assert_eq!(verify(None, Some((DNS, "east"))), "spiffe://east/a");
+        for refused in [verify(None, uri), verify(uri, None)] {
+            assert!(refused.contains("of spiffe://east/a has name constraints for URIs"), "{refused}");
+        }
+        let refused = verify(None, Some((DNS, "west")));
+        assert!(refused.contains(NAME_CONSTRAINTS), "{refused}");
     }
 
     /// Returns the identity of a certificate with changed parameters.
