@@ -1,5 +1,6 @@
 //! `/api/v1/certificates`: the certificate of this gateway and the trusted roots, with their validity.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tokio::sync::watch;
@@ -13,7 +14,8 @@ use isthmus_config::Config;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::files;
-use isthmus_tls::status::{CERTIFICATE, SourceStatus, trust_of};
+use isthmus_tls::status::{CERTIFICATE, SourceStatus, domain_of, trust_of};
+use isthmus_tls::trust::{Bundle, Owner};
 
 /// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the config.
 /// Blocks.
@@ -53,6 +55,40 @@ impl Identities {
             }),
         };
         Some(Gate { name: "identity".to_owned(), closed })
+    }
+
+    /// Returns the readiness gate of the trusted roots. It is closed while the roots of a trust domain of the config cannot be used
+    /// and no earlier ones are in use, and while an HBONE listener, if there is one, has no roots that are valid. Roots that a peer
+    /// has not announced yet do not close it. `None`: no roots are needed.
+    pub fn trust_gate(&self, takes_hbone: bool, now: SystemTime) -> Option<Gate> {
+        let trust = self.context.trust.newest();
+        let bundles: Vec<(_, &Arc<Bundle>)> = trust.iter().flat_map(|trust| trust.domains()).collect();
+        let status = self.status.borrow();
+        if !takes_hbone && bundles.is_empty() && status.problems.is_empty() {
+            return None;
+        }
+        let is_out_of_use =
+            |of: &str| domain_of(of).is_some_and(|domain| bundles.iter().all(|(known, _)| **known != domain));
+        let problems = status.problems.iter().filter(|(of, _)| is_out_of_use(of));
+        let mut closed: Vec<String> = problems.map(|(of, why)| format!("{of}: {why}")).collect();
+        // The roots of peers alone are enough only where this mesh has none.
+        let has_own = bundles.iter().any(|(_, bundle)| bundle.owner == Owner::Ours);
+        let verify_callers = bundles.iter().filter(|(_, bundle)| !has_own || bundle.owner == Owner::Ours);
+        let expired: Vec<_> =
+            verify_callers.map(|(_, bundle)| bundle.not_after.filter(|until| *until <= now)).collect();
+        if takes_hbone && closed.is_empty() && expired.iter().all(Option::is_some) {
+            closed.push(match expired.into_iter().flatten().max() {
+                Some(until) => format!(
+                    "HBONE callers cannot be verified: the last root certificate expired at {}",
+                    rfc3339(until)
+                ),
+                None => {
+                    "HBONE callers cannot be verified: no root certificates have been read or received yet"
+                        .to_owned()
+                }
+            });
+        }
+        Some(Gate { name: "trust".to_owned(), closed: (!closed.is_empty()).then(|| closed.join("; ")) })
     }
 
     /// Returns the problems of the gateway's own certificate and of its trust bundles.
@@ -154,15 +190,44 @@ fn state(not_after: SystemTime, now: SystemTime) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::*;
     use isthmus_model::identity::TrustDomain;
     use isthmus_tasks::latest::LatestWriter;
-    use isthmus_tls::certificate::Certificate as Own;
+    use isthmus_tls::certificate::{Certificate as Own, certificates};
     use isthmus_tls::development::Authority;
+    use isthmus_tls::roots::RootStore;
     use isthmus_tls::server::provider;
+
+    #[test]
+    fn a_gateway_without_usable_roots_is_not_ready() {
+        let domain = TrustDomain::parse("td").expect("legal");
+        let problem = ("trust of td".to_owned(), "roots.pem: no such file".to_owned());
+        let gate = |store: &RootStore, problems: &[(String, String)], takes_hbone, now| {
+            let status =
+                SourceStatus { problems: problems.iter().cloned().collect(), ..SourceStatus::default() };
+            let certificate = LatestWriter::default().reader();
+            let context = NodeContext { certificate, trust: store.reader() };
+            let identities = Identities { context, status: watch::Sender::new(status).subscribe() };
+            identities.trust_gate(takes_hbone, now).map(|gate| gate.closed)
+        };
+        let (none, now) = (RootStore::default(), SystemTime::now());
+        assert_eq!(gate(&none, &[], false, now), None);
+        let why = "trust of td: roots.pem: no such file".to_owned();
+        assert_eq!(gate(&none, std::slice::from_ref(&problem), false, now), Some(Some(why)));
+        let closed = gate(&none, &[], true, now).flatten().expect("closed");
+        assert!(closed.contains("no root certificates have been read"), "{closed}");
+        // The last good roots stay in use when their file becomes unreadable.
+        let authority = Authority::new(domain.clone()).expect("a CA");
+        let roots = certificates(authority.certificate_pem().as_bytes()).expect("roots");
+        let store = RootStore::of(BTreeMap::from([(domain, roots)]));
+        assert_eq!(gate(&store, &[problem], true, now), Some(None));
+        let late = now + Duration::from_secs(100 * 366 * 86_400);
+        let closed = gate(&store, &[], true, late).flatten().expect("closed");
+        assert!(closed.contains("the last root certificate expired"), "{closed}");
+    }
 
     #[test]
     fn a_certificate_that_is_not_valid_yet_is_a_problem_and_the_gateway_is_not_ready() {

@@ -175,7 +175,8 @@ impl Sources {
     /// Returns the readiness gates.
     pub fn gates(&self, own_cluster: &ClusterId) -> Vec<readiness::Gate> {
         let names = self.names.as_ref().map(|server| server.is_serving());
-        let further = readiness::Further { identity: self.identities.gate(), names };
+        let trust = self.identities.trust_gate(self.reader.latest().policy.takes_hbone(), SystemTime::now());
+        let further = readiness::Further { identity: self.identities.gate(), trust, names };
         readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, further)
     }
 }

@@ -19,6 +19,8 @@ pub struct Gate {
 pub struct Further {
     /// The gate of the gateway's certificate, if the config names a certificate source.
     pub identity: Option<Gate>,
+    /// The gate of the trusted roots, if some are needed.
+    pub trust: Option<Gate>,
     /// True if the DNS server answers queries; `None` if there is no DNS server.
     pub names: Option<bool>,
 }
@@ -39,6 +41,7 @@ pub fn gates(
         gate("serving", !program.draining, "draining"),
     ];
     gates.extend(further.identity);
+    gates.extend(further.trust);
     gates.extend(
         further
             .names

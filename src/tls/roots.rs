@@ -18,7 +18,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::certificate::{limits_uris, pem};
 use super::pinned::{Hash, sha256};
 use super::server::provider;
-use super::status::{SourceStatus, trust_of};
+use super::status::{IN_USE, SourceStatus, trust_of};
 use super::trust::{Bundle, Owner, TrustBundles};
 use isthmus_model::identity::TrustDomain;
 use isthmus_tasks::latest::{Latest, LatestWriter};
@@ -306,7 +306,7 @@ fn base(roots: Option<&RootList>) -> Hash {
 
 /// Returns the key under which a problem with the roots in use of a peer is reported.
 fn roots_text(alias: &TrustDomain) -> String {
-    format!("{} (roots in use)", trust_of(alias))
+    format!("{}{IN_USE}", trust_of(alias))
 }
 
 impl Roots {
