@@ -57,8 +57,8 @@ impl Index {
             cluster,
             trust_domain,
             texts: Interner::default(),
+            watches: Watches::new(watches, &spec),
             tables: Tables::new(spec),
-            watches: Watches::new(watches),
             unreadable: Unreadable::default(),
             is_listing: false,
             wanted: Exports::new(),
@@ -232,10 +232,18 @@ mod tests {
 
     use super::watches::Failures;
     use super::*;
+    use isthmus_model::place::Network;
 
     /// Returns an index whose watches of services and namespaces are in these states.
     fn index(services: What, namespaces: What) -> Index {
-        let spec = KubernetesSpec::plain();
+        index_of(
+            KubernetesSpec { network: Some(Network::new("net-east")), ..KubernetesSpec::plain() },
+            services,
+            namespaces,
+        )
+    }
+
+    fn index_of(spec: KubernetesSpec, services: What, namespaces: What) -> Index {
         let domain = spec.trust_domain.clone();
         let kinds = [Kind::Service, Kind::Namespace];
         let watches = kinds.map(|kind| (kind, None)).to_vec();
@@ -264,6 +272,18 @@ mod tests {
         let holding = |status| index(What::Complete, failing(status)).watches.holding();
         assert_eq!(holding(StatusCode::TOO_MANY_REQUESTS), ["namespaces: no"]);
         assert_eq!(holding(StatusCode::FORBIDDEN), Vec::<String>::new());
+    }
+
+    #[test]
+    fn namespaces_are_awaited_where_one_of_them_names_the_network() {
+        let forbidden = || index_of(KubernetesSpec::plain(), What::Complete, failing(StatusCode::FORBIDDEN));
+        assert!(!forbidden().watches.is_ready(Failures::Accept));
+        assert_eq!(forbidden().watches.holding(), ["namespaces: no"]);
+        assert!(
+            index_of(KubernetesSpec::plain(), What::Complete, What::Complete)
+                .watches
+                .is_ready(Failures::Await)
+        );
     }
 
     #[test]

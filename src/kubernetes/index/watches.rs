@@ -6,6 +6,7 @@ use http::StatusCode;
 
 use super::super::kinds::Kind;
 use super::super::watch::WatchId;
+use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 
 /// The watches of a cluster.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Watches {
 pub(crate) struct WatchState {
     pub(crate) kind: Kind,
     pub(crate) namespace: Option<Arc<str>>,
+    /// True if the first listing of the registry must have the kind.
+    is_awaited: bool,
     /// The number of the listing in progress, or else of the last one.
     pub(crate) listing: u32,
     /// True once a listing was read to its end.
@@ -63,10 +66,14 @@ pub(crate) enum Failures {
 }
 
 impl Watches {
-    pub(super) fn new(kinds: Vec<(Kind, Option<Arc<str>>)>) -> Self {
-        let state = |(kind, namespace)| WatchState {
+    /// Makes the state of watches that have not begun. If the spec does not name the network of the cluster, a label of a
+    /// namespace does, so that the namespaces must be read first.
+    pub(super) fn new(kinds: Vec<(Kind, Option<Arc<str>>)>, spec: &KubernetesSpec) -> Self {
+        let names_network = |kind: Kind| kind == Kind::Namespace && spec.network.is_none();
+        let state = |(kind, namespace): (Kind, _)| WatchState {
             kind,
             namespace,
+            is_awaited: kind.facts().is_needed || names_network(kind),
             listing: 0,
             is_synced: false,
             is_absent: false,
@@ -111,11 +118,11 @@ impl Watches {
         self.all.iter().filter(|watch| watch.too_many > 0).map(|watch| watch.kind)
     }
 
-    /// Returns true if every watch was listed once. A kind that is not needed may fail instead: at once if the server forbids to
-    /// read it, else only if such failures are accepted.
+    /// Returns true if every watch was listed once. A kind that need not be awaited may fail instead: at once if the server
+    /// forbids to read it, else only if such failures are accepted.
     pub(crate) fn is_ready(&self, failures: Failures) -> bool {
         self.all.iter().all(|watch| {
-            let is_optional = !watch.kind.facts().is_needed && watch.failing.is_some();
+            let is_optional = !watch.is_awaited && watch.failing.is_some();
             watch.is_read() || (is_optional && (failures == Failures::Accept || watch.is_forbidden()))
         })
     }
@@ -134,8 +141,7 @@ impl Watches {
 
     /// Returns a line for each kind whose failure holds back the first listing for a while, or without end.
     pub(crate) fn holding(&self) -> Vec<String> {
-        let is_holding =
-            |watch: &&WatchState| watch.kind.facts().is_needed || !(watch.is_read() || watch.is_forbidden());
+        let is_holding = |watch: &&WatchState| watch.is_awaited || !(watch.is_read() || watch.is_forbidden());
         self.all.iter().filter(is_holding).filter_map(WatchState::failure).collect()
     }
 
