@@ -21,7 +21,7 @@ pub(super) const CANDIDATES: [Column<Candidate>; 8] = [
     ("PROBE", |candidate| optional(candidate.probe.as_ref().map(Probe::text).as_ref())),
 ];
 
-pub(super) const EXPOSED: [Column<Exposed>; 6] = [
+pub(super) const EXPOSED: [Column<Exposed>; 7] = [
     ("NAME", |exposed| text(&exposed.name)),
     ("LISTENER", |exposed| text(&exposed.listener)),
     ("BY", |exposed| text(&exposed.by)),
@@ -31,6 +31,7 @@ pub(super) const EXPOSED: [Column<Exposed>; 6] = [
         Identities::Words(words) => text(words),
         Identities::Patterns(patterns) => list(patterns),
     }),
+    ("HIDDEN BY", |exposed| list(&exposed.hidden_by)),
 ];
 
 const ID: Column<Connection> = ("ID", |connection| connection.id.to_string());
