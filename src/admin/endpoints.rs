@@ -118,7 +118,7 @@ fn with_state(
     let words = states.iter().map(|state| State::of(health, resolution, Some(state)));
     let word = words.min().unwrap_or_else(|| State::of(health, resolution, None));
     let failed = states.iter().filter(|state| state.last_failure.is_some());
-    let last = failed.max_by_key(|state| state.last_failure.map(|last| last.time));
+    let last = failed.max_by_key(|state| state.last_failure.as_ref().map(|last| last.time));
     let slowest = |of: fn(&EndpointState) -> Option<Percentiles>| {
         let all = states.iter().filter_map(of);
         all.max_by_key(|times| times.p50)

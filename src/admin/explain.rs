@@ -441,12 +441,12 @@ impl CandidateView {
     /// Returns a text about the candidate's failures; `None` if it has none.
     fn failing(&self, which: &str) -> Option<String> {
         let state = self.state.as_ref()?;
-        let last = state.last_failure?;
+        let last = state.last_failure.as_ref()?;
         Some(format!(
             "{which} {} fails: {} ({} in a row, last at {}); the verdict covers only what the config allows \
              (`isthmus explain --probe` also dials the endpoint)",
             self.address,
-            last.reason,
+            last.text(),
             state.in_a_row,
             rfc3339(last.time)
         ))
@@ -455,8 +455,9 @@ impl CandidateView {
 
 /// Returns the last failure of an endpoint in the form of the API.
 pub(super) fn last_failure(state: &EndpointState) -> Option<api::endpoint::LastFailure> {
-    state.last_failure.map(|last| api::endpoint::LastFailure {
+    state.last_failure.as_ref().map(|last| api::endpoint::LastFailure {
         reason: last.reason.text().to_owned(),
+        detail: last.detail.as_deref().map(str::to_owned),
         time: rfc3339(last.time),
         in_a_row: state.in_a_row,
         by: if last.by_check { "check" } else { "connection" }.to_owned(),
@@ -531,7 +532,7 @@ impl Explanation {
     /// Returns the states of the candidates if the last connections to all of them failed, although the name is admitted.
     fn failing(&self) -> Option<String> {
         let text = |candidate: &CandidateView| {
-            let last = candidate.state.as_ref().and_then(|state| state.last_failure);
+            let last = candidate.state.as_ref().and_then(|state| state.last_failure.as_ref());
             let last = last.filter(|_| candidate.state.as_ref().is_some_and(|state| state.in_a_row > 0));
             let word = last.map_or_else(|| candidate.word().text(), |last| last.reason.text());
             format!("{} {word}", candidate.address)

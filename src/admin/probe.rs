@@ -15,7 +15,7 @@ use isthmus_api::text::milliseconds;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
 use isthmus_telemetry::clock::rfc3339;
-use isthmus_tls::probe::{Answer, Shown, hello};
+use isthmus_tls::probe::{Answer, PROBED, Shown, hello};
 
 /// The largest number of candidates that are dialled; further ones are not.
 const PROBED_MAX: usize = 32;
@@ -46,7 +46,7 @@ impl Explanation {
 async fn probe(address: SocketAddr, within: Duration, name: Option<&str>) -> Probe {
     let begun = Instant::now();
     let (reason, tls) = match (timeout(within, TcpStream::connect(address)).await, name) {
-        (Ok(Ok(stream)), Some(name)) => match timeout(WITHIN, hello(stream, name)).await {
+        (Ok(Ok(stream)), Some(name)) => match timeout(WITHIN, hello(stream, name, &PROBED)).await {
             Ok(answer) => answered(answer),
             Err(_) => {
                 let fault =

@@ -68,6 +68,9 @@ pub struct Times {
 pub struct LastFailure {
     /// The reason of the failure.
     pub reason: String,
+    /// The endpoint's answer to the ClientHello of a check, where the reason alone does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
     /// The time of the failure.
     pub time: String,
     /// The number of failures in a row; 0 after the endpoint has accepted a connection again.

@@ -157,7 +157,9 @@ fn times(times: Option<Times>) -> String {
 
 /// Returns the last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
 fn failure(last: Option<&LastFailure>) -> String {
-    optional(
-        last.map(|last| format!("{}, {} in a row, at {}", last.reason, last.in_a_row, last.time)).as_ref(),
-    )
+    let cell = |last: &LastFailure| {
+        let detail = last.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));
+        format!("{}{detail}, {} in a row, at {}", last.reason, last.in_a_row, last.time)
+    };
+    optional(last.map(cell).as_ref())
 }

@@ -33,6 +33,7 @@ fn health(fields: &Fields<'_>) -> HealthCheck {
         timeout: fields.get(&keys::HealthCheck::TIMEOUT),
         unhealthy_after: fields.get(&keys::HealthCheck::UNHEALTHY_AFTER),
         healthy_after: fields.get(&keys::HealthCheck::HEALTHY_AFTER),
+        tls: fields.get(&keys::HealthCheck::TLS),
     }
 }
 

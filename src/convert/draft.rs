@@ -68,6 +68,8 @@ pub(super) struct Health {
     pub(super) timeout: Option<String>,
     pub(super) unhealthy_after: Option<u32>,
     pub(super) healthy_after: Option<u32>,
+    /// The server name of the ClientHello of a check.
+    pub(super) tls: Option<String>,
 }
 
 /// The settings of a route, which come from a backend.
@@ -191,6 +193,7 @@ impl Draft {
                 ("timeout", health.timeout.clone()),
                 ("unhealthyAfter", health.unhealthy_after.map(|count| count.to_string())),
                 ("healthyAfter", health.healthy_after.map(|count| count.to_string())),
+                ("tls", health.tls.as_deref().map(quoted)),
             ];
             let members = members.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", value?)));
             let _ = writeln!(text, "    health: {{{}}}", members.collect::<Vec<_>>().join(", "));

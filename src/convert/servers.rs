@@ -52,7 +52,8 @@ const VALUED: [&str; 40] = [
 
 /// Returns the parameter of a `server` line with this name, if it has no value and `no-` before it undoes it.
 fn switch(word: &str) -> Option<&'static str> {
-    const SWITCHES: [&str; 6] = ["check", "send-proxy", "send-proxy-v2", "ssl", "disabled", "backup"];
+    const SWITCHES: [&str; 7] =
+        ["check", "check-ssl", "send-proxy", "send-proxy-v2", "ssl", "disabled", "backup"];
     SWITCHES.into_iter().find(|switch| *switch == word)
 }
 
@@ -92,6 +93,10 @@ impl ServerSettings {
                     self.health.healthy_after = count;
                     true
                 }
+                "check-sni" => {
+                    self.health.tls = Some(value.to_owned());
+                    true
+                }
                 "weight" => {
                     self.weight = number.unwrap_or(1);
                     true
@@ -126,6 +131,13 @@ impl ServerSettings {
         self.switches.contains(switch)
     }
 
+    /// Returns the settings of checks, with the timeout of the backend; `None`: there are none. A ClientHello needs both
+    /// parameters, `check-ssl` and `check-sni`.
+    pub(super) fn health(&self, timeout: Option<&String>) -> Option<Health> {
+        let tls = self.health.tls.clone().filter(|_| self.is("check-ssl"));
+        self.is("check").then(|| Health { timeout: timeout.cloned(), tls, ..self.health.clone() })
+    }
+
     /// Returns the value of `sendProxyProtocol`. With both parameters, HAProxy sends version 2.
     pub(super) fn send_proxy(&self) -> Option<&'static str> {
         if self.is("send-proxy-v2") { Some("v2") } else { self.is("send-proxy").then_some("v1") }
@@ -150,6 +162,7 @@ impl Default for ServerSettings {
             timeout: None,
             unhealthy_after: Some(3),
             healthy_after: Some(2),
+            tls: None,
         };
         Self { switches: BTreeSet::new(), health, weight: 1 }
     }

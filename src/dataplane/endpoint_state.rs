@@ -1,6 +1,7 @@
 //! The state of an endpoint for operators, in one word. `explain`, `get endpoints`, `status`, `check`, the dashboard and the
 //! metrics all show this word.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::withdrawals::Withdrawal;
@@ -85,14 +86,26 @@ pub enum Resolution {
 }
 
 /// The last failure of a connection to an endpoint, made for a client or by a health check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastFailure {
     /// The reason of the failure.
     pub reason: Reason,
+    /// The endpoint's answer to the ClientHello of a check, where the reason alone does not say it.
+    pub detail: Option<Arc<str>>,
     /// True if the connection was that of a health check.
     pub by_check: bool,
     /// The time of the failure.
     pub time: SystemTime,
+}
+
+impl LastFailure {
+    /// Returns the reason with the detail.
+    pub fn text(&self) -> String {
+        match &self.detail {
+            Some(detail) => format!("{}: {detail}", self.reason),
+            None => self.reason.to_string(),
+        }
+    }
 }
 
 /// The median and the 99th percentile of recent times.

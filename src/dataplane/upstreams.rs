@@ -83,14 +83,29 @@ pub struct Upstream {
 }
 
 /// The result of the health checks of an endpoint so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckResult {
     /// The number of consecutive failed checks.
     pub failed: u32,
     /// True if the endpoint is unhealthy.
     pub unhealthy: bool,
-    /// The reason why the latest check failed; `None` if it passed.
-    pub failure: Option<Reason>,
+    /// The failure of the latest check; `None` if it passed.
+    pub failure: Option<CheckFailure>,
+}
+
+/// The failure of a health check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckFailure {
+    /// The reason of the failure.
+    pub reason: Reason,
+    /// The endpoint's answer to a ClientHello, where the reason alone does not say it.
+    pub detail: Option<Arc<str>>,
+}
+
+impl From<Reason> for CheckFailure {
+    fn from(reason: Reason) -> Self {
+        Self { reason, detail: None }
+    }
 }
 
 /// The endpoints of one route or service port.
@@ -143,8 +158,9 @@ impl Upstream {
         self.ejected_until.load(Ordering::Relaxed)
     }
 
-    fn set_last_failure(&self, reason: Reason, by_check: bool) {
-        let last = LastFailure { reason, by_check, time: SystemTime::now() };
+    fn set_last_failure(&self, failure: CheckFailure, by_check: bool) {
+        let CheckFailure { reason, detail } = failure;
+        let last = LastFailure { reason, detail, by_check, time: SystemTime::now() };
         *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
     }
 }
@@ -317,7 +333,7 @@ impl Upstreams {
     /// byte. Ejects the endpoint if it has failed often enough.
     pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
         let upstream = &in_flight.upstream;
-        upstream.set_last_failure(reason, false);
+        upstream.set_last_failure(reason.into(), false);
         let labels = [("service", service_of(&candidates.group)), ("reason", reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
         let failures = upstream.failures.fetch_add(1, Ordering::Relaxed) + 1;
@@ -400,8 +416,8 @@ impl Upstreams {
         // An endpoint that passes its checks needs no state.
         let is_well = result == CheckResult::default();
         let Some(upstream) = known.or_else(|| (!is_well).then(|| self.upstream_at(key))) else { return };
-        if let Some(reason) = result.failure {
-            upstream.set_last_failure(reason, true);
+        if let Some(failure) = result.failure {
+            upstream.set_last_failure(failure, true);
             upstream.used.store(self.now(), Ordering::Relaxed);
         }
         upstream.checks_failed.store(result.failed, Ordering::Relaxed);
@@ -549,11 +565,11 @@ impl Upstreams {
         let now = self.now();
         let until = upstream.ejected_until.load(Ordering::Relaxed);
         let not_tls = upstream.not_tls.load(Ordering::Relaxed);
-        let last_failure = *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_failure = upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let failures = upstream.failures.load(Ordering::Relaxed);
         // Once a check has passed, the failures of connections are shown again.
         let checks_failed = upstream.checks_failed.load(Ordering::Relaxed);
-        let by_check = checks_failed != 0 && last_failure.is_some_and(|last| last.by_check);
+        let by_check = checks_failed != 0 && last_failure.as_ref().is_some_and(|last| last.by_check);
         let ago = |then: u64| SystemTime::now() - Duration::from_millis(now.saturating_sub(then));
         let waited = now.saturating_sub(upstream.waiting_since.load(Ordering::Relaxed));
         let waited = (upstream.waiting.load(Ordering::Relaxed) != 0).then(|| Duration::from_millis(waited));

@@ -557,27 +557,31 @@ pub struct Ejection {
     pub share_max_percent: u8,
 }
 
-/// The active check of endpoints by a TCP connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The active check of endpoints by a TCP connect, and by a ClientHello if there is a name for it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HealthCheck {
     /// The time from one check of an endpoint to the next.
     pub interval: Duration,
-    /// The time within which an endpoint must accept the connection of a check.
+    /// The time within which an endpoint must accept the connection of a check, and answer the ClientHello.
     pub timeout: Duration,
     /// Failed checks in a row after which an endpoint is unhealthy.
     pub unhealthy_after: u32,
     /// Passed checks in a row after which an unhealthy endpoint is healthy again.
     pub healthy_after: u32,
+    /// The server name of the ClientHello that a check sends; `None`: a check only connects.
+    pub tls: Option<HostName>,
 }
 
 impl HealthCheck {
-    /// Returns the health check for an endpoint that belongs to two services: the stricter value of each field.
+    /// Returns the health check for an endpoint that belongs to two services: the stricter value of each field. Of two server
+    /// names, the first in order applies.
     pub fn strictest(self, other: Self) -> Self {
         Self {
             interval: self.interval.min(other.interval),
             timeout: self.timeout.min(other.timeout),
             unhealthy_after: self.unhealthy_after.min(other.unhealthy_after),
             healthy_after: self.healthy_after.max(other.healthy_after),
+            tls: [self.tls, other.tls].into_iter().flatten().min(),
         }
     }
 }
@@ -589,6 +593,7 @@ impl Default for HealthCheck {
             timeout: Duration::from_secs(1),
             unhealthy_after: 3,
             healthy_after: 2,
+            tls: None,
         }
     }
 }

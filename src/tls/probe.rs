@@ -1,4 +1,5 @@
-//! A TLS handshake with an endpoint, to show an operator how the endpoint answers. Nothing is verified, and no data is sent.
+//! A TLS handshake with an endpoint, to show an operator how the endpoint answers, and for health checks. Nothing is verified, and
+//! no data is sent.
 
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,8 +21,8 @@ use super::server::provider;
 use super::signatures::verify_signatures;
 use isthmus_model::alert::Alert;
 
-/// The protocols that the hello offers.
-const ALPN: [&[u8]; 3] = [b"istio-peer-exchange", b"h2", b"http/1.1"];
+/// The protocols that the hello of a probe offers.
+pub const PROBED: [&[u8]; 3] = [b"istio-peer-exchange", b"h2", b"http/1.1"];
 /// The largest number of names of a certificate that are returned.
 const NAMES_MAX: usize = 10;
 
@@ -51,13 +52,13 @@ pub struct Shown {
     pub alpn: Option<String>,
 }
 
-/// Sends a ClientHello with this server name over a connection, and waits for the certificate.
-pub async fn hello<S>(stream: S, name: &str) -> Answer
+/// Sends a ClientHello with this server name and these protocols (ALPN) over a connection, and waits for the certificate.
+pub async fn hello<S>(stream: S, name: &str, protocols: &[&[u8]]) -> Answer
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let seen = Arc::<Mutex<Option<Shown>>>::default();
-    let config = match config(seen.clone()) {
+    let config = match config(seen.clone(), protocols) {
         Ok(config) => config,
         Err(error) => return Answer::Failed(error.to_string()),
     };
@@ -105,7 +106,7 @@ fn words(name: &str) -> String {
     words
 }
 
-fn config(seen: Arc<Mutex<Option<Shown>>>) -> Result<ClientConfig, Error> {
+fn config(seen: Arc<Mutex<Option<Shown>>>, protocols: &[&[u8]]) -> Result<ClientConfig, Error> {
     let provider = provider();
     let algorithms = provider.signature_verification_algorithms;
     let mut config = ClientConfig::builder_with_provider(provider)
@@ -113,7 +114,7 @@ fn config(seen: Arc<Mutex<Option<Shown>>>) -> Result<ClientConfig, Error> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyServer { seen, algorithms }))
         .with_no_client_auth();
-    config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -164,7 +165,7 @@ mod tests {
         let (client, mut server) = tokio::io::duplex(64 << 10);
         server.write_all(bytes).await.expect("there is room");
         server.shutdown().await.expect("closed");
-        hello(client, "a.test").await
+        hello(client, "a.test", &PROBED).await
     }
 
     #[tokio::test]

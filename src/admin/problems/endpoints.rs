@@ -89,8 +89,8 @@ impl What {
 
     fn problem(self, key: &EndpointKey, state: &EndpointState) -> Problem {
         let about = format!("{} of {}", key.address, key.group);
-        let last = state.last_failure.map_or(String::new(), |last| {
-            format!("{}, {} in a row, last at {}", last.reason, state.in_a_row, rfc3339(last.time))
+        let last = state.last_failure.as_ref().map_or(String::new(), |last| {
+            format!("{}, {} in a row, last at {}", last.text(), state.in_a_row, rfc3339(last.time))
         });
         let text = match self {
             Self::Unhealthy => format!("{about} is unhealthy: {last}"),
@@ -129,8 +129,11 @@ mod tests {
     fn of_many_failing_endpoints_the_first_are_listed_and_the_others_counted() {
         let upstreams = Upstreams::new(&Arc::new(Recorder::default()));
         let key = |port| EndpointKey { group: "a.mesh:443".into(), address: ([10, 0, 0, 1], port).into() };
-        let failed =
-            |failed, unhealthy| CheckResult { failed, unhealthy, failure: Some(Reason::EndpointRefused) };
+        let failed = |failed, unhealthy| CheckResult {
+            failed,
+            unhealthy,
+            failure: Some(Reason::EndpointRefused.into()),
+        };
         for port in (1..=60).rev() {
             upstreams.checked(&key(port), failed(9, true));
         }

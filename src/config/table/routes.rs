@@ -107,12 +107,16 @@ keys! {
     pub(crate) HealthCheck "healthCheck" {
         /// Time from one check of an endpoint to the next. The checks of different endpoints are spread over the interval.
         INTERVAL "interval": CheckInterval = policy::HealthCheck::default().interval;
-        /// Time that an endpoint may take to accept the connection of a check. A check takes no longer than the interval.
+        /// Time that an endpoint may take to accept the connection of a check, and to answer its ClientHello if `tls` is set. A
+        /// check takes no longer than the interval.
         TIMEOUT "timeout": form::Timeout = policy::HealthCheck::default().timeout;
         /// Failed checks in a row after which an endpoint gets no connections while another endpoint is healthy.
         UNHEALTHY_AFTER "unhealthyAfter": form::Integer<u32, 1, 1_000_000> = policy::HealthCheck::default().unhealthy_after;
         /// Passed checks in a row after which an unhealthy endpoint gets connections again.
         HEALTHY_AFTER "healthyAfter": form::Integer<u32, 1, 1_000_000> = policy::HealthCheck::default().healthy_after;
+        /// Server name of the ClientHello that a check sends. The endpoint passes if it answers with a certificate, which is not
+        /// verified. Where services with different names share an endpoint, the first name in order is sent.
+        TLS "tls": form::HostName => "none: a check only connects";
     }
 
     /// When a failing endpoint is left out.

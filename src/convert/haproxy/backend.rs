@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::{Backend, Conversion, Defaults};
-use crate::draft::{Endpoint, Fate, Health, Target};
+use crate::draft::{Endpoint, Fate, Target};
 use crate::servers::ServerSettings;
 use crate::values::{has_port, positive, server_address, time};
 use crate::words::{Line, Section};
@@ -80,7 +80,15 @@ impl Conversion<'_> {
     ) {
         for (line, own) in servers {
             let Some(endpoint) = self.server(line, own, port) else { continue };
-            let health = own.is("check").then(|| Health { timeout: check.cloned(), ..own.health.clone() });
+            let health = own.health(check);
+            if own.is("check") && own.is("check-ssl") && own.health.tls.is_none() {
+                let text = format!(
+                    "the checks of the server {} send a ClientHello without a server name; the converted ones only connect, unless \
+                     you add `tls: NAME` to `health`",
+                    endpoint.name
+                );
+                self.draft.remark(line.number, Fate::Differs, text);
+            }
             if target.endpoints.is_empty() {
                 (target.health, target.send_proxy) = (health, own.send_proxy());
             } else if (&target.health, target.send_proxy) != (&health, own.send_proxy()) {

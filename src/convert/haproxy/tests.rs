@@ -154,6 +154,21 @@ fn a_parameter_with_no_undoes_that_of_default_server() {
 }
 
 #[test]
+fn checks_by_tls_need_a_server_name() {
+    let draft = convert(
+        "frontend f\n bind :1\n default_backend b\nbackend b\n server s 10.0.0.1:1 check check-ssl check-sni a.test\n",
+    );
+    let health = draft.routes[0].target.health.as_ref().expect("checks");
+    assert_eq!(health.tls.as_deref(), Some("a.test"));
+    assert!(draft.remarks.iter().all(|remark| remark.line != 5), "{:?}", draft.remarks);
+    let draft = convert(
+        "frontend f\n bind :1\n default_backend b\nbackend b\n server s 10.0.0.1:1 check check-ssl\n",
+    );
+    assert_eq!(draft.routes[0].target.health.as_ref().expect("checks").tls, None);
+    has(&draft, 5, Fate::Differs, "without a server name");
+}
+
+#[test]
 fn a_timeout_of_0_is_the_longest() {
     let draft =
         convert("defaults\n timeout client 2s\nlisten l\n bind :1\n timeout client 0\n timeout server 3s\n");

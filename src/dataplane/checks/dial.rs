@@ -1,32 +1,67 @@
-//! One health check: connects to the endpoint, and resets the connection. A FIN would leave the connection in TIME_WAIT for a
-//! minute after each check.
+//! One health check: connects to the endpoint, sends it a ClientHello if the check has a name for it, and resets the connection. A
+//! FIN would leave the connection in TIME_WAIT for a minute after each check.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
+use super::schedule::Due;
+use crate::upstreams::CheckFailure;
+use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::{dial_reason, reset_on_close};
+use isthmus_tls::probe::{Answer, hello};
 
-/// Connects to an endpoint and sends it the greeting. Fails with [`Reason::Internal`] if the check says nothing about the
-/// endpoint.
-pub(super) async fn dial(address: SocketAddr, within: Duration, greeting: &[u8]) -> Result<(), Reason> {
-    let connected = timeout(within, TcpStream::connect(address)).await;
-    match connected.map_err(|_| Reason::EndpointTimeout)? {
-        Ok(stream) => {
-            if !greeting.is_empty() {
-                // The send buffer of a new connection has room for a few bytes. If the endpoint has reset the connection,
-                // nobody reads them.
-                let _ = stream.try_write(greeting);
-            }
-            reset_on_close(&stream);
-            Ok(())
+/// Connects to an address of an endpoint and sends it the greeting and the ClientHello. Fails with [`Reason::Internal`] if the check says nothing
+/// about the endpoint.
+pub(super) async fn dial(address: SocketAddr, due: &Due) -> Result<(), CheckFailure> {
+    let until = Instant::now() + due.timeout;
+    let connected = timeout_at(until, TcpStream::connect(address)).await;
+    let stream = match connected.map_err(|_| Reason::EndpointTimeout)? {
+        Ok(stream) => stream,
+        Err(error) => {
+            let reason = verdict(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+            return match (reason, &due.name) {
+                // It has accepted the connection, and did not answer a ClientHello.
+                (Ok(()), Some(_)) => Err(Reason::EndpointReset.into()),
+                (reason, _) => reason.map_err(CheckFailure::from),
+            };
         }
-        Err(error) => verdict(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    };
+    if !due.greeting.is_empty() {
+        // The send buffer of a new connection has room for a few bytes. If the endpoint has reset the connection, nobody reads
+        // them.
+        let _ = stream.try_write(due.greeting);
     }
+    reset_on_close(&stream);
+    match &due.name {
+        None => Ok(()),
+        Some(name) => match timeout_at(until, answer(stream, name)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(failure(Reason::EndpointTimeout, "no answer to the ClientHello".to_owned())),
+        },
+    }
+}
+
+/// Sends a ClientHello, and returns what the answer says about the endpoint. The hello offers no protocols (ALPN), because a
+/// server may refuse all those that it does not know.
+async fn answer(stream: TcpStream, name: &HostName) -> Result<(), CheckFailure> {
+    match hello(stream, name.as_str(), &[]).await {
+        Answer::Certificate(_) => Ok(()),
+        Answer::Alert(alert) => Err(failure(
+            Reason::TlsFailed,
+            format!("the endpoint answered the ClientHello with the alert {alert}"),
+        )),
+        Answer::NotTls => Err(Reason::EndpointNotTls.into()),
+        Answer::Closed => Err(Reason::EndpointClosed.into()),
+        Answer::Failed(why) => Err(failure(Reason::TlsFailed, why)),
+    }
+}
+
+fn failure(reason: Reason, detail: String) -> CheckFailure {
+    CheckFailure { reason, detail: Some(detail.into()) }
 }
 
 /// Returns what a failed `connect` says about the endpoint.
@@ -43,6 +78,7 @@ fn verdict(error: Errno) -> Result<(), Reason> {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::time::Duration;
 
     use tokio::runtime::{Builder, Runtime};
 
@@ -52,9 +88,13 @@ mod tests {
         Builder::new_current_thread().enable_all().build().expect("a runtime")
     }
 
+    fn due(address: SocketAddr) -> Due {
+        Due { address, others: None, timeout: Duration::from_millis(200), greeting: b"hello", name: None }
+    }
+
     /// Makes one check.
     fn check(address: SocketAddr) -> Result<(), Reason> {
-        runtime().block_on(dial(address, Duration::from_millis(200), b"hello"))
+        runtime().block_on(dial(address, &due(address))).map_err(|failure| failure.reason)
     }
 
     #[test]
@@ -90,7 +130,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         let result = runtime().block_on(async {
-            let mut check = std::pin::pin!(dial(address, Duration::from_millis(200), b"hello"));
+            let due = due(address);
+            let mut check = std::pin::pin!(dial(due.address, &due));
             // The first poll begins to connect. The connection has been reset by the next one.
             std::future::poll_fn(|context| {
                 assert!(check.as_mut().poll(context).is_pending());
@@ -103,6 +144,37 @@ mod tests {
             check.await
         });
         assert_eq!(result, Ok(()));
+    }
+
+    #[test]
+    fn an_endpoint_must_answer_a_hello_with_its_certificate() {
+        use std::io::{Read, Write};
+        /// Returns the result of a check of a server that answers the hello with these bytes and closes, or with none: waits.
+        fn answered(bytes: Option<&'static [u8]>) -> Result<(), String> {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("bound");
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let mut read = [0; 5];
+                stream.read_exact(&mut read).expect("a hello");
+                assert_eq!(read[..2], [22, 3], "a TLS handshake record");
+                match bytes {
+                    Some(bytes) => stream.write_all(bytes).expect("written"),
+                    None => drop(stream.read_to_end(&mut Vec::new())),
+                }
+            });
+            let name = Some(HostName::parse("a.test").expect("legal"));
+            let due = Due { greeting: &[], timeout: Duration::from_millis(500), name, ..due(address) };
+            let result = runtime().block_on(dial(address, &due));
+            server.join().expect("no panic");
+            result
+                .map_err(|failure| format!("{} {}", failure.reason, failure.detail.as_deref().unwrap_or("-")))
+        }
+        // A fatal alert, unrecognized_name (112).
+        let alert = answered(Some(&[21, 3, 3, 0, 2, 2, 112])).expect_err("an alert");
+        assert!(alert.starts_with("tls_failed ") && alert.ends_with("unrecognized_name"), "{alert}");
+        assert_eq!(answered(Some(b"HTTP/1.1 400 Bad Request\r\n\r\n")), Err("endpoint_not_tls -".to_owned()));
+        assert_eq!(answered(None), Err("endpoint_timeout no answer to the ClientHello".to_owned()));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::clock::milliseconds;
-use super::upstreams::Upstreams;
+use super::upstreams::{CheckFailure, Upstreams};
 use dial::dial;
 use isthmus_model::reason::Reason;
 use isthmus_net::own::OwnAddresses;
@@ -79,7 +79,7 @@ struct Checker {
     targets: Targets,
     schedule: Schedule,
     /// The checks that are running. Each returns the address of its endpoint and the result.
-    running: FuturesUnordered<BoxFuture<'static, (SocketAddr, Result<(), Reason>)>>,
+    running: FuturesUnordered<BoxFuture<'static, (SocketAddr, Result<(), CheckFailure>)>>,
     counters: HashMap<Reason, Counter>,
     /// True if the shares may have changed since the last summary.
     has_changed: bool,
@@ -188,10 +188,10 @@ impl Checker {
                 .collect();
             let check = async move {
                 // A client's connection to an address of this gateway would end with this reason.
-                let mut result = Err(Reason::EndpointUnreachable);
+                let mut result = Err(Reason::EndpointUnreachable.into());
                 // An endpoint is as healthy as the healthiest of its addresses.
                 for one in addresses {
-                    result = dial(one, due.timeout, due.greeting).await;
+                    result = dial(one, &due).await;
                     if result.is_ok() {
                         break;
                     }
@@ -209,8 +209,8 @@ impl Checker {
     }
 
     /// Counts and records the result of a check.
-    fn end(&mut self, address: SocketAddr, result: Result<(), Reason>) {
-        let reason = result.err().unwrap_or(Reason::Ok);
+    fn end(&mut self, address: SocketAddr, result: Result<(), CheckFailure>) {
+        let reason = result.as_ref().err().map_or(Reason::Ok, |failure| failure.reason);
         let counter = self.counters.entry(reason).or_insert_with(|| {
             self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])
         });

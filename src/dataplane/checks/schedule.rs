@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::milliseconds;
-use crate::upstreams::CheckResult;
+use crate::upstreams::{CheckFailure, CheckResult};
+use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
 use isthmus_snapshot::policy::HealthCheck;
@@ -44,6 +45,8 @@ pub(super) struct Due {
     pub(super) timeout: Duration,
     /// The bytes to send once the endpoint has accepted the connection.
     pub(super) greeting: &'static [u8],
+    /// The server name of the ClientHello to send after the greeting, if one is to be sent.
+    pub(super) name: Option<HostName>,
 }
 
 /// The result of an endpoint's checks, for one of the services that use it.
@@ -99,7 +102,7 @@ struct Checked {
 impl Checked {
     /// Returns the strictest check settings of all users; `None` if there is no user.
     fn check(&self) -> Option<HealthCheck> {
-        self.users.iter().map(|user| user.check).reduce(HealthCheck::strictest)
+        self.users.iter().map(|user| user.check.clone()).reduce(HealthCheck::strictest)
     }
 
     fn interval(&self) -> Option<Duration> {
@@ -107,7 +110,7 @@ impl Checked {
     }
 
     /// Records the result of a check. Returns false if the endpoint is healthy and was so before.
-    fn record(&mut self, result: Result<(), Reason>, check: HealthCheck) -> bool {
+    fn record(&mut self, result: &Result<(), CheckFailure>, check: &HealthCheck) -> bool {
         match result {
             Ok(()) if self.failed == 0 && !self.unhealthy => return false,
             Ok(()) => {
@@ -126,7 +129,7 @@ impl Checked {
     }
 
     /// Returns the result of the checks for a group that uses the endpoint.
-    fn finding(&self, group: &Arc<str>, address: SocketAddr, failure: Option<Reason>) -> Finding {
+    fn finding(&self, group: &Arc<str>, address: SocketAddr, failure: Option<CheckFailure>) -> Finding {
         let key = EndpointKey { group: group.clone(), address };
         Finding { key, result: CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure } }
     }
@@ -198,12 +201,17 @@ impl Schedule {
         let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
         let (timeout, greeting) = (check.timeout.min(check.interval), greeting.unwrap_or_default());
         let others = known.users.iter().find_map(|user| user.others.clone());
-        Some(Due { address, others, timeout, greeting })
+        Some(Due { address, others, timeout, greeting, name: check.tls })
     }
 
     /// Records the result of a check; [`Reason::Internal`] says nothing about the endpoint. Returns findings if they may
     /// differ from those of the last check.
-    pub(super) fn end(&mut self, address: SocketAddr, result: Result<(), Reason>, now: u64) -> Vec<Finding> {
+    pub(super) fn end(
+        &mut self,
+        address: SocketAddr,
+        result: Result<(), CheckFailure>,
+        now: u64,
+    ) -> Vec<Finding> {
         // If the endpoint was removed during the check, and perhaps added again, the result is not for the endpoint that is
         // in the schedule.
         let known = self.endpoints.get_mut(&address).filter(|known| known.running);
@@ -214,11 +222,12 @@ impl Schedule {
         let interval = milliseconds(check.interval).max(1);
         known.turn += (now.saturating_sub(known.turn) / interval + 1) * interval;
         self.turns.insert((known.turn, address));
-        if result == Err(Reason::Internal) || !known.record(result, check) {
+        if result == Err(Reason::Internal.into()) || !known.record(&result, &check) {
             return Vec::new();
         }
+        let failure = result.err();
         let groups: BTreeSet<&Arc<str>> = known.users.iter().map(|user| &user.group).collect();
-        groups.into_iter().map(|group| known.finding(group, address, result.err())).collect()
+        groups.into_iter().map(|group| known.finding(group, address, failure.clone())).collect()
     }
 
     /// Returns the checks that have waited too long for capacity; `None` if there are none.
@@ -268,6 +277,7 @@ mod tests {
         timeout: Duration::from_millis(300),
         unhealthy_after: 3,
         healthy_after: 2,
+        tls: None,
     };
 
     fn user(group: &str) -> User {
@@ -291,7 +301,7 @@ mod tests {
             "its turn has not come"
         );
         let due = schedule.begin(at).expect("due");
-        (at, schedule.end(due.address, result, at))
+        (at, schedule.end(due.address, result.map_err(CheckFailure::from), at))
     }
 
     #[test]
@@ -352,7 +362,7 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.add(address(1), user("a"), 0);
         let strict = HealthCheck { unhealthy_after: 1, healthy_after: 4, ..CHECK };
-        schedule.add(address(1), User { check: strict, ..user("b") }, 0);
+        schedule.add(address(1), User { check: strict.clone(), ..user("b") }, 0);
         let (_, found) = check(&mut schedule, Err(Reason::EndpointTimeout));
         let keys: Vec<&EndpointKey> = found.iter().map(|one| &one.key).collect();
         assert_eq!(keys, [&key("a", 1), &key("b", 1)]);
@@ -364,7 +374,7 @@ mod tests {
         assert!(left.key == key("c", 1) && left.result == CheckResult::default());
         assert_eq!(schedule.shares()["a"], Share { checked: 1, healthy: 0 });
         // If a service changes its settings, the known verdict stays in force.
-        let other = User { check: HealthCheck { healthy_after: 1, ..strict }, ..user("b") };
+        let other = User { check: HealthCheck { healthy_after: 1, ..strict.clone() }, ..user("b") };
         schedule.add(address(1), other.clone(), 0);
         assert_eq!(schedule.remove(address(1), &User { check: strict, ..user("b") }, 0), None);
         assert_eq!(schedule.shares()["b"], Share { checked: 1, healthy: 0 });
@@ -382,10 +392,10 @@ mod tests {
         let due = schedule.begin(1_000).expect("due");
         assert_eq!(schedule.remove(address(1), &user("a"), 1_000), None);
         schedule.add(address(1), user("a"), 1_000);
-        assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout), 1_300), []);
+        assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout.into()), 1_300), []);
         assert_eq!(schedule.turns.len(), 1);
         schedule.remove(address(1), &user("a"), 3_000);
-        assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout), 3_300), []);
+        assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout.into()), 3_300), []);
         assert!(schedule.is_empty() && schedule.next().is_none());
     }
 
@@ -396,7 +406,7 @@ mod tests {
             schedule.add(address(port), user("a"), 0);
         }
         let due = schedule.begin(1_000).expect("due");
-        assert_eq!(schedule.end(due.address, Err(Reason::Internal), 1_000), []);
+        assert_eq!(schedule.end(due.address, Err(Reason::Internal.into()), 1_000), []);
         assert_eq!(schedule.late(1_000), None);
         let late = schedule.late(3_000).expect("late");
         assert!(late.count >= 2 && late.longest >= Duration::from_secs(2), "{late:?}");

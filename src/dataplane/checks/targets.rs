@@ -151,8 +151,9 @@ fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
         greeting: greeting_of(tuning, candidate),
         others: candidate.others.clone(),
     };
-    tuning.health.into_iter().flat_map(move |check| {
-        candidates.endpoints().iter().map(move |candidate| (candidate.key.address, user(candidate, check)))
+    tuning.health.iter().flat_map(move |check| {
+        let endpoints = candidates.endpoints().iter();
+        endpoints.map(move |candidate| (candidate.key.address, user(candidate, check.clone())))
     })
 }
 

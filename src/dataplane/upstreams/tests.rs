@@ -125,7 +125,7 @@ fn an_ejection_ends_by_an_order_and_by_a_reload_and_lasts_no_longer_than_the_new
 }
 
 fn failed(failed: u32, unhealthy: bool) -> CheckResult {
-    CheckResult { failed, unhealthy, failure: Some(Reason::EndpointRefused) }
+    CheckResult { failed, unhealthy, failure: Some(Reason::EndpointRefused.into()) }
 }
 
 #[test]
