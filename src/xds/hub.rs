@@ -16,20 +16,18 @@
 //! ```
 //!
 //! - `queue`: services to be rendered, the most urgent first.
-//! - `rendering`: one resource that equal viewers share, and the subscriptions to it.
+//! - `rendering`: one resource that equal viewers share, and the subscriptions to it. `of_service`: the renderings of a service.
 //! - `all`: the lists of all clusters and of all listeners.
 //! - `mailbox`: the marks of a session.
 //! - `pace`: the sessions that may send a part of a wide change.
 //! - `topic`: what sessions subscribe to.
 //! - `subscribers`: mailboxes by slot.
 
-use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use hashbrown::hash_table::Entry;
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::DefaultHashBuilder;
 use tokio::sync::Notify;
 
 pub use all::Clusters;
@@ -42,6 +40,7 @@ pub(super) use rendering::Rendering;
 pub(super) use topic::Subscription;
 
 use self::all::Stage;
+use self::of_service::OfService;
 use self::pace::Pace;
 use self::queue::{Changes, Queue, Step};
 use self::rendering::{Key, Pass};
@@ -59,6 +58,7 @@ use isthmus_world::Reader;
 
 mod all;
 mod mailbox;
+mod of_service;
 mod pace;
 mod queue;
 mod rendering;
@@ -84,7 +84,7 @@ const SAID_EVERY: Duration = Duration::from_secs(60);
 pub struct Hub {
     reader: Reader,
     san_history: SanHistory,
-    renderings: DashMap<HostName, HashTable<Arc<Topic<Rendering>>>>,
+    renderings: DashMap<HostName, OfService>,
     hasher: DefaultHashBuilder,
     /// The lists of all resources. A list has a generation when it is complete.
     lists: [Arc<Topic<Mutex<All>>>; LISTED.len()],
@@ -440,16 +440,8 @@ impl Hub {
         let name = same.map_or(name, |other| &other.value.key.name).clone();
         let target = Target { hostname: of_service.key().clone(), ..target };
         let key = Key { kind, name, viewer };
-        let hash = |rendering: &Arc<Topic<Rendering>>| self.hasher.hash_one(&rendering.value.key);
-        let entry = of_service.entry(self.hasher.hash_one(&key), |other| other.value.key == key, hash);
-        let rendering = match entry {
-            Entry::Occupied(known) => known.get().clone(),
-            Entry::Vacant(free) => {
-                let rendering = Rendering::new(weak, key, Some(target));
-                free.insert(rendering.clone());
-                rendering
-            }
-        };
+        let make = |key| Rendering::new(weak, key, Some(target));
+        let rendering = of_service.get_or_insert(key, &self.hasher, make);
         // The lock on the map's shard is held, so that the rendering cannot be removed meanwhile.
         rendering.subscribe(mailbox)
     }
@@ -464,10 +456,7 @@ impl Hub {
         let Some(hostname) = rendering.value.target.as_ref().map(|target| &target.hostname) else { return };
         let Some(mut of_service) = self.renderings.get_mut(hostname) else { return };
         if rendering.is_unused() {
-            let hash = self.hasher.hash_one(&rendering.value.key);
-            if let Ok(entry) = of_service.find_entry(hash, |other| Arc::ptr_eq(other, rendering)) {
-                entry.remove();
-            }
+            of_service.remove(rendering, &self.hasher);
         }
         let is_unused = of_service.is_empty();
         drop(of_service);
@@ -478,7 +467,7 @@ impl Hub {
 
     /// Returns the number of renderings.
     pub fn renderings(&self) -> usize {
-        self.renderings.iter().map(|entry| entry.value().len()).sum()
+        self.renderings.iter().map(|entry| entry.value().iter().count()).sum()
     }
 }
 
