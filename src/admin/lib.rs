@@ -6,7 +6,8 @@
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway. `readiness`: its gates.
 //! - `maintenance`, `enrolment`: requests for changes.
-//! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`: metrics that are computed at each scrape.
+//! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`, `time_metrics`: metrics that are
+//!   computed at each scrape.
 
 pub mod certificates;
 pub mod check_metrics;
@@ -32,6 +33,7 @@ pub mod readiness;
 mod recent;
 pub mod registry_metrics;
 pub mod server;
+pub mod time_metrics;
 mod traces;
 pub mod views;
 

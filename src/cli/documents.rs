@@ -9,7 +9,7 @@ mod pages;
 use std::fmt::Write as _;
 
 use isthmus_admin::{
-    check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics,
+    check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics, time_metrics,
 };
 use isthmus_api::connection::FIELDS;
 use isthmus_model::alert::Alert;
@@ -98,6 +98,7 @@ fn metrics() -> String {
         .chain(&others)
         .chain(of_registries)
         .chain(&peer_metrics::DESCRIPTIONS)
+        .chain(&time_metrics::DESCRIPTIONS)
         .chain(process::DESCRIPTIONS)
         .collect();
     all.sort();
