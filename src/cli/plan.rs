@@ -21,6 +21,7 @@ use isthmus_api::text::encoded;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, paint, structured, text};
+use isthmus_model::endpoint::Endpoint;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use isthmus_snapshot::Snapshot;
@@ -30,6 +31,7 @@ use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::peer as policy;
 use isthmus_snapshot::policy::Policy;
 use isthmus_snapshot::routes::Resolved;
+use isthmus_snapshot::service_view::ServiceView;
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:
@@ -76,9 +78,14 @@ struct PeerPlan {
     not_from: Vec<String>,
     /// The identity of the peer's gateways before and after the change, if it changes.
     identity: Option<[Option<String>; 2]>,
+    /// Names under which the change offers services without TLS. SNI callers cannot reach them, HBONE callers can.
+    hbone_only: Vec<String>,
     /// Services that the changed rules offer or request without effect, one sentence each.
     conflicts: Vec<String>,
 }
+
+/// The TLS modes of the endpoints of each service, as the API writes them; `None`: the default.
+type Modes = BTreeMap<String, BTreeSet<Option<String>>>;
 
 /// The change of a peer from the config in use to the changed config.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -100,18 +107,23 @@ struct Changed {
 /// Runs `isthmus peer plan`.
 pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let file = config_path(arguments.config.as_deref())?;
-    let (before, after) = match &arguments.against {
-        Some(old) => (details(&of_file(old)?), of_file(&file)?),
+    let (before, after, modes) = match &arguments.against {
+        Some(old) => {
+            let after = of_file(&file)?;
+            let modes = modes_of(&after);
+            (details(&of_file(old)?), after, modes)
+        }
         None => {
             let wrong = |problems: Vec<_>| Failure::Wrong(texts(&problems).join("\n"));
             let config = config_file::load(&file).map_err(wrong)?;
             let admin = arguments.reading.admin.url();
             note_if_in_use(&file, &admin)?;
             let (before, services) = of_gateway(&admin)?;
-            (before, with_services(&config.policy, services))
+            (before, with_services(&config.policy, services), modes_of_gateway(&admin)?)
         }
     };
-    let plans = plans(&before, &after);
+    let mut plans = plans(&before, &after);
+    plans.iter_mut().for_each(|plan| plan.note_hbone_only(&modes));
     match arguments.reading.output {
         Format::Table => print(&plans, out),
         format => {
@@ -149,6 +161,26 @@ fn of_file(path: &Path) -> Result<Snapshot, Failure> {
 
 fn details(snapshot: &Snapshot) -> Vec<PeerDetail> {
     snapshot.policy.peers.iter().filter_map(|peer| peers::peer(snapshot, &peer.name)).collect()
+}
+
+fn modes_of(snapshot: &Snapshot) -> Modes {
+    let mode = |endpoint: &Endpoint| endpoint.template.tls.map(|tls| tls.text().to_owned());
+    let modes = |service: &ServiceView| {
+        service.parts.iter().flat_map(|part| part.service.endpoints.iter()).map(mode).collect()
+    };
+    snapshot.services().into_iter().map(|service| (service.name.to_string(), modes(service))).collect()
+}
+
+fn modes_of_gateway(admin: &str) -> Result<Modes, Failure> {
+    let endpoints: Vec<api::endpoint::Endpoint> =
+        client::typed(client::get(admin, "/api/v1/endpoints")?.json()?)?;
+    let mut modes = Modes::new();
+    for api::endpoint::Endpoint { service, tls, .. } in endpoints {
+        if let Some(service) = service {
+            modes.entry(service).or_default().insert(tls);
+        }
+    }
+    Ok(modes)
 }
 
 /// Requests the peers and the services from the running gateway.
@@ -285,6 +317,7 @@ fn compare(before: &PeerDetail, after: &PeerDetail) -> PeerPlan {
         from: less(&after.from, &before.from),
         not_from: less(&before.from, &after.from),
         identity: identity.then(|| [before.identity.clone(), after.identity.clone()]),
+        hbone_only: Vec::new(),
         conflicts: less(&after.conflicts, &before.conflicts),
     }
 }
@@ -316,6 +349,23 @@ impl Difference {
 }
 
 impl PeerPlan {
+    /// Notes the services that become reachable, or change, and whose endpoints have no TLS.
+    fn note_hbone_only(&mut self, modes: &Modes) {
+        let offered = self.reachable.iter().chain(self.changed.iter().map(|changed| &changed.after));
+        let is_plain = |service: &&Exchanged| {
+            let has_tls = service.ports.iter().any(|port| port.ends_with("/TLS") || port.ends_with("/HTTPS"));
+            modes.get(&service.service).is_some_and(|modes| {
+                let is_plain = |mode: &Option<String>| match mode.as_deref() {
+                    Some("none") => true,
+                    Some("application") => !has_tls,
+                    _ => false,
+                };
+                !modes.is_empty() && modes.iter().all(is_plain)
+            })
+        };
+        self.hbone_only = offered.filter(is_plain).map(|service| service.exported_name.clone()).collect();
+    }
+
     fn is_empty(&self) -> bool {
         let nothing = Self { peer: self.peer.clone(), change: Change::Kept, ..Self::default() };
         *self == nothing
@@ -385,6 +435,10 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
         let (name, old, new) = (text(&after.exported_name), text(&before.service), text(&after.service));
         writeln!(out, "  {other} import {name} (here {old} -> {new})")?;
     }
+    for name in &plan.hbone_only {
+        let warning = paint("warning:", Colour::Yellow);
+        writeln!(out, "  {warning} {} is reachable by HBONE only, as its endpoints have no TLS", text(name))?;
+    }
     for conflict in &plan.conflicts {
         writeln!(out, "  {} {}", paint("warning:", Colour::Yellow), text(conflict))?;
     }
@@ -438,6 +492,27 @@ mod tests {
                       peer north (added)\n  + cart.shop.mesh (cart.shop.mesh:443/TLS)\n  + pay.shop.mesh (pay.shop.mesh:443/TLS)\n\
                       \x20 + web.shop.mesh (web.shop.mesh:443/TLS)\n";
         assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn exported_services_without_tls_are_named() {
+        let plain = |port: &str, tls: &str| {
+            let endpoints = format!("endpoints: [{{address: 10.0.0.1{tls}}}]");
+            format!(
+                "a.mesh, namespace: shop, ports: [{{name: p, port: 80, protocol: {port}}}], {endpoints}}}\n#"
+            )
+        };
+        let peers = |export: &str| format!("- {{name: west, export: [{{services: [{export}]}}]}}\n");
+        let warned = |service: &str| {
+            // The rest of the line that `world` writes is a comment.
+            let after = world(&[service], &peers("a.mesh"));
+            let mut plans = plans(&details(&world(&[service], &peers("b.mesh"))), &after);
+            plans.iter_mut().for_each(|plan| plan.note_hbone_only(&modes_of(&after)));
+            printed(&plans)
+                .contains("warning: a.mesh is reachable by HBONE only, as its endpoints have no TLS")
+        };
+        assert!(warned(&plain("HTTP", ", tls: none")));
+        assert!(!warned(&plain("TLS", "")) && !warned(&plain("TLS", ", tls: own")));
     }
 
     #[test]
