@@ -177,3 +177,44 @@ fn a_reload_names_files_of_certificates_and_roots_that_validate_refuses() {
         assert!(body.contains(part), "{part}: {body}");
     }
 }
+
+#[test]
+fn a_gateway_without_usable_roots_is_not_ready_and_says_why() {
+    let folder = folder();
+    let roots = folder.path().join("roots.pem");
+    let usable = std::fs::read_to_string(&roots).expect("a file");
+    std::fs::write(&roots, "no PEM\n").expect("written");
+    let gateway = Gateway::start_unready(folder, BASE);
+    let closed = |text: &str| text.lines().find(|line| line.starts_with("[-] trust: ")).map(str::to_owned);
+    let why = eventually("the gate", || {
+        let (status, text) = gateway.get("/readyz");
+        closed(&text).filter(|_| status == 503 && !text.contains("[-] listeners"))
+    });
+    assert!(why.contains("trust of cluster.local: ") && why.contains("roots.pem"), "{why}");
+    std::fs::write(&roots, usable).expect("written");
+    gateway.ready();
+    // The last good roots stay in use.
+    std::fs::write(&roots, "no PEM\n").expect("written");
+    eventually("the problem", || {
+        gateway.json("/api/v1/status")["problems"].to_string().contains("certificate_source").then_some(())
+    });
+    assert_eq!(gateway.get("/readyz").0, 200);
+}
+
+#[test]
+fn the_log_names_name_constraints_for_uris_as_the_cause() {
+    let folder = folder();
+    let limited = Pki::limited_to_uris_of("cluster.local");
+    let roots = folder.path().join("roots.pem");
+    let both = [std::fs::read_to_string(&roots).expect("a file"), limited.ca_pem()].concat();
+    std::fs::write(&roots, both).expect("written");
+    let gateway = Gateway::start_in(folder, BASE, &[]);
+    let identity = "spiffe://cluster.local/ns/a/sa/b";
+    let _ =
+        Hbone::connect(gateway.listener("hbone"), client(Some(limited.issue(&[], Some(identity))), &["h2"]));
+    let line = gateway.logged("the refusal", |line| line["reason"] == "identity_untrusted");
+    let detail = line["detail"].as_str().unwrap_or_default();
+    assert!(detail.contains("has name constraints for URIs, which are not supported"), "{detail}");
+    let (_, body) = gateway.post("/api/v1/reload");
+    assert!(body.contains("has name constraints for URIs"), "{body}");
+}

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, CustomExtension, DnType, IsCa, KeyPair,
+    KeyUsagePurpose, SanType,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -48,6 +49,20 @@ impl Pki {
         // OpenSSL regards a certificate as self-signed if the certificate's issuer equals its subject. So the CA has a name
         // that none of its certificates has as subject.
         params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
+    }
+
+    /// Creates a CA that may certify only URIs of one host (RFC 5280, section 4.2.1.10).
+    pub fn limited_to_uris_of(host: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "a CA with name constraints");
+        let length = u8::try_from(host.len()).expect("a short name");
+        // NameConstraints, permittedSubtrees, GeneralSubtree, and the base, a uniformResourceIdentifier.
+        let head = [0x30, length + 6, 0xa0, length + 4, 0x30, length + 2, 0x86, length];
+        let constraints = [&head, host.as_bytes()].concat();
+        params.custom_extensions.push(CustomExtension::from_oid_content(&[2, 5, 29, 30], constraints));
         let key = KeyPair::generate().expect("a key");
         Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
     }
