@@ -63,7 +63,8 @@ impl Way {
         let viewer = Viewer { network, cluster, client, tunnel, ..Viewer::default() };
         let mut way = Self::default();
         for port in &service.ports {
-            let Some(Assignment { entries, excluded }) = view(snapshot, service, port, "", &viewer) else {
+            let Some(Assignment { entries, excluded, .. }) = view(snapshot, service, port, "", &viewer)
+            else {
                 continue;
             };
             way.gateways =

@@ -6,7 +6,7 @@
 //! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
-//! - `liveness`: probes of gateways. `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
+//! - `liveness`: probes of gateways. `round_trip`: the distances that they measure. `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 
 pub mod copies;
 pub mod etcd;
@@ -19,6 +19,7 @@ pub mod options;
 pub mod owner;
 pub mod registry;
 pub mod resolver;
+mod round_trip;
 pub mod spec;
 pub mod status;
 mod withdrawal;

@@ -1,5 +1,6 @@
-//! The liveness of gateways: connects to each known gateway once a second, and tells the aggregator which have ceased to answer.
-//! A peer's gateway may also say that it stops; it is then taken out while it still answers.
+//! The liveness and the distance of gateways: connects to each known gateway once a second, and tells the aggregator which have
+//! ceased to answer, and the round-trip times of their networks. Every good probe is a measurement. A peer's gateway may also say
+//! that it stops; it is then taken out while it still answers.
 //!
 //! A gateway that has never answered this replica is not judged, because a firewall may let its callers through and not us. While
 //! no gateway of any other network answers, no further one is judged either: then it is more likely that this host is cut off.
@@ -16,9 +17,10 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::owner::Handle;
+use crate::round_trip::{Minimum, Settled};
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::inputs::Unreachable;
+use isthmus_snapshot::inputs::Probes;
 use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_snapshot::peer::{is_network_of, is_place_of_peer};
 use isthmus_snapshot::policy::Access;
@@ -36,6 +38,8 @@ const GOOD: u32 = 3;
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 /// The largest number of addresses that are probed; the others count as answering.
 const PROBED_MAX: usize = 1_024;
+/// The shortest time between two changes of round-trip times, so that steering alone seldom pushes a service.
+const ROUND_TRIPS_EVERY: Duration = Duration::from_secs(10);
 
 /// The result of the probes of an address and port of a gateway. The state of a gateway is the largest of its addresses'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,6 +88,7 @@ struct Probed {
     failing_since: Option<SystemTime>,
     /// The time of the last connect; `None` if none has succeeded.
     took: Option<Duration>,
+    minimum: Minimum,
     is_out: bool,
     /// The time at which the gateway has said that it stops; `None` again after the first failed probe.
     stopping_since: Option<SystemTime>,
@@ -109,6 +114,20 @@ impl Probed {
 struct Results {
     own: Network,
     probed: BTreeMap<SocketAddr, Probed>,
+    /// The round-trip times of other networks, as steering uses them.
+    settled: BTreeMap<Network, Settled>,
+    /// The round-trip times that the aggregator has, and since when.
+    sent: BTreeMap<Network, Duration>,
+    sent_at: Option<Instant>,
+}
+
+/// The measured distance of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// The smallest time of a connect in the last minute; `None` if none succeeded.
+    pub minimum: Option<Duration>,
+    /// The time since the last connect.
+    pub age: Duration,
 }
 
 impl Results {
@@ -124,12 +143,62 @@ impl Results {
             });
             self.probed.insert(address, Probed { networks, ..probed });
         }
+        let networks: BTreeSet<&Network> = self
+            .probed
+            .values()
+            .flat_map(|probed| &probed.networks)
+            .filter(|network| *network != own)
+            .collect();
+        let mut settled = std::mem::take(&mut self.settled);
+        let kept = |network: &Network| (network.clone(), settled.remove(network).unwrap_or_default());
+        self.settled = networks.into_iter().map(kept).collect();
         new
+    }
+
+    /// Returns the smallest time of a connect to a gateway of each network in the last minute.
+    fn minima(&self, now: Instant) -> BTreeMap<Network, Duration> {
+        let mut minima: BTreeMap<Network, Duration> = BTreeMap::new();
+        for probed in self.probed.values() {
+            let Some(minimum) = probed.minimum.get(now) else { continue };
+            for network in &probed.networks {
+                let smallest = minima.entry(network.clone()).or_insert(minimum);
+                *smallest = minimum.min(*smallest);
+            }
+        }
+        minima
+    }
+
+    /// Decides which round-trip times steering uses; the aggregator gets changes some time later, together.
+    fn settle(&mut self, now: Instant) {
+        let minima = self.minima(now);
+        for (network, settled) in &mut self.settled {
+            let before = settled.used;
+            if settled.note(minima.get(network).copied(), now) {
+                tracing::info!(
+                    network = %network,
+                    round_trip = ?settled.used.unwrap_or_default(),
+                    before = ?before,
+                    "the distance of a network has changed; services with `steering` are divided anew"
+                );
+            }
+        }
+        let used =
+            self.settled.iter().filter_map(|(network, settled)| Some((network.clone(), settled.used?)));
+        let used: BTreeMap<Network, Duration> = used.collect();
+        let is_due = self.sent_at.is_none_or(|sent| now.duration_since(sent) >= ROUND_TRIPS_EVERY);
+        if used != self.sent && is_due {
+            (self.sent, self.sent_at) = (used, Some(now));
+        }
     }
 
     /// Records the result of a probe: the time of the connect, or `None`. Returns true if the address was taken out or is used
     /// again; `None` if it is no gateway's any more.
-    fn note(&mut self, address: SocketAddr, took: Option<Duration>, now: SystemTime) -> Option<bool> {
+    fn note(
+        &mut self,
+        address: SocketAddr,
+        took: Option<Duration>,
+        (now, at): (SystemTime, Instant),
+    ) -> Option<bool> {
         let is_own = self.is_own(address);
         let others = self.probed.iter().filter(|(other, _)| **other != address);
         let mut others = others.filter(|(other, _)| self.is_own(**other) == is_own);
@@ -146,6 +215,8 @@ impl Results {
             Some(took) => {
                 probed.stopping_since = None;
                 probed.took = Some(took);
+                probed.minimum.add(took, at);
+                probed.minimum.expire(at);
                 probed.good = probed.good.saturating_add(1);
                 probed.failed = 0;
                 probed.is_out &= probed.good < GOOD;
@@ -185,9 +256,13 @@ impl Results {
         self.probed.get(&address).is_some_and(|probed| probed.networks.contains(&self.own))
     }
 
-    fn unreachable(&self) -> Unreachable {
+    fn unreachable(&self) -> BTreeSet<SocketAddr> {
         let out = self.probed.iter().filter(|(_, probed)| probed.is_out);
         out.map(|(address, _)| *address).collect()
+    }
+
+    fn probes(&self) -> Probes {
+        Probes { unreachable: self.unreachable(), round_trips: self.sent.clone() }
     }
 }
 
@@ -219,6 +294,28 @@ impl Liveness {
         self.results().probed.iter().map(|(address, probed)| (*address, probed.state())).collect()
     }
 
+    /// Returns the smallest time of a connect to each address in the last minute.
+    pub fn round_trips(&self) -> BTreeMap<SocketAddr, Duration> {
+        let now = Instant::now();
+        let results = self.results();
+        let measured =
+            results.probed.iter().filter_map(|(address, probed)| Some((*address, probed.minimum.get(now)?)));
+        measured.collect()
+    }
+
+    /// Returns the measured distances of other networks.
+    pub fn distances(&self) -> BTreeMap<Network, Measured> {
+        let (results, now) = (self.results(), Instant::now());
+        let minima = results.minima(now);
+        let measured = |network: &Network| {
+            let of_network = results.probed.values().filter(|probed| probed.networks.contains(network));
+            let last = of_network.filter_map(|probed| probed.minimum.last()).max()?;
+            let age = now.duration_since(last);
+            Some((network.clone(), Measured { minimum: minima.get(network).copied(), age }))
+        };
+        results.settled.keys().filter_map(measured).collect()
+    }
+
     /// Returns true if the last probe of a gateway of one of these networks has succeeded.
     pub fn answers(&self, networks: &BTreeSet<&Network>) -> bool {
         let results = self.results();
@@ -240,10 +337,11 @@ impl Liveness {
                     let snapshot = reader.latest();
                     let new = self.results().replace(&snapshot.policy.node.network, known(&snapshot));
                     probes.extend(new.into_iter().map(|address| probe(address, offset(address))));
+                    self.results().settle(Instant::now());
                 }
                 () = self.0.changed.notified() => {}
                 Some((address, took, is_good)) = probes.next() => {
-                    let noted = self.results().note(address, is_good.then_some(took), SystemTime::now());
+                    let noted = self.results().note(address, is_good.then_some(took), (SystemTime::now(), Instant::now()));
                     if noted.is_some() {
                         probes.push(probe(address, EVERY.saturating_sub(took)));
                     }
@@ -252,8 +350,8 @@ impl Liveness {
                     }
                 }
             }
-            let unreachable = self.results().unreachable();
-            aggregator.use_unreachable(unreachable);
+            let results = self.results().probes();
+            aggregator.use_probes(results);
         }
     }
 }
@@ -314,7 +412,7 @@ mod tests {
     fn note(results: &mut Results, good: &[u8], failed: &[u8]) {
         for (numbers, took) in [(good, MS), (failed, None)] {
             for number in numbers {
-                assert!(results.note(at(*number), took, SystemTime::UNIX_EPOCH).is_some());
+                assert!(results.note(at(*number), took, (SystemTime::UNIX_EPOCH, Instant::now())).is_some());
             }
         }
     }
@@ -403,7 +501,7 @@ mod tests {
         assert_eq!(out(&results), []);
         results.note_stop("x", &[at(2)], now);
         for _ in 0..GOOD {
-            results.note(at(2), MS, SystemTime::UNIX_EPOCH + STOPS_WITHIN);
+            results.note(at(2), MS, (SystemTime::UNIX_EPOCH + STOPS_WITHIN, Instant::now()));
         }
         assert_eq!(out(&results), [], "it has not stopped");
     }
@@ -423,10 +521,34 @@ mod tests {
     }
 
     #[test]
+    fn the_distance_of_a_network_is_that_of_its_nearest_gateway() {
+        let (mut results, start) = (results(), Instant::now());
+        let mut note = |second: u64, number: u8, ms: u64| {
+            let now = start + Duration::from_secs(second);
+            let took = Some(Duration::from_millis(ms));
+            assert!(results.note(at(number), took, (SystemTime::UNIX_EPOCH, now)).is_some());
+            results.settle(now);
+            let sent = |(network, took): (&Network, &Duration)| (network.to_string(), took.as_millis());
+            results.probes().round_trips.iter().map(sent).collect::<Vec<_>>()
+        };
+        let west = ("west".to_owned(), 20);
+        assert_eq!(note(0, 2, 30), []);
+        assert_eq!(note(1, 1, 1), []);
+        assert_eq!(note(5, 3, 20), [west.clone()], "the own network has none");
+        assert_eq!(note(6, 4, 90), [west.clone()]);
+        assert_eq!(note(12, 4, 80), [west.clone()], "changes are sent together");
+        assert_eq!(note(15, 4, 80), [("south".to_owned(), 80), west]);
+        let own = Network::new("east");
+        results.replace(&own, [(at(4), BTreeSet::from([Network::new("south")]))].into());
+        results.settle(start + Duration::from_secs(30));
+        assert_eq!(results.probes().round_trips.len(), 1, "a network without gateways is forgotten");
+    }
+
+    #[test]
     fn an_address_that_is_no_gateway_any_more_is_forgotten() {
         let mut results = results();
         note(&mut results, &[2, 3, 4], &[]);
         assert_eq!(results.replace(&Network::new("east"), BTreeMap::new()), []);
-        assert_eq!(results.note(at(2), None, SystemTime::UNIX_EPOCH), None);
+        assert_eq!(results.note(at(2), None, (SystemTime::UNIX_EPOCH, Instant::now())), None);
     }
 }

@@ -32,7 +32,7 @@ use isthmus_net::lookup::Resolution;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::Change;
-use isthmus_snapshot::inputs::{Inputs, Unreachable};
+use isthmus_snapshot::inputs::{Inputs, Probes};
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::{Gateway, Policy, RegistryScope};
 use isthmus_snapshot::shard::Shard;
@@ -70,7 +70,7 @@ pub struct Handle {
     /// The newest status of the aggregator.
     pub status: watch::Receiver<Arc<Status>>,
     trust_roots: watch::Sender<Arc<TrustRoots>>,
-    unreachable: watch::Sender<Arc<Unreachable>>,
+    probes: watch::Sender<Arc<Probes>>,
     copies: CopyStore,
 }
 
@@ -101,9 +101,9 @@ impl Handle {
         replace(&self.trust_roots, roots);
     }
 
-    /// Replaces the addresses of gateways that have ceased to answer, if the new ones differ.
-    pub fn use_unreachable(&self, unreachable: Unreachable) {
-        replace(&self.unreachable, unreachable);
+    /// Replaces the results of the probes of gateways, if the new ones differ.
+    pub fn use_probes(&self, probes: Probes) {
+        replace(&self.probes, probes);
     }
 
     /// Waits until the owner task has ended, which is a fault.
@@ -171,8 +171,8 @@ struct Owner {
     resolver: AbortHandle,
     /// The roots of trust domains that xDS clients receive.
     trust_roots: Arc<TrustRoots>,
-    /// The addresses of gateways that have ceased to answer.
-    unreachable: Arc<Unreachable>,
+    /// The results of the probes of gateways.
+    probes: Arc<Probes>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
@@ -182,7 +182,7 @@ struct Owner {
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
     trust_roots: watch::Receiver<Arc<TrustRoots>>,
-    unreachable: watch::Receiver<Arc<Unreachable>>,
+    probes: watch::Receiver<Arc<Probes>>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, Resolution)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -192,7 +192,7 @@ struct Inbox {
 enum Message {
     Configure(Box<Sources>, Reply),
     TrustRoots(Arc<TrustRoots>),
-    Unreachable(Arc<Unreachable>),
+    Probes(Arc<Probes>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, Resolution),
     Copy(CopyEvent),
@@ -218,7 +218,7 @@ impl Inbox {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
             Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
-            Ok(()) = self.unreachable.changed() => Some(Message::Unreachable(self.unreachable.borrow_and_update().clone())),
+            Ok(()) = self.probes.changed() => Some(Message::Probes(self.probes.borrow_and_update().clone())),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -283,7 +283,7 @@ impl Owner {
         let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
         let (trust_roots, trust_roots_used) = watch::channel(Arc::default());
-        let (unreachable, unreachable_used) = watch::channel(Arc::default());
+        let (probes, probes_used) = watch::channel(Arc::default());
         let mut names = Names::default();
         let shards = [own.clone()];
         let inputs = Inputs {
@@ -293,7 +293,7 @@ impl Owner {
             trust_roots: &Arc::default(),
             resolved: names.resolved(),
             virtual_addresses: None,
-            unreachable: None,
+            probes: None,
         };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
@@ -320,7 +320,7 @@ impl Owner {
             addresses,
             names,
             trust_roots: Arc::default(),
-            unreachable: Arc::default(),
+            probes: Arc::default(),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,
@@ -337,12 +337,12 @@ impl Owner {
         let inbox = Inbox {
             configures,
             trust_roots: trust_roots_used,
-            unreachable: unreachable_used,
+            probes: probes_used,
             changes: changed,
             answers: answered,
             copies: copies_news,
         };
-        (owner, inbox, Handle { configure, status: statuses, trust_roots, unreachable, copies }, reader)
+        (owner, inbox, Handle { configure, status: statuses, trust_roots, probes, copies }, reader)
     }
 
     async fn run(mut self, mut inbox: Inbox) {
@@ -379,8 +379,8 @@ impl Owner {
                     self.trust_roots = roots;
                     round.dirty.trust_roots = true;
                 }
-                Message::Unreachable(unreachable) => {
-                    self.unreachable = unreachable;
+                Message::Probes(probes) => {
+                    self.probes = probes;
                     round.publishes = true;
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),

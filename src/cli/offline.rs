@@ -90,7 +90,7 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
         shards: &shards,
         resolved: &resolved,
         virtual_addresses: None,
-        unreachable: None,
+        probes: None,
     };
     let snapshot = all(inputs, 1);
     let conflicts = snapshot.services().into_iter().flat_map(|service| &service.conflicts);

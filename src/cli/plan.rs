@@ -215,7 +215,7 @@ fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
             shards: &[Arc::new(own(listing))],
             resolved: &resolved,
             virtual_addresses: None,
-            unreachable: None,
+            probes: None,
         },
         1,
     )

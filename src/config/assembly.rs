@@ -29,7 +29,7 @@ use super::routes::{Placed, Surroundings};
 use super::table as keys;
 use super::{
     Config, Drain, addresses, aggregation, dns, effective, exports, identity, networks, peers, registries,
-    routes, telemetry, tuning,
+    routes, steering, telemetry, tuning,
 };
 
 /// Makes the config of these files; the error has all problems.
@@ -83,6 +83,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         hbone: identity::hbone(&root.map(&keys::Root::HBONE)),
         exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
+        steering: steering::read(&root, &mut problems),
         networks: networks::read(&root, &mut problems),
         peers: peers.peers,
         limits: limits(&root.map(&keys::Root::LIMITS)),
@@ -90,6 +91,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),
         listeners: listeners.list,
     };
+    steering::check_networks(&root, &policy, &registries, &mut problems);
     something_to_do(&root, &tree, complete && xds.is_none() && dns_server.is_none(), &mut problems);
     if complete {
         warn_of_idle_listeners(&root, &policy, &mut problems);

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use isthmus_document::form::{self, Keys, TextForm};
 use isthmus_document::problem::Problems;
@@ -15,6 +15,7 @@ use isthmus_document::table::{AnyKey, Kind, Object, Presence};
 use isthmus_document::tree::{self, Node};
 use isthmus_peer::options::LinkOptions;
 use isthmus_snapshot::policy::LocalityMode;
+use isthmus_snapshot::steering::Steering;
 use isthmus_snapshot::virtual_addresses::Ranges;
 
 use super::Config;
@@ -22,7 +23,7 @@ use super::file::relative_to;
 use super::listeners::DEFAULT_NAME;
 use super::routes::TUNING_KEYS;
 use super::table::Root;
-use super::table::{peers, registries, routes};
+use super::table::{peers, registries, routes, steering};
 
 type Members = Map<String, Value>;
 
@@ -76,7 +77,7 @@ fn scalar(text: &str, kind: &Kind) -> Option<Value> {
     match kind {
         Kind::Text(form) => {
             let text = (form.write)(text)?;
-            Some(if form.number { text.parse::<u64>().ok()?.into() } else { text.into() })
+            Some(if form.number { text.parse::<Number>().ok()?.into() } else { text.into() })
         }
         Kind::Boolean => Some(matches!(text, "on" | "true" | "True" | "TRUE").into()),
         Kind::Integer { .. } => text.parse::<u64>().ok().map(Value::from),
@@ -220,7 +221,14 @@ fn add_dependent_defaults(shown: &mut Value) {
         absent(&mut balancing[routes::LoadBalancing::LOCALITY.name()], || locality.text().into());
     };
     tuning(&mut shown[Root::DEFAULTS.name()], LocalityMode::Ignore);
-    each(shown.get_mut(Root::POLICIES.name())).for_each(|policy| tuning(policy, LocalityMode::Ignore));
+    let mode = shown[Root::STEERING.name()][steering::Steering::MODE.name()].clone();
+    let rings = || Steering::default().rings.iter().map(form::seconds).collect();
+    absent(&mut shown[Root::STEERING.name()][steering::Steering::RINGS.name()], rings);
+    for policy in each(shown.get_mut(Root::POLICIES.name())) {
+        tuning(policy, LocalityMode::Ignore);
+        let steering = &mut policy[routes::Policy::STEERING.name()];
+        absent(&mut steering[steering::PolicySteering::MODE.name()], || mode.clone());
+    }
     for route in each(shown.get_mut(Root::ROUTES.name())) {
         match route.as_object_mut().filter(|route| route.contains_key(routes::Route::SERVICE.name())) {
             // The policies of the service apply.

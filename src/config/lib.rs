@@ -5,7 +5,7 @@
 //! - `table`: every key, with its default and its description. A default `X::default()` is in the `impl Default` of `X`, mostly in
 //!   [`isthmus_snapshot::policy`].
 //! - `file`: the files and their merged tree. `assembly`: the tree becomes a [`Config`], with the checks that need several values.
-//! - `listeners`, `routes`, `tuning`, `exports`, `networks`, `peers`, `registries`, `aggregation`, `dns`, `identity`, `telemetry`: the
+//! - `listeners`, `routes`, `tuning`, `steering`, `exports`, `networks`, `peers`, `registries`, `aggregation`, `dns`, `identity`, `telemetry`: the
 //!   readers of the sections. `addresses`: which addresses may not collide.
 //! - `effective`, `schema`, `reference`: what is generated from the table.
 
@@ -45,6 +45,7 @@ mod reference;
 mod registries;
 mod routes;
 mod schema;
+mod steering;
 mod table;
 mod telemetry;
 mod tuning;

@@ -113,7 +113,13 @@ fn text_schema(text: &Text) -> Value {
         pattern => json!({ "type": "string", "pattern": pattern }),
     }];
     if text.number {
-        forms.push(json!({ "type": "integer" }));
+        // Only a form whose pattern has a decimal point takes other numbers than whole ones.
+        let is_whole = !text.pattern.contains("\\.");
+        forms.push(if is_whole {
+            json!({ "type": "integer" })
+        } else {
+            json!({ "type": "number", "minimum": 0 })
+        });
     }
     if !text.pattern.is_empty() {
         forms.push(json!({ "$ref": "#/$defs/variable" }));

@@ -18,6 +18,7 @@ pub(super) mod mesh;
 pub(super) mod peers;
 pub(super) mod registries;
 pub(super) mod routes;
+pub(super) mod steering;
 pub(super) mod telemetry;
 
 use dns::DnsServer;
@@ -26,6 +27,7 @@ use mesh::{Aggregator, Dns, Network, State, Xds};
 use peers::Peer;
 use registries::Registry;
 use routes::{Defaults, Policy, RouteForms, RouteKey};
+use steering::Steering;
 use telemetry::{Admin, Telemetry};
 
 /// The default domain of a mesh, for host names and for identities.
@@ -64,6 +66,8 @@ keys! {
         /// The settings of `defaults` for some services. Only the most specific policy that matches applies; a key
         /// that it omits takes the built-in default, not the value in `defaults`.
         POLICIES "policies": form::List<Policy> => "none";
+        /// How the calls of xDS clients are divided among the networks that have a service.
+        STEERING "steering": Steering => "defaults";
         /// Networks of the mesh, by name.
         NETWORKS "networks": form::MapOf<form::NetworkName, Network> => "none";
         /// Other organisations with which services are exchanged.

@@ -9,6 +9,7 @@ use isthmus_document::reader::Fields;
 use isthmus_model::name::NamePattern;
 use isthmus_snapshot::policy::{Ejection, HealthCheck, ServiceTuning, Timeouts, Tuning};
 
+use super::steering;
 use super::table::Root;
 use super::table::routes as keys;
 
@@ -24,6 +25,7 @@ pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
         connect_timeout: fields.get(&keys::CONNECT_TIMEOUT).unwrap_or(base.connect_timeout),
         panic: fields.get(&keys::PANIC),
         send_proxy: fields.get(&keys::SEND_PROXY_PROTOCOL),
+        steering: base.steering,
     }
 }
 
@@ -47,11 +49,13 @@ fn ejection(fields: &Fields<'_>) -> Ejection {
 
 /// Reads the tuning of the mesh's services; policies are sorted so that the first match is the most specific.
 pub(super) fn services(root: &Fields<'_>, timeouts: &Timeouts, problems: &mut Problems) -> ServiceTuning {
-    let base = Tuning::for_services(timeouts);
+    let base = Tuning { steering: steering::default(root), ..Tuning::for_services(timeouts) };
     let mut places: HashMap<NamePattern, Position> = HashMap::new();
     let mut policies = Vec::new();
     for (index, fields, _) in root.maps(&Root::POLICIES) {
-        let own = Arc::new(tuning(&fields, base.clone()));
+        let path = Path::Root.key(Root::POLICIES.name());
+        let steering = steering::of_policy(&fields, &base.steering, &path.index(index), problems);
+        let own = Arc::new(Tuning { steering, ..tuning(&fields, base.clone()) });
         for (at, pattern, node) in fields.values(&keys::Policy::SERVICES) {
             if let Some(first) = places.get(&pattern) {
                 let first = problems.place(*first);

@@ -17,7 +17,7 @@ use super::peer::Peer;
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
 use isthmus_model::name::HostName;
-use isthmus_model::place::Network;
+use isthmus_model::place::{Locality, Network};
 
 /// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;
@@ -74,6 +74,13 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         let apart = networks.own_gateways_apart(&previous.networks);
         next.networks = Arc::new(networks);
         services.extend(next.services_at(&apart, inputs));
+        // The locality of a viewer's network decides on its distance to all others.
+        let localities = |snapshot: &Snapshot, network: &Network| -> Vec<Locality> {
+            let entry = snapshot.networks.get(network);
+            entry.map(|entry| entry.localities().into_iter().cloned().collect()).unwrap_or_default()
+        };
+        let moved = |network: &Network| localities(previous, network) != localities(&next, network);
+        delta.everything = inputs.policy.steers() && changed.iter().any(moved);
         delta.networks = changed;
     }
     if !Arc::ptr_eq(&previous.trust_roots, inputs.trust_roots) {

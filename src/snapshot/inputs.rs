@@ -1,17 +1,25 @@
 //! The inputs of a snapshot: the operator's policy, the shards of the registries, and resolved names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::policy::Policy;
 use super::routes::Resolved;
 use super::shard::Shard;
 use super::trust_roots::TrustRoots;
 use super::virtual_addresses::VirtualAddresses;
+use isthmus_model::place::Network;
 
-/// The addresses and ports of gateways that have ceased to answer this replica's probes.
-pub type Unreachable = BTreeSet<SocketAddr>;
+/// What this replica's probes of gateways have found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probes {
+    /// The addresses and ports of gateways that have ceased to answer.
+    pub unreachable: BTreeSet<SocketAddr>,
+    /// The round-trip times to the gateways of networks. A small or short change is no change, so that rings are stable.
+    pub round_trips: BTreeMap<Network, Duration>,
+}
 
 /// All inputs of a snapshot.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +36,6 @@ pub struct Inputs<'a> {
     pub resolved: &'a Resolved,
     /// The virtual addresses of imported services; `None` if imported services get none.
     pub virtual_addresses: Option<&'a VirtualAddresses>,
-    /// The addresses and ports of gateways that have ceased to answer; `None` if gateways are not probed.
-    pub unreachable: Option<&'a Arc<Unreachable>>,
+    /// The results of the probes of gateways; `None` if gateways are not probed.
+    pub probes: Option<&'a Arc<Probes>>,
 }

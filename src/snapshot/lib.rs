@@ -6,7 +6,7 @@
 //! - Inputs: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
-//!   its arithmetic only), [`networks`], [`dialled`].
+//!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`].
 //! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
 //!   services of one document.
 //! - Addresses of imported services: [`virtual_addresses`].
@@ -38,6 +38,7 @@ pub mod port_endpoint;
 pub mod routes;
 pub mod service_view;
 pub mod shard;
+pub mod steering;
 pub mod trust_roots;
 pub mod unread;
 pub mod view;

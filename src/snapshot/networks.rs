@@ -4,17 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
-use super::inputs::{Inputs, Unreachable};
+use super::inputs::{Inputs, Probes};
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;
+use super::steering::Cost;
 use isthmus_model::address::embedded_ip;
 use isthmus_model::name::HostName;
-use isthmus_model::place::Network;
+use isthmus_model::place::{Locality, Network};
 
 /// All networks that the config or a registry names.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +24,7 @@ pub struct NetworkTable {
     by_name: BTreeMap<Network, Arc<NetworkEntry>>,
     /// Addresses and ports of the gateways of the node's own network.
     own_gateways: BTreeSet<SocketAddr>,
-    pub(super) unreachable: Arc<Unreachable>,
+    pub(super) probes: Arc<Probes>,
     blocks: Arc<Blocks>,
 }
 
@@ -40,6 +42,12 @@ pub struct NetworkEntry {
     pub access: Access,
     /// True if the gateways are probed.
     pub is_probed: bool,
+    /// The round-trip times from viewers on other networks, as far as the config sets them.
+    pub distance: BTreeMap<Network, Duration>,
+    /// The costs of traffic from viewers on other networks.
+    pub cost: BTreeMap<Network, Cost>,
+    /// The round-trip time from this replica, if it was measured.
+    pub round_trip: Option<Duration>,
     /// The gateways of the config file, followed by those of the registries in their order.
     pub gateways: Vec<GatewayEntry>,
     /// The gateways of expired registries. No viewer gets them, but they are probed: one that answers shows that the endpoints
@@ -48,6 +56,12 @@ pub struct NetworkEntry {
 }
 
 impl NetworkEntry {
+    /// Returns the localities of the gateways, from which the distance of a network is estimated.
+    pub fn localities(&self) -> BTreeSet<&Locality> {
+        let all = self.gateways.iter().map(|entry| &entry.gateway.locality);
+        all.filter(|locality| !locality.region().is_empty()).collect()
+    }
+
     /// Returns the gateways, followed by those of expired registries.
     pub fn known(&self) -> impl Iterator<Item = &GatewayEntry> {
         self.gateways.iter().chain(&self.expired)
@@ -68,8 +82,9 @@ pub struct GatewayEntry {
 impl GatewayEntry {
     fn new(gateway: &Gateway, addresses: Arc<[IpAddr]>, inputs: Inputs<'_>) -> Self {
         let mut entry = Self { gateway: gateway.clone(), addresses, unreachable: Vec::new() };
-        if let Some(unreachable) = inputs.unreachable {
-            entry.unreachable = entry.entrances().filter(|address| unreachable.contains(address)).collect();
+        if let Some(probes) = inputs.probes {
+            entry.unreachable =
+                entry.entrances().filter(|address| probes.unreachable.contains(address)).collect();
         }
         entry
     }
@@ -118,8 +133,8 @@ impl NetworkTable {
         let found = inputs.shards.iter().flat_map(|shard| shard.gateway_networks());
         let names: BTreeSet<&Network> = configured.chain(found).collect();
         let blocks = Arc::new(Blocks::new(&inputs.policy.networks));
-        let unreachable = inputs.unreachable.cloned().unwrap_or_default();
-        let mut table = Self { blocks, unreachable, ..Self::default() };
+        let probes = inputs.probes.cloned().unwrap_or_default();
+        let mut table = Self { blocks, probes, ..Self::default() };
         table.renew(names, inputs);
         table
     }
@@ -136,20 +151,23 @@ impl NetworkTable {
             let mut names = entry.known().filter_map(|entry| entry.gateway.host.name());
             names.any(|name| resolved.contains(name))
         };
-        let unreachable = inputs.unreachable.cloned().unwrap_or_default();
-        let judged: BTreeSet<&SocketAddr> = unreachable.symmetric_difference(&self.unreachable).collect();
+        let probes = inputs.probes.cloned().unwrap_or_default();
+        let judged: BTreeSet<&SocketAddr> =
+            probes.unreachable.symmetric_difference(&self.probes.unreachable).collect();
         let is_judged = |entry: &NetworkEntry| {
             entry.known().flat_map(GatewayEntry::entrances).any(|address| judged.contains(&address))
         };
-        let by_name = self.by_name.iter().filter(|(_, entry)| {
-            !resolved.is_empty() && uses(entry) || !judged.is_empty() && is_judged(entry)
+        let by_name = self.by_name.iter().filter(|(name, entry)| {
+            !resolved.is_empty() && uses(entry)
+                || !judged.is_empty() && is_judged(entry)
+                || probes.round_trips.get(*name) != self.probes.round_trips.get(*name)
         });
         let touched: BTreeSet<&Network> = networks.iter().chain(by_name.map(|(name, _)| name)).collect();
-        if touched.is_empty() && unreachable == self.unreachable {
+        if touched.is_empty() && probes == self.probes {
             return None;
         }
         let mut next = self.clone();
-        next.unreachable.clone_from(&unreachable);
+        next.probes = probes;
         next.renew(touched.iter().copied(), inputs);
         let differs = |network: &Network| self.by_name.get(network) != next.by_name.get(network);
         let changed = touched.into_iter().filter(|network| differs(network)).cloned().collect();
@@ -233,6 +251,9 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     Some(NetworkEntry {
         access: configured.map(|policy| policy.access).unwrap_or_default(),
         is_probed: configured.is_none_or(|policy| policy.is_probed),
+        distance: configured.map(|policy| policy.distance.clone()).unwrap_or_default(),
+        cost: configured.map(|policy| policy.cost.clone()).unwrap_or_default(),
+        round_trip: inputs.probes.and_then(|probes| probes.round_trips.get(network).copied()),
         gateways,
         expired,
     })

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::peer::Peer;
+use super::steering::{Cost, ServiceSteering, Steering, SteeringMode};
 use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
 use isthmus_model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
@@ -34,6 +35,8 @@ pub struct Policy {
     pub exports: Vec<Arc<ExportRule>>,
     /// Tuning of the mesh's services. Only the most specific name pattern that matches a service applies to it.
     pub tuning: ServiceTuning,
+    /// The settings of steering that hold for all services.
+    pub steering: Steering,
     /// The networks, in the order of the file; names are unique.
     pub networks: Vec<NetworkPolicy>,
     /// Other organisations, in the order of the file; names are unique.
@@ -60,6 +63,12 @@ impl Policy {
             || self.routes.iter().any(|route| route.is_checked())
     }
 
+    /// Returns true if the calls to any service are divided by steering.
+    pub fn steers(&self) -> bool {
+        let mut all = self.tuning.policies.iter().map(|(_, tuning)| tuning).chain([&self.tuning.default]);
+        all.any(|tuning| tuning.steering.mode != SteeringMode::Off)
+    }
+
     /// Returns true if two policies build the same services from the same registries; they may differ in
     /// listeners, routes, limits, and the gateways and access of networks.
     pub fn is_same_for_services(&self, other: &Self) -> bool {
@@ -67,6 +76,7 @@ impl Policy {
             && self.mesh == other.mesh
             && self.exports == other.exports
             && self.tuning == other.tuning
+            && self.steering == other.steering
             && self.blocks().eq(other.blocks())
             && self.peers == other.peers
     }
@@ -127,6 +137,10 @@ pub struct NetworkPolicy {
     pub gateways: Vec<Gateway>,
     /// True if the gateways are probed, so that viewers do not get one that has ceased to answer.
     pub is_probed: bool,
+    /// The round-trip times from viewers on other networks, as far as the operator sets them.
+    pub distance: BTreeMap<Network, Duration>,
+    /// The costs of traffic from viewers on other networks.
+    pub cost: BTreeMap<Network, Cost>,
 }
 
 /// How endpoints of a network are reached from other networks.
@@ -468,6 +482,8 @@ pub struct Tuning {
     /// The version of the PROXY header that is sent to endpoints before the client's first byte. Endpoints with `tunnel: hbone`
     /// get none.
     pub send_proxy: Option<ProxyVersion>,
+    /// How the calls of xDS clients are divided among networks; of no effect for routes.
+    pub steering: ServiceSteering,
 }
 
 impl Tuning {
@@ -481,6 +497,7 @@ impl Tuning {
             connect_timeout: timeouts.connect,
             panic: true,
             send_proxy: None,
+            steering: ServiceSteering::default(),
         }
     }
 

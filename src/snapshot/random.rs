@@ -1,23 +1,25 @@
 //! Random meshes, for property tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::inputs::Unreachable;
+use crate::inputs::Probes;
 use crate::listing::Listing;
 use crate::peer::Peer;
 use crate::policy::{
     Access, ExportRule, ExportScope, Gateway, NetworkPolicy, Policy, Route, RouteEndpoint, RouteName,
-    RouteTarget,
+    RouteTarget, Tuning,
 };
 use crate::routes::Resolved;
 use crate::shard::Standing;
+use crate::steering::{Cost, ServiceSteering, SteeringMode};
 use crate::testing::*;
 use crate::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::Host;
@@ -75,6 +77,8 @@ fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
             cidrs: vec![format!("10.{number}.0.0/16").parse().expect("legal")],
             gateways,
             is_probed: true,
+            distance: BTreeMap::new(),
+            cost: BTreeMap::new(),
         })
     };
     // The config does not name n4.
@@ -230,10 +234,16 @@ fn resolved() -> impl Strategy<Value = Resolved> {
     })
 }
 
-/// Returns addresses that gateways share, as those that do not answer.
-pub(crate) fn unreachable() -> impl Strategy<Value = Unreachable> {
+/// Returns results of probes: some of the addresses that gateways share do not answer, and some networks have a round-trip time.
+pub(crate) fn probes() -> impl Strategy<Value = Probes> {
     let address = |ip: &str| SocketAddr::new(ip.parse().expect("legal"), 15_443);
-    btree_set(select(SHARED.to_vec()).prop_map(address), 0..3)
+    let unreachable = btree_set(select(SHARED.to_vec()).prop_map(address), 0..3);
+    let round_trip = (select(NETWORKS.to_vec()).prop_map(Network::new), select(vec![1, 10, 50, 500]));
+    let round_trips = vec(round_trip.prop_map(|(network, ms)| (network, Duration::from_millis(ms))), 0..4);
+    (unreachable, round_trips).prop_map(|(unreachable, round_trips)| Probes {
+        unreachable,
+        round_trips: round_trips.into_iter().collect(),
+    })
 }
 
 /// Assigns unique addresses, alternately inside the blocks of the networks and outside of all blocks.
@@ -284,8 +294,8 @@ impl Numbering {
 
 /// Returns random meshes of four registries, up to four networks and three services.
 pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
-    (networks(), shards(), vec(standings(), 4), (exports(), peers()), (resolved(), unreachable())).prop_map(
-        move |(networks, shards, standings, (exports, peers), (resolved, unreachable))| {
+    (networks(), shards(), vec(standings(), 4), (exports(), peers()), (resolved(), probes())).prop_map(
+        move |(networks, shards, standings, (exports, peers), (resolved, probes))| {
             let mut numbering = Numbering::new(addresses, 0);
             let shards = shards.into_iter().zip(standings).map(|(mut shard, standing)| {
                 for service in shard.services.values_mut() {
@@ -299,10 +309,38 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                 policy: policy.into(),
                 resolved,
                 trust_roots: Arc::default(),
-                unreachable: unreachable.into(),
+                probes: probes.into(),
             }
         },
     )
+}
+
+/// Returns random meshes whose services are steered, except one, with distances and costs in the config.
+pub(crate) fn steered(addresses: Addresses) -> impl Strategy<Value = Mesh> {
+    let shares = btree_map(select(NETWORKS.to_vec()).prop_map(Network::new), 0..=50_u8, 0..3);
+    let max = select(vec![0, 30, 100]);
+    let from = || select(NETWORKS.to_vec()).prop_map(Network::new);
+    let distances = vec((btree_map(from(), 1..200_u64, 0..3), btree_map(from(), 0..9_u8, 0..2)), 3);
+    (meshes(addresses), shares, max, distances).prop_map(
+        |(mut mesh, shares, max_remote_percent, distances)| {
+            let policy = Arc::make_mut(&mut mesh.policy);
+            let steering = ServiceSteering { mode: SteeringMode::Nearest, shares };
+            policy.tuning.default = Arc::new(Tuning { steering, ..(*policy.tuning.default).clone() });
+            policy.steering.max_remote_percent = max_remote_percent;
+            for (network, (distance, cost)) in policy.networks.iter_mut().zip(distances) {
+                network.distance =
+                    distance.into_iter().map(|(of, ms)| (of, Duration::from_millis(ms))).collect();
+                let cost_of = |cost: u8| Cost::parse(&format!("0.0{cost}")).expect("legal");
+                network.cost = cost.into_iter().map(|(of, cost)| (of, cost_of(cost))).collect();
+            }
+            mesh
+        },
+    )
+}
+
+/// Returns random meshes, steered or not.
+pub(crate) fn any_meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
+    prop_oneof![meshes(addresses), steered(addresses)]
 }
 
 pub(crate) fn viewers() -> impl Strategy<Value = Viewer> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Snapshot;
 use super::build::all;
 pub use super::candidates::{Candidate, Candidates, Distance, EndpointKey};
-use super::inputs::{Inputs, Unreachable};
+use super::inputs::{Inputs, Probes};
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
 use super::policy::{
@@ -19,6 +19,7 @@ use super::policy::{
 };
 use super::routes::Resolved;
 use super::shard::Shard;
+use super::steering::Steering;
 use super::trust_roots::TrustRoots;
 use isthmus_model::address::{Bind, Host};
 use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Weight};
@@ -37,7 +38,7 @@ pub struct Mesh {
     pub shards: Vec<Arc<Shard>>,
     pub resolved: Resolved,
     pub trust_roots: Arc<TrustRoots>,
-    pub unreachable: Arc<Unreachable>,
+    pub probes: Arc<Probes>,
 }
 
 impl Mesh {
@@ -49,7 +50,7 @@ impl Mesh {
             shards,
             resolved: Resolved::default(),
             trust_roots: Arc::default(),
-            unreachable: Arc::default(),
+            probes: Arc::default(),
         }
     }
 
@@ -61,7 +62,7 @@ impl Mesh {
             shards: &self.shards,
             resolved: &self.resolved,
             virtual_addresses: None,
-            unreachable: Some(&self.unreachable),
+            probes: Some(&self.probes),
         }
     }
 
@@ -91,6 +92,7 @@ pub fn policy_of(cluster: &str, network: &str) -> Policy {
         routes: Vec::new(),
         exports: Vec::new(),
         tuning: ServiceTuning { default: tuning().into(), policies: Vec::new() },
+        steering: Steering::default(),
         networks: Vec::new(),
         peers: Vec::new(),
         hbone: HboneLimits::default(),
@@ -154,6 +156,8 @@ pub fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
         cidrs: Vec::new(),
         gateways,
         is_probed: true,
+        distance: BTreeMap::new(),
+        cost: BTreeMap::new(),
     }
 }
 

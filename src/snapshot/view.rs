@@ -18,11 +18,14 @@ use super::policy::Access;
 use super::port_endpoint::PortEndpoint;
 use super::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, PortView, ServiceView};
 use super::shard::Standing;
+use super::steering::{Group, ServiceSteering, SteeringMode};
 use super::weights::{Share, share, whole};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::Withheld;
+
+mod steered;
 
 /// The client that asks for endpoints. Equal viewers get the same endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,12 +45,14 @@ pub struct Viewer {
 }
 
 /// The networks of a service's endpoints. Two viewers on other networks get the same endpoints if they differ only in their
-/// network.
+/// network, and the service is not steered.
 #[derive(Debug)]
 pub struct Neighbourhood {
     /// The networks, in order. `None` if the network of any endpoint is unknown: which viewers get that endpoint depends on their
     /// clusters.
     networks: Option<Box<[Network]>>,
+    /// True if the distances from the viewer's network matter.
+    is_steered: bool,
 }
 
 impl Neighbourhood {
@@ -55,7 +60,11 @@ impl Neighbourhood {
     pub fn of(snapshot: &Snapshot, hostname: &str) -> Self {
         let networks = snapshot.service(hostname).map(|service| service.networks.clone()).unwrap_or_default();
         let is_known = networks.iter().all(|network| !network.is_unknown());
-        Self { networks: is_known.then_some(networks) }
+        let is_steered = snapshot.service(hostname).is_some_and(|service| {
+            let tuning = snapshot.policy.tuning.of(&service.name);
+            tuning.steering.mode != SteeringMode::Off
+        });
+        Self { networks: is_known.then_some(networks), is_steered }
     }
 
     /// Returns the viewer without the properties that make no difference for the service. Viewers that are equal after this
@@ -63,7 +72,7 @@ impl Neighbourhood {
     pub fn reduce(&self, viewer: &Arc<Viewer>) -> Arc<Viewer> {
         let Some(networks) = &self.networks else { return viewer.clone() };
         let near = networks.binary_search(&viewer.network).is_ok();
-        let network = if near { viewer.network.clone() } else { Network::default() };
+        let network = if near || self.is_steered { viewer.network.clone() } else { Network::default() };
         Arc::new(Viewer { network, cluster: ClusterId::default(), ..Viewer::clone(viewer) })
     }
 }
@@ -140,6 +149,8 @@ pub struct Assignment {
     pub entries: Vec<Entry>,
     /// The weight of endpoints that the viewer does not get, in order of network, cluster and reason.
     pub excluded: Vec<Excluded>,
+    /// The groups among which the viewer's calls are divided, nearest first; empty if the service is not steered.
+    pub groups: Vec<Group>,
 }
 
 /// One address to connect to.
@@ -168,6 +179,14 @@ pub struct Entry {
     pub health: Health,
     /// The TLS mode of the endpoint, or of the endpoints behind the gateway.
     pub tls: TlsMode,
+}
+
+impl Entry {
+    /// Returns true if this is an endpoint on the viewer's own network. An endpoint of the unknown network counts, since its
+    /// viewers reach it by address.
+    fn is_on(&self, own: &Network) -> bool {
+        self.kind == EntryKind::Endpoint && (self.network == *own || self.network.is_unknown())
+    }
 }
 
 /// The kind of an entry of a view.
@@ -262,6 +281,9 @@ pub fn view(
         by_hostname: service.routes_by_hostname(port),
         is_import: service.import.is_some(),
         prefers_near: service.prefers_near,
+        steering: &snapshot.policy.tuning.of(&service.name).steering,
+        not_ready: BTreeMap::new(),
+        silent: BTreeSet::new(),
         near: BTreeMap::new(),
         far: BTreeMap::new(),
         gateways: BTreeMap::new(),
@@ -312,6 +334,11 @@ struct Horizon<'a> {
     is_import: bool,
     /// True if the endpoints on the viewer's own network come first.
     prefers_near: bool,
+    steering: &'a ServiceSteering,
+    /// The summed weight of endpoints that are not ready, by network. Draining endpoints do not count.
+    not_ready: BTreeMap<Network, u64>,
+    /// The networks of which no gateway answers that the viewer can use.
+    silent: BTreeSet<Network>,
     near: BTreeMap<SocketAddr, Entry>,
     far: BTreeMap<Network, RemoteEndpoints>,
     gateways: BTreeMap<SocketAddr, Entry>,
@@ -337,6 +364,24 @@ impl Horizon<'_> {
         };
         if let Err(reason) = placed {
             self.exclude(network, cluster, weight, reason);
+        }
+        if seen && self.steering.mode != SteeringMode::Off && endpoint.endpoint.health == Health::Unhealthy {
+            self.note_not_ready(network, cluster, weight);
+        }
+    }
+
+    /// Counts an endpoint that is not ready, if the viewer could reach it otherwise.
+    fn note_not_ready(&mut self, network: &Network, cluster: &ClusterId, weight: u64) {
+        let viewer = self.viewer;
+        let has_gateway = || {
+            let entry = self.snapshot.networks.get(network);
+            let mut gateways = entry.into_iter().flat_map(|entry| &entry.gateways);
+            gateways.any(|gateway| UsableGateway::new(gateway, viewer).is_some())
+        };
+        if self.is_near(network, cluster) || self.is_exported(cluster) && has_gateway() {
+            // Endpoints of the unknown network that the viewer reaches by address are on its own network.
+            let network = if network.is_unknown() { &viewer.network } else { network };
+            *self.not_ready.entry(network.clone()).or_default() += weight;
         }
     }
 
@@ -482,6 +527,8 @@ impl Horizon<'_> {
         if usable.iter().any(UsableGateway::answers) {
             usable.iter_mut().for_each(UsableGateway::retain_answering);
             usable.retain(|usable| !usable.ips.is_empty());
+        } else if !usable.is_empty() {
+            self.silent.insert(network.clone());
         }
         let any = !usable.is_empty();
         // The view lists an address with one TLS mode only, since the client must know which mode to speak. So an address is
@@ -527,9 +574,9 @@ impl Horizon<'_> {
         Ok(())
     }
 
-    fn finish(self) -> Assignment {
-        let mut all = self.near;
-        for (address, gateway) in self.gateways {
+    fn finish(mut self) -> Assignment {
+        let mut all = std::mem::take(&mut self.near);
+        for (address, gateway) in std::mem::take(&mut self.gateways) {
             match all.get_mut(&address) {
                 // If a neighbour is also a gateway, both become one entry.
                 Some(neighbour) => neighbour.stands_for += &gateway.stands_for,
@@ -538,17 +585,23 @@ impl Horizon<'_> {
         }
         let mut entries: Vec<Entry> = all.into_values().collect();
         name_once(&mut entries);
-        give_weights(&mut entries);
-        if self.prefers_near {
-            put_first(&mut entries, &self.viewer.network);
-        }
+        let groups = match self.steering.mode {
+            SteeringMode::Off => {
+                give_weights(&mut entries);
+                if self.prefers_near {
+                    put_first(&mut entries, &self.viewer.network);
+                }
+                Vec::new()
+            }
+            SteeringMode::Nearest => self.steer(&mut entries),
+        };
         let excluded = self.excluded.into_iter().map(|((network, cluster, reason), weight)| Excluded {
             network,
             cluster,
             weight,
             reason,
         });
-        Assignment { entries, excluded: excluded.collect() }
+        Assignment { entries, excluded: excluded.collect(), groups }
     }
 }
 
@@ -599,28 +652,28 @@ impl<'a> UsableGateway<'a> {
 
 /// Gives the entries outside the viewer's own network the second priority, if there are others: priorities begin with 0.
 fn put_first(entries: &mut [Entry], own: &Network) {
-    let is_near = |entry: &Entry| {
-        entry.kind == EntryKind::Endpoint && (entry.network == *own || entry.network.is_unknown())
-    };
-    if entries.iter().any(is_near) {
-        entries.iter_mut().filter(|entry| !is_near(entry)).for_each(|entry| entry.priority = 1);
+    if entries.iter().any(|entry| entry.is_on(own)) {
+        entries.iter_mut().filter(|entry| !entry.is_on(own)).for_each(|entry| entry.priority = 1);
     }
 }
 
-/// Converts the exact shares to whole numbers; each distinct share is computed once.
+/// Gives each entry the weight that represents the endpoints behind it.
 fn give_weights(entries: &mut [Entry]) {
+    let weights = whole_numbers(entries.iter().map(|entry| &entry.stands_for));
+    entries.iter_mut().zip(weights).for_each(|(entry, weight)| entry.weight = weight);
+}
+
+/// Converts exact shares to whole numbers, in the same order; each distinct share is computed once.
+fn whole_numbers<'a>(all: impl Iterator<Item = &'a Share> + Clone) -> Vec<u32> {
     let mut counts: BTreeMap<&Share, usize> = BTreeMap::new();
-    for entry in entries.iter() {
-        *counts.entry(&entry.stands_for).or_default() += 1;
+    for share in all.clone() {
+        *counts.entry(share).or_default() += 1;
     }
     let shares: Vec<(Share, usize)> =
         counts.into_iter().map(|(share, count)| (share.clone(), count)).collect();
     let weights = whole(&shares);
-    for entry in entries {
-        if let Ok(at) = shares.binary_search_by(|(share, _)| share.cmp(&entry.stands_for)) {
-            entry.weight = weights[at];
-        }
-    }
+    let found = all.filter_map(|one| shares.binary_search_by(|(share, _)| share.cmp(one)).ok());
+    found.map(|at| weights[at]).collect()
 }
 
 #[cfg(test)]

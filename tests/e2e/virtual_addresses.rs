@@ -121,7 +121,7 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
         shards: &shards,
         resolved: &Resolved::default(),
         virtual_addresses: Some(&addresses),
-        unreachable: None,
+        probes: None,
     };
     (build::all(inputs, generation), addresses.of(NAME).collect())
 }

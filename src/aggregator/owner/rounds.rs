@@ -164,7 +164,7 @@ impl Owner {
             trust_roots: &self.trust_roots,
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
-            unreachable: Some(&self.unreachable),
+            probes: Some(&self.probes),
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);

@@ -437,7 +437,7 @@ impl Client {
                     shards: &[],
                     resolved: &Resolved::default(),
                     virtual_addresses: None,
-                    unreachable: None,
+                    probes: None,
                 },
                 1,
             ),

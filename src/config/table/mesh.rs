@@ -10,6 +10,8 @@ use isthmus_document::tree::Node;
 use isthmus_model::endpoint::Weight;
 use isthmus_snapshot::policy::Access;
 
+use super::steering::CostPerGib;
+
 keys! {
     /// One network, and how other networks reach it.
     pub(crate) Network "network" {
@@ -24,6 +26,11 @@ keys! {
         /// If on, this replica connects to each gateway once a second. Clients do not get a gateway that has ceased to answer
         /// while another gateway of the network answers.
         PROBE "probe": form::Boolean = true;
+        /// Round-trip time from clients on each of these networks. It wins over the time that this replica measures.
+        DISTANCE "distance": form::MapOf<form::NetworkName, form::Timeout> => "measured from the gateway's own network, or else by locality";
+        /// Cost per GiB of traffic from clients on each of these networks, in any currency. `steering.costWeight` makes it a
+        /// distance.
+        COST "cost": form::MapOf<form::NetworkName, CostPerGib> => "0";
     }
 
     /// One gateway of a network. At least one of the two ports is required.

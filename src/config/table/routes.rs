@@ -11,6 +11,8 @@ use isthmus_document::tree::Node;
 use isthmus_model::endpoint::{ProxyVersion, Weight};
 use isthmus_snapshot::policy::{self, LocalityMode, RouteName, Timeouts, Tuning};
 
+use super::steering::PolicySteering;
+
 text_forms! {
     /// The key of a route.
     pub(crate) RouteKey: RouteName = scalar::route_name, "routeKey", "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
@@ -91,6 +93,8 @@ keys! {
     pub(crate) Policy "policy" {
         /// Host names of the services. The same name may not be in two policies.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
+        /// How the calls of xDS clients are divided among networks.
+        STEERING "steering": PolicySteering => "`steering`";
     } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
     /// How the gateway chooses one of several endpoints.

@@ -746,3 +746,51 @@ fn what_is_doubtful_is_warned_of() {
         assert!(told.contains(wanted), "{told}\nhas not\n{wanted}");
     }
 }
+
+#[test]
+fn steering() {
+    refused_with(
+        "steering: {mode: adaptive}",
+        &[
+            ":2:18: steering.mode: found \"adaptive\": this version cannot divide calls by load; expected off or nearest",
+        ],
+    );
+    refused_with(
+        "steering: {rings: [2ms, 20ms, 20ms, 5ms], costWeight: -1ms, maxRemote: 120%}",
+        &[
+            ":2:31: steering.rings[2]: \"20ms\" is not larger than the ring before it; …",
+            ":2:37: steering.rings[3]: \"5ms\" is not larger than the ring before it; …",
+            ":2:55: steering.costWeight: …",
+            ":2:72: steering.maxRemote: …it is more than 100%",
+        ],
+    );
+    refused_with(
+        "steering: {rings: [-2ms, 0s]}",
+        &[":2:20: steering.rings[0]: …", ":2:26: steering.rings[1]: …it must be greater than zero"],
+    );
+    refused_with("steering: {rings: []}", &[":2:19: steering.rings: found an empty list…"]);
+    let networks = "networks: {a: {}, b: {}, c: {}}";
+    refused_with(
+        &format!(
+            "{networks}\nsteering: {{mode: nearest}}\npolicies: [{{services: ['*'], steering: {{shares: {{a: 50%, b: 30%, c: 30%}}}}}}]"
+        ),
+        &[":4:49: policies[0].steering.shares: the shares are 110% together, expected at most 100%"],
+    );
+    refused_with(
+        &format!("{networks}\npolicies: [{{services: ['*'], steering: {{shares: {{a: 50%}}}}}}]"),
+        &[
+            ":3:49: policies[0].steering.shares: shares need a mode that divides the rest; write `mode: nearest` …",
+        ],
+    );
+    refused_with(
+        "node: {network: net-a}\nnetworks:\n  net-b: {distance: {net-a: 0s, net-x: 3ms}, cost: {net_b: -1}}\n\
+         policies: [{services: ['*'], steering: {mode: nearest, shares: {net-c: 1%}}}]",
+        &[
+            ":4:29: networks[\"net-b\"].distance[\"net-a\"]: …it must be greater than zero",
+            ":4:33: networks[\"net-b\"].distance[\"net-x\"]: no network \"net-x\" is known; …",
+            ":4:53: networks[\"net-b\"].cost.net_b: no network \"net_b\" is known; …did you mean …net-b…",
+            ":4:60: networks[\"net-b\"].cost.net_b: found the number -1; expected a number from 0 …",
+            ":5:65: policies[0].steering.shares[\"net-c\"]: no network \"net-c\" is known; …",
+        ],
+    );
+}

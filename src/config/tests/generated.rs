@@ -250,6 +250,8 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("host", (&["10.0.0.1", "fd00::1", "db.internal"], &["a/b"])),
         ("hostname", (&["a.b", "a_b"], &["a b", "*.b"])),
         ("https", (&["https://a.b:1"], &["http://a.b:1"])),
+        ("cost", (&["0", "0.02", "12.345678"], &["-1", "1.", ".5", "0.1234567"])),
+        ("steeringMode", (&["off", "nearest"], &["adaptive", "order"])),
         ("spiffeId", (&["spiffe://td/ns/a"], &["td/ns/a", "spiffe://td/ns/*"])),
         ("spiffeIdPattern", (&["spiffe://td/ns/a", "spiffe://td/ns/*"], &["td/*"])),
         ("ip", (&["10.0.0.1", "fd00::1"], &["host"])),

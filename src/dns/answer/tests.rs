@@ -90,7 +90,7 @@ impl World {
             shards: &self.shards,
             resolved,
             virtual_addresses: Some(&self.addresses),
-            unreachable: None,
+            probes: None,
         }
     }
 

@@ -11,11 +11,9 @@ use super::*;
 use crate::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
-use crate::inputs::Unreachable;
+use crate::inputs::Probes;
 use crate::policy::{NetworkPolicy, Policy, RouteName};
-use crate::random::{
-    Addresses, NAMES, Numbering, answers, meshes, services, standings, unreachable, viewers,
-};
+use crate::random::{Addresses, NAMES, Numbering, answers, any_meshes, probes, services, standings, viewers};
 use crate::service_view::AskedBy;
 use crate::shard::Standing;
 use crate::testing::{Mesh, NETWORKS, gateway, host_name, network};
@@ -123,8 +121,8 @@ enum Step {
     /// A registry becomes live, demoted or expired.
     Stand(Index, Standing),
     Resolve(usize, Option<Arc<[IpAddr]>>),
-    /// Gateways cease to answer, or answer again.
-    Judge(Unreachable),
+    /// Gateways cease to answer, or answer again, or are at another distance.
+    Judge(Probes),
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -146,7 +144,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => at().prop_map(Step::Forget),
         2 => (at(), standings()).prop_map(|(at, standing)| Step::Stand(at, standing)),
         3 => answer,
-        2 => unreachable().prop_map(Step::Judge),
+        2 => probes().prop_map(Step::Judge),
     ]
 }
 
@@ -213,7 +211,7 @@ fn take(mesh: &mut Mesh, previous: &Snapshot, step: Step, numbering: &mut Number
             }
             dirty.resolved.insert(name);
         }
-        Step::Judge(unreachable) => mesh.unreachable = unreachable.into(),
+        Step::Judge(probes) => mesh.probes = probes.into(),
         Step::Stand(at, standing) => {
             let at = at.index(mesh.shards.len());
             mesh.shards[at] = mesh.shards[at].with_standing(standing).into();
@@ -294,7 +292,7 @@ proptest! {
 
     #[test]
     fn registries_in_any_order_of_arrival_give_the_same(
-        mesh in meshes(Addresses::Shared),
+        mesh in any_meshes(Addresses::Shared),
         viewers in vec(viewers(), 3),
         order in Just((0..4).collect::<Vec<usize>>()).prop_shuffle(),
     ) {
@@ -310,7 +308,7 @@ proptest! {
 
     #[test]
     fn step_by_step_is_as_at_once(
-        mut mesh in meshes(Addresses::Shared),
+        mut mesh in any_meshes(Addresses::Shared),
         viewers in vec(viewers(), 2),
         steps in vec(steps(), 1..10),
     ) {
@@ -327,8 +325,8 @@ proptest! {
     /// only routes, or only networks, changed.
     #[test]
     fn another_policy_is_as_if_it_had_been_there_at_once(
-        mut mesh in meshes(Addresses::Shared),
-        other in meshes(Addresses::Shared),
+        mut mesh in any_meshes(Addresses::Shared),
+        other in any_meshes(Addresses::Shared),
         part in select(vec![PolicyPart::Whole, PolicyPart::Routes, PolicyPart::Networks]),
         viewers in vec(viewers(), 2),
         step in steps(),
@@ -351,7 +349,7 @@ proptest! {
     /// Views of services that a step does not name stay the same and are shared.
     #[test]
     fn a_step_changes_what_it_says(
-        mut mesh in meshes(Addresses::Shared),
+        mut mesh in any_meshes(Addresses::Shared),
         viewers in vec(viewers(), 2),
         step in steps(),
     ) {
@@ -399,7 +397,7 @@ fn a_gateway_that_ceases_to_answer_concerns_the_services_behind_it() {
         Mesh::new(vec![network("n2", gateways), network("n3", vec![gateway("192.0.2.3", 1)])], Vec::new());
     let before = mesh.snapshot();
     let dead: SocketAddr = "192.0.2.1:15443".parse().expect("legal");
-    mesh.unreachable = Arc::new([dead].into());
+    mesh.probes = Arc::new(Probes { unreachable: [dead].into(), ..Probes::default() });
     let (after, delta) = follow(&mesh, &before, &Dirty::default());
     let network = Network::new("n2");
     assert_eq!((delta.services.len(), &delta.networks), (0, &[network.clone()].into()));

@@ -75,7 +75,7 @@ fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
             shards,
             resolved: &resolved,
             virtual_addresses: None,
-            unreachable: None,
+            probes: None,
         };
         build::all(inputs, 1).service(ALIAS).expect("there").clone()
     };
@@ -155,7 +155,7 @@ fn clusters_that_agree_have_no_conflict() {
         shards: &shards,
         resolved: &resolved,
         virtual_addresses: None,
-        unreachable: None,
+        probes: None,
     };
     let view = build::all(inputs, 1).service(ALIAS).expect("there").clone();
     assert_eq!(view.export_conflict, None);

@@ -33,7 +33,7 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
             shards,
             resolved,
             virtual_addresses: None,
-            unreachable: None,
+            probes: None,
         },
         1,
     );
@@ -140,7 +140,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
         shards,
         resolved: &resolved,
         virtual_addresses: None,
-        unreachable: None,
+        probes: None,
     };
     let before = [stale, live.clone()];
     let after = [demoted, live];

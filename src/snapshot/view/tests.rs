@@ -3,7 +3,9 @@
 mod properties;
 
 use super::*;
-use crate::policy::Gateway;
+use crate::inputs::Probes;
+use crate::policy::{Gateway, NetworkPolicy, Policy, Tuning};
+use crate::steering::{Distance, Source};
 use crate::testing::{Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard};
 use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels};
 use isthmus_model::import::Import;
@@ -173,17 +175,21 @@ fn gateways_of_the_own_cluster_come_first() {
     );
 }
 
+/// Returns the results of probes to which these addresses do not answer.
+fn silent(addresses: &[&str]) -> Arc<Probes> {
+    let unreachable = addresses.iter().map(|one| one.parse().expect("legal")).collect();
+    Arc::new(Probes { unreachable, ..Probes::default() })
+}
+
 #[test]
 fn a_gateway_that_has_ceased_to_answer_is_left_out_while_another_one_answers() {
     let gateways = vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 1), gateway("2001:db8::1", 1)];
     let mut mesh = west(gateways, vec![endpoint("10.2.0.1", 6)]);
-    let dead =
-        |addresses: &[&str]| Arc::new(addresses.iter().map(|one| one.parse().expect("legal")).collect());
-    mesh.unreachable = dead(&["192.0.2.1:15443", "192.0.2.2:1", "192.0.2.9:15443"]);
+    mesh.probes = silent(&["192.0.2.1:15443", "192.0.2.2:1", "192.0.2.9:15443"]);
     let both = [entry("192.0.2.2:15443", 1, "3"), entry("[2001:db8::1]:15443", 1, "3")];
     assert_eq!(entries(&mesh, &east()), both);
     // A viewer to which no gateway answers keeps all of its own.
-    mesh.unreachable = dead(&["192.0.2.1:15443", "[2001:db8::1]:15443"]);
+    mesh.probes = silent(&["192.0.2.1:15443", "[2001:db8::1]:15443"]);
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.2:15443", 1, "6")]);
     let v6 = Viewer { families: Families::V6, ..east() };
     assert_eq!(entries(&mesh, &v6), [entry("[2001:db8::1]:15443", 1, "6")]);
@@ -194,7 +200,7 @@ fn endpoints_of_a_cluster_without_a_gateway_that_answers_are_behind_the_others()
     let own = |host, cluster| Gateway { cluster: ClusterId::new(cluster), ..gateway(host, 1) };
     let mut mesh = west(vec![own("192.0.2.1", "c"), own("192.0.2.2", "d")], vec![endpoint("10.2.0.1", 6)]);
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "6")]);
-    mesh.unreachable = Arc::new(["192.0.2.1:15443".parse().expect("legal")].into());
+    mesh.probes = silent(&["192.0.2.1:15443"]);
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.2:15443", 1, "6")]);
 }
 
@@ -213,7 +219,7 @@ fn grpc_clients_reach_an_imported_service_under_its_exported_name() {
             vec![shard("c", "west", vec![imported])],
         );
         // No export rule of this mesh concerns the services of a peer.
-        mesh.policy = crate::policy::Policy { exports: Vec::new(), ..(*mesh.policy).clone() }.into();
+        mesh.policy = Policy { exports: Vec::new(), ..(*mesh.policy).clone() }.into();
         let grpc = Viewer { client: ClientKind::Grpc, ..east() };
         (entries(&mesh, &grpc).len(), excluded(&mesh, &grpc))
     };
@@ -500,4 +506,111 @@ fn a_subset_is_viewed_alone_and_an_unknown_one_is_told() {
     assert_eq!(of("v1").map(|all| all.entries[0].stands_for.clone()), Some(share(1)));
     assert_eq!(of("").map(|all| all.entries[0].stands_for.clone()), Some(share(6)));
     assert_eq!(of("v2"), None);
+}
+
+/// Returns a steered mesh: two of the endpoints on `n1`, the network of this replica, are ready of `of`; behind gateways are
+/// `near` with 2, `far` with 6, and `middle`, whose distance is measured, with 1.
+fn steered(of: usize) -> Mesh {
+    let services = |network: &str, count: usize, ready: usize| {
+        let number = network.len();
+        let one = |at: usize| Endpoint {
+            health: if at < ready { Health::Healthy } else { Health::Unhealthy },
+            ..endpoint(&format!("10.{number}.0.{at}"), 1)
+        };
+        let endpoints = (0..count).map(one).collect();
+        shard("", network, vec![service(SERVICE, vec![port(443, PortProtocol::Tls)], endpoints)])
+    };
+    let at = |name: &str, address: &str, ms: Option<u64>| NetworkPolicy {
+        distance: ms
+            .map(|ms| (Network::new("n1"), std::time::Duration::from_millis(ms)))
+            .into_iter()
+            .collect(),
+        ..network(name, vec![gateway(address, 1)])
+    };
+    let networks = vec![
+        at("near", "192.0.2.1", Some(1)),
+        at("far", "192.0.2.3", Some(200)),
+        at("middle", "192.0.2.2", None),
+    ];
+    let mut mesh = Mesh::new(
+        networks,
+        vec![services("n1", of, 2), services("near", 3, 2), services("middle", 1, 1), services("far", 6, 6)],
+    );
+    let round_trips = [(Network::new("middle"), std::time::Duration::from_millis(30))].into();
+    mesh.probes = Arc::new(Probes { round_trips, ..Probes::default() });
+    let tuning = crate::testing::tuning();
+    let steering = ServiceSteering { mode: SteeringMode::Nearest, ..tuning.steering.clone() };
+    let policy: &mut Policy = Arc::make_mut(&mut mesh.policy);
+    policy.tuning.default = Tuning { steering, ..tuning }.into();
+    mesh
+}
+
+#[test]
+fn a_steered_service_gives_the_own_network_first_and_others_by_ring() {
+    let given = |mesh: &Mesh, viewer: &Viewer| -> Vec<(String, u32, u32)> {
+        let all = seen(mesh, viewer).entries;
+        all.iter().map(|entry| (entry.address.to_string(), entry.priority, entry.weight)).collect()
+    };
+    let entry = |address: &str, priority, weight| (address.to_owned(), priority, weight);
+    let (near, middle, far) = ("192.0.2.1:15443", "192.0.2.2:15443", "192.0.2.3:15443");
+    let here = viewer("n1", "");
+    assert_eq!(
+        given(&steered(2), &here),
+        [
+            entry("10.2.0.0:8080", 0, 1),
+            entry("10.2.0.1:8080", 0, 1),
+            entry(near, 1, 1),
+            entry(middle, 2, 1),
+            entry(far, 3, 1)
+        ]
+    );
+    // 1.4 × 2/5 of the calls stay: 18 parts of 32 for two endpoints. The gateway of the nearest ring gets 1.4 × 2/3 of the rest.
+    let all = given(&steered(5), &here);
+    assert_eq!(all[..2], [entry("10.2.0.0:8080", 0, 9), entry("10.2.0.1:8080", 0, 9)]);
+    assert_eq!(
+        all[2..5].iter().map(|entry| entry.1).collect::<Vec<_>>(),
+        [2, 2, 2],
+        "those that are not ready"
+    );
+    assert_eq!(all[5..], [entry(near, 0, 13), entry(middle, 0, 1), entry(far, 1, 1)]);
+    // Nothing is known of the distances from another network, so that all groups are in the same ring.
+    let elsewhere = given(&steered(2), &viewer("x", ""));
+    assert_eq!(elsewhere.iter().map(|entry| entry.2).collect::<Vec<_>>(), [7, 4, 21]);
+    assert!(elsewhere.iter().all(|entry| entry.1 == 0));
+}
+
+#[test]
+fn the_config_has_the_last_word_on_distances() {
+    let mut mesh = steered(2);
+    let distance = |mesh: &Mesh, viewer: &Viewer| {
+        let groups = seen(mesh, viewer).groups;
+        let middle = groups.into_iter().find(|group| group.network.as_str() == "middle");
+        middle.and_then(|group| group.distance).map(|distance: Distance| distance.source)
+    };
+    let ms = std::time::Duration::from_millis;
+    assert_eq!(distance(&mesh, &viewer("n1", "")), Some(Source::Measured(ms(30))));
+    Arc::make_mut(&mut mesh.policy).networks[2].distance.insert(Network::new("n1"), ms(7));
+    assert_eq!(distance(&mesh, &viewer("n1", "")), Some(Source::Config(ms(7))));
+    let policy = Arc::make_mut(&mut mesh.policy);
+    policy.networks[2].gateways[0].locality = place("r/2");
+    policy.networks[1].gateways[0].locality = place("r/1");
+    use isthmus_model::place::Distance as Level;
+    assert_eq!(distance(&mesh, &viewer("far", "")), Some(Source::Locality(Level::SameRegion)));
+    assert_eq!(distance(&mesh, &viewer("", "")), Some(Source::Locality(Level::Elsewhere)));
+}
+
+#[test]
+fn a_network_whose_gateways_do_not_answer_comes_last_while_there_are_others() {
+    let mut mesh = steered(2);
+    let priorities = |mesh: &Mesh, of: &str| -> Vec<u32> {
+        seen(mesh, &viewer(of, "")).entries.iter().map(|entry| entry.priority).collect()
+    };
+    let probes = Arc::make_mut(&mut mesh.probes);
+    probes.unreachable.insert("192.0.2.1:15443".parse().expect("legal"));
+    assert_eq!(priorities(&mesh, "n1"), [0, 0, 3, 1, 2]);
+    let near = seen(&mesh, &viewer("n1", "")).groups.into_iter().find(|group| !group.answers);
+    assert_eq!(near.map(|group| (group.ready, group.not_ready, group.share)), Some((0, 3, 0)));
+    // If no network answers, they are used as if all did.
+    mesh.probes = silent(&["192.0.2.1:15443", "192.0.2.2:15443", "192.0.2.3:15443"]);
+    assert_eq!(priorities(&mesh, "x"), [0, 0, 0]);
 }

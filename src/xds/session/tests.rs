@@ -118,7 +118,7 @@ pub(crate) fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str,
             shards: &shards,
             resolved: &Resolved::default(),
             virtual_addresses: None,
-            unreachable: None,
+            probes: None,
         },
         generation,
     )
@@ -442,7 +442,7 @@ fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot
         shards: &shards,
         resolved: &Resolved::default(),
         virtual_addresses: Some(&addresses),
-        unreachable: None,
+        probes: None,
     };
     build::all(inputs, generation)
 }

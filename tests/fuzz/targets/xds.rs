@@ -140,7 +140,7 @@ fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Snapshot {
         shards: &shards,
         resolved: &resolved,
         virtual_addresses: None,
-        unreachable: None,
+        probes: None,
     };
     build::all(inputs, generation)
 }

@@ -9,8 +9,9 @@ use proptest::strategy::ValueTree;
 use super::*;
 use crate::policy::NetworkPolicy;
 use crate::port_endpoint::network_of;
-use crate::random::{Addresses, meshes, viewers};
+use crate::random::{Addresses, any_meshes, meshes, steered, viewers};
 use crate::shard::Standing;
+use crate::steering::PARTS;
 use crate::testing::scoped;
 use isthmus_model::address::Host;
 
@@ -124,7 +125,9 @@ impl Rules<'_> {
         }
         let mut answering = usable.clone();
         answering.iter_mut().for_each(|(_, port, ips)| {
-            ips.retain(|ip| !self.snapshot.networks.unreachable.contains(&SocketAddr::new(*ip, *port)));
+            ips.retain(|ip| {
+                !self.snapshot.networks.probes.unreachable.contains(&SocketAddr::new(*ip, *port))
+            });
         });
         answering.retain(|(_, _, ips)| !ips.is_empty());
         if !answering.is_empty() {
@@ -471,9 +474,50 @@ proptest! {
         }
     }
 
+    /// Steering changes priorities and weights only, and the weights of a priority divide calls as the shares say.
+    #[test]
+    fn steering_moves_weights_and_nothing_else(mesh in steered(Addresses::Shared), viewer in viewers()) {
+        let mut off = mesh.clone();
+        Arc::make_mut(&mut off.policy).tuning.default = crate::testing::tuning().into();
+        let (snapshot, off) = (mesh.snapshot(), off.snapshot());
+        for (service, port, subset) in questions(&snapshot) {
+            let found = view(&snapshot, &service, &port, &subset, &viewer).expect("a subset");
+            let plain = off.service(&service.name).expect("the same services");
+            let plain = view(&off, plain, plain.port(port.port).expect("the same ports"), &subset, &viewer);
+            let plain = plain.expect("a subset");
+            let given = |entries: &[Entry]| -> Vec<(SocketAddr, Share, Health)> {
+                entries.iter().map(|entry| (entry.address, entry.stands_for.clone(), entry.health)).collect()
+            };
+            prop_assert_eq!(given(&found.entries), given(&plain.entries));
+            prop_assert_eq!(&found.excluded, &plain.excluded);
+            if found.groups.is_empty() || found.entries.is_empty() {
+                prop_assert_eq!(&found.entries, &plain.entries);
+                continue;
+            }
+            let priorities: BTreeSet<u32> = found.entries.iter().map(|entry| entry.priority).collect();
+            prop_assert!(priorities.iter().copied().eq(0..u32::try_from(priorities.len()).expect("few")));
+            let first = || found.entries.iter().filter(|entry| entry.priority == 0);
+            let is_any_ready = found.entries.iter().any(|entry| entry.health == Health::Healthy);
+            prop_assert_eq!(first().all(|entry| entry.health == Health::Healthy), is_any_ready);
+            let total: u64 = first().map(|entry| u64::from(entry.weight)).sum();
+            for group in &found.groups {
+                let of_group = first().filter(|entry| {
+                    let network = if entry.is_on(&viewer.network) { &viewer.network } else { &entry.network };
+                    *network == group.network
+                });
+                let weight: u64 = of_group.map(|entry| u64::from(entry.weight)).sum();
+                // Very different weights are scaled down and rounded.
+                let error = total / 200 + found.entries.len() as u64;
+                let wanted = total * u64::from(group.share) / u64::from(PARTS);
+                let close = weight.abs_diff(wanted) <= error;
+                prop_assert!(!is_any_ready || close, "{weight} of {total}: {group:?}");
+            }
+        }
+    }
+
     #[test]
     fn viewers_that_no_network_of_a_service_tells_apart_get_the_same(
-        mesh in meshes(Addresses::Shared),
+        mesh in any_meshes(Addresses::Shared),
         viewer in viewers(),
     ) {
         let (snapshot, viewer) = (mesh.snapshot(), Arc::new(viewer));
@@ -486,7 +530,7 @@ proptest! {
 
     #[test]
     fn endpoints_in_any_order_give_the_same(
-        mesh in meshes(Addresses::Distinct),
+        mesh in any_meshes(Addresses::Distinct),
         viewer in viewers(),
         seed in any::<u64>(),
     ) {

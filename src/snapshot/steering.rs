@@ -1,0 +1,250 @@
+//! Steering (SPEC §19): how the calls of a viewer are divided among the networks that have a service. The functions here are pure:
+//! equal groups give equal shares, whatever the time and the replica. The view collects the groups, and turns shares and
+//! priorities into entries.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use isthmus_model::place::{Distance as Level, Network};
+
+/// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`.
+pub const PARTS: u32 = 32;
+/// All calls of a viewer, before they are rounded to parts.
+const ALL: u64 = 1 << 32;
+/// The ready endpoints of a ring suffice for all calls down to 10 / `OVERPROVISIONING` of the ring's endpoints, as for Envoy.
+const OVERPROVISIONING: u128 = 14;
+
+/// The settings of steering that hold for all services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Steering {
+    /// The upper bounds of the rings, by distance; not empty, and each is larger than the one before.
+    pub rings: Arc<[Duration]>,
+    /// The largest share of a viewer's calls, in percent, that leaves the viewer's network while that has a ready endpoint.
+    pub max_remote_percent: u8,
+    /// The distance that a cost of 0.01 per GiB adds.
+    pub cost_weight: Duration,
+}
+
+impl Default for Steering {
+    fn default() -> Self {
+        let rings = [2, 20, 80].map(Duration::from_millis).into();
+        Self { rings, max_remote_percent: 100, cost_weight: Duration::from_millis(10) }
+    }
+}
+
+/// The settings of steering for one service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceSteering {
+    /// The method by which calls are divided.
+    pub mode: SteeringMode,
+    /// The shares in percent that networks get while they have ready endpoints; at most 100 together.
+    pub shares: BTreeMap<Network, u8>,
+}
+
+/// The method by which calls are divided among networks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SteeringMode {
+    /// In proportion to the ready endpoints of each network.
+    #[default]
+    Off,
+    /// Nearest first: what the ready endpoints of the viewer's network cannot serve goes to the next ring.
+    Nearest,
+}
+
+impl SteeringMode {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Off, Self::Nearest];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Nearest => "nearest",
+        }
+    }
+}
+
+/// The cost of traffic, in millionths per GiB of whatever currency the operator uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cost(u32);
+
+impl Cost {
+    /// Parses a decimal number of at most six decimal places, such as `0.02`; `None` if it is none, or exceeds 4294.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (whole, places) = text.split_once('.').unwrap_or((text, "0"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_number(whole) || !is_number(places) || places.len() > 6 {
+            return None;
+        }
+        let millionths: u32 = format!("{places:0<6}").parse().ok()?;
+        whole.parse::<u32>().ok()?.checked_mul(1_000_000)?.checked_add(millionths).map(Self)
+    }
+
+    /// Returns the distance that the cost adds if a cost of 0.01 adds `weight`.
+    fn as_distance(self, weight: Duration) -> Duration {
+        let nanoseconds = weight.as_nanos().saturating_mul(self.0.into()) / 10_000;
+        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000);
+        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+/// How the distance of a network is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The config file sets the round-trip time.
+    Config(Duration),
+    /// This replica has measured the round-trip time.
+    Measured(Duration),
+    /// Only the localities are known.
+    Locality(Level),
+}
+
+/// The distance from a viewer to a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Distance {
+    /// The round-trip time, or what stands for it.
+    pub source: Source,
+    /// The cost of traffic from the viewer's network.
+    pub cost: Cost,
+}
+
+impl Distance {
+    /// Returns the number of the ring, from 1. Ring 0 is the viewer's own network, and the ring after the last bound has no end.
+    /// A locality stands for the bound of a ring: the first for the same zone, the second for the same region.
+    pub fn ring(&self, steering: &Steering) -> u32 {
+        let bound = |at: usize| steering.rings.get(at).or(steering.rings.last()).copied().unwrap_or_default();
+        let time = match self.source {
+            Source::Config(time) | Source::Measured(time) => time,
+            Source::Locality(Level::SameZone) => bound(0),
+            Source::Locality(Level::SameRegion) => bound(1),
+            Source::Locality(Level::Elsewhere) => Duration::MAX,
+        };
+        let distance = time.saturating_add(self.cost.as_distance(steering.cost_weight));
+        let passed = steering.rings.iter().filter(|bound| **bound < distance).count();
+        u32::try_from(passed).unwrap_or(u32::MAX).saturating_add(1)
+    }
+}
+
+/// The endpoints of one service port on one network, as a viewer reaches them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The network of the endpoints.
+    pub network: Network,
+    /// The distance of the network; `None` for the viewer's own network.
+    pub distance: Option<Distance>,
+    /// The ring: 0 for the viewer's own network, larger ones are farther.
+    pub ring: u32,
+    /// The summed weight of the ready endpoints that the viewer can reach.
+    pub ready: u64,
+    /// The summed weight of the endpoints that are not ready. Endpoints that are draining do not count: they leave on purpose.
+    pub not_ready: u64,
+    /// False if the gateways of the network have ceased to answer. Its endpoints count as not ready, unless there are no others.
+    pub answers: bool,
+    /// The share in percent that the config file sets for the network.
+    pub fixed_percent: Option<u8>,
+    /// The share of the viewer's calls, in parts of [`PARTS`].
+    pub share: u32,
+    /// The priority of the group's ready endpoints: 0 for groups with a share; the others follow in the order of rings. `None`
+    /// if no endpoint is ready.
+    pub priority: Option<u32>,
+}
+
+/// Divides the calls of a viewer among the groups of a service port: sets the share and the priority of each group. The shares
+/// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
+///
+/// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its ready endpoints suffice for,
+/// in proportion to the ready endpoints of its groups. If they do not suffice in any ring, all take more in proportion. Last,
+/// `max_remote_percent` limits what leaves the viewer's network.
+pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
+    let portions = portions(groups);
+    let mut shares = in_parts(&portions, PARTS);
+    let own_least = (PARTS * 100_u32.saturating_sub(max_remote_percent.into())).div_ceil(100);
+    let own = groups.iter().position(|group| group.ring == 0 && group.ready > 0);
+    if let Some(own) = own.filter(|own| shares[*own] < own_least) {
+        let remote = portions.iter().enumerate().map(|(at, portion)| if at == own { 0 } else { *portion });
+        shares = in_parts(&remote.collect::<Vec<_>>(), PARTS - own_least);
+        shares[own] = own_least;
+    }
+    for (group, share) in groups.iter_mut().zip(shares) {
+        group.share = share;
+    }
+    let is_spare = |group: &Group| group.share == 0 && group.ready > 0;
+    let rings: BTreeSet<u32> =
+        groups.iter().filter(|group| is_spare(group)).map(|group| group.ring).collect();
+    for group in groups {
+        let nearer = || u32::try_from(rings.range(..group.ring).count()).unwrap_or(u32::MAX - 1);
+        group.priority = match group.share {
+            0 => (group.ready > 0).then(|| nearer() + 1),
+            _ => Some(0),
+        };
+    }
+}
+
+/// Returns the portion of each group, of about [`ALL`] together; all are 0 if no endpoint is ready.
+fn portions(groups: &[Group]) -> Vec<u64> {
+    let by_ring = ring_by_ring(groups);
+    let total: u128 = by_ring.iter().map(|portion| u128::from(*portion)).sum();
+    let fixed = groups.iter().map(|group| {
+        let percent = group.fixed_percent.filter(|_| group.ready > 0).unwrap_or_default();
+        ALL / 100 * u64::from(percent)
+    });
+    let fixed: Vec<u64> = fixed.collect();
+    let left = ALL.saturating_sub(fixed.iter().sum());
+    let with_rest = |(fixed, portion): (&u64, &u64)| fixed + part(left, (*portion).into(), total);
+    fixed.iter().zip(&by_ring).map(with_rest).collect()
+}
+
+/// Returns what each group takes of [`ALL`] calls, ring by ring. The sum is smaller than `ALL` if the ready endpoints of all rings
+/// do not suffice.
+fn ring_by_ring(groups: &[Group]) -> Vec<u64> {
+    let mut taken = vec![0; groups.len()];
+    let rings: BTreeSet<u32> = groups.iter().map(|group| group.ring).collect();
+    let mut left = ALL;
+    for ring in rings {
+        let members = || groups.iter().filter(move |group| group.ring == ring);
+        let ready: u128 = members().map(|group| u128::from(group.ready)).sum();
+        let all = ready + members().map(|group| u128::from(group.not_ready)).sum::<u128>();
+        let takes = part(left, (ready * OVERPROVISIONING).min(all * 10), all * 10);
+        for (group, taken) in groups.iter().zip(&mut taken).filter(|(group, _)| group.ring == ring) {
+            *taken = part(takes, group.ready.into(), ready);
+        }
+        left -= takes;
+    }
+    taken
+}
+
+/// Returns `whole` × `part` ÷ `of`, rounded down; 0 if `of` is 0. `part` is at most `of`.
+fn part(whole: u64, part: u128, of: u128) -> u64 {
+    let portion = (u128::from(whole) * part).checked_div(of).unwrap_or_default();
+    u64::try_from(portion).unwrap_or(whole)
+}
+
+/// Rounds portions to whole parts whose sum is `whole`: each gets its portion rounded down, and those with the largest
+/// remainders get one more, the first of equal ones. A portion of 0 gets 0; if all are 0, so are the parts.
+fn in_parts(portions: &[u64], whole: u32) -> Vec<u32> {
+    let total: u128 = portions.iter().map(|portion| u128::from(*portion)).sum();
+    if total == 0 {
+        return vec![0; portions.len()];
+    }
+    let exact = |portion: &u64| u128::from(*portion) * u128::from(whole);
+    // Each part is at most `whole`.
+    let mut parts: Vec<u32> =
+        portions.iter().map(|portion| u32::try_from(exact(portion) / total).unwrap_or(whole)).collect();
+    let mut by_remainder: Vec<usize> = (0..portions.len()).collect();
+    by_remainder.sort_by_key(|at| std::cmp::Reverse(exact(&portions[*at]) % total));
+    let missing = whole - parts.iter().sum::<u32>();
+    by_remainder.into_iter().take(missing as usize).for_each(|at| parts[at] += 1);
+    debug_assert_eq!(parts.iter().sum::<u32>(), whole, "{portions:?}");
+    parts
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! Tests of the division: worked examples, and the properties that hold for all groups.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Returns a group of this ring with this number of ready and other endpoints.
+fn group(ring: u32, ready: u64, not_ready: u64) -> Group {
+    let network = Network::new(&format!("n{ring}"));
+    Group {
+        network,
+        distance: None,
+        ring,
+        ready,
+        not_ready,
+        answers: true,
+        fixed_percent: None,
+        share: 0,
+        priority: None,
+    }
+}
+
+fn fixed(group: Group, percent: u8) -> Group {
+    Group { fixed_percent: Some(percent), ..group }
+}
+
+/// Returns share and priority of each group.
+#[track_caller]
+fn divided<const N: usize>(mut groups: [Group; N], max_remote_percent: u8) -> [(u32, Option<u32>); N] {
+    divide(&mut groups, max_remote_percent);
+    groups.map(|group| (group.share, group.priority))
+}
+
+#[test]
+fn the_own_network_serves_all_calls_while_most_endpoints_are_ready() {
+    let (home, next) = ((PARTS, Some(0)), (0, Some(1)));
+    assert_eq!(divided([group(0, 3, 0), group(1, 30, 0)], 100), [home, next]);
+    assert_eq!(divided([group(0, 5, 2), group(1, 30, 0)], 100), [home, next], "1.4 × 5/7 is 1");
+    assert_eq!(divided([group(0, 1, 1), group(1, 30, 0)], 100), [(22, Some(0)), (10, Some(0))], "0.7");
+    assert_eq!(divided([group(0, 0, 9), group(1, 30, 0)], 100), [(0, None), home]);
+    assert_eq!(divided([group(0, 1, 200), group(1, 9, 0)], 100), [(0, Some(1)), home], "less than a part");
+}
+
+#[test]
+fn rings_follow_in_order_and_divide_by_ready_endpoints() {
+    let groups = [group(1, 10, 0), group(1, 30, 0), group(3, 5, 0), group(2, 5, 0), group(2, 7, 0)];
+    let spare = |priority| (0, Some(priority));
+    assert_eq!(divided(groups, 100), [(8, Some(0)), (24, Some(0)), spare(2), spare(1), spare(1)]);
+    let groups = [group(0, 2, 8), group(1, 5, 5), group(2, 1, 0)];
+    assert_eq!(divided(groups, 100).map(|(share, _)| share), [9, 16, 7], "0.28, 0.7 of the rest, the rest");
+    let groups = [group(0, 1, 9), group(1, 3, 27)];
+    assert_eq!(divided(groups, 100).map(|(share, _)| share), [17, 15], "0.14 and 0.12 are all that there is");
+    assert_eq!(divided([group(0, 0, 9), group(1, 0, 1)], 100), [(0, None), (0, None)]);
+}
+
+#[test]
+fn fixed_shares_hold_while_their_networks_have_ready_endpoints() {
+    let shares = |groups: [Group; 3], max| divided(groups, max).map(|(share, _)| share);
+    let all = |ready| [group(0, ready, 0), fixed(group(1, ready, 0), 25), fixed(group(2, 9, 0), 50)];
+    assert_eq!(shares(all(4), 100), [8, 8, 16]);
+    assert_eq!(shares(all(0), 100), [0, 0, 32]);
+    assert_eq!(
+        shares([group(0, 0, 9), fixed(group(1, 4, 0), 25), group(2, 9, 0)], 100),
+        [0, 32, 0],
+        "at least its share"
+    );
+    assert_eq!(
+        shares([fixed(group(0, 4, 0), 10), fixed(group(1, 4, 0), 90), group(2, 9, 0)], 100),
+        [3, 29, 0]
+    );
+}
+
+#[test]
+fn what_leaves_the_own_network_is_limited_while_that_has_a_ready_endpoint() {
+    let shares = |groups: [Group; 3], max| divided(groups, max).map(|(share, _)| share);
+    let half = || [group(0, 1, 3), group(1, 5, 0), group(2, 5, 0)];
+    assert_eq!(shares(half(), 100), [11, 21, 0]);
+    assert_eq!(shares(half(), 25), [24, 8, 0]);
+    assert_eq!(shares(half(), 0), [32, 0, 0]);
+    assert_eq!(shares([group(0, 0, 4), group(1, 5, 0), group(2, 5, 0)], 0), [0, 32, 0]);
+    assert_eq!(
+        shares([group(0, 4, 0), fixed(group(1, 5, 0), 40), fixed(group(2, 5, 0), 40)], 25),
+        [24, 4, 4]
+    );
+}
+
+#[test]
+fn the_ring_follows_from_round_trip_time_and_cost_or_locality() {
+    let ms = Duration::from_millis;
+    let ring = |source, cost: &str| {
+        Distance { source, cost: Cost::parse(cost).expect("legal") }.ring(&Steering::default())
+    };
+    assert_eq!(
+        [1, 2, 3, 20, 21, 80, 81].map(|time| ring(Source::Measured(ms(time)), "0")),
+        [1, 1, 2, 2, 3, 3, 4]
+    );
+    assert_eq!(["0.005", "0.01", "0.019", "1"].map(|cost| ring(Source::Config(ms(1)), cost)), [2, 2, 2, 4]);
+    assert_eq!(Level::ALL.map(|level| ring(Source::Locality(level), "0")), [1, 2, 4]);
+    assert_eq!(ring(Source::Locality(Level::SameZone), "0.01"), 2);
+    let one = Steering { rings: [ms(5)].into(), ..Steering::default() };
+    let of = |level| Distance { source: Source::Locality(level), cost: Cost::default() }.ring(&one);
+    assert_eq!(Level::ALL.map(of), [1, 1, 2]);
+}
+
+#[test]
+fn costs_are_read_and_written_exactly() {
+    for text in ["0", "0.02", "1", "12.345678", "4294"] {
+        assert_eq!(Cost::parse(text).map(|cost| cost.to_string()).as_deref(), Some(text));
+    }
+    for wrong in ["", ".", "-1", "1.", ".5", "1e3", "0.1234567", "5000", "+1", "NaN"] {
+        assert_eq!(Cost::parse(wrong), None, "{wrong}");
+    }
+}
+
+/// Returns groups of a viewer: perhaps one on its own network, and others in rings.
+fn groups() -> impl Strategy<Value = Vec<Group>> {
+    let endpoints = || prop_oneof![2 => Just(0), 6 => 1..40_u64, 1 => 1..5_000_000_000_u64];
+    let of = |ring| (ring, endpoints(), endpoints()).prop_map(|(ring, ready, not)| group(ring, ready, not));
+    let own = proptest::option::of(of(0..1_u32));
+    (own, vec(of(1..4_u32), 0..8)).prop_map(|(own, remote)| own.into_iter().chain(remote).collect())
+}
+
+/// Returns groups of which some have fixed shares.
+fn groups_with_shares() -> impl Strategy<Value = Vec<Group>> {
+    (groups(), vec(prop_oneof![4 => Just(None), 1 => (0..=12_u8).prop_map(Some)], 9)).prop_map(
+        |(groups, fixed)| {
+            let with = |(group, fixed_percent)| Group { fixed_percent, ..group };
+            groups.into_iter().zip(fixed).map(with).collect()
+        },
+    )
+}
+
+fn shares(groups: &[Group], max_remote_percent: u8) -> Vec<u32> {
+    let mut groups = groups.to_vec();
+    divide(&mut groups, max_remote_percent);
+    groups.into_iter().map(|group| group.share).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_calls_are_given_and_only_to_ready_endpoints(groups in groups_with_shares(), max in 0..=100_u8) {
+        let mut divided = groups;
+        divide(&mut divided, max);
+        let any = divided.iter().any(|group| group.ready > 0);
+        prop_assert_eq!(divided.iter().map(|group| group.share).sum::<u32>(), if any { PARTS } else { 0 });
+        for group in &divided {
+            prop_assert!(group.ready > 0 || group.share == 0 && group.priority.is_none(), "{group:?}");
+            prop_assert_eq!(group.priority == Some(0), group.share > 0);
+            prop_assert!(group.ready == 0 || group.priority.is_some());
+        }
+        // The priorities have no gap, and a nearer ring comes first.
+        let used: BTreeSet<u32> = divided.iter().filter_map(|group| group.priority).collect();
+        prop_assert!(used.iter().copied().eq(0..u32::try_from(used.len()).expect("few")));
+        for (one, other) in divided.iter().flat_map(|one| divided.iter().map(move |other| (one, other))) {
+            if let (Some(first @ 1..), Some(second @ 1..)) = (one.priority, other.priority) {
+                prop_assert_eq!(first.cmp(&second), one.ring.cmp(&other.ring));
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_leaves_the_own_network_than_allowed(groups in groups_with_shares(), max in 0..=100_u8) {
+        let shares = shares(&groups, max);
+        let Some(own) = groups.iter().position(|group| group.ring == 0 && group.ready > 0) else { return Ok(()) };
+        prop_assert!((PARTS - shares[own]) * 100 <= PARTS * u32::from(max), "{shares:?}");
+    }
+
+    /// Rounding may move one part to another group.
+    #[test]
+    fn more_ready_endpoints_never_lower_a_share(groups in groups(), at in 0..9_usize, more in 1..50_u64) {
+        prop_assume!(at < groups.len());
+        let mut better = groups.clone();
+        better[at].ready += more;
+        prop_assert!(shares(&better, 100)[at] + 1 >= shares(&groups, 100)[at]);
+    }
+
+    /// If all endpoints are ready: a group with few ready endpoints gains by healthy company in its ring.
+    #[test]
+    fn a_nearer_ring_never_lowers_a_share(mut groups in groups(), at in 0..9_usize) {
+        prop_assume!(at < groups.len() && groups[at].ring > 1);
+        groups.iter_mut().for_each(|group| group.not_ready = 0);
+        let mut nearer = groups.clone();
+        nearer[at].ring -= 1;
+        prop_assert!(shares(&nearer, 100)[at] + 1 >= shares(&groups, 100)[at]);
+    }
+
+    /// While the endpoints of some ring suffice, nothing that happens elsewhere changes what the own network keeps.
+    #[test]
+    fn others_do_not_change_what_the_own_network_keeps(groups in groups(), at in 1..9_usize, ready in 0..50_u64) {
+        prop_assume!(at < groups.len() && groups[0].ring == 0);
+        let full = || Group { ring: 9, ..group(9, 1, 0) };
+        let with_full = |mut groups: Vec<Group>| { groups.push(full()); groups };
+        let mut other = groups.clone();
+        other[at].ready = ready;
+        let (before, after) = (shares(&with_full(groups), 100)[0], shares(&with_full(other), 100)[0]);
+        prop_assert!(before.abs_diff(after) <= 1);
+    }
+
+    #[test]
+    fn rounded_parts_are_less_than_one_part_away(portions in vec(prop_oneof![Just(0), 0..ALL], 1..40)) {
+        let total: u128 = portions.iter().map(|portion| u128::from(*portion)).sum();
+        prop_assume!(total > 0);
+        for (part, portion) in in_parts(&portions, PARTS).into_iter().zip(&portions) {
+            let exact = u128::from(*portion) * u128::from(PARTS);
+            prop_assert!((u128::from(part) * total).abs_diff(exact) < total);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The entries of a steered service (SPEC §19): the groups that they make, and the priorities and weights that follow from the
+//! shares of the groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use num_bigint::BigUint;
+use num_rational::Ratio;
+
+use super::{Entry, Horizon, whole_numbers};
+use crate::steering::{Distance, Group, Source, divide};
+use crate::weights::Share;
+use isthmus_model::endpoint::Health;
+use isthmus_model::place::{Distance as Level, Locality, Network};
+
+impl Horizon<'_> {
+    /// Sets the priority and the weight of each entry. Returns the groups, nearest first.
+    ///
+    /// Priority 0 has the groups with a share. A client that finds them failing goes on to the others, one ring after another.
+    /// Endpoints that are not ready come last: among ready ones, Envoy would count them against the whole priority, and move
+    /// calls away a second time.
+    pub(super) fn steer(&self, entries: &mut [Entry]) -> Vec<Group> {
+        let own = &self.viewer.network;
+        let network_of = |entry: &Entry| if entry.is_on(own) { own.clone() } else { entry.network.clone() };
+        let mut ready: BTreeMap<Network, Share> = BTreeMap::new();
+        for entry in entries.iter().filter(|entry| entry.health == Health::Healthy) {
+            *ready.entry(network_of(entry)).or_default() += &entry.stands_for;
+        }
+        let networks: BTreeSet<&Network> = ready.keys().chain(self.not_ready.keys()).collect();
+        let mut groups: Vec<Group> =
+            networks.into_iter().map(|network| self.group(network, ready.get(network), entries)).collect();
+        // Networks that do not answer are used only if there is nothing else: the probes may be wrong.
+        if groups.iter().any(|group| group.answers && group.ready > 0) {
+            for group in groups.iter_mut().filter(|group| !group.answers) {
+                group.not_ready = group.not_ready.saturating_add(std::mem::take(&mut group.ready));
+            }
+        }
+        groups.sort_by(|one, other| (one.ring, &one.network).cmp(&(other.ring, &other.network)));
+        divide(&mut groups, self.snapshot.policy.steering.max_remote_percent);
+        let last = groups.iter().filter_map(|group| group.priority).max().map_or(0, |priority| priority + 1);
+        let by_network: BTreeMap<&Network, &Group> =
+            groups.iter().map(|group| (&group.network, group)).collect();
+        let mut parts = Vec::new();
+        for entry in entries.iter_mut() {
+            let network = network_of(entry);
+            let group = by_network.get(&network);
+            let of_ready = |group: &&Group| match entry.health {
+                Health::Healthy => group.priority,
+                Health::Unhealthy | Health::Draining => None,
+            };
+            entry.priority = group.and_then(of_ready).unwrap_or(last);
+            parts.push(match (entry.priority, group, ready.get(&network)) {
+                // An entry gets of the group's share what it stands for of the group's ready endpoints.
+                (0, Some(group), Some(ready)) if group.share > 0 => {
+                    Ratio::from_integer(BigUint::from(group.share)) * &entry.stands_for / ready
+                }
+                _ => entry.stands_for.clone(),
+            });
+        }
+        for priority in 0..=last {
+            let of_priority = |entry: &Entry| entry.priority == priority;
+            let with = entries.iter().zip(&parts).filter(|(entry, _)| of_priority(entry));
+            let weights = whole_numbers(with.map(|(_, part)| part));
+            let entries = entries.iter_mut().filter(|entry| of_priority(entry));
+            entries.zip(weights).for_each(|(entry, weight)| entry.weight = weight);
+        }
+        groups
+    }
+
+    /// Returns the group of a network, not divided yet.
+    fn group(&self, network: &Network, ready: Option<&Share>, entries: &[Entry]) -> Group {
+        let is_own = *network == self.viewer.network;
+        let distance = (!is_own).then(|| self.distance(network, entries));
+        let whole = |share: &Share| u64::try_from(share.round().to_integer()).unwrap_or(u64::MAX).max(1);
+        Group {
+            network: network.clone(),
+            ring: distance.map_or(0, |distance| distance.ring(&self.snapshot.policy.steering)),
+            distance,
+            ready: ready.map_or(0, whole),
+            answers: !self.silent.contains(network),
+            not_ready: self.not_ready.get(network).copied().unwrap_or_default(),
+            fixed_percent: self.steering.shares.get(network).copied(),
+            share: 0,
+            priority: None,
+        }
+    }
+
+    /// Returns the distance from the viewer to another network: as the config sets it, or else as this replica has measured it,
+    /// if the viewer is on this replica's network, or else by the localities of both sides.
+    fn distance(&self, network: &Network, entries: &[Entry]) -> Distance {
+        let (own, node) = (&self.viewer.network, &self.snapshot.policy.node);
+        let entry = self.snapshot.networks.get(network);
+        let by_config = entry.and_then(|entry| entry.distance.get(own)).copied().map(Source::Config);
+        let is_here = !own.is_unknown() && *own == node.network;
+        let measured = || entry.filter(|_| is_here).and_then(|entry| entry.round_trip).map(Source::Measured);
+        let by_locality = || {
+            let gateways = self.snapshot.networks.get(own).filter(|_| !own.is_unknown());
+            let mut from: BTreeSet<&Locality> = gateways.map(|entry| entry.localities()).unwrap_or_default();
+            from.extend(is_here.then_some(&node.locality));
+            let to: BTreeSet<&Locality> = entries
+                .iter()
+                .filter(|entry| entry.network == *network)
+                .map(|entry| &entry.locality)
+                .collect();
+            let levels = from.iter().flat_map(|from| to.iter().map(|to| from.distance(to)));
+            Source::Locality(levels.min().unwrap_or(Level::Elsewhere))
+        };
+        Distance {
+            source: by_config.or_else(measured).unwrap_or_else(by_locality),
+            cost: entry.and_then(|entry| entry.cost.get(own)).copied().unwrap_or_default(),
+        }
+    }
+}
