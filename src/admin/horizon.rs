@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use num_bigint::BigUint;
 use serde_json::Number;
 
+use super::steering::{self, Distances};
 use isthmus_api as api;
 use isthmus_document::nearest::nearest;
 use isthmus_model::endpoint::Health;
@@ -115,29 +116,42 @@ pub enum Answer {
     All(Vec<api::horizon::Horizon>),
 }
 
-/// Returns the answer for one service and port, or a list of answers.
-pub fn horizon(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Result<Answer, HorizonError> {
+/// Returns the answer for one service and port, or a list of answers. `distances` are what this replica has measured.
+pub fn horizon(
+    snapshot: &Snapshot,
+    distances: &Distances,
+    inquiry: &HorizonRequest,
+) -> Result<Answer, HorizonError> {
     // A viewer that limits the networks that it sees may itself be on any network, so its network is not checked.
     if inquiry.viewer.sees.is_empty() {
         check_network(snapshot, &inquiry.viewer.network)?;
     }
     let Some(name) = &inquiry.service else {
-        return Ok(Answer::All(everything(snapshot, inquiry)));
+        return Ok(Answer::All(everything(snapshot, distances, inquiry)));
     };
     let service = snapshot.service(name.as_str()).ok_or_else(|| no_service(snapshot, name))?;
     let port = port_of(service, inquiry.port)?;
     let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
     let found = found.ok_or_else(|| no_subset(service, &inquiry.subset))?;
-    Ok(Answer::One(Box::new(answer(inquiry, service, port, &found))))
+    let mut answer = answer(inquiry, service, port, &found);
+    answer.groups = steering::groups(snapshot, &found.groups, distances);
+    Ok(Answer::One(Box::new(answer)))
 }
 
 /// Returns an answer for every service and port that has the requested subset.
-fn everything(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Vec<api::horizon::Horizon> {
+fn everything(
+    snapshot: &Snapshot,
+    distances: &Distances,
+    inquiry: &HorizonRequest,
+) -> Vec<api::horizon::Horizon> {
     let mut answers = Vec::new();
     for service in snapshot.services() {
         for port in service.ports.iter().filter(|port| inquiry.port.is_none_or(|asked| asked == port.port)) {
             let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
-            answers.extend(found.map(|found| answer(inquiry, service, port, &found)));
+            answers.extend(found.map(|found| api::horizon::Horizon {
+                groups: steering::groups(snapshot, &found.groups, distances),
+                ..answer(inquiry, service, port, &found)
+            }));
         }
     }
     answers
@@ -230,6 +244,7 @@ fn answer(
         subset: inquiry.subset.clone(),
         entries: found.entries.iter().map(entry).collect(),
         missing: found.excluded.iter().map(excluded).collect(),
+        groups: Vec::new(),
     }
 }
 

@@ -6,6 +6,7 @@
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway. `readiness`: its gates.
 //! - `maintenance`, `enrolment`: requests for changes.
+//! - `steering`: why each network gets its share of calls.
 //! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`, `time_metrics`: metrics that are
 //!   computed at each scrape.
 
@@ -33,6 +34,7 @@ pub mod readiness;
 mod recent;
 pub mod registry_metrics;
 pub mod server;
+pub mod steering;
 pub mod time_metrics;
 mod traces;
 pub mod views;

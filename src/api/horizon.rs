@@ -19,6 +19,42 @@ pub struct Horizon {
     pub entries: Vec<Entry>,
     /// The endpoints that the viewer does not get, by network, cluster and cause.
     pub missing: Vec<Missing>,
+    /// The groups among which steering divides the viewer's calls, nearest first; absent if the service is not steered.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
+}
+
+/// The endpoints of the service port on one network, as steering sees them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Group {
+    /// The network.
+    pub network: String,
+    /// The ring: 0 for the viewer's own network; the first bound of `steering.rings` ends ring 1.
+    pub ring: u32,
+    /// The round-trip time in milliseconds; absent for the viewer's own network, and if only localities are known.
+    #[serde(rename = "roundTripMs", skip_serializing_if = "Option::is_none")]
+    pub round_trip_ms: Option<f64>,
+    /// How the distance is known: `config`, `measured`, `same zone`, `same region` or `elsewhere`; empty for the own network.
+    pub source: String,
+    /// The seconds since the last measurement; absent if the distance is not measured.
+    #[serde(rename = "ageSeconds", skip_serializing_if = "Option::is_none")]
+    pub age_seconds: Option<u64>,
+    /// The cost per GiB, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<String>,
+    /// The summed weight of the ready endpoints that the viewer can reach.
+    pub ready: u64,
+    /// The summed weight of the endpoints that are not ready, without those that are draining.
+    #[serde(rename = "notReady")]
+    pub not_ready: u64,
+    /// The share of the viewer's calls, from 0 to 1, in steps of 1/32.
+    pub share: f64,
+    /// The priority of the ready endpoints; absent if none is ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+    /// Why the group has this share.
+    pub why: String,
 }
 
 /// The properties of a client that decide which entries it gets.

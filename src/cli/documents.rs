@@ -9,7 +9,8 @@ mod pages;
 use std::fmt::Write as _;
 
 use isthmus_admin::{
-    check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics, time_metrics,
+    check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics, steering,
+    time_metrics,
 };
 use isthmus_api::connection::FIELDS;
 use isthmus_model::alert::Alert;
@@ -90,6 +91,8 @@ fn metrics() -> String {
         (problems::METRIC, problems::METRIC_HELP),
         (check_metrics::METRIC, check_metrics::METRIC_HELP),
         (gateway_metrics::METRIC, gateway_metrics::METRIC_HELP),
+        (gateway_metrics::RTT, gateway_metrics::RTT_HELP),
+        (steering::METRIC, steering::METRIC_HELP),
         (limit_metrics::METRIC, limit_metrics::METRIC_HELP),
     ];
     let of_registries = &registry_metrics::DESCRIPTIONS;

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::arguments::Reading;
 use super::offline::{Names, offline};
 use isthmus_admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
-use isthmus_api::horizon::{Entry, Horizon as View, Missing, Viewer};
+use isthmus_admin::steering::Distances;
+use isthmus_api::horizon::{Entry, Group, Horizon as View, Missing, Viewer};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Column, Format, columns, list, structured, text};
@@ -40,6 +41,9 @@ pub(super) struct Horizon {
     /// Networks that the client asks for (`REQUESTED_NETWORK_VIEW`) [default: all]
     #[arg(long, value_name = "N,N")]
     sees: Option<String>,
+    /// Show why each network gets its share of the client's calls
+    #[arg(long)]
+    why: bool,
     /// Answer from this config file instead of the running gateway
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -103,7 +107,7 @@ pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
         one => (true, vec![client::typed::<View>(one.clone())?]),
     };
     match args.reading.output {
-        Format::Table => print(&views, out)?,
+        Format::Table => print(&views, if args.why { print_reasons } else { print_view }, out)?,
         format => structured(out, &value, format)?,
     }
     if is_one && views.iter().all(|view| view.entries.is_empty()) { Err(Failure::Reported) } else { Ok(()) }
@@ -113,9 +117,10 @@ fn of_file(args: &Horizon, path: &Path) -> Result<Value, Failure> {
     let offline = offline(path, Names::LookUp).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
     let parameters = args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
     let inquiry = HorizonRequest::from_parameters(parameters).map_err(Failure::Wrong)?;
-    let answer = horizon(&offline.snapshot, &inquiry).map_err(|problem| match problem {
-        HorizonError::Invalid(text) | HorizonError::Unknown(text) => Failure::Wrong(text),
-    })?;
+    let answer =
+        horizon(&offline.snapshot, &Distances::default(), &inquiry).map_err(|problem| match problem {
+            HorizonError::Invalid(text) | HorizonError::Unknown(text) => Failure::Wrong(text),
+        })?;
     let value = match &answer {
         Answer::One(one) => serde_json::to_value(one),
         Answer::All(all) => serde_json::to_value(all),
@@ -123,7 +128,11 @@ fn of_file(args: &Horizon, path: &Path) -> Result<Value, Failure> {
     value.map_err(|error| Failure::Wrong(error.to_string()))
 }
 
-fn print(views: &[View], out: &mut impl Write) -> Result<(), Failure> {
+fn print<W: Write>(
+    views: &[View],
+    print_one: impl Fn(&View, &mut W) -> Result<(), Failure>,
+    out: &mut W,
+) -> Result<(), Failure> {
     if views.is_empty() {
         writeln!(out, "no service has that port and subset")?;
     }
@@ -132,7 +141,7 @@ fn print(views: &[View], out: &mut impl Write) -> Result<(), Failure> {
             print_viewer(&view.viewer, out)?;
         }
         writeln!(out)?;
-        print_view(view, out)?;
+        print_one(view, out)?;
     }
     Ok(())
 }
@@ -150,6 +159,40 @@ fn print_viewer(viewer: &Viewer, out: &mut impl Write) -> Result<(), Failure> {
     Ok(writeln!(out, "viewer: {}", parts.join(", "))?)
 }
 
+const REASONS: [Column<Group>; 9] = [
+    ("NETWORK", |group| text(&group.network)),
+    ("RING", |group| if group.ring == 0 { "own".to_owned() } else { group.ring.to_string() }),
+    ("ROUND TRIP", |group| match (group.round_trip_ms, group.age_seconds) {
+        (None, _) => text(&group.source),
+        (Some(time), None) => format!("{time} ms ({})", group.source),
+        (Some(time), Some(age)) => format!("{time} ms ({}, {age} s ago)", group.source),
+    }),
+    ("COST", |group| text(group.cost.as_deref().unwrap_or_default())),
+    ("READY", |group| group.ready.to_string()),
+    ("NOT READY", |group| group.not_ready.to_string()),
+    ("SHARE", |group| format!("{:.1} %", group.share * 100.0)),
+    ("PRIORITY", |group| group.priority.map_or_else(|| text(""), |priority| priority.to_string())),
+    ("WHY", |group| text(&group.why)),
+];
+
+/// Prints why each network has its share.
+fn print_reasons(view: &View, out: &mut impl Write) -> Result<(), Failure> {
+    print_name(view, out)?;
+    match (view.groups.is_empty(), view.entries.is_empty()) {
+        (true, true) => Ok(writeln!(out, "the viewer gets no endpoints")?),
+        (true, false) => Ok(writeln!(
+            out,
+            "steering is off for this service: calls are divided in proportion to ready endpoints, see `isthmus horizon` without --why"
+        )?),
+        (false, _) => Ok(columns(out, &REASONS, &view.groups)?),
+    }
+}
+
+fn print_name(view: &View, out: &mut impl Write) -> Result<(), Failure> {
+    let subset = if view.subset.is_empty() { String::new() } else { format!(", subset {}", view.subset) };
+    Ok(writeln!(out, "{}:{}{subset}", text(&view.service), view.port)?)
+}
+
 const MISSING: [Column<Missing>; 4] = [
     ("NETWORK", |missing| text(&missing.network)),
     ("CLUSTER", |missing| text(&missing.cluster)),
@@ -158,8 +201,7 @@ const MISSING: [Column<Missing>; 4] = [
 ];
 
 fn print_view(view: &View, out: &mut impl Write) -> Result<(), Failure> {
-    let subset = if view.subset.is_empty() { String::new() } else { format!(", subset {}", view.subset) };
-    writeln!(out, "{}:{}{subset}", text(&view.service), view.port)?;
+    print_name(view, out)?;
     if view.entries.is_empty() {
         writeln!(out, "the viewer gets no endpoints")?;
     } else {
@@ -253,7 +295,7 @@ mod tests {
         });
         let view: View = serde_json::from_value(value).expect("a view");
         let mut out = Vec::new();
-        print(&[view], &mut out).expect("memory takes it");
+        print(&[view], print_view, &mut out).expect("memory takes it");
         let lines = [
             "viewer: network n, cluster -, by sni, IPv4 and IPv6, grpc",
             "",

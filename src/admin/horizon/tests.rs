@@ -44,7 +44,7 @@ fn snapshot() -> Snapshot {
 fn ask(parameters: &[(&str, &str)]) -> Result<Value, HorizonError> {
     let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     let inquiry = HorizonRequest::from_parameters(parameters).map_err(HorizonError::Invalid)?;
-    let answer = horizon(&snapshot(), &inquiry)?;
+    let answer = horizon(&snapshot(), &Distances::default(), &inquiry)?;
     let value = match &answer {
         Answer::One(one) => serde_json::to_value(one),
         Answer::All(all) => serde_json::to_value(all),

@@ -95,7 +95,7 @@ pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest,
 pub(super) async fn horizon_of(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     let answer = horizon::HorizonRequest::from_parameters(query)
         .map_err(horizon::HorizonError::Invalid)
-        .and_then(|inquiry| horizon(&sources.reader.latest(), &inquiry));
+        .and_then(|inquiry| horizon(&sources.reader.latest(), &sources.liveness.distances(), &inquiry));
     match answer {
         Ok(horizon::Answer::One(one)) => json_response(&one),
         Ok(horizon::Answer::All(all)) => json_response(&all),

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use super::Parameters;
 use crate::{
     Sources, check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics,
-    time_metrics,
+    steering, time_metrics,
 };
 use isthmus_telemetry::exposition::Exposition;
 use isthmus_telemetry::process;
@@ -28,7 +28,9 @@ pub(super) async fn metrics(State(sources): State<Sources>) -> Response {
     check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
     time_metrics::expose(sources.dataplane.upstreams(), &mut exposition);
     limit_metrics::expose(&sources.program.load().limits, &mut exposition);
-    gateway_metrics::expose(&sources.reader.latest(), &sources.liveness.states(), &mut exposition);
+    let snapshot = sources.reader.latest();
+    gateway_metrics::expose(&snapshot, &sources.liveness, &mut exposition);
+    steering::expose(&snapshot, &mut exposition);
     registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
     peer_metrics::expose(&sources, &mut exposition);
     process::expose(&mut exposition);

@@ -1,0 +1,211 @@
+//! Steering, explained: the groups among which a viewer's calls are divided, each with the sentence that says why (SPEC §19), and
+//! the metric of the shares that clients beside this replica get.
+
+use std::collections::BTreeMap;
+
+use isthmus_aggregator::liveness::Measured;
+use isthmus_api as api;
+use isthmus_model::place::Network;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::steering::{Group, PARTS, Source, SteeringMode};
+use isthmus_snapshot::view::{Viewer, view};
+use isthmus_telemetry::exposition::{Exposition, Kind};
+
+/// The name of the metric.
+pub const METRIC: &str = "isthmus_steering_share";
+/// The `# HELP` text of the metric.
+pub const METRIC_HELP: &str = "Share of calls, from 0 to 1, that Envoys on the gateway's own network send to a network; for services with steering, on their first port. At most 10,000 series.";
+/// The largest number of series of the metric.
+const SERIES_MAX: usize = 10_000;
+
+/// The measured distances of networks.
+pub type Distances = BTreeMap<Network, Measured>;
+
+/// Returns the groups of a view in the form of the API.
+pub(super) fn groups(
+    snapshot: &Snapshot,
+    groups: &[Group],
+    distances: &Distances,
+) -> Vec<api::horizon::Group> {
+    let max_remote = snapshot.policy.steering.max_remote_percent;
+    groups.iter().map(|group| shown(group, groups, max_remote, distances)).collect()
+}
+
+fn shown(group: &Group, all: &[Group], max_remote: u8, distances: &Distances) -> api::horizon::Group {
+    let source = group.distance.map(|distance| distance.source);
+    let (text, round_trip) = match source {
+        None => ("", None),
+        Some(Source::Config(time)) => ("config", Some(time)),
+        Some(Source::Measured(time)) => ("measured", Some(time)),
+        Some(Source::Locality(level)) => (level.text(), None),
+    };
+    let measured = distances.get(&group.network).filter(|_| matches!(source, Some(Source::Measured(_))));
+    let cost = group.distance.map(|distance| distance.cost.to_string()).filter(|cost| cost != "0");
+    api::horizon::Group {
+        network: group.network.to_string(),
+        ring: group.ring,
+        round_trip_ms: round_trip.map(|time| (time.as_secs_f64() * 1e6).round() / 1e3),
+        source: text.to_owned(),
+        age_seconds: measured.map(|measured| measured.age.as_secs()),
+        cost,
+        ready: group.ready,
+        not_ready: group.not_ready,
+        share: f64::from(group.share) / f64::from(PARTS),
+        priority: group.priority,
+        why: why(group, all, max_remote),
+    }
+}
+
+/// Returns the sentence that says why the group has its share.
+fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
+    let count = group.ready.saturating_add(group.not_ready);
+    let suffices = u128::from(group.ready) * 14 >= u128::from(count) * 10;
+    let is_other = |other: &&Group| other.network != group.network;
+    let others_ready = all.iter().filter(is_other).any(|other| other.ready > 0);
+    let is_fixed = |other: &&Group| other.fixed_percent.is_some() && other.share > 0;
+    if group.ready == 0 && !group.answers {
+        return "its gateways do not answer".to_owned();
+    }
+    if group.ready == 0 {
+        return format!("none of {count} is ready");
+    }
+    if !others_ready {
+        return "no other network has a ready endpoint".to_owned();
+    }
+    if group.share == 0 {
+        return match group.ring {
+            0 => format!("only {} of {count} are ready: less than 1/{PARTS} of the calls", group.ready),
+            _ => format!(
+                "in reserve, priority {}: nearer networks suffice",
+                group.priority.unwrap_or_default()
+            ),
+        };
+    }
+    if let Some(percent) = group.fixed_percent {
+        // A share is rounded to the next part at most.
+        let is_more = group.share > u32::from(percent) * PARTS / 100 + 1;
+        let more = if is_more { ", and it is the nearest with room for the rest" } else { "" };
+        return format!("the policy's shares give it {percent} %{more}");
+    }
+    if group.ring > 0 {
+        let nearest = all.iter().filter(|other| other.ready > 0).all(|other| other.ring >= group.ring);
+        let several = all.iter().filter(is_other).any(|other| other.ring == group.ring && other.ready > 0);
+        let part = if several { ", in proportion to the ready endpoints of its ring" } else { "" };
+        return match nearest {
+            true => format!("the nearest ring with a ready endpoint{part}"),
+            false => format!("takes what nearer networks leave{part}"),
+        };
+    }
+    let own_least = (PARTS * 100_u32.saturating_sub(max_remote.into())).div_ceil(100);
+    if all.iter().filter(is_other).any(|other| is_fixed(&other)) {
+        return "what the policy's shares leave stays".to_owned();
+    }
+    match suffices {
+        true => "the own network comes first, and its ready endpoints suffice".to_owned(),
+        false if max_remote < 100 && group.share == own_least => {
+            format!("{} of {count} are ready, but at most {max_remote} % may leave (maxRemote)", group.ready)
+        }
+        false => format!("{} of {count} are ready: keeps 1.4 × {}/{count}", group.ready, group.ready),
+    }
+}
+
+/// Adds the shares of steered services to the metrics of a scrape, as Envoys on this replica's network have them.
+pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
+    if !snapshot.policy.steers() {
+        return;
+    }
+    let node = &snapshot.policy.node;
+    let (network, cluster) = (node.network.clone(), node.cluster.clone());
+    let viewer = Viewer { network, cluster, ..Viewer::default() };
+    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
+    let mut series = 0;
+    let is_steered = |name: &str| snapshot.policy.tuning.of(name).steering.mode != SteeringMode::Off;
+    for service in snapshot.services().into_iter().filter(|service| is_steered(&service.name)) {
+        let Some(port) = service.ports.first() else { continue };
+        let groups = view(snapshot, service, port, "", &viewer).map(|view| view.groups).unwrap_or_default();
+        series += groups.len();
+        if series > SERIES_MAX {
+            return;
+        }
+        for group in &groups {
+            let labels = [("service", &*service.name), ("network", group.network.as_str())];
+            family.add(labels, f64::from(group.share) / f64::from(PARTS));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use isthmus_model::place::Distance as Level;
+    use isthmus_snapshot::steering::{Cost, Distance, Steering, divide};
+
+    fn group(network: &str, source: Option<Source>, ready: u64, not_ready: u64) -> Group {
+        let distance = source.map(|source| Distance { source, cost: Cost::default() });
+        let ring = distance.map_or(0, |distance| distance.ring(&Steering::default()));
+        let network = Network::new(network);
+        Group {
+            network,
+            distance,
+            ring,
+            ready,
+            not_ready,
+            answers: true,
+            fixed_percent: None,
+            share: 0,
+            priority: None,
+        }
+    }
+
+    /// Returns share and sentence of each group.
+    fn told(mut groups: Vec<Group>, max_remote: u8) -> Vec<(u32, String)> {
+        divide(&mut groups, max_remote);
+        groups.iter().map(|group| (group.share, why(group, &groups, max_remote))).collect()
+    }
+
+    #[test]
+    fn each_share_has_a_sentence() {
+        let ms = |time| Some(Source::Measured(Duration::from_millis(time)));
+        let elsewhere = Some(Source::Locality(Level::Elsewhere));
+        let of = |ready, not_ready| {
+            vec![
+                group("east", None, ready, not_ready),
+                group("west", ms(15), 9, 0),
+                group("asia", elsewhere, 9, 0),
+            ]
+        };
+        let texts = |groups, max| -> Vec<String> {
+            told(groups, max).into_iter().map(|(share, why)| format!("{share}: {why}")).collect()
+        };
+        let reserve = "0: in reserve, priority 1: nearer networks suffice";
+        assert_eq!(
+            texts(of(3, 1), 100),
+            [
+                "32: the own network comes first, and its ready endpoints suffice",
+                reserve,
+                "0: in reserve, priority 2: nearer networks suffice"
+            ]
+        );
+        assert_eq!(
+            texts(of(8, 22), 100),
+            ["12: 8 of 30 are ready: keeps 1.4 × 8/30", "20: takes what nearer networks leave", reserve]
+        );
+        assert_eq!(texts(of(8, 22), 50)[0], "16: 8 of 30 are ready, but at most 50 % may leave (maxRemote)");
+        assert_eq!(
+            texts(of(0, 7), 100),
+            ["0: none of 7 is ready", "32: the nearest ring with a ready endpoint", reserve]
+        );
+        let mut fixed = of(3, 0);
+        fixed[2].fixed_percent = Some(25);
+        assert_eq!(
+            texts(fixed, 100),
+            ["24: what the policy's shares leave stays", reserve, "8: the policy's shares give it 25 %"]
+        );
+        assert_eq!(
+            texts(vec![group("west", ms(9), 1, 5)], 100),
+            ["32: no other network has a ready endpoint"]
+        );
+    }
+}
