@@ -73,6 +73,7 @@ mod registries;
 mod relay;
 mod restarts;
 mod standalone;
+mod steering;
 mod storms;
 mod systemd;
 mod top;

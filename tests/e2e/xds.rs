@@ -61,7 +61,7 @@ fn clients_that_do_not_read_cost_next_to_nothing() {
     run(&python, "xds_hostile.py", gateway, &more);
 }
 
-fn python() -> Option<OsString> {
+pub(crate) fn python() -> Option<OsString> {
     let python = python::installed();
     if python.is_none() {
         skip("interop: there is no Python with gRPC and the official xDS messages (tests/run installs them)");
@@ -103,7 +103,7 @@ fn config(registries: &Path) -> String {
 
 /// Runs a script to its end and prints its output; the gateway must still run afterwards.
 #[track_caller]
-fn run(python: &OsString, script: &str, mut gateway: Gateway, more: &[&str]) {
+pub(crate) fn run(python: &OsString, script: &str, mut gateway: Gateway, more: &[&str]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
     let mut command = Command::new(python);
     command.arg(path).arg("--folder").arg(gateway.folder());
