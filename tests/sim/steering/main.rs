@@ -1,0 +1,52 @@
+//! Simulates steering beside other policies: `cargo bench --bench steering`. It prints a table of the seeds for building;
+//! `-- held-out` prints that of the other half, which no decision may be taken on.
+//!
+//! - `world`: regions, connections and faults as discrete events.
+//! - `policy`: the division of calls by each policy. Ours calls the product's own functions.
+
+#![expect(clippy::print_stdout, reason = "it prints what it measures")]
+
+mod policy;
+mod random;
+mod world;
+
+use policy::Policy;
+use world::{Fault, Outcome, run};
+
+/// The number of worlds in each half of the seeds.
+const WORLDS: u64 = 12;
+
+fn main() {
+    let is_held_out = std::env::args().any(|argument| argument == "held-out");
+    // Seeds for building are even, those that are held out are odd.
+    let seeds: Vec<u64> = (0..WORLDS).map(|number| 2 * number + u64::from(is_held_out)).collect();
+    println!(
+        "| fault | policy | overload s, median / worst | lost %, median / worst | remote % | p50 ms | p99 ms | reversals, worst | changes/min |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for fault in Fault::ALL {
+        for policy in Policy::ALL {
+            let outcomes: Vec<Outcome> = seeds.iter().map(|seed| run(*seed, fault, policy)).collect();
+            let of = |figure: fn(&Outcome) -> f64| {
+                let mut all: Vec<f64> = outcomes.iter().map(figure).collect();
+                all.sort_by(f64::total_cmp);
+                ((all[(all.len() - 1) / 2] + all[all.len() / 2]) / 2.0, all[all.len() - 1])
+            };
+            let (overload, lost) = (of(|one| one.overload), of(|one| one.lost));
+            println!(
+                "| {} | {} | {:.0} / {:.0} | {:.2} / {:.2} | {:.1} | {:.0} | {:.0} | {:.0} | {:.2} |",
+                fault.text(),
+                policy.text(),
+                overload.0,
+                overload.1,
+                lost.0,
+                lost.1,
+                of(|one| one.remote).0,
+                of(|one| one.p50).0,
+                of(|one| one.p99).0,
+                of(|one| one.reversals).1,
+                of(|one| one.changes).0,
+            );
+        }
+    }
+}
