@@ -531,13 +531,13 @@ mod tests {
             let sent = |(network, took): (&Network, &Duration)| (network.to_string(), took.as_millis());
             results.probes().round_trips.iter().map(sent).collect::<Vec<_>>()
         };
-        let west = ("west".to_owned(), 20);
+        let west = [("west".to_owned(), 20)];
         assert_eq!(note(0, 2, 30), []);
         assert_eq!(note(1, 1, 1), []);
-        assert_eq!(note(5, 3, 20), [west.clone()], "the own network has none");
-        assert_eq!(note(6, 4, 90), [west.clone()]);
-        assert_eq!(note(12, 4, 80), [west.clone()], "changes are sent together");
-        assert_eq!(note(15, 4, 80), [("south".to_owned(), 80), west]);
+        assert_eq!(note(5, 3, 20), west, "the own network has none");
+        assert_eq!(note(6, 4, 90), west);
+        assert_eq!(note(12, 4, 80), west, "changes are sent together");
+        assert_eq!(note(15, 4, 80), [("south".to_owned(), 80), ("west".to_owned(), 20)]);
         let own = Network::new("east");
         results.replace(&own, [(at(4), BTreeSet::from([Network::new("south")]))].into());
         results.settle(start + Duration::from_secs(30));

@@ -120,7 +120,8 @@ impl Distance {
     /// Returns the number of the ring, from 1. Ring 0 is the viewer's own network, and the ring after the last bound has no end.
     /// A locality stands for the bound of a ring: the first for the same zone, the second for the same region.
     pub fn ring(&self, steering: &Steering) -> u32 {
-        let bound = |at: usize| steering.rings.get(at).or(steering.rings.last()).copied().unwrap_or_default();
+        let bound =
+            |at: usize| steering.rings.get(at).or_else(|| steering.rings.last()).copied().unwrap_or_default();
         let time = match self.source {
             Source::Config(time) | Source::Measured(time) => time,
             Source::Locality(Level::SameZone) => bound(0),

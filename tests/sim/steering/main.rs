@@ -5,6 +5,8 @@
 //! - `policy`: the division of calls by each policy. Ours calls the product's own functions.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
+#![expect(clippy::cast_possible_truncation, reason = "the numbers of a world are small and not negative")]
+#![expect(clippy::needless_range_loop, reason = "both sides of a matrix of distances are set")]
 
 mod policy;
 mod random;
