@@ -60,7 +60,7 @@ keys! {
         /// Address of the endpoint. A host name is resolved.
         ADDRESS "address": form::Host => "`addresses`";
         /// Addresses of an instance that has several, for example one IPv4 and one IPv6 address. The instance
-        /// counts once; its first usable address is used.
+        /// counts once; its addresses are tried in this order, beginning with the last one that worked.
         ADDRESSES "addresses": form::NonEmpty<form::Ip> => "`address`";
         /// Ports on which this endpoint listens, by the name of the service port.
         PORTS "ports": form::MapOf<form::Text, form::Port> => "the port's `targetPort`";
