@@ -516,7 +516,7 @@ def nothing_after_star(world, xds, clients, protocol, **_):
 
 
 @scenario("S17 clusters, assignments, listeners, routes: in this order", *BOTH)
-def order(world, xds, clients, protocol, **_):
+def order(world, xds, admin_at, clients, protocol, **_):
     world.reset("east", simple("a", 1))
     client = opened(clients, xds, protocol)
     asked = {RDS: ["z.mesh:80"], LDS: ["z.mesh:80"], EDS: [Z], CDS: [Z]}
@@ -524,6 +524,13 @@ def order(world, xds, clients, protocol, **_):
         client.ask(kind, names)
         client.response(kind)
     client.is_silent(world)
+
+    def is_heard():
+        mine = [each for each in admin(admin_at, "/api/v1/clients") if each["node"] == client.title]
+        return mine[0]["types"]["eds"]["names"] == 1
+
+    # While an assignment waits for its acknowledgement, listeners do not wait for the next one.
+    eventually("the server to hear all acknowledgements", is_heard)
     world.put("east", simple("z", 9))
     for kind in (CDS, EDS, LDS, RDS):
         client.response(kind, asked[kind])
