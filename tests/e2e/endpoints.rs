@@ -90,7 +90,7 @@ fn an_endpoint_is_tried_at_its_next_address_if_the_first_one_fails() {
     answers();
     let at = good.address.to_string();
     let detail = format!("{refused}: endpoint_refused");
-    let expected = [(at.clone().into(), 1.into(), detail.into()), (at.clone().into(), 1.into(), ().into())];
+    let expected = [(at.clone().into(), 1.into(), detail.into()), (at.into(), 1.into(), ().into())];
     eventually("the first call", || (gateway.access_log().len() == 1).then_some(()));
     // The address that works is tried first from then on.
     answers();
@@ -108,7 +108,7 @@ fn an_endpoint_is_tried_at_its_next_address_if_the_first_one_fails() {
     assert_eq!(gateway.json("/api/v1/endpoints")[0]["state"], "unhealthy");
     // All addresses of the endpoint have failed.
     tls(gateway.listener("default"), "two.test").expect_err("refused");
-    let last = logged(3).last().expect("a line");
+    let last = logged(3).next_back().expect("a line");
     assert_eq!(
         (&last.1, last.2.as_str().is_some_and(|detail| detail.contains("127.0.0."))),
         (&1.into(), true)
@@ -167,7 +167,7 @@ fn a_resetting_endpoint_loses_no_call() {
 }
 
 /// Returns an endpoint that reads a hello and closes without an answer, as a proxy whose own backend is gone may do.
-fn closing() -> Backend {
+pub(crate) fn closing() -> Backend {
     Backend::start(|mut stream| drop(stream.read(&mut [0; 16 << 10])))
 }
 

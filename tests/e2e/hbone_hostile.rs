@@ -344,7 +344,7 @@ fn certificates_out_of_their_time_and_old_versions_are_refused() {
     assert!(Hbone::connect(address, caller()).is_ok());
 }
 
-fn old_client() -> Arc<ClientConfig> {
+pub(crate) fn old_client() -> Arc<ClientConfig> {
     use crate::support::client::AnyCertificate;
     let issued = PKI.issue(&[], Some(CALLER));
     let config = ClientConfig::builder_with_protocol_versions(&[&rustls::version::TLS12])

@@ -11,14 +11,16 @@ use isthmus::admin::problems::code::Code;
 use isthmus::model::reason::Reason;
 use serde_json::Value;
 
+use crate::endpoints::closing;
 use crate::hbone::{BASE, CALLER, OWN, caller, folder, service};
+use crate::hbone_hostile::old_client;
 use crate::problems::run;
 use crate::support::backend::{Backend, Silent, refusing, reset};
 use crate::support::client::{connect, tls, tls_with};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
-use crate::support::pki::PKI;
+use crate::support::pki::{PKI, Pki};
 use crate::support::raw;
 
 /// The time within which the commands, the log, the metric and the dashboard must show the word of a fault.
@@ -157,7 +159,7 @@ fn every_fault_has_one_word_in_all_places() {
     of_the_own_certificate(&mut table);
     let words: std::collections::BTreeSet<&str> = table.0.iter().map(|row| row.word).collect();
     assert_eq!(words.len(), table.0.len(), "each row has a word of its own");
-    assert!(words.len() >= 15, "{words:?}");
+    assert!(words.len() >= 35, "{words:?}");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md");
     let text = table.document();
     if std::env::var_os("ISTHMUS_BLESS").is_some() {
@@ -218,6 +220,16 @@ fn of_hellos_and_names(table: &mut Table) {
     table.row(&gateway, "A client sends a malformed ClientHello", "bad_hello", &[""], || send(open, &empty));
     let http = b"GET / HTTP/1.1\r\n\r\n";
     table.row(&gateway, "A client speaks HTTP without TLS", "not_tls", &[""], || send(open, http));
+    table.row(&gateway, "A client connects to an address, not to a name", "no_sni", &[""], || {
+        send(open, &raw::hello(b"10.0.0.1"));
+    });
+    let asks = ["two..dots"];
+    table.row(&gateway, "A client sends a name that is no host name", "sni_invalid", &asks, || {
+        send(open, &raw::hello(b"two..dots"));
+    });
+    table.row(&gateway, "A ClientHello is larger than `hello.maxBytes`", "hello_too_large", &[""], || {
+        send(open, &raw::hello_of(b"checkout.test", 64 * 1024 + 1));
+    });
     let asks = ["chekout.test"];
     table.row(&gateway, "A name is misspelt", "sni_unknown", &asks, || refused(open, "chekout.test"));
     let asks = ["hidden.shop.mesh"];
@@ -246,12 +258,17 @@ fn of_hellos_and_names(table: &mut Table) {
 
 fn of_endpoints(table: &mut Table) {
     let (dead, sick, silent) = (refusing(), refusing(), Silent::new());
-    let resetting = Backend::resetting();
+    let (resetting, closing) = (Backend::resetting(), closing());
+    let plain = Backend::start(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    });
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes:\n  dead.test: {{endpoints: [\"{dead}\"], ejection: off}}\n  \
          slow.test: {{endpoints: [\"{}\"], connectTimeout: 200ms}}\n  reset.test: \"{}\"\n  lost.test: \"no-such-name.invalid:443\"\n  \
+         mute.test: \"{}\"\n  plain.test: \"{}\"\n  nowhere.test: \"[fe80::1]:1\"\n  \
          sick.test: {{endpoints: [\"{sick}\"], panic: false, health: {{interval: 100ms, timeout: 100ms, unhealthyAfter: 2}}}}\n",
-        silent.address, resetting.address
+        silent.address, resetting.address, closing.address, plain.address
     ));
     let address = gateway.listener("default");
     eventually("the verdict of the checks", || {
@@ -274,6 +291,18 @@ fn of_endpoints(table: &mut Table) {
     let asks = ["reset.test"];
     table.row(&gateway, "An endpoint resets connections", "endpoint_reset", &asks, || {
         refused(address, asks[0])
+    });
+    let asks = ["mute.test"];
+    table.row(&gateway, "An endpoint ends connections without an answer", "endpoint_closed", &asks, || {
+        refused(address, asks[0]);
+    });
+    let asks = ["plain.test"];
+    table.row(&gateway, "An endpoint answers without TLS", "endpoint_not_tls", &asks, || {
+        send(address, &raw::hello(b"plain.test"));
+    });
+    let asks = ["nowhere.test"];
+    table.row(&gateway, "An endpoint's address cannot be reached", "endpoint_unreachable", &asks, || {
+        refused(address, asks[0]);
     });
     let asks = ["lost.test"];
     table.row(&gateway, "An endpoint's host name does not resolve", "name_unresolved", &asks, || {
@@ -320,6 +349,11 @@ fn of_open_connections(table: &mut Table) {
         let _open = echoed(address, "a.test");
         send(address, &raw::hello(b"a.test"));
     });
+    gateway.reload(&limited("connections: 1"));
+    table.row(&gateway, "All connections together have reached their limit", "limit_global", &asks, || {
+        let _open = echoed(address, "a.test");
+        send(address, &raw::hello(b"a.test"));
+    });
     gateway.reload(&limited(""));
     table.row(&gateway, "A connection is silent for `timeouts.idle`", "idle_timeout", &asks, || {
         let mut open = echoed(address, "a.test");
@@ -349,6 +383,13 @@ fn of_callers_by_hbone(table: &mut Table) {
     table.row(&gateway, "A caller's certificate has expired", "identity_expired", &asks, || {
         let expired = client(Some(PKI.issue_for(&[CALLER], 2001, 2002)), &["h2"]);
         assert!(Hbone::connect(address, expired).is_err());
+    });
+    table.row(&gateway, "A caller's authority is unknown", "identity_untrusted", &asks, || {
+        let stranger = client(Some(Pki::new("a stranger's CA").issue(&[], Some(CALLER))), &["h2"]);
+        assert!(Hbone::connect(address, stranger).is_err());
+    });
+    table.row(&gateway, "A caller's TLS is older than 1.3", "tls_failed", &asks, || {
+        assert!(Hbone::connect(address, old_client()).is_err());
     });
     table.row(&gateway, "A caller shows no certificate", "identity_required", &asks, || {
         assert!(Hbone::connect(address, client(None, &["h2"])).is_err());
