@@ -511,6 +511,7 @@ def nothing_after_star(world, xds, clients, protocol, **_):
     client.ask(CDS, ["*"])
     client.response(CDS, all_of(A))
     client.ask(CDS, [])
+    client.is_heard()
     world.put("east", simple("b", 2))
     client.is_silent(world)
 
