@@ -58,7 +58,7 @@ impl Minimum {
 pub(super) struct Settled {
     /// The time in use; `None` if none was measured yet.
     pub(super) used: Option<Duration>,
-    /// Since when the measurements differ from it.
+    /// The time since which the measurements have differed from `used`; `None` while they do not.
     differs_since: Option<Instant>,
 }
 

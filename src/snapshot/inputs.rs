@@ -12,7 +12,7 @@ use super::trust_roots::TrustRoots;
 use super::virtual_addresses::VirtualAddresses;
 use isthmus_model::place::Network;
 
-/// What this replica's probes of gateways have found.
+/// The results of this replica's probes of gateways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Probes {
     /// The addresses and ports of gateways that have ceased to answer.

@@ -2,7 +2,7 @@
 //! of their client says. Tables follow the control plane after a delay; the control plane learns of faults from its registries
 //! and from probes, of which some are lost.
 //!
-//! What it leaves out: one service, equal endpoints with perfect balance inside a region, no retries, no outlier detection.
+//! The world has one service and equal endpoints with perfect balance inside a region, and neither retries nor outlier detection.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -30,7 +30,7 @@ const GOOD: u32 = 3;
 /// The time that the service itself takes for a call, in seconds.
 const SERVICE: f64 = 0.003;
 
-/// What happens to the first region.
+/// The fault of the first region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Calm,
@@ -65,7 +65,7 @@ impl Fault {
     }
 }
 
-/// What a run has measured.
+/// The measurements of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Seconds in which a region has more connections than it serves at full speed, summed over regions.
