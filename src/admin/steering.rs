@@ -7,7 +7,7 @@ use isthmus_aggregator::liveness::Measured;
 use isthmus_api as api;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::steering::{Group, PARTS, Source, SteeringMode};
+use isthmus_snapshot::steering::{Group, PARTS, Source, own_least};
 use isthmus_snapshot::view::{Viewer, view};
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
@@ -58,8 +58,7 @@ fn shown(group: &Group, all: &[Group], max_remote: u8, distances: &Distances) ->
 
 /// Returns the sentence that says why the group has its share.
 fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
-    let count = group.ready.saturating_add(group.not_ready);
-    let suffices = u128::from(group.ready) * 14 >= u128::from(count) * 10;
+    let count = group.all();
     let is_other = |other: &&Group| other.network != group.network;
     let others_ready = all.iter().filter(is_other).any(|other| other.ready > 0);
     let is_fixed = |other: &&Group| other.fixed_percent.is_some() && other.share > 0;
@@ -96,13 +95,12 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
             false => format!("takes what nearer networks leave{part}"),
         };
     }
-    let own_least = (PARTS * 100_u32.saturating_sub(max_remote.into())).div_ceil(100);
     if all.iter().filter(is_other).any(|other| is_fixed(&other)) {
         return "what the policy's shares leave stays".to_owned();
     }
-    match suffices {
+    match group.suffices() {
         true => "the own network comes first, and its ready endpoints suffice".to_owned(),
-        false if max_remote < 100 && group.share == own_least => {
+        false if max_remote < 100 && group.share == own_least(max_remote) => {
             format!("{} of {count} are ready, but at most {max_remote} % may leave (maxRemote)", group.ready)
         }
         false => format!("{} of {count} are ready: keeps 1.4 × {}/{count}", group.ready, group.ready),
@@ -119,7 +117,7 @@ pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
     let viewer = Viewer { network, cluster, ..Viewer::default() };
     let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
     let mut series = 0;
-    let is_steered = |name: &str| snapshot.policy.tuning.of(name).steering.mode != SteeringMode::Off;
+    let is_steered = |name: &str| snapshot.policy.tuning.of(name).steering.is_on();
     for service in snapshot.services().into_iter().filter(|service| is_steered(&service.name)) {
         let Some(port) = service.ports.first() else { continue };
         let groups = view(snapshot, service, port, "", &viewer).map(|view| view.groups).unwrap_or_default();
@@ -144,19 +142,7 @@ mod tests {
 
     fn group(network: &str, source: Option<Source>, ready: u64, not_ready: u64) -> Group {
         let distance = source.map(|source| Distance { source, cost: Cost::default() });
-        let ring = distance.map_or(0, |distance| distance.ring(&Steering::default()));
-        let network = Network::new(network);
-        Group {
-            network,
-            distance,
-            ring,
-            ready,
-            not_ready,
-            answers: true,
-            fixed_percent: None,
-            share: 0,
-            priority: None,
-        }
+        Group { ready, not_ready, ..Group::new(Network::new(network), distance, &Steering::default()) }
     }
 
     /// Returns share and sentence of each group.

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::peer::Peer;
-use super::steering::{Cost, ServiceSteering, Steering, SteeringMode};
+use super::steering::{Cost, ServiceSteering, Steering};
 use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
 use isthmus_model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
@@ -66,7 +66,7 @@ impl Policy {
     /// Returns true if the calls to any service are divided by steering.
     pub fn steers(&self) -> bool {
         let mut all = self.tuning.policies.iter().map(|(_, tuning)| tuning).chain([&self.tuning.default]);
-        all.any(|tuning| tuning.steering.mode != SteeringMode::Off)
+        all.any(|tuning| tuning.steering.is_on())
     }
 
     /// Returns true if two policies build the same services from the same registries; they may differ in

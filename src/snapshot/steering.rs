@@ -43,6 +43,13 @@ pub struct ServiceSteering {
     pub shares: BTreeMap<Network, u8>,
 }
 
+impl ServiceSteering {
+    /// Returns true if the calls to the service are steered.
+    pub fn is_on(&self) -> bool {
+        self.mode != SteeringMode::Off
+    }
+}
+
 /// The method by which calls are divided among networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SteeringMode {
@@ -158,6 +165,38 @@ pub struct Group {
     pub priority: Option<u32>,
 }
 
+impl Group {
+    /// Creates a group without endpoints, not divided yet. `distance` is `None` for the viewer's own network.
+    pub fn new(network: Network, distance: Option<Distance>, steering: &Steering) -> Self {
+        Self {
+            network,
+            distance,
+            ring: distance.map_or(0, |distance| distance.ring(steering)),
+            ready: 0,
+            not_ready: 0,
+            answers: true,
+            fixed_percent: None,
+            share: 0,
+            priority: None,
+        }
+    }
+
+    /// Returns the summed weight of the endpoints, ready or not.
+    pub fn all(&self) -> u64 {
+        self.ready.saturating_add(self.not_ready)
+    }
+
+    /// Returns true if the ready endpoints suffice for all calls that are meant for the group.
+    pub fn suffices(&self) -> bool {
+        u128::from(self.ready) * OVERPROVISIONING >= u128::from(self.all()) * 10
+    }
+}
+
+/// Returns the smallest share, in parts of [`PARTS`], that the viewer's own network has while it has a ready endpoint.
+pub fn own_least(max_remote_percent: u8) -> u32 {
+    (PARTS * 100_u32.saturating_sub(max_remote_percent.into())).div_ceil(100)
+}
+
 /// Divides the calls of a viewer among the groups of a service port: sets the share and the priority of each group. The shares
 /// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
 ///
@@ -167,7 +206,7 @@ pub struct Group {
 pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
     let portions = portions(groups);
     let mut shares = in_parts(&portions, PARTS);
-    let own_least = (PARTS * 100_u32.saturating_sub(max_remote_percent.into())).div_ceil(100);
+    let own_least = own_least(max_remote_percent);
     let own = groups.iter().position(|group| group.ring == 0 && group.ready > 0);
     if let Some(own) = own.filter(|own| shares[*own] < own_least) {
         let remote = portions.iter().enumerate().map(|(at, portion)| if at == own { 0 } else { *portion });

@@ -62,7 +62,7 @@ impl Neighbourhood {
         let is_known = networks.iter().all(|network| !network.is_unknown());
         let is_steered = snapshot.service(hostname).is_some_and(|service| {
             let tuning = snapshot.policy.tuning.of(&service.name);
-            tuning.steering.mode != SteeringMode::Off
+            tuning.steering.is_on()
         });
         Self { networks: is_known.then_some(networks), is_steered }
     }
@@ -365,7 +365,7 @@ impl Horizon<'_> {
         if let Err(reason) = placed {
             self.exclude(network, cluster, weight, reason);
         }
-        if seen && self.steering.mode != SteeringMode::Off && endpoint.endpoint.health == Health::Unhealthy {
+        if seen && self.steering.is_on() && endpoint.endpoint.health == Health::Unhealthy {
             self.note_not_ready(network, cluster, weight);
         }
     }

@@ -8,17 +8,7 @@ use super::*;
 /// Returns a group of this ring with this number of ready and other endpoints.
 fn group(ring: u32, ready: u64, not_ready: u64) -> Group {
     let network = Network::new(&format!("n{ring}"));
-    Group {
-        network,
-        distance: None,
-        ring,
-        ready,
-        not_ready,
-        answers: true,
-        fixed_percent: None,
-        share: 0,
-        priority: None,
-    }
+    Group { ring, ready, not_ready, ..Group::new(network, None, &Steering::default()) }
 }
 
 fn fixed(group: Group, percent: u8) -> Group {

@@ -72,15 +72,11 @@ impl Horizon<'_> {
         let distance = (!is_own).then(|| self.distance(network, entries));
         let whole = |share: &Share| u64::try_from(share.round().to_integer()).unwrap_or(u64::MAX).max(1);
         Group {
-            network: network.clone(),
-            ring: distance.map_or(0, |distance| distance.ring(&self.snapshot.policy.steering)),
-            distance,
             ready: ready.map_or(0, whole),
-            answers: !self.silent.contains(network),
             not_ready: self.not_ready.get(network).copied().unwrap_or_default(),
+            answers: !self.silent.contains(network),
             fixed_percent: self.steering.shares.get(network).copied(),
-            share: 0,
-            priority: None,
+            ..Group::new(network.clone(), distance, &self.snapshot.policy.steering)
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use isthmus::model::place::Network;
 use isthmus::snapshot::steering::{Cost, Distance, Group, PARTS, Source, Steering, divide};
 
-/// What a control plane knows of a region, as a viewer sees it.
+/// The state of a region as the control plane knows it, for one viewer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// True for the viewer's own region.
@@ -94,7 +94,7 @@ fn waterfall(seen: &[Seen], demand: f64) -> Vec<f64> {
         taken[*at] = left.min(seen[*at].room.max(0.0));
         left -= taken[*at];
     }
-    // What fits nowhere is divided by ready endpoints.
+    // Calls that fit nowhere are divided by ready endpoints.
     let total: u64 = order.iter().map(|at| seen[*at].ready).sum();
     for at in order {
         taken[at] += left * seen[at].ready as f64 / total as f64;
@@ -110,16 +110,12 @@ fn nearest(seen: &[Seen]) -> Vec<f64> {
         let time = Duration::from_secs_f64(one.round_trip);
         let distance = Distance { source: Source::Measured(time), cost: Cost::default() };
         let is_used = one.answers || !is_any;
+        let distance = (!one.is_own).then_some(distance);
         Group {
-            network: Network::new(&format!("n{at}")),
-            ring: if one.is_own { 0 } else { distance.ring(&steering) },
-            distance: (!one.is_own).then_some(distance),
             ready: if is_used { one.ready } else { 0 },
             not_ready: if is_used { one.not_ready } else { one.not_ready + one.ready },
             answers: one.answers,
-            fixed_percent: None,
-            share: 0,
-            priority: None,
+            ..Group::new(Network::new(&format!("n{at}")), distance, &steering)
         }
     };
     let mut groups: Vec<Group> = seen.iter().enumerate().map(group).collect();
@@ -156,7 +152,7 @@ fn headroom(seen: &[Seen]) -> Vec<f64> {
         }
         left -= takes;
     }
-    // What there is no room for is divided by ready endpoints.
+    // Calls that no ring has room for are divided by ready endpoints.
     let ready = |one: &Seen| if usable(one) { one.ready as f64 } else { 0.0 };
     let total: f64 = seen.iter().map(ready).sum();
     for (at, one) in seen.iter().enumerate().filter(|_| total > 0.0) {
