@@ -47,10 +47,14 @@ pub struct Candidate {
 impl Candidate {
     /// Returns the addresses of the endpoint in the order in which they are tried first.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let first = self.key.address;
-        let others = self.others.iter().flat_map(|others| others.iter());
-        std::iter::once(first).chain(others.map(move |ip| SocketAddr::new(*ip, first.port())))
+        addresses_of(self.key.address, self.others.as_deref())
     }
+}
+
+/// Returns the addresses of an endpoint: the first one, and the others at the same port.
+pub fn addresses_of(first: SocketAddr, others: Option<&[IpAddr]>) -> impl Iterator<Item = SocketAddr> {
+    let others = others.unwrap_or_default().iter();
+    std::iter::once(first).chain(others.map(move |ip| SocketAddr::new(*ip, first.port())))
 }
 
 /// Candidates sorted by preference, with their summed weights.

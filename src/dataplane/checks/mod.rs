@@ -30,6 +30,7 @@ use dial::dial;
 use isthmus_model::reason::Reason;
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::addresses_of;
 use isthmus_tasks::background;
 use isthmus_telemetry::recorder::Recorder;
 use isthmus_world::{Reader, Since};
@@ -179,11 +180,8 @@ impl Checker {
         for _ in 0..self.places().saturating_sub(self.running.len()).min(AT_ONCE) {
             let Some(due) = self.schedule.begin(until) else { return };
             let address = due.address;
-            let others = due.others.iter().flat_map(|others| others.iter());
-            let addresses = std::iter::once(address.ip()).chain(others.copied());
             let networks = self.reader.held().networks();
-            let addresses: Vec<SocketAddr> = addresses
-                .map(|ip| SocketAddr::new(ip, address.port()))
+            let addresses: Vec<SocketAddr> = addresses_of(address, due.others.as_deref())
                 .filter(|address| !self.around.own.is_own(*address) && !networks.is_own_gateway(*address))
                 .collect();
             let check = async move {
