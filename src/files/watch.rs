@@ -70,6 +70,15 @@ pub type FileStamp = (u64, u64, u64, i64, i64);
 pub struct FileStates(BTreeMap<PathBuf, Option<PathState>>);
 
 impl FileStates {
+    /// Returns the current states of these paths. Blocks.
+    fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let checked = |path: PathBuf| {
+            let state = stamp(&path);
+            (path, Some(state))
+        };
+        Self(paths.into_iter().map(checked).collect())
+    }
+
     /// Adds a path with its current state, unless the path is already known. Blocks.
     pub fn note(&mut self, path: &Path) {
         let known = self.0.entry(path.to_owned()).or_default();
@@ -81,7 +90,7 @@ impl FileStates {
     /// Returns the current states of the same paths. Blocks.
     #[must_use]
     pub fn now(&self) -> Self {
-        Self(self.0.keys().map(|path| (path.clone(), Some(stamp(path)))).collect())
+        Self::of(self.0.keys().cloned())
     }
 
     /// Returns the state of a watched file; `None` if it is not a file, or was not checked.
@@ -207,9 +216,7 @@ impl FileWatch {
 
     async fn now(&self) -> Result<FileStates, ReadError> {
         let paths: Vec<PathBuf> = self.seen.0.keys().cloned().collect();
-        let states =
-            || FileStates(paths.into_iter().map(|path| (path.clone(), Some(stamp(&path)))).collect());
-        self.looks.read(CHECK_WITHIN, states).await
+        self.looks.read(CHECK_WITHIN, || FileStates::of(paths)).await
     }
 
     fn outdate(&mut self) {
