@@ -26,14 +26,17 @@ pub const NEXT: &str = "next certificate";
 
 /// Returns the key in [`SourceStatus::problems`] of a problem with the roots of a trust domain.
 pub fn trust_of(domain: &TrustDomain) -> String {
-    format!("trust of {domain}")
+    format!("{TRUST_OF}{domain}")
 }
+
+/// The beginning of [`trust_of`].
+const TRUST_OF: &str = "trust of ";
 
 /// Appended to [`trust_of`] in the key of a problem with the roots in use of a peer.
 pub(super) const IN_USE: &str = " (roots in use)";
 
 /// Returns the trust domain whose roots the problem under this key of [`SourceStatus::problems`] keeps out of use.
 pub fn domain_of(of: &str) -> Option<TrustDomain> {
-    let domain = of.strip_prefix("trust of ")?;
+    let domain = of.strip_prefix(TRUST_OF)?;
     TrustDomain::parse(domain.strip_suffix(IN_USE).unwrap_or(domain)).ok()
 }
