@@ -117,33 +117,21 @@ pub(super) enum Ended {
     Refused(String),
     /// The peer has closed the link, so nothing can be sent. Messages that the peer sent before may still be unread.
     Closed,
-    /// The peer has sent Goodbye.
-    Goodbye(Parting),
+    /// The peer has sent Goodbye, whose reason is shortened for display.
+    Goodbye(proto::Goodbye),
     /// The gateway that dialled already has a link with the other process.
     AlreadyLinked,
 }
 
-/// The contents of a Goodbye.
-#[derive(Debug)]
-pub(super) struct Parting {
-    why: String,
-    /// True if the peer's services are to be removed.
-    forget: bool,
-    /// True if the process at the other end stops.
-    stops: bool,
-}
-
-impl From<proto::Goodbye> for Parting {
-    fn from(goodbye: proto::Goodbye) -> Self {
-        Self { why: words(&goodbye.why), forget: goodbye.forget, stops: goodbye.stops }
-    }
-}
-
 impl Ended {
+    fn by(goodbye: proto::Goodbye) -> Self {
+        Self::Goodbye(proto::Goodbye { why: words(&goodbye.why), ..goodbye })
+    }
+
     /// Returns the reason for the log and the link's status.
     pub(super) fn why(&self) -> &str {
         match self {
-            Self::Lost(why) | Self::Refused(why) | Self::Goodbye(Parting { why, .. }) => why,
+            Self::Lost(why) | Self::Refused(why) | Self::Goodbye(proto::Goodbye { why, .. }) => why,
             Self::Closed => CLOSED,
             Self::AlreadyLinked => ALREADY_LINKED,
         }
@@ -152,7 +140,7 @@ impl Ended {
     /// Returns the reason, with the side that ended the link if it was the peer.
     pub(super) fn text(&self) -> String {
         match self {
-            Self::Goodbye(Parting { why, .. }) => format!("the peer ended the link: {why}"),
+            Self::Goodbye(proto::Goodbye { why, .. }) => format!("the peer ended the link: {why}"),
             Self::Lost(_) | Self::Refused(_) | Self::Closed | Self::AlreadyLinked => self.why().to_owned(),
         }
     }
@@ -253,7 +241,7 @@ impl Session {
             Ended::Lost(_) | Ended::Goodbye(_) | Ended::AlreadyLinked => {}
         }
         let (forget, stops) = match &ended {
-            Ended::Goodbye(parting) => (parting.forget, parting.stops),
+            Ended::Goodbye(goodbye) => (goodbye.forget, goodbye.stops),
             _ => (false, false),
         };
         if stops {
@@ -512,7 +500,7 @@ impl Session {
                 self.take_addresses(&addresses, exchange);
                 Ok(())
             }
-            Kind::Goodbye(goodbye) => Err(Ended::Goodbye(goodbye.into())),
+            Kind::Goodbye(goodbye) => Err(Ended::by(goodbye)),
             Kind::Hello(_) => Err(Ended::Lost("the peer sent two Hello messages".to_owned())),
         }
     }
@@ -670,7 +658,7 @@ async fn last_message(incoming: &mut Streaming<proto::Message>) -> Ended {
     let reading = async {
         loop {
             match receive(incoming).await {
-                Ok(Kind::Goodbye(goodbye)) => return Ended::Goodbye(goodbye.into()),
+                Ok(Kind::Goodbye(goodbye)) => return Ended::by(goodbye),
                 Ok(_) => {}
                 // The link is closed, so any error means that nothing is left.
                 Err(_) => return Ended::Closed,
@@ -747,7 +735,10 @@ mod tests {
         };
         assert!(matches!(closed, Ended::Closed), "{closed:?}");
         let last = last_message(&mut link.answers).await;
-        assert!(matches!(last, Ended::Goodbye(Parting { forget: true, stops: false, .. })), "{last:?}");
+        assert!(
+            matches!(last, Ended::Goodbye(proto::Goodbye { forget: true, stops: false, .. })),
+            "{last:?}"
+        );
         assert!(matches!(last_message(&mut link.answers).await, Ended::Closed));
     }
 }
