@@ -16,7 +16,7 @@ use crate::support::eventually;
 use crate::support::organisation::Organisation;
 use crate::support::pki::Pki;
 
-const WEB: &str = "spiffe://east.example/ns/front/sa/web";
+pub(crate) const WEB: &str = "spiffe://east.example/ns/front/sa/web";
 
 /// Returns a workload with an identity of west. `authority` issues the workload's certificate. The workload accepts callers
 /// whose certificates chain to `east`.

@@ -4,21 +4,20 @@
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::federation_envoy::{client, workload};
-use crate::horizon_envoy::envoy;
+use crate::federation_envoy::{WEB, client, workload};
+use crate::horizon_envoy::{Traffic, envoy};
 use crate::peer_replicas::{World, linked, loopback};
 use crate::support::backend::Backend;
-use crate::support::client::{call, connect};
+use crate::support::client::connect;
 use crate::support::envoy::Envoy;
+use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::organisation::start;
-use crate::support::{Stop, eventually};
 
 const CLUSTER: &str = "outbound|80||ratings.pay.west.global";
 
@@ -72,32 +71,14 @@ impl Rig {
         all.find(|one| one["probes"][0]["address"] == address).expect("the gateway").clone()
     }
 
-    /// Calls through Envoy, about 150 times a second, while `work` runs. Returns the number of calls, and the times of those that
-    /// failed, from the start.
+    /// Calls through Envoy while `work` runs. Returns the number of calls, and the times of those that failed, from the start.
     fn under_calls(&self, work: impl FnOnce()) -> (usize, Vec<Duration>) {
-        let (listener, begun) = (self.envoy.listener("ratings"), Instant::now());
-        let ended = AtomicBool::new(false);
-        let caller = || {
-            let (mut calls, mut failed) = (0, Vec::new());
-            while !ended.load(Ordering::Relaxed) {
-                let at = begun.elapsed();
-                let answer = call(&mut connect(listener), "hello").unwrap_or_default();
-                calls += 1;
-                if !answer.starts_with("ratings ") {
-                    failed.push(at);
-                }
-                thread::sleep(Duration::from_millis(12));
-            }
-            (calls, failed)
-        };
-        thread::scope(|scope| {
-            let stop = Stop(&ended);
-            let callers = [scope.spawn(caller), scope.spawn(caller)];
-            work();
-            drop(stop);
-            let [one, other] = callers.map(|caller| caller.join().expect("callers do not panic"));
-            (one.0 + other.0, [one.1, other.1].concat())
-        })
+        let begun = Instant::now();
+        let traffic = Traffic::start_as(WEB, self.envoy.listener("ratings"));
+        work();
+        let calls = traffic.stop();
+        let failed = calls.iter().filter(|call| call.endpoint.as_deref() != Ok("ratings"));
+        (calls.len(), failed.map(|call| call.began - begun).collect())
     }
 
     /// Kills a gateway under calls, and starts it again.

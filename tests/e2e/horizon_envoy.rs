@@ -249,11 +249,12 @@ pub(crate) struct Call {
     pub(crate) endpoint: Result<String, String>,
 }
 
-fn call_once(listener: SocketAddr) -> Call {
+/// Calls a listener once; `caller` is the identity that the endpoint must see.
+fn call_once(listener: SocketAddr, caller: &str) -> Call {
     let began = Instant::now();
     let endpoint = match call(&mut connect(listener), "hello") {
         Ok(answer) => match answer.split_once(' ') {
-            Some((endpoint, CLIENT_ID)) => Ok(endpoint.to_owned()),
+            Some((endpoint, seen)) if seen == caller => Ok(endpoint.to_owned()),
             _ => Err(format!("answered with {answer:?}")),
         },
         Err(error) => Err(error.to_string()),
@@ -264,7 +265,8 @@ fn call_once(listener: SocketAddr) -> Call {
 /// Calls a listener of Envoy `calls` times, and counts the answers of each endpoint. No call may fail.
 #[track_caller]
 pub(crate) fn counted(listener: SocketAddr, calls: usize) -> BTreeMap<String, usize> {
-    let lane = |_| thread::spawn(move || (0..calls / 4).map(|_| call_once(listener)).collect::<Vec<_>>());
+    let lane =
+        |_| thread::spawn(move || (0..calls / 4).map(|_| call_once(listener, CLIENT_ID)).collect::<Vec<_>>());
     let lanes: Vec<_> = (0..4).map(lane).collect();
     let mut counts = BTreeMap::new();
     for call in lanes.into_iter().flat_map(|lane| lane.join().expect("callers do not panic")) {
@@ -281,13 +283,18 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     pub(crate) fn start(listener: SocketAddr) -> Self {
+        Self::start_as(CLIENT_ID, listener)
+    }
+
+    /// Starts the callers of a client with this identity.
+    pub(crate) fn start_as(identity: &'static str, listener: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let caller = |_| {
             let stop = stop.clone();
             thread::spawn(move || {
                 let mut calls = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    calls.push(call_once(listener));
+                    calls.push(call_once(listener, identity));
                     thread::sleep(CALLERS.1);
                 }
                 calls
@@ -485,10 +492,10 @@ fn envoy_refuses_an_endpoint_that_is_somebody_else() {
         &checkout(&[told(&wrong, "west/a", 1)]),
         &["right", "stranger", "checkout"],
     );
-    let answer = call_once(mesh.envoy.listener("right"));
+    let answer = call_once(mesh.envoy.listener("right"), CLIENT_ID);
     assert_eq!(answer.endpoint.as_deref(), Ok("east"));
     for name in ["stranger", "checkout"] {
-        call_once(mesh.envoy.listener(name)).endpoint.expect_err("refused");
+        call_once(mesh.envoy.listener(name), CLIENT_ID).endpoint.expect_err("refused");
         let refused = format!("cluster.outbound|443||{name}.shop.svc.cluster.local.ssl.fail_verify_san");
         assert!(mesh.envoy.stat(&refused) > 0, "{name}");
     }
@@ -540,6 +547,6 @@ fn an_envoy_reaches_a_neighbour_at_its_second_address() {
     assert_eq!(entry["address"], format!("127.0.0.9:{}", near.address.port()), "{entry}");
     assert_eq!(entry["additional_addresses"], serde_json::json!(["127.0.0.1"]), "{entry}");
     let listener = mesh.envoy.listener("checkout");
-    eventually("an answer", || call_once(listener).endpoint.is_ok().then_some(()));
+    eventually("an answer", || call_once(listener, CLIENT_ID).endpoint.is_ok().then_some(()));
     assert_eq!(counted(listener, 20).get("east"), Some(&20));
 }

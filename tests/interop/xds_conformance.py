@@ -68,6 +68,12 @@ def opened(clients, *arguments, **named):
     return client
 
 
+def subscribed(admin_at, client):
+    """The row of /api/v1/clients of the client's assignments."""
+    mine = [each for each in admin(admin_at, "/api/v1/clients") if each["node"] == client.title]
+    return mine[0]["types"]["eds"]
+
+
 def all_of(*names):
     return [*BEATS, *names]
 
@@ -439,8 +445,7 @@ def refused(world, xds, admin_at, clients, protocol, **_):
     client.acknowledge(response, error="I do not like the address")
 
     def shown():
-        mine = [each for each in admin(admin_at, "/api/v1/clients") if each["node"] == client.title]
-        of = mine[0]["types"]["eds"]
+        of = subscribed(admin_at, client)
         return of["last_nack"] and (of["last_nack"]["text"], of["nacks"], of["names"])
 
     found = eventually("the refusal in /api/v1/clients", shown)
@@ -525,13 +530,8 @@ def order(world, xds, admin_at, clients, protocol, **_):
         client.ask(kind, names)
         client.response(kind)
     client.is_silent(world)
-
-    def is_heard():
-        mine = [each for each in admin(admin_at, "/api/v1/clients") if each["node"] == client.title]
-        return mine[0]["types"]["eds"]["names"] == 1
-
     # While an assignment waits for its acknowledgement, listeners do not wait for the next one.
-    eventually("the server to hear all acknowledgements", is_heard)
+    eventually("the server to hear all acknowledgements", lambda: subscribed(admin_at, client)["names"] == 1)
     world.put("east", simple("z", 9))
     for kind in (CDS, EDS, LDS, RDS):
         client.response(kind, asked[kind])
