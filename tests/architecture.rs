@@ -52,6 +52,8 @@ const FORBIDDEN_TYPES: &[&str] = &[
 ];
 
 /// Module names that say nothing and invite cycles.
+/// The one file with `unsafe` code. SECURITY.md names it.
+const UNSAFE_FILE: &str = "src/net/pacing.rs";
 const FORBIDDEN_MODULES: &[&str] =
     &["util", "utils", "common", "types", "manager", "managers", "helper", "helpers", "misc"];
 
@@ -192,6 +194,7 @@ fn house_rules_on_names_headers_and_unsafe_are_reported() {
         ("src/net/helpers/mod.rs", "//! x\n"),
         ("src/net/dial.rs", "//! x\nmod common {\n}\n"),
         ("src/net/bare.rs", "use std::fmt;\n"),
+        (UNSAFE_FILE, "//! x\nfn f() { unsafe { g() } }\n"),
         ("src/net/sharp.rs", "//! x\n#[cfg(test)]\nmod tests {\n    fn f() { unsafe { g() } }\n}\n"),
         ("src/net/moved.rs", "//! x\n#[path = \"elsewhere.rs\"]\nmod elsewhere;\n"),
     ]));
@@ -299,7 +302,9 @@ fn judge_house_rules(file: &File, report: &mut Report) {
         }
     }
     for line in &file.unsafe_lines {
-        report.add(file, *line, "`unsafe` appears".to_owned());
+        if file.path != UNSAFE_FILE {
+            report.add(file, *line, "`unsafe` appears".to_owned());
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::{
-    acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, keep_alive, relay_socket,
+    UNSENT_MAX, acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, keep_alive, relay_socket,
 };
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 use isthmus_snapshot::decision::Admission;
@@ -72,7 +72,7 @@ impl Connected {
         }
         *tuned = true;
         // If the kernel lacks an option, the connection works without it.
-        let _ = keep_alive(&self.socket).and_then(|()| bound_unsent(&self.socket));
+        let _ = keep_alive(&self.socket).and_then(|()| bound_unsent(&self.socket, UNSENT_MAX));
         true
     }
 }

@@ -4,7 +4,7 @@
 //! - `incoming`: accepted connections of the control plane's servers. `door`: their places, and which connection gives way.
 //! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
 //!   gives way. `budget`: descriptors.
-//! - `socket`: options and resets. `pipe`: pipes for splice. `diag`: the kernel's connection table.
+//! - `socket`: options and resets. `pacing`: the rate of a socket. `pipe`: pipes for splice. `diag`: the kernel's connection table.
 //! - `lookup`: host names. `dial`: connections to servers by name. `channel`: gRPC over our own TLS. `metered`: limits on the frames
 //!   of HTTP/2 connections. `own`: the addresses of this host.
 
@@ -21,6 +21,7 @@ pub mod listen;
 pub mod lookup;
 pub mod metered;
 pub mod own;
+pub mod pacing;
 pub mod pipe;
 pub mod ranking;
 pub mod socket;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::inherited;
-use super::socket::{bound_unsent, keep_alive};
+use super::socket::{UNSENT_MAX, bound_unsent, keep_alive};
 use isthmus_model::address::Bind;
 
 /// The length of the kernel's accept queue; the kernel reduces it to `net.core.somaxconn`.
@@ -92,7 +92,7 @@ fn prepare(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_nodelay(true)?;
     keep_alive(socket)?;
     SockRef::from(socket).set_out_of_band_inline(true)?;
-    bound_unsent(socket)
+    bound_unsent(socket, UNSENT_MAX)
 }
 
 /// Adds advice for the operator to a bind error.

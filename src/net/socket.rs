@@ -29,7 +29,7 @@ const USER_TIMEOUT: Duration = Duration::from_secs(120);
 /// The number of bytes that a socket may hold unsent: one and a half times the size of a pipe. The kernel reports a socket as
 /// writable once half of this number is free. If the number were the size of one pipe, a download would cost up to a fifth more
 /// processor time.
-const UNSENT_MAX: u32 = 3 << 19;
+pub const UNSENT_MAX: u32 = 3 << 19;
 /// The number of bytes that a socket may receive ahead of its reader when memory is short.
 const RECEIVED_MAX: usize = 128 * 1024;
 
@@ -56,9 +56,10 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
-/// Bounds the unsent bytes that the kernel buffers, and so the memory for a peer that does not read.
-pub fn bound_unsent(socket: &impl AsFd) -> io::Result<()> {
-    SockRef::from(socket).set_tcp_notsent_lowat(UNSENT_MAX)
+/// Bounds the unsent bytes that the kernel buffers, and so the memory for a peer that does not read. The bound is [`UNSENT_MAX`], or
+/// less for a paced socket.
+pub fn bound_unsent(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_notsent_lowat(bytes)
 }
 
 /// Bounds the bytes that a socket receives ahead of its reader. The bound stays until the socket is closed. Used when memory is
