@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::imported::imported;
-use super::limits::{Counters, Said, of_gateway, of_service, of_source};
+use super::limits::{Counters, Said, of_gateway, of_peer, of_service, of_source};
 use super::marks::hidden_by;
 use isthmus_api as api;
 use isthmus_balance::{Ask, Idle, Load, choose, odds};
@@ -336,6 +336,7 @@ fn decide(
         explanation.warnings =
             omitted::warnings(snapshot, &explanation.omitted, explanation.candidates.len());
         explanation.warnings.extend(steps.limit(of_service(limits, &matched, counters)));
+        explanation.warnings.extend(steps.limit(of_peer(&snapshot.policy, &matched, counters)));
     }
     explanation.warnings.extend(of_source);
     explanation.warnings.extend(of_gateway(counters));

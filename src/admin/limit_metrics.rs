@@ -1,22 +1,35 @@
-//! Metrics of the limits in force, so that a dashboard can show the used share of each limit.
+//! Metrics of the limits in force, so that a dashboard can show the used share of each limit, and of the use of limits of bandwidth.
 
 use isthmus_dataplane::handle::EffectiveLimits;
+use isthmus_net::admission::bandwidth::Bandwidths;
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The metric with the limits in force.
 pub const METRIC: &str = "isthmus_limit";
 /// The `# HELP` text of the metric.
 pub const METRIC_HELP: &str = "Values of the limits in use, by limit: connections, pending_hellos, health_checks, per_source, \
-                               per_service. A limit that is not set is absent.";
+                               per_service, per_service_bytes_per_second. A limit that is not set is absent.";
 
-/// Adds the limits to the metrics of a scrape.
-pub(super) fn expose(limits: &EffectiveLimits, exposition: &mut Exposition) {
+/// The metric with the use of the limits of bandwidth.
+pub const BANDWIDTH: &str = "isthmus_bandwidth_used_bytes_per_second";
+/// The `# HELP` text of that metric.
+pub const BANDWIDTH_HELP: &str = "Bytes of the last second under a limit `bytesPerSecond`, by direction and by the service, route or peer \
+                                  that the limit is of: the 100 with the most bytes.";
+/// The largest number of limits of bandwidth whose use is shown.
+pub(super) const LIMITS_MAX: usize = 100;
+
+/// Adds the limits and the use of limits of bandwidth to the metrics of a scrape.
+pub(super) fn expose(limits: &EffectiveLimits, bandwidths: &Bandwidths, exposition: &mut Exposition) {
     let all = [
         ("connections", Some(limits.connections)),
         ("pending_hellos", Some(limits.pending_hellos)),
         ("health_checks", Some(limits.health_checks).filter(|most| *most > 0)),
         ("per_source", limits.per_source.connections),
         ("per_service", limits.per_service),
+        (
+            "per_service_bytes_per_second",
+            limits.bytes_per_second.map(|most| usize::try_from(most).unwrap_or(usize::MAX)),
+        ),
     ];
     let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
     for (limit, most) in all {
@@ -24,11 +37,19 @@ pub(super) fn expose(limits: &EffectiveLimits, exposition: &mut Exposition) {
             family.add([("limit", limit)], most);
         }
     }
+    for usage in bandwidths.usage(LIMITS_MAX) {
+        let of = usage.owner.to_string();
+        let family = exposition.family(BANDWIDTH, Kind::Gauge, BANDWIDTH_HELP);
+        for (direction, moved) in ["up", "down"].into_iter().zip(usage.moved) {
+            family.add([("of", &*of), ("direction", direction)], moved);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_net::admission::bandwidth::Owner;
 
     #[test]
     fn a_limit_that_is_not_set_is_absent() {
@@ -39,10 +60,15 @@ mod tests {
             ..EffectiveLimits::default()
         };
         let mut exposition = Exposition::default();
-        expose(&limits, &mut exposition);
+        let bandwidths = Bandwidths::default();
+        let member = bandwidths.join(Owner::Peer("west".into()), 9_000);
+        member.measure(0, 700, false);
+        expose(&limits, &bandwidths, &mut exposition);
         let text = exposition.text();
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let wanted = [
+            "isthmus_bandwidth_used_bytes_per_second{of=\"the peer west\",direction=\"down\"} 0",
+            "isthmus_bandwidth_used_bytes_per_second{of=\"the peer west\",direction=\"up\"} 700",
             "isthmus_limit{limit=\"connections\"} 9",
             "isthmus_limit{limit=\"pending_hellos\"} 3",
             "isthmus_limit{limit=\"per_service\"} 2",

@@ -1,14 +1,15 @@
-//! The steps and warnings of `explain` about the limits of connections in all, per source and per service: the limits, and how
-//! much of them is used.
+//! The steps and warnings of `explain` about the limits of connections in all, per source, per service and per peer: the limits, and
+//! how much of them is used.
 
 use std::net::IpAddr;
 
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::Admission;
+use isthmus_net::admission::bandwidth::{Bandwidths, Owner};
 use isthmus_net::admission::services::Services;
 use isthmus_net::admission::sources::Usage;
 use isthmus_snapshot::decision::RouteMatch;
-use isthmus_snapshot::policy::Limits;
+use isthmus_snapshot::policy::{Limits, Policy};
 
 /// The counters of current use that are compared with the limits.
 #[derive(Clone, Copy)]
@@ -17,6 +18,8 @@ pub struct Counters<'a> {
     pub admission: &'a Admission,
     /// The current numbers of connections and streams per service, which the limit per service refers to.
     pub services: &'a Services,
+    /// The current use of the limits of bandwidth.
+    pub bandwidths: &'a Bandwidths,
 }
 
 /// A step of an explanation with its warnings.
@@ -76,18 +79,43 @@ pub(super) fn of_source(limits: &Limits, source: Option<IpAddr>, counters: Optio
     said
 }
 
-/// Describes the limit of the service or route that a name means.
+/// Describes the limits of the service or route that a name means.
 pub(super) fn of_service(limits: &Limits, matched: &RouteMatch, counters: Option<Counters<'_>>) -> Said {
-    let Some(limit) = limits.per_service.map(number) else { return Said::default() };
     let Some(key) = matched.limit_key() else { return Said::default() };
-    let used = counters.map(|counters| number(counters.services.used(&key)));
     let who = key.to_string();
-    let what = "connections";
-    let step = format!("limit of {who} (limits.perService): {}", part(limit, used, what));
-    let warning = used.and_then(|used| {
-        warning(Reason::LimitService, &who, used, limit, what, "limits.perService.connections")
+    let mut said = Said::default();
+    let mut parts = Vec::new();
+    if let Some(limit) = limits.per_service.map(number) {
+        let used = counters.map(|counters| number(counters.services.used(&key)));
+        let what = "connections";
+        parts.push(part(limit, used, what));
+        said.warnings.extend(used.and_then(|used| {
+            warning(Reason::LimitService, &who, used, limit, what, "limits.perService.connections")
+        }));
+    }
+    parts.extend(limits.bytes_per_second.map(|limit| bandwidth(limit, &Owner::Service(key), counters)));
+    said.step =
+        (!parts.is_empty()).then(|| format!("limits of {who} (limits.perService): {}", parts.join(", ")));
+    said
+}
+
+/// Describes the limit of bandwidth of the caller's peer.
+pub(super) fn of_peer(policy: &Policy, matched: &RouteMatch, counters: Option<Counters<'_>>) -> Said {
+    let peer = matched.peer.as_ref().and_then(|name| policy.peers.iter().find(|peer| peer.name == *name));
+    let step = peer.and_then(|peer| {
+        let owner = Owner::Peer(peer.name.clone());
+        let part = bandwidth(peer.limits.bytes_per_second?, &owner, counters);
+        Some(format!("limits of {owner} (peers[].limits): {part}"))
     });
-    Said { step: Some(step), warnings: warning.into_iter().collect() }
+    Said { step, warnings: Vec::new() }
+}
+
+fn bandwidth(limit: u64, owner: &Owner, counters: Option<Counters<'_>>) -> String {
+    let used = counters.map(|counters| {
+        let [up, down] = counters.bandwidths.usage_of(owner).map_or([0; 2], |usage| usage.moved);
+        format!(" ({up} up and {down} down in use)")
+    });
+    format!("{limit} bytes per second in each direction{}", used.unwrap_or_default())
 }
 
 fn number(count: usize) -> u64 {
@@ -141,7 +169,8 @@ mod tests {
         let (admission, services, handles) = (Admission::new(100), Services::default(), Handles::default());
         admission.set_source_limits(&per_source);
         services.set_limit(limits.per_service);
-        let counters = Some(Counters { admission: &admission, services: &services });
+        let bandwidths = Bandwidths::default();
+        let counters = Some(Counters { admission: &admission, services: &services, bandwidths: &bandwidths });
         for _ in 0..2 {
             assert_eq!(admission.admit(&admission.source(source)), Verdict::Admit);
         }
@@ -151,7 +180,8 @@ mod tests {
             assert_eq!(full.admit(&full.source(source)), Verdict::Admit);
         }
         assert_eq!(
-            of_gateway(Some(Counters { admission: &full, services: &services })).as_deref(),
+            of_gateway(Some(Counters { admission: &full, services: &services, bandwidths: &bandwidths }))
+                .as_deref(),
             Some(
                 "limit_global: the gateway has reached the limit of 2 connections (limits.connections); the gateway refuses more"
             )
@@ -176,9 +206,19 @@ mod tests {
         let said = of_service(&limits, &matched, counters);
         assert_eq!(
             said.step.as_deref(),
-            Some("limit of the route \"a.test\" (limits.perService): 4 of 5 connections in use")
+            Some("limits of the route \"a.test\" (limits.perService): 4 of 5 connections in use")
         );
         assert_eq!(said.warnings.len(), 1, "{said:?}");
+        let owner = Owner::Service(ServiceLimitKey::Route("a.test".into()));
+        let member = bandwidths.join(owner, 9_000);
+        member.measure(1, 700, false);
+        let limits = Limits { per_service: None, bytes_per_second: Some(9_000), ..limits };
+        assert_eq!(
+            of_service(&limits, &matched, counters).step.as_deref(),
+            Some(
+                "limits of the route \"a.test\" (limits.perService): 9000 bytes per second in each direction (0 up and 700 down in use)"
+            )
+        );
         assert!(of_source(&Limits::default(), Some(source), counters).step.is_none());
         assert!(of_service(&limits, &RouteMatch::default(), counters).step.is_none());
     }

@@ -131,7 +131,7 @@ pub(super) fn concerning(sources: &Sources, is_authority: bool) -> Vec<String> {
 /// what the limit is for.
 fn of_limits(sources: &Sources) -> Vec<Problem> {
     let (admission, services) = (sources.dataplane.admission(), sources.dataplane.services());
-    let counters = Counters { admission, services };
+    let counters = Counters { admission, services, bandwidths: sources.dataplane.bandwidths() };
     let global = of_gateway(Some(counters)).filter(|_| admission.used() >= admission.limit());
     let mut all: Vec<Problem> =
         global.map(|text| Problem::new(Code::LimitReached, "", text)).into_iter().collect();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::clients::refused;
+use super::limit_metrics::LIMITS_MAX;
 use super::marks::{hidden_by, marked_by};
 use super::problems::code::Code;
 use super::problems::{Problem, listed, problems};
@@ -15,6 +16,7 @@ use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_dns::server::Server as DnsServer;
 use isthmus_model::mesh_name::MeshName;
 use isthmus_model::place::ClusterId;
+use isthmus_net::admission::bandwidth::Usage;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Report;
 use isthmus_snapshot::exported::Exported;
@@ -70,7 +72,11 @@ pub fn status(sources: &Sources) -> Status {
                 new_per_second: limits.per_source.new_per_second,
                 pending_hellos: limits.per_source.pending_hellos,
             },
-            per_service: api::status::PerService { connections: limits.per_service },
+            per_service: api::status::PerService {
+                connections: limits.per_service,
+                bytes_per_second: limits.bytes_per_second,
+            },
+            bandwidth: sources.dataplane.bandwidths().usage(LIMITS_MAX).into_iter().map(bandwidth).collect(),
             health_checks: limits.health_checks,
         },
         workers: program.workers,
@@ -85,6 +91,12 @@ pub fn status(sources: &Sources) -> Status {
         dns: sources.names.as_ref().map(|server| dns(server, &aggregator)),
         unresolved: aggregator.unresolved.iter().map(|(name, _)| name.to_string()).collect(),
     }
+}
+
+fn bandwidth(usage: Usage) -> api::status::Bandwidth {
+    let ([bytes_up, bytes_down], [busy_up, busy_down]) = (usage.moved, usage.busy);
+    let (of, limit) = (usage.owner.to_string(), usage.limit);
+    api::status::Bandwidth { of, limit, bytes_up, bytes_down, busy_up, busy_down }
 }
 
 /// Returns the state of the DNS server with that of the virtual addresses.

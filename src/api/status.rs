@@ -123,6 +123,8 @@ pub struct Limits {
     pub per_source: PerSource,
     /// The limits of each service.
     pub per_service: PerService,
+    /// The limits of bandwidth under which connections are open: at most 100, those that moved most bytes first.
+    pub bandwidth: Vec<Bandwidth>,
     /// The limit of simultaneous health checks.
     pub health_checks: usize,
 }
@@ -145,6 +147,26 @@ pub struct PerSource {
 pub struct PerService {
     /// The limit of connections and streams to a service.
     pub connections: Option<usize>,
+    /// The limit of the bandwidth of a service in each direction, in bytes per second.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// A limit of bandwidth and its use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bandwidth {
+    /// The service, route or peer that the limit is of.
+    pub of: String,
+    /// The limit of each direction, in bytes per second.
+    pub limit: u64,
+    /// The bytes of the last second from clients to endpoints.
+    pub bytes_up: u64,
+    /// The bytes of the last second from endpoints to clients.
+    pub bytes_down: u64,
+    /// The number of connections and streams that share the limit of bytes from clients.
+    pub busy_up: u64,
+    /// The number of connections and streams that share the limit of bytes from endpoints.
+    pub busy_down: u64,
 }
 
 /// The source of the gateway's certificate.

@@ -94,6 +94,7 @@ fn metrics() -> String {
         (gateway_metrics::RTT, gateway_metrics::RTT_HELP),
         (steering::METRIC, steering::METRIC_HELP),
         (limit_metrics::METRIC, limit_metrics::METRIC_HELP),
+        (limit_metrics::BANDWIDTH, limit_metrics::BANDWIDTH_HELP),
     ];
     let of_registries = &registry_metrics::DESCRIPTIONS;
     let mut all: Vec<_> = control::DESCRIPTIONS

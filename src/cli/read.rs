@@ -246,6 +246,9 @@ fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     Ok(table(out, &["HOSTNAME", "NAMESPACE", "PORT", "CLUSTERS", "ENDPOINTS HERE", "EXPORTED BY"], &rows)?)
 }
 
+/// The number of limits of bandwidth that `isthmus status` shows.
+const BANDWIDTH_MAX: usize = 10;
+
 /// Runs `isthmus status`.
 pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     let value = client::get(&reading.admin.url(), "/api/v1/status")?.json()?;
@@ -296,6 +299,11 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     if !status.listeners.is_empty() {
         writeln!(out)?;
         columns(out, &tables::LISTENERS_IN_SHORT, &status.listeners)?;
+    }
+    if !status.limits.bandwidth.is_empty() {
+        writeln!(out)?;
+        let shown = status.limits.bandwidth.len().min(BANDWIDTH_MAX);
+        columns(out, &tables::BANDWIDTH, &status.limits.bandwidth[..shown])?;
     }
     if !status.registries.is_empty() {
         writeln!(out)?;

@@ -8,6 +8,7 @@ use isthmus_api::explanation::{Candidate, Probe};
 use isthmus_api::listener::{Exposed, Identities, Listener, Route};
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::registry::Registry;
+use isthmus_api::status::Bandwidth;
 use isthmus_console::output::{Column, list, optional, text};
 
 pub(super) const CANDIDATES: [Column<Candidate>; 8] = [
@@ -129,6 +130,19 @@ pub(super) const LISTENERS: [Column<Listener>; 6] = [
     ("ALPN", |listener| list(&listener.alpn)),
     ("PROXY HEADER", |listener| text(&listener.proxy_protocol.text())),
 ];
+
+pub(super) const BANDWIDTH: [Column<Bandwidth>; 6] = [
+    ("BANDWIDTH OF", |bandwidth| text(&bandwidth.of)),
+    ("LIMIT", |bandwidth| per_second(bandwidth.limit)),
+    ("UP", |bandwidth| per_second(bandwidth.bytes_up)),
+    ("DOWN", |bandwidth| per_second(bandwidth.bytes_down)),
+    ("BUSY UP", |bandwidth| bandwidth.busy_up.to_string()),
+    ("BUSY DOWN", |bandwidth| bandwidth.busy_down.to_string()),
+];
+
+fn per_second(bytes: u64) -> String {
+    format!("{}/s", isthmus_api::text::bytes(bytes as f64))
+}
 
 pub(super) const LISTENERS_IN_SHORT: [Column<Listener>; 3] = [
     ("LISTENER", |listener| text(&listener.name)),

@@ -176,11 +176,13 @@ fn timeouts(fields: &Fields<'_>) -> Timeouts {
 }
 
 fn limits(fields: &Fields<'_>) -> Limits {
+    let per_service = fields.map(&keys::Limits::PER_SERVICE);
     Limits {
         connections: fields.get(&keys::Limits::CONNECTIONS),
         pending_hellos: fields.get(&keys::Limits::PENDING_HELLOS),
         per_source: per_source(&fields.map(&keys::Limits::PER_SOURCE)),
-        per_service: fields.map(&keys::Limits::PER_SERVICE).get(&keys::PerService::CONNECTIONS),
+        per_service: per_service.get(&keys::PerService::CONNECTIONS),
+        bytes_per_second: per_service.get(&keys::PerService::BYTES_PER_SECOND),
     }
 }
 

@@ -412,6 +412,7 @@ fn policy_of(
             memory: limits.get(&keys::PeerUse::MEMORY),
             connections: limits.get(&keys::PeerUse::CONNECTIONS),
             new_per_second: limits.get(&keys::PeerUse::NEW_PER_SECOND),
+            bytes_per_second: limits.get(&keys::PeerUse::BYTES_PER_SECOND),
         },
         name: name.clone(),
     }

@@ -249,11 +249,13 @@ keys! {
         IPV6 "ipv6": form::Integer<u8, 1, 128> = limits::SourcePrefix::default().ipv6;
     }
 
-    /// Limits of each service. A connection above a limit is refused with the reason `limit_service`.
+    /// Limits of each service: one service of the mesh, with all of its ports and subsets, or one route with `endpoints`.
     pub(super) PerService "perService" {
-        /// Simultaneous connections and CONNECT streams to one service of the mesh, with all of its ports and subsets, or
-        /// to one route with `endpoints`.
+        /// Simultaneous connections and CONNECT streams. A connection above the limit is refused with the reason `limit_service`.
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> => "no limit";
+        /// Bytes per second to the service, and from it, through one replica of the gateway. The connections and CONNECT streams
+        /// that are busy get equal shares.
+        BYTES_PER_SECOND "bytesPerSecond": form::Bandwidth => "no limit";
     }
 
     /// Timeouts of connections.

@@ -72,7 +72,11 @@ impl Connected {
         }
         *tuned = true;
         // If the kernel lacks an option, the connection works without it.
-        let _ = keep_alive(&self.socket).and_then(|()| bound_unsent(&self.socket, UNSENT_MAX));
+        let _ = keep_alive(&self.socket).and_then(|()| match entry.shares.get() {
+            None => bound_unsent(&self.socket, UNSENT_MAX),
+            // The socket of a connection under a limit of bandwidth has a bound already.
+            Some(_) => Ok(()),
+        });
         true
     }
 }

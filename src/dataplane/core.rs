@@ -80,6 +80,8 @@ pub(crate) struct Core {
     pub(crate) pacer: HandshakePacer,
     /// The permits that the limits give to connections.
     pub(crate) permits: Rc<Permits>,
+    /// The connections under a limit of bandwidth that have moved bytes lately.
+    pub(crate) limited: RefCell<Vec<Rc<Entry>>>,
     /// The bytes that all CONNECT streams of the worker hold.
     pub(crate) held: Rc<HeldBytes>,
     /// The refused CONNECT streams of each caller.
@@ -129,6 +131,9 @@ impl Drop for Registration {
         self.core.remove(&self.entry);
         // The clock may hold the entry until its next tick; the slots are free at once.
         drop(self.entry.permit.take());
+        if let Some(shares) = self.entry.shares.get() {
+            shares.leave();
+        }
     }
 }
 
@@ -152,6 +157,7 @@ impl Core {
             scope: LocalScope::default(),
             pacer: HandshakePacer::default(),
             permits: Permits::new(shared.limits.clone()),
+            limited: RefCell::default(),
             held: Rc::default(),
             refusals: Refusals::default(),
             kernel_memory: Cell::new(0),

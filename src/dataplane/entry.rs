@@ -1,6 +1,6 @@
 //! One connection of a worker: its record, its slots under the limits, and the order to end it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::permits::{Permit, Refused};
+use super::shares::Shares;
 use super::standstill::Standstill;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionRecord, Proxied, Side};
@@ -45,6 +46,8 @@ pub(crate) struct Entry {
     /// The number of bytes that a CONNECT stream or an HBONE connection holds because a peer does not read them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
+    /// The shares of the connection under limits of bandwidth; empty while there are none.
+    pub(crate) shares: OnceCell<Box<Shares>>,
     /// The key in the worker's table; `u32::MAX` before the registration.
     key: Cell<u32>,
     /// The tick at which the worker next checks the connection; 0 if no check is scheduled.
@@ -147,6 +150,7 @@ impl Entry {
             ends: Cell::new(Ends::Neither),
             held: Cell::new(0),
             standstill: Standstill::default(),
+            shares: OnceCell::new(),
             key: Cell::new(u32::MAX),
             deadline: Cell::new(0),
             order: Cell::new(Order::Stay),

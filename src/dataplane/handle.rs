@@ -22,6 +22,7 @@ use super::worker;
 use isthmus_model::limits::SourceLimits;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::Admission;
+use isthmus_net::admission::bandwidth::Bandwidths;
 use isthmus_net::admission::peers::Peers;
 use isthmus_net::admission::services::Services;
 use isthmus_net::budget::{
@@ -72,6 +73,8 @@ pub struct EffectiveLimits {
     pub per_source: SourceLimits,
     /// The limit of connections and CONNECT streams to one service; `None` means no limit.
     pub per_service: Option<usize>,
+    /// The limit of the bandwidth of one service in each direction, in bytes per second; `None` means no limit.
+    pub bytes_per_second: Option<u64>,
     /// The limit of connections of xDS clients; 0 if xDS is off.
     pub xds_connections: usize,
     /// The limit of connections of DNS clients, and separately of questions that wait for other DNS servers; 0 if there is
@@ -108,6 +111,7 @@ impl EffectiveLimits {
             pending_hellos: pending.max(1),
             per_source: limits.per_source,
             per_service: limits.per_service,
+            bytes_per_second: limits.bytes_per_second,
             xds_connections,
             dns_connections,
             http_connections: http_connections_for(descriptors),
@@ -139,6 +143,7 @@ impl Dataplane {
                 admission: Admission::new(0),
                 services: Services::default(),
                 peers: Peers::default(),
+                bandwidths: Bandwidths::default(),
             }),
             pending_cap: AtomicUsize::new(0),
             check_places: Arc::default(),
@@ -250,6 +255,11 @@ impl Control {
     /// Returns the counts of connections and CONNECT streams by service.
     pub fn services(&self) -> &Services {
         &self.shared.limits.services
+    }
+
+    /// Returns the bandwidth that is used of each limit.
+    pub fn bandwidths(&self) -> &Bandwidths {
+        &self.shared.limits.bandwidths
     }
 
     /// Runs the health checks until there are no more snapshots.

@@ -22,7 +22,8 @@
 //!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
 //!   the state that all workers share, `handle` the interface to the rest of the program.
 //! - `permits` asks [`isthmus_net::admission`] for a place; `eviction` ends connections to make room for others; `killing` ends
-//!   those that an operator names. `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
+//!   those that an operator names. `bandwidth` counts connections under limits of bandwidth, and `shares` applies the shares of one.
+//!   `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
 //! - `checks` is the health checks: `checks/dial` dials an endpoint, `checks/schedule` says when. `upstreams` is the run-time
 //!   state of endpoints: ejection, the verdicts of checks, and `times`; `endpoint_state` is that state in one word for operators;
 //!   `withdrawals` are the endpoints that operators have taken out.
@@ -31,6 +32,7 @@
 
 pub(crate) mod announce;
 pub(crate) mod balancer;
+pub(crate) mod bandwidth;
 pub mod checks;
 pub(crate) mod clock;
 pub(crate) mod connect;
@@ -51,6 +53,7 @@ pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;
 pub(crate) mod shared;
+pub(crate) mod shares;
 pub mod socket_key;
 pub(crate) mod standstill;
 pub(crate) mod tick;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
+use isthmus_net::admission::bandwidth::Bandwidths;
 use isthmus_net::admission::peers::{PeerLimit, Peers, Seat};
 use isthmus_net::admission::services::{Handles, Place, Services};
 use isthmus_net::admission::{Admission, Holder, Limit, Released, Verdict};
@@ -21,6 +22,8 @@ pub(crate) struct Limits {
     pub(crate) services: Services,
     /// The counts of connections and CONNECT streams of each peer's callers.
     pub(crate) peers: Peers,
+    /// The bandwidth of each service and of each peer's callers.
+    pub(crate) bandwidths: Bandwidths,
 }
 
 /// The permits of one worker.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::bandwidth;
 use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
 use isthmus_model::authority::Authority;
@@ -11,9 +12,10 @@ use isthmus_snapshot::admit::readmit;
 use isthmus_snapshot::decision::{AdmissionRequest, Requested};
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
-/// drain. The other connections are counted for their services, because the file may have added a limit.
+/// drain. The other connections are counted for their services and peers, because the file may have added a limit.
 pub(crate) async fn readmit_all(core: Rc<Core>) {
     let snapshot = core.shared_snapshot();
+    bandwidth::configure(&core.shared.limits.bandwidths, &snapshot);
     let entries = core.entries();
     verify_peers(&entries).await;
     for some in entries.chunks(AT_ONCE) {
@@ -21,18 +23,19 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
             if !is_still_admitted(&snapshot, entry) {
                 entry.cut(Reason::ConfigRemoved);
             } else if core.is_live(entry) {
-                count_for_service(entry);
+                count_for_limits(&core, entry);
             }
         }
         tokio::task::yield_now().await;
     }
 }
 
-fn count_for_service(entry: &Entry) {
+fn count_for_limits(core: &Core, entry: &Rc<Entry>) {
     if entry.facts.borrow().admitted_by.is_some()
         && let Some(permit) = &mut *entry.permit.borrow_mut()
     {
         permit.count_for_service(&entry.record.borrow());
+        bandwidth::join(core, entry);
     }
 }
 

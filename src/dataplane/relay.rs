@@ -29,6 +29,7 @@ use rustix::pipe::{SpliceFlags, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::bandwidth;
 use super::connect::{Attempts, Connected};
 use super::core::Core;
 use super::endpoint_state::SILENT_AFTER;
@@ -78,6 +79,7 @@ pub(crate) async fn relay(
     attempts: &mut Attempts,
 ) -> End {
     core.clock.begin(entry);
+    bandwidth::begin(core, entry, Some(client), &connected.socket);
     examine::begin(core, Some(client), &connected.socket);
     core.shared.upstreams.asked(&connected.in_flight);
     let mut relay = Relay {
@@ -190,6 +192,9 @@ impl Relay<'_> {
         let down = self.pump(Way::Down, context);
         let up = self.pump(Way::Up, context);
         self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());
+        if let Some(shares) = self.entry.shares.get() {
+            shares.settle(Some(self.client), &self.connected.socket, [self.up.holds(), self.down.holds()]);
+        }
         match (up, down) {
             // If both sockets have failed, the endpoint's fault is reported, because the client's reset cannot have caused it.
             (_, Poll::Ready(Err(reason))) | (Poll::Ready(Err(reason)), _) => Poll::Ready(self.broken(reason)),

@@ -6,7 +6,7 @@
 //! bytes, and again for as long as bytes wait for a peer. A connection that moves bytes costs nothing; one that has become
 //! quiet costs four system calls, once. This file decides; [`super::examine`] asks the kernel.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::time::Duration;
 
 use isthmus_model::reason::Reason;
@@ -19,7 +19,7 @@ const QUIET: u32 = 15;
 const STUCK: u32 = 2;
 
 /// The state of a connection that may have stopped moving bytes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Standstill {
     /// The tick at which the connection is examined; 0 if no examination is scheduled.
     due: Cell<u32>,
@@ -28,7 +28,7 @@ pub(crate) struct Standstill {
     /// True while bytes wait in this process for a peer to take them.
     stuck: Cell<bool>,
     /// The progress of both directions, upward first; `None` while both peers have acknowledged all bytes.
-    owed: RefCell<Option<Box<[Owed; 2]>>>,
+    owed: Cell<Option<Box<[Owed; 2]>>>,
     /// The kernel memory of the connection's sockets, in bytes, while bytes wait for a peer.
     pub(super) memory: Cell<u32>,
 }
@@ -94,7 +94,7 @@ impl Standstill {
         let mut due = self.due.get();
         if due != 0 && due <= now {
             let quiet_at = moved + QUIET;
-            if !self.stuck.get() && quiet_at > now && self.owed.borrow().is_none() {
+            if !self.stuck.get() && quiet_at > now && !self.owes() {
                 due = quiet_at;
             } else {
                 due = 0;
@@ -104,6 +104,13 @@ impl Standstill {
         }
         debug_assert!(due == 0 || due > now, "an examination that is due is ordered");
         (due != 0).then_some(due)
+    }
+
+    fn owes(&self) -> bool {
+        let owed = self.owed.take();
+        let owes = owed.is_some();
+        self.owed.set(owed);
+        owes
     }
 
     /// Evaluates both directions, upward first, as observed at the tick `now`.
@@ -117,7 +124,7 @@ impl Standstill {
             judgement.end = judgement.end.or(end);
         }
         if owes {
-            *self.owed.borrow_mut() = Some(known);
+            self.owed.set(Some(known));
             let next = now + every(timeouts);
             self.due.set(next);
             judgement.next = Some(next);

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::bandwidth;
 use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::examine;
@@ -35,6 +36,7 @@ pub(crate) async fn tick(core: &Core) {
         }
         tokio::task::yield_now().await;
     }
+    bandwidth::tick(core, &touched).await;
     for some in due.chunks(AT_ONCE) {
         for key in some {
             let entry = core.table.borrow().get(*key).cloned();

@@ -351,6 +351,8 @@ sizes! {
     Window: u32 = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB, such as 65536, 256KiB or 16MiB";
     /// The number of bytes that are held for several streams.
     HeldSize: usize = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB, such as 65536, 256KiB or 16MiB";
+    /// A number of bytes per second.
+    Bandwidth: u64 = 1 << 10, 128 << 30, "bandwidth", "bytes per second, from 1KiB to 128GiB, such as 500000, 256KiB or 20MiB";
 }
 
 /// `true`, `false`, `on` or `off`.

@@ -65,7 +65,7 @@ impl SourcePrefix {
 }
 
 /// The service or route whose connections are counted together for the limit of each service.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ServiceLimitKey {
     /// A service of the mesh by its host name, with all of its ports and subsets.
     Service(Arc<str>),

@@ -7,7 +7,7 @@
 //! one connection of the holder with the most slots is ended.
 //!
 //! Besides these shares, [`sources`] has limits for each source, [`services`] counts the connections to each service, and
-//! [`peers`] those of each peer's callers. Each of these costs nothing while it is off.
+//! [`peers`] those of each peer's callers; [`bandwidth`] divides the bandwidth of both. Each of these costs nothing while it is off.
 //!
 //! Memory: one entry for each holder with a slot, so never more than the limit, and up to [`REMEMBERED_MAX`] entries of
 //! sources without a slot that have opened connections within the last second.
@@ -24,6 +24,7 @@ use hashbrown::DefaultHashBuilder;
 use isthmus_model::limits::SourceLimits;
 use isthmus_model::reason::Reason;
 
+pub mod bandwidth;
 pub mod peers;
 pub mod services;
 pub mod sources;

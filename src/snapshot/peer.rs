@@ -94,11 +94,19 @@ pub struct PeerLimits {
     pub connections: usize,
     /// The largest number of new connections and CONNECT streams of the peer's callers per second.
     pub new_per_second: u32,
+    /// The bandwidth of the peer's callers in each direction, in bytes per second; `None`: no limit.
+    pub bytes_per_second: Option<u64>,
 }
 
 impl Default for PeerLimits {
     fn default() -> Self {
-        Self { services: 10_000, memory: 64 << 20, connections: 20_000, new_per_second: 2_000 }
+        Self {
+            services: 10_000,
+            memory: 64 << 20,
+            connections: 20_000,
+            new_per_second: 2_000,
+            bytes_per_second: None,
+        }
     }
 }
 

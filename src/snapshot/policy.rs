@@ -642,12 +642,20 @@ pub struct Limits {
     pub per_source: SourceLimits,
     /// The largest number of concurrent connections and CONNECT streams to one service; `None`: no limit.
     pub per_service: Option<usize>,
+    /// The bandwidth of one service in each direction, in bytes per second; `None`: no limit.
+    pub bytes_per_second: Option<u64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         let per_source = SourceLimits::default();
-        Self { connections: 100_000, pending_hellos: None, per_source, per_service: None }
+        Self {
+            connections: 100_000,
+            pending_hellos: None,
+            per_source,
+            per_service: None,
+            bytes_per_second: None,
+        }
     }
 }
 

@@ -20,21 +20,21 @@ use crate::support::{Stop, eventually};
 /// because each chooses its own.
 const CART: &str = "spiffe://cluster.local/ns/shop/sa/cart";
 /// The source address of west's clients. South has none.
-const WEST: [u8; 4] = [127, 0, 0, 77];
+pub(crate) const WEST: [u8; 4] = [127, 0, 0, 77];
 
 /// The authorities of two other organisations.
-struct Organisations {
-    west: Pki,
+pub(crate) struct Organisations {
+    pub(crate) west: Pki,
     south: Pki,
 }
 
 impl Organisations {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { west: Pki::new("the CA of west"), south: Pki::new("the CA of south") }
     }
 
     /// Returns a folder with the gateway's own files and the roots of both organisations.
-    fn folder(&self) -> TempDir {
+    pub(crate) fn folder(&self) -> TempDir {
         let folder = folder();
         for (name, authority) in [("west.pem", &self.west), ("south.pem", &self.south)] {
             std::fs::write(folder.path().join(name), authority.ca_pem()).expect("written");
@@ -45,7 +45,7 @@ impl Organisations {
 
 /// Returns the config of a gateway that exports `echo` to west alone and `pay` to south alone; `west` is further keys of west's
 /// entry.
-fn config(echo: &Backend, pay: &Backend, west: &str) -> String {
+pub(crate) fn config(echo: &Backend, pay: &Backend, west: &str) -> String {
     let gateway = "spiffe://cluster.local/ns/isthmus/sa/gateway";
     let tls = |text: String| text.replace("targetPort", "protocol: TLS, targetPort");
     format!(
@@ -60,7 +60,7 @@ fn config(echo: &Backend, pay: &Backend, west: &str) -> String {
 
 const EXPORTED: &str = ", export: [{services: [echo.shop.mesh], as: \"{service}.{namespace}.east.global\"}]";
 
-fn cart(authority: &Pki) -> Arc<ClientConfig> {
+pub(crate) fn cart(authority: &Pki) -> Arc<ClientConfig> {
     client(Some(authority.issue(&[], Some(CART))), &["h2"])
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -185,6 +185,24 @@ fn what_a_cancelled_stream_holds_for_an_endpoint_that_reads_nothing_goes_in_time
     let line = gateway.logged("its end", |line| line["reason"] == "client_reset");
     let lasted = line["duration_ms"].as_f64().expect("a number");
     assert!((4_900.0..15_000.0).contains(&lasted), "{line}");
+}
+
+/// At the limit, the last bytes take longer than a delivery may take otherwise.
+#[test]
+fn a_limit_of_bandwidth_costs_a_cancelled_stream_no_byte() {
+    let node: SocketAddr = "127.0.82.10:15008".parse().expect("legal");
+    let (_node, told) = reading(TcpListener::bind(node).expect("the port of HBONE"));
+    let limit = "limits: {perService: {bytesPerSecond: 512KiB}}\n";
+    let gateway = gateway("streamWindow: 4MiB", &Backend::echo(), &(tunnelled(node) + limit));
+    let mut caller = Caller::new(&gateway);
+    let id = caller.open("node.shop.mesh:80");
+    let sent = some(4 << 20);
+    let begun = Instant::now();
+    caller.send_and_reset(id, &sent, CANCEL);
+    let (came, end) = told.recv_timeout(Duration::from_secs(60)).expect("an end");
+    assert_eq!((came.len(), end), (sent.len(), End::Fin));
+    assert!(came == sent);
+    assert!(begun.elapsed() > Duration::from_secs(6), "{:?}", begun.elapsed());
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod support;
 mod access_log;
 mod admin_socket;
 mod admission;
+mod bandwidth;
 mod boundary;
 mod checks;
 mod commands;

@@ -46,7 +46,11 @@ pub(super) async fn explain_and_probe(State(sources): State<Sources>, Query(quer
 pub(super) fn explained(sources: &Sources, inquiry: &ExplainRequest) -> Result<Explanation, String> {
     let program = sources.program.load();
     let dataplane = &sources.dataplane;
-    let counters = Counters { admission: dataplane.admission(), services: dataplane.services() };
+    let counters = Counters {
+        admission: dataplane.admission(),
+        services: dataplane.services(),
+        bandwidths: dataplane.bandwidths(),
+    };
     let running = Running { upstreams: dataplane.upstreams(), counters, listening: &program.listening };
     let mut explanation = explain(&sources.reader.latest(), inquiry, Some(running))?;
     explanation.recent = recent::recent(&sources.telemetry.failures.list(), inquiry);

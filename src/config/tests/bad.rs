@@ -166,6 +166,15 @@ fn durations_and_sizes() {
     bytes("16KB", "found \"16KB\": unknown unit \"KB\"; expected a size…(did you mean \"16KiB\"?)");
     bytes("2MiB", "found \"2MiB\": it is 2097152 bytes");
     bytes("5", "found the number 5: it is 5 bytes; expected a size from 256 bytes");
+    let rate = |value: &str, wanted: &str| {
+        let text = format!("limits: {{perService: {{bytesPerSecond: {value}}}}}");
+        refused_with(&text, &[&format!(":2:39: limits.perService.bytesPerSecond: {wanted}")]);
+    };
+    rate("0", "found the number 0: it is 0 bytes; expected bytes per second, from 1KiB to 128GiB");
+    rate("1023", "found the number 1023: it is 1023 bytes");
+    rate("-1", "found…it does not begin with a number");
+    rate("129GiB", "found \"129GiB\": it is 138512695296 bytes");
+    rate("20MB/s", "found \"20MB/s\": unknown unit \"MB/s\"");
     refused_with(
         "defaults: {ejection: {maxShare: 50}}",
         &[":2:33: defaults.ejection.maxShare: found the number 50: it has no '%'…(did you mean \"50%\"?)"],

@@ -237,6 +237,7 @@ fn a_documented_default_is_a_value_of_its_key() {
 fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
     let mut forms: BTreeMap<&str, (&[&str], &[&str])> = BTreeMap::from([
         ("alpn", (&["h2"][..], &[""][..])),
+        ("bandwidth", (&["500000", "20MiB"], &["20MB", "20MiB/s"])),
         ("bind", (&[":15443", "10.0.0.1:1", "[::1]:1"], &["15443"])),
         ("adminBind", (&["127.0.0.1:15000", "unix:/run/a.sock"], &["localhost:1", "unix:"])),
         ("bindAddress", (&["127.0.0.1:15000", "[::1]:15000"], &["localhost:1"])),

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// The longest time that the delivery of a stream's last bytes may take.
+/// The longest time that the delivery of a stream's last bytes may take without a limit of bandwidth.
 const WITHIN: Duration = Duration::from_secs(5);
 /// The interval at which the kernel is asked whether the endpoint has acknowledged all bytes; the poller does not report
 /// this.
@@ -36,9 +36,9 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// Starts the time limit of a delivery.
-    pub(super) fn begin() -> Self {
-        let until = Instant::now() + WITHIN;
+    /// Starts the time limit of a delivery. A limit of bandwidth makes the delivery take `longer`.
+    pub(super) fn begin(longer: Duration) -> Self {
+        let until = Instant::now() + WITHIN + longer;
         Self { until, timer: Box::pin(sleep_until(until)) }
     }
 

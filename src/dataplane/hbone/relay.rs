@@ -8,6 +8,7 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
@@ -19,6 +20,7 @@ use super::held::Holding;
 use super::meter::Place;
 use super::queue::Queue;
 use super::transport::FRAME;
+use crate::bandwidth;
 use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
@@ -54,6 +56,7 @@ pub(super) async fn relay(
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
     core.clock.begin(entry);
+    bandwidth::begin(core, entry, None, &connected.socket);
     examine::begin(core, None, &connected.socket);
     let limit = connection.limits.held_per_connection;
     let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
@@ -163,11 +166,17 @@ impl StreamRelay<'_> {
             let up = self.pump_up(context);
             self.holding.set(self.up.queue.bytes + self.down.pinned);
             self.entry.standstill.set_stuck(self.entry.held.get() > 0);
+            if let Some(shares) = self.entry.shares.get() {
+                let waits = [!self.up.queue.is_empty(), !self.down.held.is_empty() || shares.reads_later()];
+                shares.settle(None, &self.connected.socket, waits);
+            }
             match (up, down) {
                 (_, Poll::Ready(Err(Fault::Cancelled))) | (Poll::Ready(Err(Fault::Cancelled)), _) => {
                     self.down.held = Bytes::new();
                     self.down.pinned = 0;
-                    self.delivery = Some(Delivery::begin());
+                    let shares = self.entry.shares.get();
+                    let longer = shares.map_or(Duration::ZERO, |shares| shares.time_up(self.up.queue.bytes));
+                    self.delivery = Some(Delivery::begin(longer));
                 }
                 (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => {
                     return Poll::Ready(self.broken(fault));
@@ -328,6 +337,9 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             ready!(self.connection.stats.poll_room(&mut self.down.place, context));
+            if let Some(shares) = self.entry.shares.get() {
+                ready!(shares.poll_read(context));
+            }
             let ready = self
                 .connected
                 .socket
@@ -343,6 +355,9 @@ impl StreamRelay<'_> {
                     // The socket may hold more bytes.
                     self.down.unreported = !ready;
                     left = left.saturating_sub(self.down.held.len());
+                    if let Some(shares) = self.entry.shares.get() {
+                        shares.read(self.down.held.len());
+                    }
                     self.heard();
                 }
                 Err(error) if is_again(&error) => {}
