@@ -34,6 +34,14 @@ impl Calls {
         self.worker.values().sum::<usize>() as f64 / count as f64
     }
 
+    /// Returns the calls that do not depend on how much arrives at once: on a busy machine, what one wake-up handles otherwise takes
+    /// several, each with a wait of the poller and a read that finds nothing.
+    fn steady_per(&self, count: usize) -> f64 {
+        let of_arrival =
+            ["epoll_wait", "recvfrom"].iter().filter_map(|name| self.worker.get(*name)).sum::<usize>();
+        (self.worker.values().sum::<usize>() - of_arrival) as f64 / count as f64
+    }
+
     fn table(&self, what: &str, count: usize) -> String {
         let list = |calls: &BTreeMap<String, usize>| {
             let each = |(name, calls): (&String, &usize)| {
@@ -226,7 +234,8 @@ fn hbone_connections_and_round_trips_cost_few_system_calls() {
     eprintln!("{}", round_trips.table("HBONE round trip", ROUND_TRIPS));
 
     drop(hbone);
-    assert!(connections.per(HBONE_CONNECTIONS) <= 44.0, "{connections:?}");
+    assert!(connections.steady_per(HBONE_CONNECTIONS) <= 24.0, "{connections:?}");
+    assert!(connections.per(HBONE_CONNECTIONS) <= 60.0, "{connections:?}");
     assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
 }
 

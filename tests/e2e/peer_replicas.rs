@@ -16,7 +16,7 @@ use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::organisation::{Organisation, free_port, start, write};
 use crate::support::pki::Pki;
-use crate::support::{PATIENCE, eventually};
+use crate::support::{PATIENCE, eventually, within};
 
 const RATINGS: &str = "ratings.pay.west.global";
 
@@ -100,7 +100,8 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
 /// Waits until a replica has live links with this number of processes of its peer, and returns the links.
 #[track_caller]
 pub(crate) fn linked(gateway: &Gateway, count: usize) -> Vec<Value> {
-    eventually(&format!("links with {count} replicas"), || {
+    // Behind one address each attempt leads to a replica at random, and attempts are seconds apart.
+    within(Duration::from_secs(60), &format!("links with {count} replicas"), || {
         let links = gateway.json("/api/v1/peers")[0]["links"].as_array().cloned().unwrap_or_default();
         let live: Vec<Value> = links.into_iter().filter(|link| link["state"] == "live").collect();
         let mut instances: Vec<&str> = live.iter().filter_map(|link| link["instance"].as_str()).collect();
