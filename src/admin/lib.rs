@@ -5,7 +5,7 @@
 //!   the API. `overview`, `dashboard`: the page.
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway. `readiness`: its gates.
-//! - `maintenance`, `enrolment`: requests for changes.
+//! - `maintenance`, `drains`, `enrolment`: requests for changes.
 //! - `steering`: why each network gets its share of calls.
 //! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`, `time_metrics`: metrics that are
 //!   computed at each scrape.
@@ -14,6 +14,7 @@ pub mod certificates;
 pub mod check_metrics;
 pub mod clients;
 pub mod dashboard;
+pub mod drains;
 pub mod endpoints;
 pub mod enrolment;
 pub mod explain;
@@ -49,6 +50,7 @@ use arc_swap::ArcSwap;
 use certificates::Identities;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use isthmus_aggregator::drain_orders::DrainOrders;
 use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::status::Status as AggregatorStatus;
 use isthmus_dataplane::handle::{Control, EffectiveLimits};
@@ -153,6 +155,8 @@ pub struct Sources {
     pub links: Arc<LinkTable>,
     /// The handle to the data plane's state.
     pub dataplane: Control,
+    /// The operators' orders to drain.
+    pub drain_orders: DrainOrders,
     /// The status of registries and of resolved host names.
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
     /// The results of the probes of gateways.

@@ -19,11 +19,14 @@ use isthmus_aggregator::status::{
 };
 use isthmus_api as api;
 use isthmus_api::text::lasting;
+use isthmus_model::drain::PARTS;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::service::Withheld;
+use isthmus_model::time::rfc3339_seconds;
 use isthmus_net::channel::cut;
 use isthmus_net::lookup::Cause;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::drains::ActiveDrain;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::peer::is_place_of_peer;
 use isthmus_snapshot::policy::RouteTarget;
@@ -103,6 +106,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     }
     let of_times = sources.links.times_problem();
     all.extend(of_times.map(|problem| Problem::new(Code::StateNotKept, "", problem)));
+    all.extend(of_drains(snapshot));
     all.extend(of_gateways(snapshot, &states));
     all.extend(absent(snapshot));
     all.extend(of_names(&aggregator));
@@ -368,6 +372,19 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         all.push(Problem::new(Code::AddressNotAllowed, name, text));
     }
     all
+}
+
+fn of_drains(snapshot: &Snapshot) -> Vec<Problem> {
+    let of = |active: &ActiveDrain| {
+        let (drain, source) = (&active.drain, active.source.text());
+        let left = u32::from(active.left) * 100 / u32::from(PARTS);
+        let until =
+            drain.until.map(|until| format!(", until {}", rfc3339_seconds(until))).unwrap_or_default();
+        let reason = if drain.reason.is_empty() { String::new() } else { format!(": {}", drain.reason) };
+        let text = format!("{} is drained to {left} % of its weight ({source}{until}){reason}", drain.target);
+        Problem::new(Code::DrainActive, drain.target.to_string(), text)
+    };
+    snapshot.drains.0.iter().map(of).collect()
 }
 
 fn of_maintenance_and_checks(sources: &Sources) -> Vec<Problem> {

@@ -25,13 +25,13 @@ use self::connection::serve_connection;
 use self::explanations::{explain_and_probe, explain_name, horizon_of, trace};
 use self::guard::{guard, own_host_only};
 use self::orders::{
-    close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, invitation_of, invite_peer,
-    join_peer, log_level, reload,
+    close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, end_drain, invitation_of,
+    invite_peer, join_peer, log_level, order_drain, plan_drain, reload,
 };
 use self::pages::{asset, dashboard_page, overview_of};
 use self::probes::{livez, metrics, readyz};
 use self::response::{error, json_response, not_admin, not_found, wrong_method};
-use super::{Sources, clients, dashboard, endpoints, networks, overview, peers, views};
+use super::{Sources, clients, dashboard, drains, endpoints, networks, overview, peers, views};
 use isthmus_api::connection::Connection;
 use isthmus_model::name::HostName;
 use isthmus_net::door::Limits;
@@ -154,6 +154,9 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/connections/close", post(close_connection))
         .route("/reload", post(reload))
         .route("/drain", post(drain))
+        .route("/drains", get(drains_list).post(order_drain))
+        .route("/drains/plan", post(plan_drain))
+        .route("/drains/end", post(end_drain))
         .route("/log-level", post(log_level))
         .method_not_allowed_fallback(wrong_method);
     Router::new()
@@ -239,6 +242,10 @@ async fn gateways(State(sources): State<Sources>) -> Response {
 
 async fn networks_list(State(sources): State<Sources>) -> Response {
     json_response(&networks::networks(&sources.reader.latest()))
+}
+
+async fn drains_list(State(sources): State<Sources>) -> Response {
+    json_response(&drains::drains(&sources).await)
 }
 
 async fn config(State(sources): State<Sources>) -> Response {

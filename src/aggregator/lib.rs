@@ -6,9 +6,11 @@
 //! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
+//! - `drain_orders`: the operators' orders to drain.
 //! - `liveness`: probes of gateways. `round_trip`: the distances that they measure. `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 
 pub mod copies;
+pub mod drain_orders;
 pub mod etcd;
 pub mod file;
 mod leases;

@@ -111,7 +111,7 @@ impl Lifecycle {
 
     /// Makes a registry that was configured while the process runs.
     pub(super) fn new(spec: RegistrySpec, epoch: Epoch) -> Self {
-        let shard = Shard::new(spec.cluster.clone(), spec.network.clone(), &spec.scope);
+        let shard = Shard::new(spec.cluster.clone(), spec.network.clone(), &spec.scope).named(&spec.name);
         Self {
             spec,
             epoch,
@@ -137,7 +137,7 @@ impl Lifecycle {
     /// Returns the registry under another config. Its items stay in use as far as the new scope allows, until
     /// the new task has listed.
     pub(super) fn succeeded_by(&self, spec: RegistrySpec, epoch: Epoch) -> Self {
-        let mut shard = Shard::new(spec.cluster.clone(), spec.network.clone(), &spec.scope);
+        let mut shard = Shard::new(spec.cluster.clone(), spec.network.clone(), &spec.scope).named(&spec.name);
         let mut dirty = Dirty::default();
         self.shard.items().for_each(|item| shard.put(item, &mut dirty));
         let standing = self.shard.origin.standing;

@@ -11,7 +11,7 @@ mod succession;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -27,11 +27,14 @@ use super::registry::{Changes, Epoch, Factory};
 use super::resolver;
 use super::spec::{RegistryKind, RegistrySpec};
 use super::status::Status;
+use isthmus_model::drain::Drain;
 use isthmus_model::name::HostName;
+use isthmus_model::time::unix_seconds;
 use isthmus_net::lookup::Resolution;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::Change;
+use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::inputs::{Inputs, Probes};
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::{Gateway, Policy, RegistryScope};
@@ -71,8 +74,12 @@ pub struct Handle {
     pub status: watch::Receiver<Arc<Status>>,
     trust_roots: watch::Sender<Arc<TrustRoots>>,
     probes: watch::Sender<Arc<Probes>>,
+    drain_orders: watch::Sender<DrainOrders>,
     copies: CopyStore,
 }
+
+/// The operators' orders to drain, given to this gateway.
+pub type DrainOrders = Arc<Vec<Arc<Drain>>>;
 
 /// Sends the result of applying a config to the caller.
 type Reply = oneshot::Sender<Result<(), NotApplied>>;
@@ -104,6 +111,11 @@ impl Handle {
     /// Replaces the results of the probes of gateways, if the new ones differ.
     pub fn use_probes(&self, probes: Probes) {
         replace(&self.probes, probes);
+    }
+
+    /// Replaces the operators' orders to drain.
+    pub fn use_drain_orders(&self, orders: DrainOrders) {
+        self.drain_orders.send_replace(orders);
     }
 
     /// Waits until the owner task has ended, which is a fault.
@@ -173,6 +185,9 @@ struct Owner {
     trust_roots: Arc<TrustRoots>,
     /// The results of the probes of gateways.
     probes: Arc<Probes>,
+    drain_orders: DrainOrders,
+    /// The planned drains in force, as of the last build.
+    drains: Arc<Drains>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
@@ -183,6 +198,7 @@ struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
     trust_roots: watch::Receiver<Arc<TrustRoots>>,
     probes: watch::Receiver<Arc<Probes>>,
+    drain_orders: watch::Receiver<DrainOrders>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, Resolution)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -193,6 +209,7 @@ enum Message {
     Configure(Box<Sources>, Reply),
     TrustRoots(Arc<TrustRoots>),
     Probes(Arc<Probes>),
+    DrainOrders(DrainOrders),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, Resolution),
     Copy(CopyEvent),
@@ -219,6 +236,7 @@ impl Inbox {
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
             Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
             Ok(()) = self.probes.changed() => Some(Message::Probes(self.probes.borrow_and_update().clone())),
+            Ok(()) = self.drain_orders.changed() => Some(Message::DrainOrders(self.drain_orders.borrow_and_update().clone())),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -284,6 +302,8 @@ impl Owner {
         let (status, statuses) = watch::channel(Arc::default());
         let (trust_roots, trust_roots_used) = watch::channel(Arc::default());
         let (probes, probes_used) = watch::channel(Arc::default());
+        let (drain_orders, drain_orders_used) = watch::channel(DrainOrders::default());
+        let drains = Arc::new(Drains::at(drain_time(), &sources.policy, &[], &[]));
         let mut names = Names::default();
         let shards = [own.clone()];
         let inputs = Inputs {
@@ -294,6 +314,7 @@ impl Owner {
             resolved: names.resolved(),
             virtual_addresses: None,
             probes: None,
+            drains: &drains,
         };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
@@ -321,6 +342,8 @@ impl Owner {
             names,
             trust_roots: Arc::default(),
             probes: Arc::default(),
+            drain_orders: DrainOrders::default(),
+            drains,
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,
@@ -338,11 +361,13 @@ impl Owner {
             configures,
             trust_roots: trust_roots_used,
             probes: probes_used,
+            drain_orders: drain_orders_used,
             changes: changed,
             answers: answered,
             copies: copies_news,
         };
-        (owner, inbox, Handle { configure, status: statuses, trust_roots, probes, copies }, reader)
+        let handle = Handle { configure, status: statuses, trust_roots, probes, drain_orders, copies };
+        (owner, inbox, handle, reader)
     }
 
     async fn run(mut self, mut inbox: Inbox) {
@@ -383,6 +408,7 @@ impl Owner {
                     self.probes = probes;
                     round.publishes = true;
                 }
+                Message::DrainOrders(orders) => self.drain_orders = orders,
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, now, &mut round),
                 Message::Copy(news) => self.apply_copy_event(news, now, &mut round),
@@ -536,6 +562,16 @@ impl Owner {
         round.publishes |= self.find_unread(now);
     }
 
+    /// Updates the planned drains in force; returns true if they changed.
+    fn find_drains(&mut self) -> bool {
+        let drains = Drains::at(drain_time(), &self.policy, &self.drain_orders, &self.shards());
+        let differs = drains != *self.drains;
+        if differs {
+            self.drains = Arc::new(drains);
+        }
+        differs
+    }
+
     fn publish_status(&self) {
         let registries = self.registries.iter().map(|followed| followed.life.status());
         let unread = self.unread.registries().iter().map(|registry| registry.name.clone()).collect();
@@ -548,6 +584,11 @@ impl Owner {
             virtual_addresses: self.addresses.as_ref().map(Addresses::status),
         }));
     }
+}
+
+/// Returns the time by which drains are judged.
+fn drain_time() -> u64 {
+    unix_seconds(SystemTime::now())
 }
 
 /// Describes the gateways, routes and registries that use a name.

@@ -4,12 +4,13 @@
 //! reasons, are text.
 //!
 //! - `connection`: the table of the members of a connection, which the access log and spans use too.
-//! - `status`, `listener`, `registry`, `service`, `endpoint`, `network`, `peer`, `client`, `certificate`: the lists.
+//! - `status`, `listener`, `registry`, `service`, `endpoint`, `network`, `peer`, `client`, `certificate`, `drain`: the lists.
 //! - `explanation`, `horizon`, `trace`, `overview`: answers. `text`: quantities, and the escaping of deceptive characters.
 
 pub mod certificate;
 pub mod client;
 pub mod connection;
+pub mod drain;
 pub mod endpoint;
 pub mod explanation;
 pub mod horizon;

@@ -28,7 +28,7 @@ fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
 /// The check of a file against its type.
 type Check = fn(&str, &str);
 /// Each answer: the path of its request, the name and the text of its file, and the check of its type.
-const ANSWERS: [(&str, &str, &str, Check); 19] = [
+const ANSWERS: [(&str, &str, &str, Check); 20] = [
     ("overview", "overview", golden!("overview"), is_whole::<overview::Overview>),
     ("status", "status", golden!("status"), is_whole::<status::Status>),
     ("listeners", "listeners", golden!("listeners"), is_whole::<listener::Listener>),
@@ -39,6 +39,7 @@ const ANSWERS: [(&str, &str, &str, Check); 19] = [
     ("endpoints", "endpoints", golden!("endpoints"), is_whole::<endpoint::Endpoint>),
     ("gateways", "gateways", golden!("gateways"), is_whole::<network::Gateway>),
     ("networks", "networks", golden!("networks"), is_whole::<network::Network>),
+    ("drains", "drains", golden!("drains"), is_whole::<drain::Drain>),
     ("peers", "peers", golden!("peers"), is_whole::<peer::Peer>),
     ("peers/{name}", "peer", golden!("peer"), is_whole::<peer::PeerDetail>),
     ("exposed", "exposed", golden!("exposed"), is_whole::<listener::Exposed>),

@@ -190,6 +190,7 @@ impl Parts {
             enrolment: self.links.enrolment().clone(),
             links: self.links.table(),
             dataplane: self.dataplane.control(),
+            drain_orders: self.registries.drain_orders.clone(),
             aggregator: self.registries.aggregator.status.clone(),
             liveness: self.registries.liveness.clone(),
             telemetry,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use self::kubernetes::Clusters;
+use isthmus_aggregator::drain_orders::DrainOrders;
 use isthmus_aggregator::etcd::registry::EtcdRegistry;
 use isthmus_aggregator::file::FileRegistry;
 use isthmus_aggregator::liveness::Liveness;
@@ -35,6 +36,8 @@ const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
 /// The registries of the config in use.
 pub(super) struct Registries {
     pub(super) aggregator: Handle,
+    /// The operators' orders to drain.
+    pub(super) drain_orders: DrainOrders,
     /// The results of the probes of gateways.
     pub(super) liveness: Liveness,
     /// The sources of Kubernetes clusters.
@@ -67,13 +70,20 @@ impl Registries {
         // The result is ignored, since only this line sets the reader.
         let _ = snapshots.set(reader.clone());
         scope.spawn(liveness.clone().run(reader.clone(), aggregator.clone()));
-        Ok((Self { aggregator, liveness, clusters }, reader))
+        let (state, specs) = (config.aggregator.state.clone(), config.registries.clone());
+        let (handle, drain_scope) = (aggregator.clone(), scope.clone());
+        let orders = move || DrainOrders::start(handle, state.as_deref(), &specs, drain_scope);
+        let drain_orders = background::run(orders).await;
+        let drain_orders = drain_orders.map_err(|_| "reading the orders to drain panicked".to_owned())?;
+        Ok((Self { aggregator, drain_orders, liveness, clusters }, reader))
     }
 
     /// Replaces the config; on an error, the previous one stays in use.
     pub(super) async fn configure(&mut self, config: &Config) -> Result<(), NotApplied> {
         self.clusters.configure(&config.registries, CLUSTERS_WITHIN).await;
-        self.aggregator.configure(sources(config, &mut self.clusters)).await
+        self.aggregator.configure(sources(config, &mut self.clusters)).await?;
+        self.drain_orders.configure(config.aggregator.state.as_deref(), &config.registries);
+        Ok(())
     }
 
     /// Configures the aggregator with the Kubernetes clusters that are found at present.

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
-use isthmus_snapshot::candidates::Candidates;
+use isthmus_snapshot::candidates::{Candidates, Role};
 use isthmus_snapshot::decision::Trace;
 use isthmus_snapshot::policy::LoadBalancing;
 use selection::{Picks, Selection, Tier};
@@ -146,6 +146,12 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
         }
         trace.step(|| {
             "no endpoint is healthy, so `panic` allows every endpoint that is not draining".to_owned()
+        });
+    }
+    let levels = || selection.levels.iter().zip(ask.candidates.levels());
+    if levels().any(|(picks, level)| picks.share > 0.0 && level.role == Role::Reserve) {
+        trace.step(|| {
+            "no other endpoint is healthy, so those that a planned drain has emptied are used".to_owned()
         });
     }
     if selection.levels.len() > 1 {

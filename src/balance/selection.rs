@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use super::{Ask, Availability, Load};
 use isthmus_model::endpoint::Health;
-use isthmus_snapshot::candidates::{Candidate, Candidates, Level};
+use isthmus_snapshot::candidates::{Candidate, Candidates, Level, Role};
 
 /// The share of healthy weight below which a level passes a part of its traffic on to the next level.
 const HEALTHY_SHARE_FULL: f64 = 0.7;
@@ -51,8 +51,16 @@ impl Selection {
     /// all shares are 0.
     pub fn new(ask: &Ask<'_>, load: &impl Load) -> Self {
         let eligible = Eligible::new(ask, load);
-        let healthy = eligible.select(Tier::Healthy);
-        let selection = if healthy.is_empty() { eligible.select(Tier::Any) } else { healthy };
+        // Levels in reserve are the last ones. What is in reserve is chosen before what is not healthy.
+        let has_reserve = ask.candidates.levels().last().is_some_and(|level| level.role == Role::Reserve);
+        let mut selection = eligible.select(Tier::Healthy, Role::Regular);
+        for (tier, role) in
+            [(Tier::Healthy, Role::Reserve), (Tier::Any, Role::Regular), (Tier::Any, Role::Reserve)]
+        {
+            if selection.is_empty() && (has_reserve || role == Role::Regular) {
+                selection = eligible.select(tier, role);
+            }
+        }
         selection.check_invariants(ask.candidates);
         selection
     }
@@ -151,7 +159,8 @@ impl<'a, L: Load> Eligible<'a, L> {
     /// Computes the share of traffic of each level (SPEC §5). The nearest level is filled first; the next gets a
     /// proportional part if less than 70 % of the nearest is healthy. If all levels together are too small, they share in
     /// proportion to their capacity.
-    fn select(&self, tier: Tier) -> Selection {
+    /// Only levels of this role get a share. What drains take of a level goes to the next one.
+    fn select(&self, tier: Tier, role: Role) -> Selection {
         let levels = self.ask.candidates.levels();
         let mut picks: Vec<Picks> =
             levels.iter().enumerate().map(|(at, level)| self.picks(at, level, tier)).collect();
@@ -159,11 +168,12 @@ impl<'a, L: Load> Eligible<'a, L> {
             .iter()
             .zip(&picks)
             .map(|(level, picks)| match tier {
+                _ if level.role != role => 0.0,
                 Tier::Any => f64::from(u8::from(picks.weight > 0)),
                 Tier::Healthy if picks.weight == 0 => 0.0,
                 Tier::Healthy => {
                     let weight = level.weight.saturating_sub(self.withdrawn(level)).max(picks.weight);
-                    (picks.weight as f64 / weight as f64 / HEALTHY_SHARE_FULL).min(1.0)
+                    (picks.weight as f64 / weight as f64 / HEALTHY_SHARE_FULL).min(1.0) * level.left
                 }
             })
             .collect();

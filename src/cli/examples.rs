@@ -55,9 +55,6 @@ pub(super) const RELOAD: &str = "Examples:
 
 If the file has mistakes, the config in use does not change, and the exit code is 1.";
 
-pub(super) const DRAIN: &str = "Examples:
-  isthmus drain                       the gateway exits when its connections have ended, or after drain.timeout";
-
 pub(super) const ENDPOINT: &str = "Examples:
   isthmus endpoint drain 10.0.0.1:8443        no new connections; open ones continue
   isthmus endpoint disable 10.0.0.1           all ports; open connections are closed

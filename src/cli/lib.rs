@@ -1,7 +1,7 @@
 //! The commands of `isthmus`: the command line, and the choice of the command that runs. The commands are in files of their own:
 //!
 //! - `read`, `traces`, `horizon`, `watch`, `top`, `peers`: the state of a gateway; `tables`: its lists as tables.
-//! - `orders`: changes of the running gateway. `enrol`, `plan`: links with other organisations.
+//! - `orders`, `drains`: changes of the running gateway. `enrol`, `plan`: links with other organisations.
 //! - `check`, `validate`: problems of a gateway and of a config file. `config_file`: where that file is, and how it is loaded.
 //!   `offline`: a config with its registries, read without a gateway.
 //! - `registry`, `kubeconfig`, `certs`: services in etcd, access to Kubernetes, development certificates.
@@ -17,6 +17,7 @@ mod check;
 mod config_file;
 #[cfg(test)]
 mod documents;
+mod drains;
 mod enrol;
 mod examples;
 mod horizon;
@@ -142,9 +143,15 @@ enum Command {
     /// Tell the running gateway to read its config again
     #[command(after_help = examples::RELOAD)]
     Reload(Admin),
-    /// Stop the running gateway gracefully, as SIGTERM does: open connections may finish
-    #[command(after_help = examples::DRAIN)]
-    Drain(Admin),
+    /// Move calls away from a part of the mesh step by step; without a target, stop the running gateway gracefully, as SIGTERM does
+    #[command(after_help = drains::DRAIN_EXAMPLES)]
+    Drain(drains::Order),
+    /// Show the drains in force, with their progress
+    #[command(after_help = drains::DRAINS_EXAMPLES)]
+    Drains(Reading),
+    /// End a drain
+    #[command(after_help = drains::UNDRAIN_EXAMPLES)]
+    Undrain(drains::Undrain),
     /// Take an endpoint of the running gateway out of service, or back into service; a restart undoes this
     #[command(subcommand, after_help = examples::ENDPOINT)]
     Endpoint(EndpointOrder),
@@ -259,7 +266,9 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Check(arguments) => check::run(&arguments, out),
         Command::Watch { what, reading } => watch::run(what, &reading, out),
         Command::Reload(admin) => orders::reload(&admin, out),
-        Command::Drain(admin) => orders::drain(&admin, out),
+        Command::Drain(order) => drains::order(&order, out),
+        Command::Drains(reading) => drains::list(&reading, out),
+        Command::Undrain(undrain) => drains::undrain(&undrain, out),
         Command::Endpoint(order) => orders::endpoint(&order, out),
         Command::Close { id, admin } => orders::close(id, &admin, out),
         Command::LogLevel { level, admin } => orders::log_level(&level, &admin, out),

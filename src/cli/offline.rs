@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -16,9 +17,11 @@ use isthmus_config::Config;
 use isthmus_model::address::{Host, canonical_ip};
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
+use isthmus_model::time::unix_seconds;
 use isthmus_net::dial;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
+use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::Resolved;
@@ -83,6 +86,8 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
         }
         Names::Leave => Resolved::default(),
     };
+    let now = unix_seconds(SystemTime::now());
+    let drains = Arc::new(Drains::at(now, &config.policy, &[], &shards));
     let inputs = Inputs {
         trust_roots: &Arc::default(),
         policy: &config.policy,
@@ -91,6 +96,7 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
         resolved: &resolved,
         virtual_addresses: None,
         probes: None,
+        drains: &drains,
     };
     let snapshot = all(inputs, 1);
     let conflicts = snapshot.services().into_iter().flat_map(|service| &service.conflicts);

@@ -82,7 +82,7 @@ pub(super) fn endpoint(order: &EndpointOrder, out: &mut impl Write) -> Result<()
 }
 
 /// Prints the response to a command that changes something.
-fn print_response(answer: client::ApiResponse, out: &mut impl Write) -> Result<(), Failure> {
+pub(super) fn print_response(answer: client::ApiResponse, out: &mut impl Write) -> Result<(), Failure> {
     Ok(writeln!(out, "{}", output::cell(&answer.json()?["result"]))?)
 }
 

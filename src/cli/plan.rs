@@ -216,6 +216,7 @@ fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
             resolved: &resolved,
             virtual_addresses: None,
             probes: None,
+            drains: &Arc::default(),
         },
         1,
     )

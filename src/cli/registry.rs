@@ -223,7 +223,7 @@ fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, 
         let mut reader = ServiceReader::new(KeptPositions::Services);
         match read(keys, &mut reader, &key, &value) {
             ParsedKey::Service(read) if read == **service => Ok(PutRequest { key, value }),
-            ParsedKey::Service(_) => Err(format!(
+            ParsedKey::Service(_) | ParsedKey::Drain(_) => Err(format!(
                 "{}: internal error: the service cannot be written as YAML that reads back \
                                                   the same",
                 service.key
@@ -391,6 +391,7 @@ async fn list(
         for pair in pairs {
             match (read(keys, &mut reader, &pair.key, &pair.value), format) {
                 (ParsedKey::Flawed { problems: found, .. }, _) => problems.extend(found),
+                (ParsedKey::Drain(_), _) => {}
                 (ParsedKey::Service(service), Format::Table) => rows.push(row(&service, pair.mod_revision)),
                 (ParsedKey::Service(_), Format::Json | Format::Yaml) => items.push(item(&pair.value)),
             }

@@ -28,8 +28,8 @@ use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
 use super::table as keys;
 use super::{
-    Config, Drain, addresses, aggregation, dns, effective, exports, identity, networks, peers, registries,
-    routes, steering, telemetry, tuning,
+    Config, Drain, addresses, aggregation, dns, drains, effective, exports, identity, networks, peers,
+    registries, routes, steering, telemetry, tuning,
 };
 
 /// Makes the config of these files; the error has all problems.
@@ -86,6 +86,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         steering: steering::read(&root, &mut problems),
         networks: networks::read(&root, &mut problems),
         peers: peers.peers,
+        drains: drains::read(&root, &mut problems),
         limits: limits(&root.map(&keys::Root::LIMITS)),
         timeouts,
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),

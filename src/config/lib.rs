@@ -5,7 +5,7 @@
 //! - `table`: every key, with its default and its description. A default `X::default()` is in the `impl Default` of `X`, mostly in
 //!   [`isthmus_snapshot::policy`].
 //! - `file`: the files and their merged tree. `assembly`: the tree becomes a [`Config`], with the checks that need several values.
-//! - `listeners`, `routes`, `tuning`, `steering`, `exports`, `networks`, `peers`, `registries`, `aggregation`, `dns`, `identity`, `telemetry`: the
+//! - `listeners`, `routes`, `tuning`, `steering`, `exports`, `networks`, `peers`, `registries`, `aggregation`, `dns`, `drains`, `identity`, `telemetry`: the
 //!   readers of the sections. `addresses`: which addresses may not collide.
 //! - `effective`, `schema`, `reference`: what is generated from the table.
 
@@ -34,6 +34,7 @@ mod addresses;
 mod aggregation;
 mod assembly;
 mod dns;
+mod drains;
 mod effective;
 mod exports;
 mod file;

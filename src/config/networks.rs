@@ -76,5 +76,6 @@ fn gateway(fields: &Fields<'_>, node: &Node, path: &Path<'_>, problems: &mut Pro
         weight: fields.get(&keys::Gateway::WEIGHT),
         identity: fields.get(&keys::Gateway::IDENTITY),
         instances: Arc::default(),
+        drained: 0,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use isthmus_document::drains::PlannedDrain;
 use isthmus_document::form::{self, Form};
 use isthmus_document::key::keys;
 use isthmus_document::services;
@@ -72,6 +73,8 @@ keys! {
         NETWORKS "networks": form::MapOf<form::NetworkName, Network> => "none";
         /// Other organisations with which services are exchanged.
         PEERS "peers": form::List<Peer> => "none";
+        /// Planned drains: parts of the mesh from which calls are moved away.
+        DRAINS "drains": form::List<PlannedDrain> => "none";
         /// Source of this gateway's own certificate. Listeners of protocol `hbone` or `auto`, and `xds.tls`, need
         /// one.
         IDENTITY "identity": Identity => "none";

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use isthmus_model::address::{self, Url};
 use isthmus_model::endpoint;
+use isthmus_model::time::rfc3339_seconds;
 use isthmus_model::words::Words;
 use isthmus_model::{identity, name, place};
 
@@ -153,6 +154,9 @@ text_forms! {
     /// A share in percent.
     pub Percent: u8 = scalar::percent, "percent", "^[0-9]+%$",
         "a whole number of percent from 0% to 100%", written by |percent| format!("{percent}%");
+    /// A time, in seconds since 1970-01-01 UTC.
+    pub Time: u64 = scalar::time, "time", "^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}",
+        "a time of RFC 3339 with its zone, such as 2026-01-31T18:30:00Z", written by |time: &u64| rfc3339_seconds(*time);
     /// A host name that is not an IP address.
     pub HostName: name::HostName = scalar::host_name, "hostname", "^[A-Za-z0-9_.-]+$",
         "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes";

@@ -3,8 +3,9 @@
 //!
 //! - `tree`: YAML with positions. `problem`: problems with their positions. `mistakes`, `foreign`, `nearest`: hints.
 //! - `key`, `table`, `form`, `scalar`: what a key is, what a value may be, and its parser. `reader`: checks a tree and reads it.
-//! - `environment`: variables in values. `services`: the `services:` list. `intern`: equal values stored once.
+//! - `environment`: variables in values. `services`: the `services:` list. `drains`: planned drains. `intern`: equal values stored once.
 
+pub mod drains;
 pub mod environment;
 mod foreign;
 pub mod form;

@@ -10,6 +10,7 @@ use isthmus_model::address::{AdminBind, Bind, Host, Scheme, Url, canonical_ip};
 use isthmus_model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
 use isthmus_model::name::{HostName, NameError, NamePattern, PatternError};
 use isthmus_model::place::Locality;
+use isthmus_model::time::parse_rfc3339;
 use isthmus_snapshot::policy::RouteName;
 
 use super::problem::InvalidValue;
@@ -274,6 +275,11 @@ pub fn percent(text: &str) -> Result<u8, InvalidValue> {
         (number, "") => Err(InvalidValue::new("it has no '%'").hint(Some(format!("{number}%")))),
         _ => Err("it is not a whole number followed by '%'".into()),
     }
+}
+
+/// Parses a time of RFC 3339, to seconds since 1970-01-01 UTC.
+pub fn time(text: &str) -> Result<u64, InvalidValue> {
+    parse_rfc3339(text).ok_or_else(|| "it is no time from 1970 to 9999 with a zone".into())
 }
 
 fn name_fault(text: &str, error: NameError) -> InvalidValue {

@@ -282,7 +282,6 @@ impl ServiceReader {
     ) -> Option<Endpoint> {
         let template = EndpointTemplate {
             ports: self.own_ports(fields, ports, path, problems),
-            only: None,
             labels: self.labels(fields.entries(&keys::Endpoint::LABELS)),
             network: fields.get_by(&keys::Endpoint::NETWORK, |text| {
                 scalar::text(text).map(|text| self.interner.network(text))
@@ -290,6 +289,7 @@ impl ServiceReader {
             tls: fields.get(&keys::Endpoint::TLS).map(DeclaredTls::Mode),
             encapsulation: fields.get(&keys::Endpoint::TUNNEL),
             identity: fields.get_by(&keys::Endpoint::IDENTITY, |text| self.interner.identity(text)),
+            ..EndpointTemplate::default()
         };
         let locality = fields.get_by(&keys::Endpoint::LOCALITY, |text| self.interner.locality(text));
         Some(Endpoint {

@@ -240,7 +240,6 @@ impl<'a> Sources<'a> {
         }
         EndpointTemplate {
             ports,
-            only: None,
             labels: self.labels(instance, &template.labels),
             network,
             tls: Some(if template.is_meshed {
@@ -250,6 +249,7 @@ impl<'a> Sources<'a> {
             }),
             encapsulation: template.encapsulation,
             identity: template.identity.clone(),
+            ..EndpointTemplate::default()
         }
     }
 

@@ -132,6 +132,7 @@ fn of_service(
             weight: Weight::new(entrance.weight).unwrap_or(Weight::ONE),
             identity: behind.identity.clone().filter(|_| hbone_port.is_some()),
             instances: behind.sockets.clone(),
+            drained: 0,
         };
         let key = GatewayKey { network: entrance.network.clone(), name };
         let readiness = if behind.is_ready { Readiness::Ready } else { Readiness::Unready };
@@ -241,6 +242,7 @@ fn of_object(
             weight: Weight::ONE,
             identity: record.identity.clone(),
             instances: Arc::default(),
+            drained: 0,
         };
         let name = format!("{key}/{host}").into();
         let key = GatewayKey { network: record.network.clone(), name };

@@ -44,6 +44,8 @@ pub(super) struct Index {
     sent_gateways: BTreeMap<Key, RegistryGateway>,
     /// Problems of gateways, a line each.
     pub(super) gateway_notes: Vec<String>,
+    /// The mistakes in annotations with drains, by Service.
+    pub(super) drain_notes: BTreeMap<ObjectKey, String>,
 }
 
 impl Index {
@@ -67,6 +69,7 @@ impl Index {
             withheld: BTreeMap::new(),
             sent_gateways: BTreeMap::new(),
             gateway_notes: Vec::new(),
+            drain_notes: BTreeMap::new(),
         }
     }
 

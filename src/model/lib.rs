@@ -4,7 +4,7 @@
 //!
 //! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection. `trace`: its trace.
 //! - `name`, `mesh_name`, `authority`, `alpn`: what a client asks for. `identity`: who asks. `limits`: how much.
-//! - `service`, `endpoint`, `place`, `address`: the mesh. `import`, `link`, `set_hash`: the exchange with peers.
+//! - `service`, `endpoint`, `place`, `address`: the mesh. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
 //! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text.
 //! - `testing`: values for tests.
 
@@ -12,6 +12,7 @@ pub mod address;
 pub mod alert;
 pub mod alpn;
 pub mod authority;
+pub mod drain;
 pub mod endpoint;
 pub mod identity;
 pub mod import;

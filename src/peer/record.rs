@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
@@ -59,6 +60,7 @@ pub(super) fn service(
                 identity: key.identity,
                 ports: ports.into_iter().map(str::to_owned).collect(),
                 weight: key.weight.max(1),
+                drained: key.drained.into(),
             })
             .collect(),
     }
@@ -79,6 +81,7 @@ struct GroupKey {
     tls: &'static str,
     hbone: bool,
     identity: String,
+    drained: u8,
     weight: u32,
 }
 
@@ -91,6 +94,7 @@ impl GroupKey {
             tls: endpoint.tls.text(),
             hbone: endpoint.encapsulation() == Encapsulation::Hbone,
             identity: template.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+            drained: PARTS.saturating_sub(endpoint.left),
             weight: 0,
         }
     }
@@ -138,6 +142,7 @@ pub(super) fn gateways(snapshot: &Snapshot, peer: &Peer) -> BTreeMap<String, pro
                     locality: gateway.locality.to_string(),
                     weight: gateway.weight.value(),
                     identity: gateway.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+                    drained: PARTS.saturating_sub(known.left).into(),
                 };
                 all.entry(key).or_insert(told);
             }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use super::Snapshot;
 use super::change::Dirty;
 use super::delta::Delta;
+use super::drains::{ActiveDrain, Drains};
 use super::exported::PeerNames;
 use super::exports::ExportIndex;
 use super::inputs::Inputs;
 use super::name_index::NameMap;
-use super::networks::NetworkTable;
+use super::networks::{GatewayDrains, NetworkTable};
 use super::owners::AddressIndex;
 use super::peer::Peer;
 use super::routes::RouteTable;
@@ -38,6 +39,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         networks: Arc::new(NetworkTable::new(inputs)),
         resolved: Arc::new(inputs.resolved.clone()),
         unread: Arc::default(),
+        drains: inputs.drains.clone(),
     };
     let hostnames: BTreeSet<&HostName> = inputs.shards.iter().flat_map(|shard| shard.hostnames()).collect();
     for name in hostnames {
@@ -59,6 +61,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         policy_generation: inputs.policy_generation,
         policy: inputs.policy.clone(),
         trust_roots: inputs.trust_roots.clone(),
+        drains: inputs.drains.clone(),
         ..previous.clone()
     };
     // The new `resolved` lacks host names that no item uses. Nothing else in the snapshot depends on such names.
@@ -70,7 +73,13 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
     if !same_policy {
         touched.extend(inputs.policy.networks_apart(&previous.policy));
     }
-    if let Some((networks, changed)) = previous.networks.with(&touched, &dirty.resolved, inputs) {
+    let drains = inputs.drains.apart(&previous.drains);
+    let of_gateways = match drains.iter().any(|one| one.is_of_gateways()) {
+        true => GatewayDrains::Changed,
+        false => GatewayDrains::Same,
+    };
+    if let Some((networks, changed)) = previous.networks.with(&touched, &dirty.resolved, of_gateways, inputs)
+    {
         let apart = networks.own_gateways_apart(&previous.networks);
         next.networks = Arc::new(networks);
         services.extend(next.services_at(&apart, inputs));
@@ -86,6 +95,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
     if !Arc::ptr_eq(&previous.trust_roots, inputs.trust_roots) {
         services.extend(previous.verified_by(&inputs.trust_roots.differing(&previous.trust_roots)));
     }
+    services.extend(drains.into_iter().flat_map(|drain| next.drained_by(drain)));
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());
     }
@@ -148,6 +158,46 @@ impl Snapshot {
         };
         let services = self.services.iter().filter(|_| !domains.is_empty());
         services.filter(|(_, view)| is_verified(view)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the snapshot as viewers would get it with one more drain of an operator. The choices of this gateway itself stay as
+    /// they are.
+    #[must_use]
+    pub fn with_drain(&self, drain: ActiveDrain) -> Self {
+        let mut next = self.clone();
+        let names = self.drained_by(&drain);
+        let more = Drains(vec![drain]);
+        next.networks = Arc::new(self.networks.with_drains(&more));
+        for name in names {
+            let Some(view) = self.services.get(name.as_str()) else { continue };
+            let mut view = ServiceView::clone(view);
+            for part in &mut view.parts {
+                let Some(of_more) = more.of_part(part, &self.networks, &self.resolved) else { continue };
+                let least = |at: usize, left: u8| part.left_of(at).min(left);
+                part.left = Some(of_more.iter().enumerate().map(|(at, left)| least(at, *left)).collect());
+            }
+            next.services.insert(name, view.into());
+        }
+        next.drains = Arc::new(Drains(self.drains.0.iter().cloned().chain(more.0).collect()));
+        next
+    }
+
+    /// Returns the services with an endpoint that a drain concerns. Visits all services if the drain is neither of a service nor of
+    /// a network.
+    pub fn drained_by(&self, drain: &ActiveDrain) -> Vec<HostName> {
+        let concerns = |view: &&Arc<ServiceView>| drain.concerns(view, &self.networks, &self.resolved);
+        let names = |views: &mut dyn Iterator<Item = &Arc<ServiceView>>| {
+            views.filter(concerns).map(|view| view.key.hostname.clone()).collect()
+        };
+        match (drain.service(), drain.network()) {
+            (Some(name), _) => names(&mut self.service(name.as_str()).into_iter()),
+            (None, Some(network)) => {
+                let behind = self.services_behind(network);
+                names(&mut behind.filter_map(|name| self.service(name.as_str())))
+            }
+            (None, None) if drain.is_of_gateways() => Vec::new(),
+            (None, None) => names(&mut self.services.iter().map(|(_, view)| view)),
+        }
     }
 
     /// Updates the index `behind` after the networks of a service's endpoints changed.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::policy::Tuning;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, Weight};
 pub use isthmus_model::place::{ClusterId, Distance, Locality};
 
@@ -30,8 +31,11 @@ pub struct Candidate {
     pub key: EndpointKey,
     /// The other addresses of the endpoint, which are tried after the first one; `None` if there are none.
     pub others: Option<Arc<[IpAddr]>>,
-    /// The weight of the endpoint among the candidates of the same level.
+    /// The weight of the endpoint among the candidates of the same level, less what planned drains have taken away.
     pub weight: Weight,
+    /// The parts of [`PARTS`] of the weight that planned drains leave. With 0 the endpoint is in reserve: it is chosen only if no
+    /// other is healthy.
+    pub left: u8,
     /// The health that the registry of the endpoint reports.
     pub health: Health,
     /// The cluster of the endpoint's registry; empty for endpoints of routes.
@@ -57,6 +61,22 @@ pub fn addresses_of(first: SocketAddr, others: Option<&[IpAddr]>) -> impl Iterat
     std::iter::once(first).chain(others.map(move |ip| SocketAddr::new(*ip, first.port())))
 }
 
+/// Tells when a candidate may be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Always.
+    Regular,
+    /// Only if no regular candidate is healthy.
+    Reserve,
+}
+
+impl Candidate {
+    /// Returns the role of the endpoint: one of which a drain leaves nothing is in reserve.
+    pub fn role(&self) -> Role {
+        if self.left == 0 { Role::Reserve } else { Role::Regular }
+    }
+}
+
 /// Candidates sorted by preference, with their summed weights.
 #[derive(Clone, Debug)]
 pub struct Candidates {
@@ -64,19 +84,21 @@ pub struct Candidates {
     pub group: Arc<str>,
     /// The settings by which endpoints are chosen and dialled.
     pub tuning: Arc<Tuning>,
-    /// The candidates in order of distance (if the tuning takes distance into account); at equal distance the healthy ones
-    /// first, then by address and cluster.
+    /// The candidates, those in reserve last, in order of distance (if the tuning takes distance into account); at equal distance
+    /// the healthy ones first, then by address and cluster.
     endpoints: Box<[Candidate]>,
     /// `sums[i]` is the summed weight of the healthy endpoints of a level up to and including `i`.
     sums: Box<[u64]>,
     levels: Box<[Level]>,
 }
 
-/// The candidates that are equally far from this gateway.
+/// The candidates of one role that are equally far from this gateway.
 #[derive(Clone, Debug)]
 pub struct Level {
     /// The distance from the node's locality.
     pub distance: Distance,
+    /// The role of the endpoints.
+    pub role: Role,
     /// Indices of all endpoints of the level.
     pub all: Range<usize>,
     /// Indices of the healthy endpoints.
@@ -85,6 +107,8 @@ pub struct Level {
     pub weight: u64,
     /// Summed weight of the healthy endpoints.
     pub healthy_weight: u64,
+    /// The part of the weight of its endpoints that drains leave, from 0 to 1.
+    pub left: f64,
 }
 
 impl Candidates {
@@ -102,24 +126,17 @@ impl Candidates {
             of_a.cmp(&of_b).then((a.health, a.distance).cmp(&(b.health, b.distance)))
         });
         endpoints.dedup_by(|a, b| a.key.address == b.key.address && a.cluster == b.cluster);
-        let order = |a: &Candidate, b: &Candidate| {
-            (a.distance, a.health, a.key.address, &a.cluster).cmp(&(
-                b.distance,
-                b.health,
-                b.key.address,
-                &b.cluster,
-            ))
-        };
-        endpoints.sort_by(order);
-        let mut levels = Vec::new();
+        take_away(&mut endpoints);
+        endpoints.sort_by(|a, b| {
+            let place = |one: &Candidate| (one.role(), one.distance, one.health, one.key.address);
+            place(a).cmp(&place(b)).then_with(|| a.cluster.cmp(&b.cluster))
+        });
+        let mut levels: Vec<Level> = Vec::new();
         let mut sums = Vec::with_capacity(endpoints.len());
-        let mut start = 0;
-        for distance in Distance::ALL {
-            let end = endpoints.partition_point(|endpoint| endpoint.distance <= distance);
-            if end > start {
-                levels.push(level(distance, start, &endpoints[start..end], &mut sums));
-            }
-            start = end;
+        let alike = |a: &Candidate, b: &Candidate| (a.role(), a.distance) == (b.role(), b.distance);
+        for members in endpoints.chunk_by(alike) {
+            let start = levels.last().map_or(0, |level| level.all.end);
+            levels.push(level(start, members, &mut sums));
         }
         Self { group, tuning, endpoints: endpoints.into(), sums: sums.into(), levels: levels.into() }
     }
@@ -148,7 +165,26 @@ impl Candidates {
     }
 }
 
-fn level(distance: Distance, start: usize, endpoints: &[Candidate], sums: &mut Vec<u64>) -> Level {
+/// Takes away what drains have taken of the weights, in the smallest whole numbers.
+fn take_away(endpoints: &mut [Candidate]) {
+    if endpoints.iter().all(|one| matches!(one.left, 0 | PARTS)) {
+        return;
+    }
+    let parts = |one: &Candidate| one.weight.value().saturating_mul(one.left.max(1).into());
+    let gcd = |mut a: u32, mut b: u32| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let common = endpoints.iter().map(parts).fold(0, gcd).max(1);
+    for one in endpoints {
+        one.weight = Weight::new(parts(one) / common).unwrap_or(Weight::ONE);
+    }
+}
+
+/// Makes the level of candidates of the same distance and role. There is at least one.
+fn level(start: usize, endpoints: &[Candidate], sums: &mut Vec<u64>) -> Level {
     let (mut healthy, mut weight, mut healthy_weight) = (0, 0, 0);
     for endpoint in endpoints {
         let own = u64::from(endpoint.weight.value());
@@ -163,13 +199,27 @@ fn level(distance: Distance, start: usize, endpoints: &[Candidate], sums: &mut V
         }
         sums.push(healthy_weight);
     }
+    let first = endpoints.first();
     Level {
-        distance,
+        distance: first.map_or(Distance::Elsewhere, |one| one.distance),
+        role: first.map_or(Role::Regular, Candidate::role),
         all: start..start + endpoints.len(),
         healthy: start..start + healthy,
         weight,
         healthy_weight,
+        left: left_of(endpoints),
     }
+}
+
+/// Returns the part of their weight that drains leave of endpoints of one role.
+fn left_of(endpoints: &[Candidate]) -> f64 {
+    let weight = |one: &Candidate| f64::from(one.weight.value());
+    let all = |one: &Candidate| match one.left {
+        0 | PARTS => weight(one),
+        left => weight(one) * f64::from(PARTS) / f64::from(left),
+    };
+    let (left, all): (f64, f64) = (endpoints.iter().map(weight).sum(), endpoints.iter().map(all).sum());
+    if all > 0.0 { left / all } else { 1.0 }
 }
 
 #[cfg(test)]

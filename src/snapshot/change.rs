@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::policy::Gateway;
+use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Endpoint, Labels};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
@@ -84,6 +85,17 @@ pub enum Item {
     Gateway(RegistryGateway),
     /// A mark of a service. An export rule may require the mark before it exports the service to other networks.
     Mark(Mark),
+    /// A planned drain of the registry's own items.
+    Drain(RegistryDrain),
+}
+
+/// A planned drain, as a registry has found it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegistryDrain {
+    /// The object that orders the drain; unique in its registry.
+    pub object: Arc<str>,
+    /// The order.
+    pub drain: Arc<Drain>,
 }
 
 /// Some of the endpoints of a service.
@@ -195,6 +207,8 @@ pub enum Key {
     Gateway(GatewayKey),
     /// An object that marks a service for export.
     Mark(MarkKey),
+    /// The object that orders a planned drain.
+    Drain(Arc<str>),
 }
 
 impl Item {
@@ -205,6 +219,7 @@ impl Item {
             Self::Endpoints(set) => Key::Endpoints(set.key.clone()),
             Self::Gateway(gateway) => Key::Gateway(gateway.key.clone()),
             Self::Mark(mark) => Key::Mark(mark.key.clone()),
+            Self::Drain(drain) => Key::Drain(drain.object.clone()),
         }
     }
 }
@@ -216,6 +231,7 @@ impl fmt::Display for Key {
             Self::Endpoints(key) => write!(f, "endpoints {} of service {}", key.name, key.service),
             Self::Gateway(key) => write!(f, "gateway {} of network {}", key.name, key.network),
             Self::Mark(key) => write!(f, "mark {} of service {}", key.object, key.service),
+            Self::Drain(object) => write!(f, "drain {object}"),
         }
     }
 }

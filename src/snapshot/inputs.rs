@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::drains::Drains;
 use super::policy::Policy;
 use super::routes::Resolved;
 use super::shard::Shard;
@@ -38,4 +39,6 @@ pub struct Inputs<'a> {
     pub virtual_addresses: Option<&'a VirtualAddresses>,
     /// The results of the probes of gateways; `None` if gateways are not probed.
     pub probes: Option<&'a Arc<Probes>>,
+    /// The planned drains in force.
+    pub drains: &'a Arc<Drains>,
 }

@@ -3,7 +3,7 @@
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
-//! - Inputs: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
+//! - Inputs: [`policy`], [`drains`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`].
@@ -22,6 +22,7 @@ pub mod clusterset;
 pub mod decision;
 pub mod delta;
 pub mod dialled;
+pub mod drains;
 pub mod exported;
 pub mod exports;
 pub mod inputs;
@@ -50,9 +51,11 @@ mod random;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use build::ServicesBehind;
+use drains::{ActiveDrain, Drains};
 use exported::PeerNames;
 use exports::ExportIndex;
 use name_index::NameMap;
@@ -94,6 +97,8 @@ pub struct Snapshot {
     pub(crate) resolved: Arc<Resolved>,
     /// The registries that were not read yet at the time of the build. The aggregator makes this list.
     pub unread: Arc<Unread>,
+    /// The planned drains in force.
+    pub drains: Arc<Drains>,
 }
 
 impl Snapshot {
@@ -136,6 +141,11 @@ impl Snapshot {
     /// Returns the resolved addresses of host names at the time of the build.
     pub fn resolved(&self) -> &Resolved {
         &self.resolved
+    }
+
+    /// Returns true if a drain of gateways concerns a gateway at one of the addresses and ports for which `is_own` is true.
+    pub fn is_gateway_drained(&self, drain: &ActiveDrain, is_own: impl Fn(SocketAddr) -> bool) -> bool {
+        self.networks.sockets_of(drain).any(is_own)
     }
 
     /// Returns the operator's routes.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
+use super::drains::{ActiveDrain, Drains};
 use super::inputs::{Inputs, Probes};
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
@@ -33,6 +34,13 @@ pub struct NetworkTable {
 struct Blocks {
     v4: PrefixMap<Ipv4Net, Network>,
     v6: PrefixMap<Ipv6Net, Network>,
+}
+
+/// Tells whether planned drains of gateways have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GatewayDrains {
+    Same,
+    Changed,
 }
 
 /// One network of the mesh, with its gateways.
@@ -77,11 +85,17 @@ pub struct GatewayEntry {
     pub addresses: Arc<[IpAddr]>,
     /// The addresses and ports of the gateway that have ceased to answer.
     pub unreachable: Vec<SocketAddr>,
+    /// The name of the registry that gives the gateway; empty for the config file.
+    pub registry: Arc<str>,
+    /// The parts of [`PARTS`](isthmus_model::drain::PARTS) of the gateway's weight that planned drains leave.
+    pub left: u8,
 }
 
 impl GatewayEntry {
-    fn new(gateway: &Gateway, addresses: Arc<[IpAddr]>, inputs: Inputs<'_>) -> Self {
-        let mut entry = Self { gateway: gateway.clone(), addresses, unreachable: Vec::new() };
+    /// Creates the entry of a gateway that a registry gives; the name of the registry is empty for the config file.
+    fn new(gateway: &Gateway, addresses: Arc<[IpAddr]>, registry: Arc<str>, inputs: Inputs<'_>) -> Self {
+        let left = inputs.drains.of_gateway(gateway, &addresses, &registry);
+        let mut entry = Self { gateway: gateway.clone(), addresses, unreachable: Vec::new(), registry, left };
         if let Some(probes) = inputs.probes {
             entry.unreachable =
                 entry.entrances().filter(|address| probes.unreachable.contains(address)).collect();
@@ -145,6 +159,7 @@ impl NetworkTable {
         &self,
         networks: &BTreeSet<Network>,
         resolved: &BTreeSet<HostName>,
+        drains: GatewayDrains,
         inputs: Inputs<'_>,
     ) -> Option<(Self, BTreeSet<Network>)> {
         let uses = |entry: &NetworkEntry| {
@@ -158,7 +173,8 @@ impl NetworkTable {
             entry.known().flat_map(GatewayEntry::entrances).any(|address| judged.contains(&address))
         };
         let by_name = self.by_name.iter().filter(|(name, entry)| {
-            !resolved.is_empty() && uses(entry)
+            drains == GatewayDrains::Changed
+                || !resolved.is_empty() && uses(entry)
                 || !judged.is_empty() && is_judged(entry)
                 || probes.round_trips.get(*name) != self.probes.round_trips.get(*name)
         });
@@ -172,6 +188,19 @@ impl NetworkTable {
         let differs = |network: &Network| self.by_name.get(network) != next.by_name.get(network);
         let changed = touched.into_iter().filter(|network| differs(network)).cloned().collect();
         Some((next, changed))
+    }
+
+    /// Returns the table with further drains of an operator.
+    pub(super) fn with_drains(&self, more: &Drains) -> Self {
+        let mut next = self.clone();
+        for entry in next.by_name.values_mut() {
+            let left = |known: &GatewayEntry| more.of_gateway(&known.gateway, &known.addresses, "");
+            if entry.gateways.iter().any(|known| left(known) < known.left) {
+                let gateways = &mut Arc::make_mut(entry).gateways;
+                gateways.iter_mut().for_each(|known| known.left = known.left.min(left(known)));
+            }
+        }
+        next
     }
 
     /// Rebuilds the entries of these networks.
@@ -199,6 +228,13 @@ impl NetworkTable {
         self.own_gateways.symmetric_difference(&other.own_gateways).copied().collect()
     }
 
+    /// Returns the addresses and ports of the gateways that a drain concerns, and of the processes behind them.
+    pub(super) fn sockets_of<'a>(&'a self, drain: &'a ActiveDrain) -> impl Iterator<Item = SocketAddr> + 'a {
+        let gateways = self.by_name.values().flat_map(|entry| &entry.gateways);
+        let meant = gateways.filter(|known| drain.is_of(&known.gateway, &known.addresses, &known.registry));
+        meant.flat_map(GatewayEntry::sockets)
+    }
+
     /// Returns the network whose CIDR contains an address; the longest CIDR wins.
     pub fn network_of_address(&self, ip: IpAddr) -> Option<&Network> {
         self.blocks.network_of(ip)
@@ -223,13 +259,14 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     let mut gateways: Vec<GatewayEntry> = Vec::new();
     for gateway in own {
         let addresses = addresses(&gateway.host, inputs.resolved).into();
-        gateways.push(GatewayEntry::new(gateway, addresses, inputs));
+        gateways.push(GatewayEntry::new(gateway, addresses, Arc::default(), inputs));
     }
     let mut expired = Vec::new();
     let shards = inputs.shards.iter();
     for (shard, gateway) in
         shards.flat_map(|shard| shard.gateways_of(network).map(move |gateway| (shard, gateway)))
     {
+        let registry = &shard.origin.registry;
         let same = |known: &GatewayEntry| {
             let known = &known.gateway;
             known.host == gateway.host
@@ -240,9 +277,9 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
         // are checked here.
         let addresses = || all.filter(|ip| shard.origin.addresses.allows(*ip)).collect();
         if shard.origin.standing == Standing::Expired {
-            expired.push(GatewayEntry::new(gateway, addresses(), inputs));
+            expired.push(GatewayEntry::new(gateway, addresses(), registry.clone(), inputs));
         } else if !gateways.iter().any(same) {
-            gateways.push(GatewayEntry::new(gateway, addresses(), inputs));
+            gateways.push(GatewayEntry::new(gateway, addresses(), registry.clone(), inputs));
         }
     }
     if configured.is_none() && gateways.is_empty() && expired.is_empty() {

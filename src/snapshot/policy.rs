@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::peer::Peer;
 use super::steering::{Cost, ServiceSteering, Steering};
 use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
+use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
 use isthmus_model::limits::SourceLimits;
@@ -41,6 +42,8 @@ pub struct Policy {
     pub networks: Vec<NetworkPolicy>,
     /// Other organisations, in the order of the file; names are unique.
     pub peers: Vec<Arc<Peer>>,
+    /// The planned drains of the config file.
+    pub drains: Vec<Arc<Drain>>,
     /// Limits of connections.
     pub limits: Limits,
     /// Limits of HBONE connections and their streams.
@@ -185,6 +188,9 @@ pub struct Gateway {
     pub identity: Option<Identity>,
     /// The addresses of the gateway's instances on their own network, as far as a registry knows them.
     pub instances: Arc<[SocketAddr]>,
+    /// The parts of [`PARTS`](isthmus_model::drain::PARTS) of the weight that a peer's planned drain has taken away.
+    #[serde(default)]
+    pub drained: u8,
 }
 
 /// One listener. Its socket is keyed by `bind`; all other fields can change without touching the socket.

@@ -8,6 +8,7 @@ use super::policy::Node;
 use super::routes::{Resolved, addresses};
 use super::shard::{Origin, Standing};
 use isthmus_model::address::Host;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, TlsMode};
 use isthmus_model::place::Network;
 use isthmus_model::service::{Service, ServicePort};
@@ -25,23 +26,28 @@ pub struct PortEndpoint<'a> {
     pub port: u16,
     /// The TLS mode of the endpoint.
     pub tls: TlsMode,
+    /// The parts of [`PARTS`] of the endpoint's weight that planned drains leave; 0: the endpoint is in reserve.
+    pub left: u8,
 }
 
 impl<'a> PortEndpoint<'a> {
-    /// Returns the endpoints of one registry's service for one of that service's ports.
+    /// Returns the endpoints of one registry's service for one of that service's ports. `left` are the parts of [`PARTS`] that
+    /// drains leave of each endpoint of the service; `None`: all.
     pub(super) fn of(
         origin: &'a Origin,
         service: &'a Service,
+        left: Option<&'a [u8]>,
         own: &'a ServicePort,
         networks: &'a NetworkTable,
     ) -> impl Iterator<Item = PortEndpoint<'a>> {
-        service.endpoints.iter().filter_map(move |endpoint| {
+        service.endpoints.iter().enumerate().filter_map(move |(at, endpoint)| {
             Some(PortEndpoint {
                 endpoint,
                 network: network_of(endpoint, origin, networks),
                 origin,
                 port: endpoint.template.port_for(own)?,
                 tls: endpoint.template.tls_on(own.protocol),
+                left: left.and_then(|left| left.get(at).copied()).unwrap_or(PARTS),
             })
         })
     }

@@ -10,6 +10,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::drains::Drains;
 use crate::inputs::Probes;
 use crate::listing::Listing;
 use crate::peer::Peer;
@@ -23,6 +24,7 @@ use crate::steering::{Cost, ServiceSteering, SteeringMode};
 use crate::testing::*;
 use crate::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::Host;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight,
 };
@@ -108,8 +110,14 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
             let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
             let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
             let tls = tls.map(DeclaredTls::Mode);
-            let template =
-                EndpointTemplate { ports, only: None, labels, network, tls, encapsulation, identity: None };
+            let template = EndpointTemplate {
+                ports,
+                labels,
+                network,
+                tls,
+                encapsulation,
+                ..EndpointTemplate::default()
+            };
             Endpoint { host, locality, weight, health, template: template.into() }
         },
     )
@@ -246,6 +254,24 @@ pub(crate) fn probes() -> impl Strategy<Value = Probes> {
     })
 }
 
+/// Returns drains of what random meshes have, at any stage.
+pub(crate) fn drains() -> impl Strategy<Value = Arc<Drains>> {
+    let services =
+        || select(vec!["s0.shop.mesh", "s1.shop.mesh", "s2.mesh"]).prop_map(|name| ("service", name));
+    let target = prop_oneof![
+        services(),
+        select(SHARED.to_vec()).prop_map(|ip| ("endpoint", ip)),
+        select(SHARED.to_vec()).prop_map(|ip| ("gateway", ip)),
+        select(NETWORKS.to_vec()).prop_map(|name| ("network", name)),
+        select(CLUSTERS[1..].to_vec()).prop_map(|name| ("cluster", name)),
+    ];
+    let left = prop_oneof![2 => Just(0), 1 => Just(PARTS), 3 => 0..PARTS];
+    vec((target, left), 0..3).prop_map(|all| {
+        let drains = all.into_iter().filter(|((_, name), _)| !name.is_empty());
+        Arc::new(Drains(drains.map(|((kind, name), left)| drained(kind, name, left)).collect()))
+    })
+}
+
 /// Assigns unique addresses, alternately inside the blocks of the networks and outside of all blocks.
 pub(crate) struct Numbering {
     next: u16,
@@ -310,6 +336,7 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                 resolved,
                 trust_roots: Arc::default(),
                 probes: probes.into(),
+                drains: Arc::default(),
             }
         },
     )

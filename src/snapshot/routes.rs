@@ -8,6 +8,7 @@ use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::name_index::{NameMap, PatternMap};
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use isthmus_model::address::Host;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health};
 use isthmus_model::name::{HostName, NamePattern};
 
@@ -184,6 +185,7 @@ fn candidates_of(
     addresses(&endpoint.host, resolved)
         .iter()
         .map(|ip| Candidate {
+            left: PARTS,
             key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, endpoint.port) },
             others: None,
             weight: endpoint.weight,

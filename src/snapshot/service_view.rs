@@ -17,6 +17,7 @@ use super::port_endpoint::{PortEndpoint, has_labels, is_own_network, network_of,
 use super::routes::Resolved;
 use super::shard::{Origin, Shard, Standing};
 use isthmus_model::address::Host;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode, Weight};
 use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
@@ -104,9 +105,25 @@ pub struct Part {
     pub service: Arc<Service>,
     /// The objects of the registry that mark the service as meant for other networks; shared with the registry's shard.
     pub marks: Arc<[Mark]>,
+    /// The parts of [`PARTS`](isthmus_model::drain::PARTS) that planned drains leave of each endpoint; `None` if all are left.
+    pub(super) left: Option<Box<[u8]>>,
 }
 
 impl Part {
+    /// Returns the endpoints for one of the service's ports.
+    fn endpoints<'a>(
+        &'a self,
+        own: &'a ServicePort,
+        networks: &'a NetworkTable,
+    ) -> impl Iterator<Item = PortEndpoint<'a>> {
+        PortEndpoint::of(&self.origin, &self.service, self.left.as_deref(), own, networks)
+    }
+
+    /// Returns the parts of [`PARTS`] that drains leave of the endpoint at this index.
+    pub(super) fn left_of(&self, at: usize) -> u8 {
+        self.left.as_deref().and_then(|left| left.get(at).copied()).unwrap_or(PARTS)
+    }
+
     /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
     fn exported(&self) -> Option<Exported<'_>> {
         let export = self.marks.iter().find_map(|mark| mark.export.as_deref())?;
@@ -221,8 +238,7 @@ impl ServiceView {
         let (networks, resolved) = (snapshot.networks(), snapshot.resolved());
         self.ports.iter().flat_map(move |port| {
             let all = self.counting_parts(port);
-            let all =
-                all.flat_map(move |(part, own)| PortEndpoint::of(&part.origin, &part.service, own, networks));
+            let all = all.flat_map(move |(part, own)| part.endpoints(own, networks));
             all.filter(move |found| {
                 found.port == address.port()
                     && on_own_network(found, &snapshot.policy.node)
@@ -274,8 +290,7 @@ impl ServiceView {
     ) -> Option<impl Iterator<Item = PortEndpoint<'a>>> {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
         let counting = self.counting_parts(port);
-        let all = counting
-            .flat_map(move |(part, own)| PortEndpoint::of(&part.origin, &part.service, own, networks));
+        let all = counting.flat_map(move |(part, own)| part.endpoints(own, networks));
         Some(all.filter(move |found| labels.is_none_or(|labels| found.has(labels))))
     }
 
@@ -317,6 +332,11 @@ impl ServiceView {
         })
     }
 
+    /// Returns true if a planned drain has taken away a part of the weight of an endpoint.
+    pub fn is_drained(&self) -> bool {
+        self.parts.iter().any(|part| part.left.is_some())
+    }
+
     /// Returns the declared identity of every endpoint of the service; an identity may occur several times.
     pub(super) fn identities(&self) -> impl Iterator<Item = &Identity> {
         let endpoints = self.parts.iter().flat_map(|part| part.service.endpoints.iter());
@@ -347,8 +367,7 @@ impl ServiceView {
             let other = part.iter().find_map(|part| Some((part, part.service.ports.iter().find(alike)?)));
             let found = serving.or(other).into_iter();
             found.flat_map(move |(part, own)| {
-                PortEndpoint::of(&part.origin, &part.service, own, networks)
-                    .map(move |found| (found, serving.is_some()))
+                part.endpoints(own, networks).map(move |found| (found, serving.is_some()))
             })
         })
     }
@@ -359,6 +378,9 @@ impl ServiceView {
         let mut conflicts = Vec::new();
         let mut parts = owned_parts(hostname, world.shards, &mut conflicts);
         let order = oldest_first(&mut parts);
+        for part in &mut parts {
+            part.left = world.drains.of_part(part, site.networks, world.resolved);
+        }
         let first = &parts.first()?.service;
         let key = first.key.clone();
         let mut ports = Vec::new();
@@ -441,7 +463,12 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Confli
             let owner = *owner.get_or_insert(&service.key.namespace);
             if service.key.namespace == *owner {
                 let marks = shard.marks_of(&service.key).cloned().unwrap_or_default();
-                parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks });
+                parts.push(Part {
+                    origin: shard.origin.clone(),
+                    service: service.clone(),
+                    marks,
+                    left: None,
+                });
             } else {
                 let cluster = shard.origin.cluster.clone();
                 let text = format!(
@@ -546,7 +573,7 @@ fn port_view(
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
     let all = || {
         let serving = serving_parts(parts, &port.name, port.port, port.protocol);
-        serving.flat_map(|(part, own)| PortEndpoint::of(&part.origin, &part.service, own, site.networks))
+        serving.flat_map(|(part, own)| part.endpoints(own, site.networks))
     };
     let lowest = lowest_standing(all(), world.resolved);
     // A gateway connects only to its own network, so a live endpoint on another network cannot replace the endpoints of a
@@ -673,6 +700,7 @@ impl WaypointView {
             others: None,
             weight: Weight::ONE,
             health: Health::Healthy,
+            left: PARTS,
             cluster: origin.cluster.clone(),
             locality: Locality::default(),
             distance: Distance::Elsewhere,
@@ -714,6 +742,7 @@ fn candidate(
         others: None,
         weight: endpoint.endpoint.weight,
         health: endpoint.endpoint.health,
+        left: endpoint.left,
         cluster: endpoint.origin.cluster.clone(),
         locality: endpoint.endpoint.locality.clone(),
         distance: own.distance(&endpoint.endpoint.locality),

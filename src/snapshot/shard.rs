@@ -13,12 +13,13 @@ use self::parts::{Namespaces, Sets};
 use self::scope::Denied;
 use super::bucket_map::BucketMap;
 use super::change::{
-    Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryGateway,
+    Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryDrain, RegistryGateway,
 };
 use super::listing::Listing;
 use super::name_index::NameMap;
 use super::policy::{AddressScope, Gateway, RegistryScope};
 use isthmus_model::address::Host;
+use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Endpoint, Health};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
@@ -50,6 +51,8 @@ impl Standing {
 /// The properties that all endpoints of a shard have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
+    /// The name of the registry; empty for the config file.
+    pub registry: Arc<str>,
     /// The cluster of the registry.
     pub cluster: ClusterId,
     /// The network of endpoints that do not name a network.
@@ -74,6 +77,8 @@ pub struct Shard {
     gateways: Arc<BTreeMap<GatewayKey, Gateway>>,
     /// The marks of each service that has some, in order of their keys. A service has few marks.
     marks: BucketMap<ServiceKey, Arc<[Mark]>>,
+    /// The planned drains of the shard's own items, by the object that orders each.
+    drains: Arc<BTreeMap<Arc<str>, Arc<Drain>>>,
     /// The parts that the scope denies, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
     /// The number of endpoints and waypoints that the scope denies because of their addresses, by host name of the service.
@@ -107,9 +112,15 @@ pub struct Counts {
 impl Shard {
     /// Returns a shard without items.
     pub fn new(cluster: ClusterId, network: Network, scope: &RegistryScope) -> Self {
-        let origin =
-            Origin { cluster, network, standing: Standing::Live, addresses: scope.addresses.clone() };
+        let origin = Origin { cluster, network, addresses: scope.addresses.clone(), ..Origin::default() };
         Self { origin: Arc::new(origin), scope: Arc::new(scope.clone()), ..Self::default() }
+    }
+
+    /// Returns the shard as that of a registry with this name.
+    #[must_use]
+    pub fn named(mut self, registry: &Arc<str>) -> Self {
+        Arc::make_mut(&mut self.origin).registry = registry.clone();
+        self
     }
 
     /// Returns a shard with the services of a listing.
@@ -129,6 +140,9 @@ impl Shard {
             Item::Endpoints(set) => self.put_endpoints(set, dirty),
             Item::Gateway(gateway) => self.put_gateway(gateway, dirty),
             Item::Mark(mark) => self.put_mark(mark, dirty),
+            Item::Drain(RegistryDrain { object, drain }) => {
+                Arc::make_mut(&mut self.drains).insert(object, drain);
+            }
         }
     }
 
@@ -150,6 +164,11 @@ impl Shard {
                     self.set_mark(key, None, dirty);
                 }
             }
+            Key::Drain(object) => {
+                if self.drains.contains_key(object) {
+                    Arc::make_mut(&mut self.drains).remove(object);
+                }
+            }
         }
     }
 
@@ -164,7 +183,8 @@ impl Shard {
         let marks = self.marks.iter().flat_map(|(_, marks)| marks.iter());
         let marks = marks.map(|mark| Key::Mark(mark.key.clone()));
         let denied = self.denied.iter().filter(|(_, denied)| denied.whole).map(|(key, _)| key.clone());
-        services.chain(sets).chain(gateways).chain(marks).chain(denied)
+        let drains = self.drains.keys().cloned().map(Key::Drain);
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(denied)
     }
 
     /// Returns all items. If they are put into an empty shard, it becomes equal to this shard. Services with endpoint sets are
@@ -185,7 +205,10 @@ impl Shard {
             Item::Gateway(RegistryGateway { key: key.clone(), gateway: gateway.clone() })
         });
         let marks = self.marks.iter().flat_map(|(_, marks)| marks.iter()).cloned().map(Item::Mark);
-        services.chain(sets).chain(gateways).chain(marks)
+        let drains = self.drains.iter().map(|(object, drain)| {
+            Item::Drain(RegistryDrain { object: object.clone(), drain: drain.clone() })
+        });
+        services.chain(sets).chain(gateways).chain(marks).chain(drains)
     }
 
     fn put_service(&mut self, service: Arc<Service>, dirty: &mut Dirty) {
@@ -444,6 +467,11 @@ impl Shard {
         self.gateways.keys().map(|key| &key.network).collect()
     }
 
+    /// Returns the planned drains of the shard's own items, in order of the objects that order them.
+    pub fn drains(&self) -> impl Iterator<Item = &Arc<Drain>> {
+        self.drains.values()
+    }
+
     /// Returns the number of endpoints and waypoints of a service whose addresses the scope does not allow.
     pub fn denied_addresses_of(&self, hostname: &str) -> usize {
         self.denied_addresses.get(hostname).copied().unwrap_or_default()
@@ -483,7 +511,11 @@ impl Shard {
 
     /// Returns true if the shard has no items.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.sets.is_empty() && self.gateways.is_empty() && self.marks.is_empty()
+        self.services.is_empty()
+            && self.sets.is_empty()
+            && self.gateways.is_empty()
+            && self.marks.is_empty()
+            && self.drains.is_empty()
     }
 
     /// Returns a [`Dirty`] that names all items, for when the standing changes, or the shard is added or removed.
@@ -552,7 +584,7 @@ fn service_of(key: &Key) -> Option<&HostName> {
     match key {
         Key::Service(key) => Some(&key.hostname),
         Key::Endpoints(key) => Some(&key.service.hostname),
-        Key::Gateway(_) | Key::Mark(_) => None,
+        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) => None,
     }
 }
 

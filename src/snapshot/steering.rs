@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use isthmus_model::drain;
 use isthmus_model::place::{Distance as Level, Network};
 
 /// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`.
@@ -152,6 +153,8 @@ pub struct Group {
     pub ring: u32,
     /// The summed weight of the ready endpoints that the viewer can reach.
     pub ready: u64,
+    /// What planned drains take away of that weight, in parts of [`drain::PARTS`].
+    pub drained: u64,
     /// The summed weight of the endpoints that are not ready. Endpoints that are draining do not count: they leave on purpose.
     pub not_ready: u64,
     /// False if the gateways of the network have ceased to answer. Its endpoints count as not ready, unless there are no others.
@@ -173,12 +176,28 @@ impl Group {
             distance,
             ring: distance.map_or(0, |distance| distance.ring(steering)),
             ready: 0,
+            drained: 0,
             not_ready: 0,
             answers: true,
             fixed_percent: None,
             share: 0,
             priority: None,
         }
+    }
+
+    /// Returns the part of `whole` that drains leave.
+    fn less_drains(&self, whole: u64) -> u64 {
+        part(whole, self.left(), self.undrained())
+    }
+
+    /// Returns the weight of the ready endpoints, in parts of [`drain::PARTS`].
+    fn undrained(&self) -> u128 {
+        u128::from(self.ready) * u128::from(drain::PARTS)
+    }
+
+    /// Returns what drains leave of the weight of the ready endpoints, in parts of [`drain::PARTS`].
+    fn left(&self) -> u128 {
+        self.undrained().saturating_sub(self.drained.into())
     }
 
     /// Returns the summed weight of the endpoints, ready or not.
@@ -201,13 +220,16 @@ pub fn own_least(max_remote_percent: u8) -> u32 {
 /// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
 ///
 /// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its ready endpoints suffice for,
-/// in proportion to the ready endpoints of its groups. If they do not suffice in any ring, all take more in proportion. Last,
-/// `max_remote_percent` limits what leaves the viewer's network.
+/// in proportion to the ready endpoints of its groups, less what drains take away. If they do not suffice in any ring, all take
+/// more in proportion. Last, `max_remote_percent` limits what leaves the viewer's network.
 pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
     let portions = portions(groups);
     let mut shares = in_parts(&portions, PARTS);
-    let own_least = own_least(max_remote_percent);
     let own = groups.iter().position(|group| group.ring == 0 && group.ready > 0);
+    let own_least = own.map_or(0, |own| {
+        let least = groups[own].less_drains(own_least(max_remote_percent).into());
+        u32::try_from(least).unwrap_or(PARTS)
+    });
     if let Some(own) = own.filter(|own| shares[*own] < own_least) {
         let remote = portions.iter().enumerate().map(|(at, portion)| if at == own { 0 } else { *portion });
         shares = in_parts(&remote.collect::<Vec<_>>(), PARTS - own_least);
@@ -234,7 +256,7 @@ fn portions(groups: &[Group]) -> Vec<u64> {
     let total: u128 = by_ring.iter().map(|portion| u128::from(*portion)).sum();
     let fixed = groups.iter().map(|group| {
         let percent = group.fixed_percent.filter(|_| group.ready > 0).unwrap_or_default();
-        ALL / 100 * u64::from(percent)
+        group.less_drains(ALL / 100 * u64::from(percent))
     });
     let fixed: Vec<u64> = fixed.collect();
     let left = ALL.saturating_sub(fixed.iter().sum());
@@ -252,9 +274,12 @@ fn ring_by_ring(groups: &[Group]) -> Vec<u64> {
         let members = || groups.iter().filter(move |group| group.ring == ring);
         let ready: u128 = members().map(|group| u128::from(group.ready)).sum();
         let all = ready + members().map(|group| u128::from(group.not_ready)).sum::<u128>();
+        let undrained: u128 = members().map(Group::undrained).sum();
+        let kept: u128 = members().map(Group::left).sum();
         let takes = part(left, (ready * OVERPROVISIONING).min(all * 10), all * 10);
+        let takes = part(takes, kept, undrained);
         for (group, taken) in groups.iter().zip(&mut taken).filter(|(group, _)| group.ring == ring) {
-            *taken = part(takes, group.ready.into(), ready);
+            *taken = part(takes, group.left(), kept);
         }
         left -= takes;
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::Snapshot;
 use super::build::all;
 pub use super::candidates::{Candidate, Candidates, Distance, EndpointKey};
+use super::drains::{ActiveDrain, DrainSource, Drains};
 use super::inputs::{Inputs, Probes};
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
@@ -22,6 +23,7 @@ use super::shard::Shard;
 use super::steering::Steering;
 use super::trust_roots::TrustRoots;
 use isthmus_model::address::{Bind, Host};
+use isthmus_model::drain::{Drain, DrainTarget};
 use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Weight};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::name::{HostName, NamePattern};
@@ -39,6 +41,7 @@ pub struct Mesh {
     pub resolved: Resolved,
     pub trust_roots: Arc<TrustRoots>,
     pub probes: Arc<Probes>,
+    pub drains: Arc<Drains>,
 }
 
 impl Mesh {
@@ -51,6 +54,7 @@ impl Mesh {
             resolved: Resolved::default(),
             trust_roots: Arc::default(),
             probes: Arc::default(),
+            drains: Arc::default(),
         }
     }
 
@@ -63,12 +67,21 @@ impl Mesh {
             resolved: &self.resolved,
             virtual_addresses: None,
             probes: Some(&self.probes),
+            drains: &self.drains,
         }
     }
 
     pub fn snapshot(&self) -> Snapshot {
         all(self.world(), 1)
     }
+}
+
+/// Returns an operator's drain of a target that has these parts left.
+pub fn drained(kind: &str, name: &str, left: u8) -> ActiveDrain {
+    let target = DrainTarget::parse(kind, name).expect("a target");
+    let (over, reason) = (Duration::ZERO, "".into());
+    let drain = Drain { target, since: 0, over, to_percent: 0, until: None, close_after: None, reason };
+    ActiveDrain { drain: drain.into(), source: DrainSource::Operator, left }
 }
 
 /// Returns a shard whose scope allows everything.
@@ -95,6 +108,7 @@ pub fn policy_of(cluster: &str, network: &str) -> Policy {
         steering: Steering::default(),
         networks: Vec::new(),
         peers: Vec::new(),
+        drains: Vec::new(),
         hbone: HboneLimits::default(),
         limits: Limits::default(),
         timeouts: Timeouts::default(),
@@ -172,6 +186,7 @@ pub fn gateway(host: &str, weight_value: u32) -> Gateway {
         weight: weight(weight_value),
         identity: None,
         instances: Arc::default(),
+        drained: 0,
     }
 }
 
@@ -217,6 +232,7 @@ pub fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Listing {
 /// Returns a candidate at 10.0.0.1 with this port.
 pub fn candidate(port: u16, weight: u32, health: Health, distance: Distance) -> Candidate {
     Candidate {
+        left: isthmus_model::drain::PARTS,
         key: EndpointKey { group: "g".into(), address: SocketAddr::from(([10, 0, 0, 1], port)) },
         others: None,
         weight: Weight::new(weight).expect("not 0"),

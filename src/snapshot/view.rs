@@ -13,6 +13,7 @@ use num_bigint::BigUint;
 use num_rational::Ratio;
 
 use super::Snapshot;
+use super::candidates::Role;
 use super::networks::{GatewayEntry, NetworkTable};
 use super::policy::Access;
 use super::port_endpoint::PortEndpoint;
@@ -21,6 +22,7 @@ use super::shard::Standing;
 use super::steering::{Group, ServiceSteering, SteeringMode};
 use super::weights::{Share, share, whole};
 use isthmus_model::address::Host;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::Withheld;
@@ -175,6 +177,10 @@ pub struct Entry {
     /// The exact weight of the endpoint, or of the endpoints behind the gateway, as a fraction. `weight` is the whole number
     /// that represents this fraction.
     pub stands_for: Share,
+    /// The weight that planned drains take away, so that it is not in `stands_for`; `None`: nothing.
+    pub drained: Option<Box<Share>>,
+    /// The role: an entry of which drains leave nothing is in reserve.
+    pub role: Role,
     /// The health of the endpoint; gateways are always healthy.
     pub health: Health,
     /// The TLS mode of the endpoint, or of the endpoints behind the gateway.
@@ -182,6 +188,12 @@ pub struct Entry {
 }
 
 impl Entry {
+    fn add_drained(&mut self, more: Option<&Share>) {
+        if let Some(more) = more {
+            **self.drained.get_or_insert_default() += more;
+        }
+    }
+
     /// Returns true if this is an endpoint on the viewer's own network. An endpoint of the unknown network counts, since its
     /// viewers reach it by address.
     fn is_on(&self, own: &Network) -> bool {
@@ -274,44 +286,26 @@ pub fn view(
     subset: &str,
     viewer: &Viewer,
 ) -> Option<Assignment> {
-    let mut horizon = Horizon {
-        snapshot,
-        port,
-        viewer,
-        by_hostname: service.routes_by_hostname(port),
-        is_import: service.import.is_some(),
-        prefers_near: service.prefers_near,
-        steering: &snapshot.policy.tuning.of(&service.name).steering,
-        not_ready: BTreeMap::new(),
-        silent: BTreeSet::new(),
-        near: BTreeMap::new(),
-        far: BTreeMap::new(),
-        gateways: BTreeMap::new(),
-        excluded: BTreeMap::new(),
-    };
-    for endpoint in service.endpoints_of(port, subset, snapshot.networks())? {
-        horizon.place(&endpoint);
+    let mut horizon = Horizon::new(snapshot, service, port, viewer, Pass::Regular);
+    horizon.place_all(service, subset)?;
+    let needs_reserve = horizon.has_drained;
+    let mut assignment = horizon.finish();
+    if needs_reserve {
+        let mut reserve = Horizon::new(snapshot, service, port, viewer, Pass::Reserve);
+        reserve.place_all(service, subset)?;
+        reserve.add_reserve(&mut assignment);
     }
-    for (network, cluster, weight, standing) in service.endpoints_left_out(port, subset, snapshot.networks())
-    {
-        let reason = match standing {
-            Some(Standing::Expired) => ExclusionReason::Expired,
-            Some(Standing::Demoted | Standing::Live) => ExclusionReason::Demoted,
-            None => ExclusionReason::PortConflict,
-        };
-        horizon.exclude(network, cluster, weight, reason);
-    }
-    // The labels of endpoints that a registry withholds are not known, so no subset is told to lack them.
-    for part in service.parts.iter().filter(|_| subset.is_empty()) {
-        for (why, count) in &part.service.withheld {
-            let (network, cluster) = (&part.origin.network, &part.origin.cluster);
-            horizon.exclude(network, cluster, u64::from(*count), ExclusionReason::Withheld(*why));
-        }
-    }
-    for (network, behind) in std::mem::take(&mut horizon.far) {
-        horizon.pass_through_gateways(&network, behind);
-    }
-    Some(horizon.finish())
+    Some(assignment)
+}
+
+/// The passes over the endpoints of a service. The second one is needed only if a planned drain leaves nothing of an endpoint or of
+/// all gateways to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// Each endpoint and gateway counts with what drains leave of its weight.
+    Regular,
+    /// Each endpoint and gateway counts as if there were no drain.
+    Reserve,
 }
 
 /// The summed weights and the TLS modes of the ready endpoints behind the gateways of one network.
@@ -320,7 +314,15 @@ struct RemoteEndpoints {
     /// The modes of all ready endpoints, exported or not: the gateway chooses a mode before it applies export rules.
     modes: BTreeSet<TlsMode>,
     /// The summed weight of the exported endpoints, by mode and cluster.
-    exported: BTreeMap<TlsMode, BTreeMap<ClusterId, u64>>,
+    exported: BTreeMap<TlsMode, BTreeMap<ClusterId, Sum>>,
+}
+
+/// The summed weight of endpoints.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    weight: u64,
+    /// What drains leave of the weight, in parts of [`PARTS`].
+    parts: u64,
 }
 
 struct Horizon<'a> {
@@ -335,6 +337,9 @@ struct Horizon<'a> {
     /// True if the endpoints on the viewer's own network come first.
     prefers_near: bool,
     steering: &'a ServiceSteering,
+    pass: Pass,
+    /// True if a drain leaves nothing of an endpoint, or of all gateways to it, so that it is in reserve.
+    has_drained: bool,
     /// The summed weight of endpoints that are not ready, by network. Draining endpoints do not count.
     not_ready: BTreeMap<Network, u64>,
     /// The networks of which no gateway answers that the viewer can use.
@@ -345,7 +350,68 @@ struct Horizon<'a> {
     excluded: BTreeMap<(Network, ClusterId, ExclusionReason), u64>,
 }
 
-impl Horizon<'_> {
+impl<'a> Horizon<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        service: &'a ServiceView,
+        port: &'a PortView,
+        viewer: &'a Viewer,
+        pass: Pass,
+    ) -> Self {
+        Self {
+            snapshot,
+            port,
+            viewer,
+            by_hostname: service.routes_by_hostname(port),
+            is_import: service.import.is_some(),
+            prefers_near: service.prefers_near,
+            steering: &snapshot.policy.tuning.of(&service.name).steering,
+            pass,
+            has_drained: false,
+            not_ready: BTreeMap::new(),
+            silent: BTreeSet::new(),
+            near: BTreeMap::new(),
+            far: BTreeMap::new(),
+            gateways: BTreeMap::new(),
+            excluded: BTreeMap::new(),
+        }
+    }
+
+    /// Adds all endpoints of the subset; `None` if the service does not have the subset.
+    fn place_all(&mut self, service: &ServiceView, subset: &str) -> Option<()> {
+        let (port, networks) = (self.port, self.snapshot.networks());
+        for endpoint in service.endpoints_of(port, subset, networks)? {
+            self.place(&endpoint);
+        }
+        for (network, cluster, weight, standing) in service.endpoints_left_out(port, subset, networks) {
+            let reason = match standing {
+                Some(Standing::Expired) => ExclusionReason::Expired,
+                Some(Standing::Demoted | Standing::Live) => ExclusionReason::Demoted,
+                None => ExclusionReason::PortConflict,
+            };
+            self.exclude(network, cluster, weight, reason);
+        }
+        // The labels of endpoints that a registry withholds are not known, so no subset is told to lack them.
+        for part in service.parts.iter().filter(|_| subset.is_empty()) {
+            for (why, count) in &part.service.withheld {
+                let (network, cluster) = (&part.origin.network, &part.origin.cluster);
+                self.exclude(network, cluster, u64::from(*count), ExclusionReason::Withheld(*why));
+            }
+        }
+        for (network, behind) in std::mem::take(&mut self.far) {
+            self.pass_through_gateways(&network, behind);
+        }
+        Some(())
+    }
+
+    /// Returns the parts of [`PARTS`] with which something counts of which drains leave `left`.
+    fn parts(&self, left: u8) -> u8 {
+        match self.pass {
+            Pass::Regular => left,
+            Pass::Reserve => PARTS,
+        }
+    }
+
     fn exclude(&mut self, network: &Network, cluster: &ClusterId, weight: u64, reason: ExclusionReason) {
         *self.excluded.entry((network.clone(), cluster.clone(), reason)).or_default() += weight;
     }
@@ -354,6 +420,16 @@ impl Horizon<'_> {
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
         let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
+        if self.parts(endpoint.left) == 0 {
+            self.has_drained = true;
+            // Gateways choose a mode among all ready endpoints, drained or not.
+            if !self.is_near(network, cluster)
+                && let Ok(mode) = self.mode_behind(endpoint)
+            {
+                self.far.entry(network.clone()).or_default().modes.insert(mode);
+            }
+            return;
+        }
         let seen = self.viewer.sees.is_empty() || network.is_unknown() || self.viewer.sees.contains(network);
         let placed = if !seen {
             Err(ExclusionReason::NotVisible)
@@ -385,7 +461,8 @@ impl Horizon<'_> {
         }
     }
 
-    fn add_behind(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) -> Result<(), ExclusionReason> {
+    /// Returns the TLS mode of an endpoint behind gateways, if the viewer can call it.
+    fn mode_behind(&self, endpoint: &PortEndpoint<'_>) -> Result<TlsMode, ExclusionReason> {
         if endpoint.endpoint.health != Health::Healthy {
             return Err(ExclusionReason::Unready);
         }
@@ -393,22 +470,28 @@ impl Horizon<'_> {
             // The unknown network has no gateways.
             return Err(ExclusionReason::NoUsableGateway);
         }
-        let mode = match self.viewer.tunnel {
-            Tunnel::Sni => endpoint.tls,
+        match self.viewer.tunnel {
+            Tunnel::Sni => Ok(endpoint.tls),
             Tunnel::Hbone if endpoint.encapsulation() == Encapsulation::None => {
-                return Err(ExclusionReason::NoTunnel);
+                Err(ExclusionReason::NoTunnel)
             }
             // The TLS of the tunnel is that of the mesh, whatever the stream carries.
-            Tunnel::Hbone => TlsMode::Mesh,
-        };
+            Tunnel::Hbone => Ok(TlsMode::Mesh),
+        }
+    }
+
+    fn add_behind(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) -> Result<(), ExclusionReason> {
+        let mode = self.mode_behind(endpoint)?;
         let cluster = &endpoint.origin.cluster;
-        let exported = self.is_exported(cluster);
+        let (exported, left) = (self.is_exported(cluster), self.parts(endpoint.left));
         let behind = self.far.entry(endpoint.network.clone()).or_default();
         behind.modes.insert(mode);
         if !exported {
             return Err(ExclusionReason::NotExported);
         }
-        *behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default() += weight;
+        let sum = behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default();
+        sum.weight += weight;
+        sum.parts += weight * u64::from(left);
         Ok(())
     }
 
@@ -467,6 +550,8 @@ impl Horizon<'_> {
             if self.near.get(&address).is_some_and(counts) {
                 continue;
             }
+            let weight = u64::from(endpoint.endpoint.weight.value());
+            let left = self.parts(endpoint.left);
             let entry = Entry {
                 address,
                 others: others.clone(),
@@ -476,7 +561,9 @@ impl Horizon<'_> {
                 locality: endpoint.endpoint.locality.clone(),
                 priority: 0,
                 weight: 1,
-                stands_for: share(u64::from(endpoint.endpoint.weight.value())),
+                stands_for: in_parts(weight, left),
+                role: Role::Regular,
+                drained: (left < PARTS).then(|| in_parts(weight, PARTS - left).into()),
                 health: endpoint.endpoint.health,
                 tls: endpoint.tls,
             };
@@ -494,7 +581,7 @@ impl Horizon<'_> {
         // network has.
         let chosen = preference.into_iter().find(|mode| behind.modes.contains(mode));
         for (mode, clusters) in behind.exported {
-            for (cluster, weight) in clusters {
+            for (cluster, sum) in clusters {
                 let passed = if names_hosts && !self.by_hostname {
                     Err(ExclusionReason::NoHostRoute)
                 } else if !preference.contains(&mode) {
@@ -502,10 +589,10 @@ impl Horizon<'_> {
                 } else if Some(mode) != chosen {
                     Err(ExclusionReason::OtherTls)
                 } else {
-                    self.split(network, &cluster, mode, weight)
+                    self.split(network, &cluster, mode, sum)
                 };
                 if let Err(reason) = passed {
-                    self.exclude(network, &cluster, weight, reason);
+                    self.exclude(network, &cluster, sum.weight, reason);
                 }
             }
         }
@@ -517,7 +604,7 @@ impl Horizon<'_> {
         network: &Network,
         cluster: &ClusterId,
         tls: TlsMode,
-        weight: u64,
+        sum: Sum,
     ) -> Result<(), ExclusionReason> {
         let snapshot = self.snapshot;
         let all = snapshot.networks.get(network).map_or(&[][..], |network| &network.gateways);
@@ -530,7 +617,11 @@ impl Horizon<'_> {
         } else if !usable.is_empty() {
             self.silent.insert(network.clone());
         }
-        let any = !usable.is_empty();
+        let (any, pass) = (!usable.is_empty(), self.pass);
+        let left = |way: &UsableGateway<'_>| match pass {
+            Pass::Regular => way.entry.left,
+            Pass::Reserve => PARTS,
+        };
         // The view lists an address with one TLS mode only, since the client must know which mode to speak. So an address is
         // not used for a network if it is listed with another mode already, for a neighbour or for an earlier network.
         for usable in &mut usable {
@@ -546,14 +637,31 @@ impl Horizon<'_> {
         }
         let own = |usable: &&UsableGateway<'_>| usable.entry.gateway.cluster == *cluster;
         let has_own = !cluster.as_str().is_empty() && usable.iter().any(|usable| own(&usable));
-        let ways: Vec<&UsableGateway<'_>> = usable.iter().filter(|usable| !has_own || own(usable)).collect();
-        let total: u64 = ways.iter().map(|way| u64::from(way.entry.gateway.weight.value())).sum();
+        let mut ways: Vec<&UsableGateway<'_>> =
+            usable.iter().filter(|usable| !has_own || own(usable)).collect();
+        // The gateways of which drains leave nothing are in reserve, and so is the cluster if there are no others.
+        let count = ways.len();
+        ways.retain(|way| left(way) > 0);
+        self.has_drained |= ways.len() < count;
+        if ways.is_empty() && count > 0 {
+            return Ok(());
+        }
+        let weight =
+            |way: &UsableGateway<'_>| u64::from(way.entry.gateway.weight.value()) * u64::from(left(way));
+        let total: u64 = ways.iter().map(|way| weight(way)).sum();
         if total == 0 {
             return Err(ExclusionReason::NoUsableGateway);
         }
+        // While a drain leaves all of one gateway, that one takes over what is taken of the others.
+        let most_left = ways.iter().map(|way| left(way)).max().unwrap_or(PARTS);
+        let (all_parts, left_parts) =
+            (BigUint::from(sum.weight) * PARTS * PARTS, BigUint::from(sum.parts) * most_left);
         for way in ways {
-            let numerator = BigUint::from(weight) * way.entry.gateway.weight.value();
-            let share = Ratio::new(numerator, BigUint::from(total) * way.ips.len());
+            let of_all = |parts: &BigUint| {
+                Ratio::new(parts * weight(way), BigUint::from(total) * way.ips.len() * PARTS * PARTS)
+            };
+            let share = of_all(&left_parts);
+            let drained = (all_parts > left_parts).then(|| of_all(&(&all_parts - &left_parts)));
             for address in way.addresses() {
                 let entry = self.gateways.entry(address).or_insert_with(|| Entry {
                     address,
@@ -565,44 +673,75 @@ impl Horizon<'_> {
                     priority: 0,
                     weight: 1,
                     stands_for: Share::default(),
+                    role: Role::Regular,
+                    drained: None,
                     health: Health::Healthy,
                     tls,
                 });
                 entry.stands_for += &share;
+                entry.add_drained(drained.as_ref());
             }
         }
         Ok(())
     }
 
-    fn finish(mut self) -> Assignment {
+    /// Returns the entries without weights, in order of address.
+    fn entries(&mut self) -> Vec<Entry> {
         let mut all = std::mem::take(&mut self.near);
         for (address, gateway) in std::mem::take(&mut self.gateways) {
             match all.get_mut(&address) {
                 // If a neighbour is also a gateway, both become one entry.
-                Some(neighbour) => neighbour.stands_for += &gateway.stands_for,
+                Some(neighbour) => {
+                    neighbour.stands_for += &gateway.stands_for;
+                    neighbour.add_drained(gateway.drained.as_deref());
+                }
                 None => drop(all.insert(address, gateway)),
             }
         }
-        let mut entries: Vec<Entry> = all.into_values().collect();
+        all.into_values().collect()
+    }
+
+    fn finish(mut self) -> Assignment {
+        let mut entries = self.entries();
         name_once(&mut entries);
         let groups = match self.steering.mode {
             SteeringMode::Off => {
                 give_weights(&mut entries);
                 if self.prefers_near {
                     put_first(&mut entries, &self.viewer.network);
+                    leave_share(&mut entries);
                 }
                 Vec::new()
             }
             SteeringMode::Nearest => self.steer(&mut entries),
         };
-        let excluded = self.excluded.into_iter().map(|((network, cluster, reason), weight)| Excluded {
-            network,
-            cluster,
-            weight,
-            reason,
-        });
-        Assignment { entries, excluded: excluded.collect(), groups }
+        Assignment { entries, excluded: excluded(self.excluded), groups }
     }
+
+    /// Adds the endpoints in reserve to an assignment, at the last priority. This is the second pass; `assignment` is the result of
+    /// the first.
+    fn add_reserve(mut self, assignment: &mut Assignment) {
+        let known = assignment.entries.iter().map(|entry| entry.address);
+        let known: BTreeSet<SocketAddr> = known.collect();
+        let mut entries = self.entries();
+        entries.retain(|entry| !known.contains(&entry.address));
+        give_weights(&mut entries);
+        let last = assignment.entries.iter().map(|entry| entry.priority).max();
+        let priority = last.map_or(0, |last| last + 1);
+        for entry in &mut entries {
+            (entry.priority, entry.role) = (priority, Role::Reserve);
+        }
+        self.add_drained_groups(&entries, priority, &mut assignment.groups);
+        assignment.entries.append(&mut entries);
+        assignment.entries.sort_by_key(|entry| entry.address);
+        name_once(&mut assignment.entries);
+        assignment.excluded = excluded(self.excluded);
+    }
+}
+
+fn excluded(all: BTreeMap<(Network, ClusterId, ExclusionReason), u64>) -> Vec<Excluded> {
+    let all = all.into_iter();
+    all.map(|((network, cluster, reason), weight)| Excluded { network, cluster, weight, reason }).collect()
 }
 
 /// Leaves out further addresses that another entry has, because gRPC refuses an assignment with an address twice.
@@ -654,6 +793,43 @@ impl<'a> UsableGateway<'a> {
 fn put_first(entries: &mut [Entry], own: &Network) {
     if entries.iter().any(|entry| entry.is_on(own)) {
         entries.iter_mut().filter(|entry| !entry.is_on(own)).for_each(|entry| entry.priority = 1);
+    }
+}
+
+/// If drains have taken a part of the first priority's weight, passes that part on to the second priority: all entries are of the
+/// first priority then.
+fn leave_share(entries: &mut [Entry]) {
+    let sum = |entries: &[Entry], priority: u32| -> (Share, Share) {
+        let of_it = entries.iter().filter(|entry| entry.priority == priority);
+        of_it.fold(Default::default(), |(mut left, mut drained), entry| {
+            left += &entry.stands_for;
+            if let Some(more) = entry.drained.as_deref() {
+                drained += more;
+            }
+            (left, drained)
+        })
+    };
+    let ((left, drained), (others, _)) = (sum(entries, 0), sum(entries, 1));
+    if drained == Share::default() || others == Share::default() {
+        return;
+    }
+    let all = &left + &drained;
+    let part = |entry: &Entry| match entry.priority {
+        0 => &entry.stands_for / &all,
+        _ => &entry.stands_for * &drained / (&all * &others),
+    };
+    let parts: Vec<Share> = entries.iter().map(part).collect();
+    let weights = whole_numbers(parts.iter());
+    for (entry, weight) in entries.iter_mut().zip(weights) {
+        (entry.weight, entry.priority) = (weight, 0);
+    }
+}
+
+/// Returns these parts of [`PARTS`] of a weight.
+fn in_parts(weight: u64, parts: u8) -> Share {
+    match parts {
+        PARTS => share(weight),
+        parts => Share::new(BigUint::from(weight) * parts, PARTS.into()),
     }
 }
 

@@ -23,6 +23,7 @@ mod dns;
 mod dns_forward;
 mod documents;
 mod doors;
+mod drains;
 mod endings;
 mod endpoints;
 mod enrolment;

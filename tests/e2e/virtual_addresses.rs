@@ -122,6 +122,7 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
         resolved: &Resolved::default(),
         virtual_addresses: Some(&addresses),
         probes: None,
+        drains: &Arc::default(),
     };
     (build::all(inputs, generation), addresses.of(NAME).collect())
 }

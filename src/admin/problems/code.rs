@@ -97,6 +97,9 @@ codes! {
         "Two kubeconfigs have the same cluster. Of two Secrets, the older one is in use; of two files, the first by name. The other one \
          is ignored.",
         "the Secrets with the label `istio/multiCluster`, or the files in the folder; rename the cluster, or delete one of them";
+    DrainActive = "drain_active", Warning in "gateways",
+        "A planned drain is in force: calls are moved away from a service, endpoint, gateway, network, cluster or peer.",
+        "`isthmus drains`; `isthmus undrain` ends a drain of an operator";
     GatewayUnreachable = "gateway_unreachable", Failed in "gateways",
         "A gateway of a network has ceased to answer: two connects in a row, one each second, have failed. Clients do not get it \
          while another gateway of its network answers; three good connects bring it back. If no gateway of any other network \

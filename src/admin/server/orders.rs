@@ -3,11 +3,13 @@
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::Parameters;
 use super::response::{error, json_response};
+use crate::drains::{self, Mode};
 use crate::maintenance::{self, Order, Refused};
 use crate::{Command, Sources, enrolment};
 use isthmus_dataplane::withdrawals::Withdrawal;
@@ -45,11 +47,32 @@ pub(super) async fn enable_endpoint(State(sources): State<Sources>, Query(query)
     maintenance_response(maintenance::endpoint(&sources, Order::Enable, &query).await)
 }
 
+pub(super) async fn order_drain(
+    State(sources): State<Sources>,
+    Query(query): Parameters,
+    document: String,
+) -> Response {
+    let mode = if query.contains_key("force") { Mode::Force } else { Mode::Order };
+    maintenance_response(drains::order(&sources, mode, &document).await)
+}
+
+pub(super) async fn plan_drain(State(sources): State<Sources>, document: String) -> Response {
+    maintenance_response(drains::order(&sources, Mode::Plan, &document).await)
+}
+
+pub(super) async fn end_drain(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    let (Some(kind), Some(name), 2) = (query.get("kind"), query.get("name"), query.len()) else {
+        return error(StatusCode::BAD_REQUEST, "give the target, and nothing else: ?kind=network&name=west");
+    };
+    let result = drains::withdraw(&sources, kind, name).await;
+    maintenance_response(result.map(|result| json!({ "result": result })))
+}
+
 pub(super) async fn close_connection(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     maintenance_response(maintenance::close(&sources, &query).await)
 }
 
-fn maintenance_response(result: Result<Value, Refused>) -> Response {
+fn maintenance_response(result: Result<impl Serialize, Refused>) -> Response {
     match result {
         Ok(value) => json_response(&value),
         Err(Refused::Parameters(text)) => error(StatusCode::BAD_REQUEST, &text),

@@ -90,6 +90,7 @@ fn share(item: &mut Item, shared: &mut Interner) {
             shared.share_text(&mut set.key.service.namespace);
             share_endpoints(&mut set.endpoints, shared);
         }
+        Item::Drain(_) => {}
         Item::Mark(mark) => shared.share_text(&mut mark.key.service.namespace),
         Item::Gateway(_) => {}
     }

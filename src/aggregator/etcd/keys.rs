@@ -1,14 +1,18 @@
 //! The grammar of the registry's keys: `<prefix><namespace>/<hostname>`. Each service has one key, and each valid key has one
-//! service.
+//! service. Keys that begin with `<prefix>drains/` are orders to drain.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use isthmus_document::scalar;
+use isthmus_model::drain::DrainTarget;
 use isthmus_model::service::ServiceKey;
 
 /// The number of characters after which a key is cut in messages.
 const SHOWN_MAX: usize = 200;
+
+/// The folder of the orders to drain, below the prefix. No service can be in a namespace of this name.
+const DRAINS: &str = "drains/";
 
 /// The keys of one registry.
 #[derive(Clone, Debug)]
@@ -71,6 +75,17 @@ impl Keys {
             return Err(KeyFault::Spelling(name.to_string()));
         }
         Ok(ServiceKey { namespace: namespace.into(), hostname: name })
+    }
+
+    /// Returns the key of the order to drain a target.
+    pub fn drain(&self, target: &DrainTarget) -> String {
+        format!("{}{DRAINS}{}/{}", self.prefix, target.kind(), target.name())
+    }
+
+    /// Returns the name of an order to drain; `None` if the key is of no order.
+    pub fn order(&self, key: &[u8]) -> Option<Arc<str>> {
+        let text = std::str::from_utf8(key).ok()?.strip_prefix(&*self.prefix)?;
+        text.strip_prefix(DRAINS).map(Arc::from)
     }
 
     /// Returns the key of a service.

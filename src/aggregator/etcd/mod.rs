@@ -8,3 +8,4 @@ pub mod keys;
 pub mod listing;
 pub mod reading;
 pub mod registry;
+pub(super) mod store;

@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::flaws::Flaws;
-use super::keys::{Keys, shown};
+use super::keys::{KeyFault, Keys, shown};
+use isthmus_document::drains;
 use isthmus_document::services::{KeptPositions, ServiceReader};
-use isthmus_model::service::{Service, ServiceKey};
+use isthmus_model::service::Service;
 use isthmus_proto::mvccpb::event::EventType;
 use isthmus_proto::mvccpb::{Event, KeyValue};
-use isthmus_snapshot::change::{Change, Item, Key};
+use isthmus_snapshot::change::{Change, Item, Key, RegistryDrain};
 
 /// The largest value that is parsed, in bytes.
 pub const VALUE_BYTES_MAX: usize = 4 << 20;
@@ -30,10 +31,12 @@ pub(super) struct Reading {
 pub enum ParsedKey {
     /// The service.
     Service(Service),
+    /// An order to drain.
+    Drain(RegistryDrain),
     /// A key with mistakes.
     Flawed {
-        /// The service of the key, if the key is the key of a service.
-        service: Option<ServiceKey>,
+        /// The item of the key, if the key can be one of an item.
+        item: Option<Key>,
         /// The mistakes, a line each.
         problems: Vec<String>,
     },
@@ -57,8 +60,9 @@ impl Reading {
         for value in values {
             match read(&self.keys, &mut self.listing, &value.key, &value.value) {
                 ParsedKey::Service(service) => changes.push(Change::Put(Item::Service(Arc::new(service)))),
-                ParsedKey::Flawed { service, problems } => {
-                    self.keep(&value.key, service, problems, &mut changes);
+                ParsedKey::Drain(drain) => changes.push(Change::Put(Item::Drain(drain))),
+                ParsedKey::Flawed { item, problems } => {
+                    self.keep(&value.key, item, problems, &mut changes);
                 }
             }
         }
@@ -69,8 +73,7 @@ impl Reading {
     /// Reports a listed key whose value is larger than a message may be.
     pub(super) fn oversize(&mut self, key: &[u8]) -> Vec<Change> {
         let mut changes = Vec::new();
-        let service = self.keys.service(key).ok();
-        self.keep(key, service, vec![oversize(key)], &mut changes);
+        self.keep(key, item(&self.keys, key).ok(), vec![oversize(key)], &mut changes);
         self.flaws.settle(&mut changes);
         changes
     }
@@ -93,8 +96,8 @@ impl Reading {
             match event.r#type() {
                 EventType::Put => self.put(&mut reader, value, &mut changes),
                 EventType::Delete => {
-                    if let Ok(service) = self.keys.service(&value.key) {
-                        changes.push(Change::Remove(Key::Service(service)));
+                    if let Ok(item) = item(&self.keys, &value.key) {
+                        changes.push(Change::Remove(item));
                     }
                     self.right(&value.key, &mut changes);
                 }
@@ -110,19 +113,17 @@ impl Reading {
                 changes.push(Change::Put(Item::Service(Arc::new(service))));
                 self.right(&value.key, changes);
             }
+            ParsedKey::Drain(drain) => {
+                changes.push(Change::Put(Item::Drain(drain)));
+                self.right(&value.key, changes);
+            }
             ParsedKey::Flawed { problems, .. } => self.flaws.flawed(shown(&value.key), problems, changes),
         }
     }
 
-    /// Reports a listed key whose value has mistakes, and keeps the last good state of its service.
-    fn keep(
-        &mut self,
-        key: &[u8],
-        service: Option<ServiceKey>,
-        problems: Vec<String>,
-        changes: &mut Vec<Change>,
-    ) {
-        changes.extend(service.map(|service| Change::Keep(Key::Service(service))));
+    /// Reports a listed key whose value has mistakes, and keeps the last good state of its item.
+    fn keep(&mut self, key: &[u8], item: Option<Key>, problems: Vec<String>, changes: &mut Vec<Change>) {
+        changes.extend(item.map(Change::Keep));
         self.flaws.flawed(shown(key), problems, changes);
     }
 
@@ -136,13 +137,13 @@ impl Reading {
 
 /// Parses one key. `reader` shares values among the keys that it parses.
 pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -> ParsedKey {
-    let service = match keys.service(key) {
-        Ok(service) => service,
+    let item = match item(keys, key) {
+        Ok(item) => item,
         Err(fault) => {
-            return ParsedKey::Flawed { service: None, problems: vec![format!("{}: {fault}", shown(key))] };
+            return ParsedKey::Flawed { item: None, problems: vec![format!("{}: {fault}", shown(key))] };
         }
     };
-    let flawed = |problems| ParsedKey::Flawed { service: Some(service.clone()), problems };
+    let flawed = |problems| ParsedKey::Flawed { item: Some(item.clone()), problems };
     if value.len() > VALUE_BYTES_MAX {
         return flawed(vec![oversize(key)]);
     }
@@ -153,8 +154,16 @@ pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -
             return flawed(vec![format!("{}:{line}:{column}: the value is not UTF-8", shown(key))]);
         }
     };
-    match reader.read_alone(Path::new(&*shown(key)), text, &service) {
-        Ok(service) => ParsedKey::Service(service),
+    let name = shown(key);
+    let parsed = match &item {
+        Key::Service(service) => reader.read_alone(Path::new(&*name), text, service).map(ParsedKey::Service),
+        _ => drains::read(Path::new(&*name), text).map(|drain| {
+            let object = keys.order(key).unwrap_or_default();
+            ParsedKey::Drain(RegistryDrain { object, drain: drain.into() })
+        }),
+    };
+    match parsed {
+        Ok(parsed) => parsed,
         Err(problems) => {
             let more = problems.len().saturating_sub(PROBLEMS_MAX);
             let mut lines: Vec<String> =
@@ -162,6 +171,14 @@ pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -
             lines.extend((more > 0).then(|| format!("{}: {more} more mistakes", shown(key))));
             flawed(lines)
         }
+    }
+}
+
+/// Returns the item that a key is the key of.
+fn item(keys: &Keys, key: &[u8]) -> Result<Key, KeyFault> {
+    match keys.order(key) {
+        Some(order) => Ok(Key::Drain(order)),
+        None => keys.service(key).map(Key::Service),
     }
 }
 

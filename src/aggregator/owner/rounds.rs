@@ -100,6 +100,7 @@ impl Owner {
     pub(super) fn publish_round(&mut self, round: Round, now: Instant) {
         let Round { shards, mut dirty, publishes } = round;
         let unread_differ = self.find_unread(now);
+        let publishes = self.find_drains() || publishes;
         let beside = dirty.clone();
         shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
         contained::panic_if_asked(PanicSite::Owner, &dirty);
@@ -165,6 +166,7 @@ impl Owner {
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
             probes: Some(&self.probes),
+            drains: &self.drains,
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);

@@ -438,6 +438,7 @@ impl Client {
                     resolved: &Resolved::default(),
                     virtual_addresses: None,
                     probes: None,
+                    drains: &Arc::default(),
                 },
                 1,
             ),

@@ -8,12 +8,13 @@ use tokio::time::Instant;
 
 use super::addresses::Addresses;
 use super::contained::{self, PanicSite, contained};
-use super::{Followed, NotApplied, Owner, Sources, own_shard};
+use super::{Followed, NotApplied, Owner, Sources, drain_time, own_shard};
 use crate::lifecycle::Lifecycle;
 use crate::resolver;
 use crate::spec::{RegistryKind, RegistrySpec};
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::Dirty;
+use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::shard::Shard;
 
@@ -54,6 +55,7 @@ impl Owner {
             Some(addresses) => addresses.renew(&dirty, &shards, &self.copies),
             None => Cow::Borrowed(&dirty),
         };
+        let drains = Arc::new(Drains::at(drain_time(), &policy, &self.drain_orders, &shards));
         let current = self.publisher.current();
         let inputs = Inputs {
             policy: &policy,
@@ -63,6 +65,7 @@ impl Owner {
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
             probes: Some(&self.probes),
+            drains: &drains,
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);
@@ -74,6 +77,7 @@ impl Owner {
         let (next, delta) = built.map_err(NotApplied::Panicked)?;
         self.policy = policy;
         self.policy_generation += 1;
+        self.drains = drains;
         self.own = own;
         let before = std::mem::replace(&mut self.options, options);
         self.keep_copies(&registries);

@@ -269,6 +269,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("subset", (&["v1"], &["V1", ""])),
         ("target", (&["10.0.0.1:443", "[fd00::1]:443", "db.internal:443"], &["db.internal"])),
         ("text", (&["a b"], &[""])),
+        ("time", (&["2026-01-31T18:30:00Z", "2026-01-31T18:30:00.5+01:00"], &["2026-01-31", "18:30"])),
         ("timeout", (&["1ms", "010s"], &["0s", "00m", "1"])),
         ("trustDomain", (&["cluster.local"], &["Cluster.local"])),
         ("unixSocket", (&["unix:///run/a", "unix:/run/a"], &["/run/a"])),

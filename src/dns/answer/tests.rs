@@ -63,6 +63,7 @@ struct World {
     shards: Vec<Arc<Shard>>,
     addresses: VirtualAddresses,
     trust_roots: Arc<isthmus_snapshot::trust_roots::TrustRoots>,
+    drains: Arc<isthmus_snapshot::drains::Drains>,
 }
 
 impl World {
@@ -79,7 +80,7 @@ impl World {
         for name in &names {
             addresses.renew(name, import_of(name.as_str(), &shards).map(|import| &**import), 0);
         }
-        Self { policy, shards, addresses, trust_roots: Arc::default() }
+        Self { policy, shards, addresses, trust_roots: Arc::default(), drains: Arc::default() }
     }
 
     fn inputs<'a>(&'a self, resolved: &'a Resolved) -> Inputs<'a> {
@@ -91,6 +92,7 @@ impl World {
             resolved,
             virtual_addresses: Some(&self.addresses),
             probes: None,
+            drains: &self.drains,
         }
     }
 

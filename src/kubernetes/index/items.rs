@@ -1,18 +1,23 @@
 //! Makes the registry items of a Service and the objects that belong to it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::super::endpoints::{Made, NODE_LABEL, Sources, made};
 use super::super::kinds::Tables;
 use super::super::kinds::destination_rule::RuleRecord;
-use super::super::kinds::service::{EXPORT_TO, PortRecord, ServiceClass, Unmarkable};
+use super::super::kinds::service::{
+    DRAIN, EXPORT_TO, Entrance, PortRecord, ServiceClass, ServiceRecord, Unmarkable,
+};
 use super::super::table::{ObjectKey, Rows as _};
 use super::Index;
+use isthmus_document::drains::read;
+use isthmus_model::drain::DrainTarget;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{Service, ServiceKey, ServicePort};
-use isthmus_snapshot::change::{Export, Item, Mark, MarkKey, MarkKind};
+use isthmus_snapshot::change::{Export, Item, Mark, MarkKey, MarkKind, RegistryDrain};
 
 /// The domain of the names under which a service is known in all clusters that export it (KEP-1645).
 const CLUSTERSET: &str = "clusterset.local";
@@ -27,6 +32,7 @@ impl Index {
     /// and the export marks of all of them.
     pub(super) fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
         self.withheld.remove(key);
+        self.drain_notes.remove(key);
         let tables = &self.tables;
         let namespace = tables.labels_of(&key.namespace);
         if !tables.spec.namespaces.takes(&key.namespace, namespace) {
@@ -118,8 +124,56 @@ impl Index {
             let marks: Vec<Item> = marks.collect();
             std::iter::once(Item::Service(Arc::new(service))).chain(marks)
         };
-        services.into_iter().flat_map(of_service).collect()
+        let drains = record.drain.as_ref().map(|text| drains(key, text, record, &hostname, alias.as_ref()));
+        let (drains, fault) = match drains.transpose() {
+            Ok(drains) => (drains.unwrap_or_default(), None),
+            Err(fault) => (Vec::new(), Some(fault)),
+        };
+        if let Some(fault) = fault {
+            self.drain_notes.insert(key.clone(), fault);
+        }
+        services.into_iter().flat_map(of_service).chain(drains).collect()
     }
+}
+
+/// Returns the drains that the annotation [`DRAIN`] orders: of the service under each of its names, or of the addresses of the
+/// gateway whose Service it is. The error names the mistake.
+fn drains(
+    key: &ObjectKey,
+    text: &str,
+    record: &ServiceRecord,
+    hostname: &HostName,
+    alias: Option<&HostName>,
+) -> Result<Vec<Item>, String> {
+    let object = format!("annotation {DRAIN} of Service {key}");
+    let of_gateway = |entrance: &Entrance| -> Vec<(&'static str, String)> {
+        let overrides = entrance.overrides.iter().map(|(host, _)| host);
+        let hosts = if entrance.overrides.is_empty() {
+            entrance.hosts.iter().collect()
+        } else {
+            overrides.collect::<Vec<_>>()
+        };
+        hosts.into_iter().map(|host| ("gateway", host.to_string())).collect()
+    };
+    let targets = match record.entrance.as_deref() {
+        Some(entrance) => of_gateway(entrance),
+        None => [hostname].into_iter().chain(alias).map(|name| ("service", name.to_string())).collect(),
+    };
+    let mut fields: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|error| format!("{object}: it is no JSON object: {error}"))?;
+    if let Some(kind) = DrainTarget::KINDS.into_iter().find(|kind| fields.contains_key(*kind)) {
+        return Err(format!("{object}: it has the key {kind:?}, but its object is the target"));
+    }
+    let mut items = Vec::new();
+    for (kind, name) in targets {
+        fields.insert(kind.to_owned(), name.clone().into());
+        let document = serde_json::Value::Object(fields.clone()).to_string();
+        let drain = read(Path::new(&object), &document)
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+        let object = format!("{name} of Service {key}").into();
+        items.push(Item::Drain(RegistryDrain { object, drain: drain.into() }));
+    }
+    Ok(items)
 }
 
 /// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets

@@ -22,6 +22,11 @@ const SERVICES_MAX: usize = 50_000;
 /// The largest number of IP families of a service that are read; there are two.
 const FAMILIES_MAX: usize = 2;
 
+/// The annotation with a planned drain of the service, or of the gateways whose Service it is.
+pub(crate) const DRAIN: &str = "isthmus.io/drain";
+/// The longest value of [`DRAIN`] that is read, in bytes.
+const DRAIN_BYTES_MAX: usize = 4_096;
+
 /// The annotation with the namespaces in which a service is visible.
 pub(crate) const EXPORT_TO: &str = "networking.istio.io/exportTo";
 
@@ -101,6 +106,8 @@ pub(crate) struct ServiceRecord {
     pub(crate) traffic_distribution: Arc<str>,
     /// The IP families in order of name, with commas between them.
     pub(crate) ip_families: Arc<str>,
+    /// The annotation [`DRAIN`].
+    pub(crate) drain: Option<Arc<str>>,
 }
 
 /// The reason why the marks of a service cannot export it.
@@ -205,6 +212,7 @@ impl ServiceRecord {
             })
         });
         let ports: Box<[PortRecord]> = ports.collect();
+        let drain = metadata.annotations.get(DRAIN).filter(|text| text.len() <= DRAIN_BYTES_MAX);
         let families: BTreeSet<&String> = spec.ip_families.iter().take(FAMILIES_MAX).collect();
         Self {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
@@ -217,6 +225,7 @@ impl ServiceRecord {
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
             traffic_distribution: texts.text(&cut(&spec.traffic_distribution)),
             ip_families: texts.text(&families.into_iter().map(cut).collect::<Vec<_>>().join(", ")),
+            drain: drain.map(|text| text.as_str().into()),
             labels: texts.labels(&metadata.labels),
             class,
             vips,

@@ -11,9 +11,12 @@ use super::*;
 use crate::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
+use crate::drains::Drains;
 use crate::inputs::Probes;
 use crate::policy::{NetworkPolicy, Policy, RouteName};
-use crate::random::{Addresses, NAMES, Numbering, answers, any_meshes, probes, services, standings, viewers};
+use crate::random::{
+    Addresses, NAMES, Numbering, answers, any_meshes, drains, probes, services, standings, viewers,
+};
 use crate::service_view::AskedBy;
 use crate::shard::Standing;
 use crate::testing::{Mesh, NETWORKS, gateway, host_name, network};
@@ -123,6 +126,8 @@ enum Step {
     Resolve(usize, Option<Arc<[IpAddr]>>),
     /// Gateways cease to answer, or answer again, or are at another distance.
     Judge(Probes),
+    /// Other drains are in force, or are at another stage.
+    Drain(Arc<Drains>),
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -145,6 +150,7 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => (at(), standings()).prop_map(|(at, standing)| Step::Stand(at, standing)),
         3 => answer,
         2 => probes().prop_map(Step::Judge),
+        3 => drains().prop_map(Step::Drain),
     ]
 }
 
@@ -193,7 +199,7 @@ fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<It
             )
         }
         Step::RemoveMark(at, name) => (place(at), Err(Key::Mark(mark_key(name)))),
-        Step::Forget(_) | Step::Stand(..) | Step::Judge(..) | Step::Resolve(..) => {
+        Step::Forget(_) | Step::Stand(..) | Step::Judge(..) | Step::Resolve(..) | Step::Drain(_) => {
             panic!("not about one item: {step:?}")
         }
     }
@@ -212,6 +218,7 @@ fn take(mesh: &mut Mesh, previous: &Snapshot, step: Step, numbering: &mut Number
             dirty.resolved.insert(name);
         }
         Step::Judge(probes) => mesh.probes = probes.into(),
+        Step::Drain(drains) => mesh.drains = drains,
         Step::Stand(at, standing) => {
             let at = at.index(mesh.shards.len());
             mesh.shards[at] = mesh.shards[at].with_standing(standing).into();

@@ -76,6 +76,7 @@ fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
             resolved: &resolved,
             virtual_addresses: None,
             probes: None,
+            drains: &Arc::default(),
         };
         build::all(inputs, 1).service(ALIAS).expect("there").clone()
     };
@@ -156,6 +157,7 @@ fn clusters_that_agree_have_no_conflict() {
         resolved: &resolved,
         virtual_addresses: None,
         probes: None,
+        drains: &Arc::default(),
     };
     let view = build::all(inputs, 1).service(ALIAS).expect("there").clone();
     assert_eq!(view.export_conflict, None);

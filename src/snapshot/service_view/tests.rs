@@ -34,6 +34,7 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
             resolved,
             virtual_addresses: None,
             probes: None,
+            drains: &Arc::default(),
         },
         1,
     );
@@ -133,6 +134,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
     assert_eq!(names, ["a.mesh"]);
     let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::default());
     let trust_roots = Arc::default();
+    let drains = Arc::default();
     let world = |shards| Inputs {
         trust_roots: &trust_roots,
         policy_generation: 1,
@@ -141,6 +143,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
         resolved: &resolved,
         virtual_addresses: None,
         probes: None,
+        drains: &drains,
     };
     let before = [stale, live.clone()];
     let after = [demoted, live];

@@ -9,8 +9,32 @@ use num_rational::Ratio;
 use super::{Entry, Horizon, whole_numbers};
 use crate::steering::{Distance, Group, Source, divide};
 use crate::weights::Share;
+use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::{Distance as Level, Locality, Network};
+
+/// Sorts groups, nearest first.
+fn sort(groups: &mut [Group]) {
+    groups.sort_by(|one, other| (one.ring, &one.network).cmp(&(other.ring, &other.network)));
+}
+
+/// The weight of the ready endpoints of a network.
+#[derive(Default)]
+struct Ready {
+    /// The weight that drains leave.
+    left: Share,
+    /// The weight that drains take away.
+    drained: Share,
+}
+
+/// Rounds a share to a whole number, at least 1.
+fn whole(share: &Share) -> u64 {
+    rounded(share).max(1)
+}
+
+fn rounded(share: &Share) -> u64 {
+    u64::try_from(share.round().to_integer()).unwrap_or(u64::MAX)
+}
 
 impl Horizon<'_> {
     /// Sets the priority and the weight of each entry. Returns the groups, nearest first.
@@ -19,12 +43,7 @@ impl Horizon<'_> {
     /// Endpoints that are not ready come last: among ready ones, Envoy would count them against the whole priority, and move
     /// calls away a second time.
     pub(super) fn steer(&self, entries: &mut [Entry]) -> Vec<Group> {
-        let own = &self.viewer.network;
-        let network_of = |entry: &Entry| if entry.is_on(own) { own.clone() } else { entry.network.clone() };
-        let mut ready: BTreeMap<Network, Share> = BTreeMap::new();
-        for entry in entries.iter().filter(|entry| entry.health == Health::Healthy) {
-            *ready.entry(network_of(entry)).or_default() += &entry.stands_for;
-        }
+        let ready = self.ready(entries);
         let networks: BTreeSet<&Network> = ready.keys().chain(self.not_ready.keys()).collect();
         let mut groups: Vec<Group> =
             networks.into_iter().map(|network| self.group(network, ready.get(network), entries)).collect();
@@ -32,16 +51,17 @@ impl Horizon<'_> {
         if groups.iter().any(|group| group.answers && group.ready > 0) {
             for group in groups.iter_mut().filter(|group| !group.answers) {
                 group.not_ready = group.not_ready.saturating_add(std::mem::take(&mut group.ready));
+                group.drained = 0;
             }
         }
-        groups.sort_by(|one, other| (one.ring, &one.network).cmp(&(other.ring, &other.network)));
+        sort(&mut groups);
         divide(&mut groups, self.snapshot.policy.steering.max_remote_percent);
         let last = groups.iter().filter_map(|group| group.priority).max().map_or(0, |priority| priority + 1);
         let by_network: BTreeMap<&Network, &Group> =
             groups.iter().map(|group| (&group.network, group)).collect();
         let mut parts = Vec::new();
         for entry in entries.iter_mut() {
-            let network = network_of(entry);
+            let network = self.network_of(entry).clone();
             let group = by_network.get(&network);
             let of_ready = |group: &&Group| match entry.health {
                 Health::Healthy => group.priority,
@@ -51,7 +71,7 @@ impl Horizon<'_> {
             parts.push(match (entry.priority, group, ready.get(&network)) {
                 // An entry gets of the group's share what it stands for of the group's ready endpoints.
                 (0, Some(group), Some(ready)) if group.share > 0 => {
-                    Ratio::from_integer(BigUint::from(group.share)) * &entry.stands_for / ready
+                    Ratio::from_integer(BigUint::from(group.share)) * &entry.stands_for / &ready.left
                 }
                 _ => entry.stands_for.clone(),
             });
@@ -66,13 +86,50 @@ impl Horizon<'_> {
         groups
     }
 
+    /// Returns the network of the group that an entry is part of.
+    fn network_of<'e>(&'e self, entry: &'e Entry) -> &'e Network {
+        if entry.is_on(&self.viewer.network) { &self.viewer.network } else { &entry.network }
+    }
+
+    /// Returns the summed weight of the ready endpoints by network.
+    fn ready(&self, entries: &[Entry]) -> BTreeMap<Network, Ready> {
+        let mut all: BTreeMap<Network, Ready> = BTreeMap::new();
+        for entry in entries.iter().filter(|entry| entry.health == Health::Healthy) {
+            let ready = all.entry(self.network_of(entry).clone()).or_default();
+            ready.left += &entry.stands_for;
+            if let Some(drained) = &entry.drained {
+                ready.drained += &**drained;
+            }
+        }
+        all
+    }
+
+    /// Adds the groups of which drains leave nothing. Their entries are in reserve, at this priority.
+    pub(super) fn add_drained_groups(&self, entries: &[Entry], priority: u32, groups: &mut Vec<Group>) {
+        if !self.steering.is_on() {
+            return;
+        }
+        for (network, ready) in self.ready(entries) {
+            let ready = whole(&ready.left);
+            match groups.iter_mut().find(|group| group.network == network) {
+                Some(group) if group.ready > 0 => {}
+                Some(group) => (group.ready, group.priority) = (ready, Some(priority)),
+                None => {
+                    let group = self.group(&network, None, entries);
+                    groups.push(Group { ready, priority: Some(priority), ..group });
+                }
+            }
+        }
+        sort(groups);
+    }
+
     /// Returns the group of a network, not divided yet.
-    fn group(&self, network: &Network, ready: Option<&Share>, entries: &[Entry]) -> Group {
+    fn group(&self, network: &Network, ready: Option<&Ready>, entries: &[Entry]) -> Group {
         let is_own = *network == self.viewer.network;
         let distance = (!is_own).then(|| self.distance(network, entries));
-        let whole = |share: &Share| u64::try_from(share.round().to_integer()).unwrap_or(u64::MAX).max(1);
         Group {
-            ready: ready.map_or(0, whole),
+            ready: ready.map_or(0, |ready| whole(&(&ready.left + &ready.drained))),
+            drained: ready.map_or(0, |ready| rounded(&(&ready.drained * BigUint::from(PARTS)))),
             not_ready: self.not_ready.get(network).copied().unwrap_or_default(),
             answers: !self.silent.contains(network),
             fixed_percent: self.steering.shares.get(network).copied(),

@@ -1,5 +1,6 @@
 //! Worked examples of split horizon, each for one rule of SPEC §9.
 
+mod drained;
 mod properties;
 
 use super::*;

@@ -119,6 +119,7 @@ pub(crate) fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str,
             resolved: &Resolved::default(),
             virtual_addresses: None,
             probes: None,
+            drains: &Arc::default(),
         },
         generation,
     )
@@ -443,6 +444,7 @@ fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot
         resolved: &Resolved::default(),
         virtual_addresses: Some(&addresses),
         probes: None,
+        drains: &Arc::default(),
     };
     build::all(inputs, generation)
 }

@@ -141,6 +141,7 @@ fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Snapshot {
         resolved: &resolved,
         virtual_addresses: None,
         probes: None,
+        drains: &Arc::default(),
     };
     build::all(inputs, generation)
 }

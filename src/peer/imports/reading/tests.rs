@@ -46,6 +46,7 @@ pub(in crate::imports) fn record(name: &str, weight: u32) -> proto::Service {
             identity: "spiffe://west.example/ns/pay/sa/a".into(),
             ports: vec!["http".into()],
             weight,
+            drained: 0,
         }],
     }
 }

@@ -1,0 +1,310 @@
+//! Planned drains: their list, the plan of an order, and orders.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::Sources;
+use super::maintenance::Refused;
+use isthmus_aggregator::drain_orders::OrderError;
+use isthmus_api::drain as api;
+use isthmus_document::drains;
+use isthmus_model::drain::{Drain, DrainTarget, PARTS};
+use isthmus_model::endpoint::Health;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+use isthmus_model::record::ConnectionRecord;
+use isthmus_model::time::{rfc3339_seconds, unix_seconds};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::Role;
+use isthmus_snapshot::drains::{ActiveDrain, DrainSource};
+use isthmus_snapshot::view::{Assignment, Entry, Viewer, view};
+use isthmus_tasks::background;
+
+/// The largest number of changes that a plan lists.
+const CHANGES_MAX: usize = 1_000;
+/// The largest number of source addresses that the list shows of a drain.
+const SOURCES_MAX: usize = 5;
+/// The name of an order in problems.
+const ORDER: &str = "drain";
+
+/// Returns the drains in force.
+pub async fn drains(sources: &Sources) -> Vec<api::Drain> {
+    let snapshot = sources.reader.latest();
+    if snapshot.drains.is_empty() {
+        return Vec::new();
+    }
+    let connections = sources.dataplane.connections().await;
+    let own = sources.own.clone();
+    let now = unix_seconds(SystemTime::now());
+    let shown = move || {
+        let is_own = |address: SocketAddr| own.is_own(address);
+        let of = |active: &ActiveDrain| shown(active, &snapshot, &connections, &is_own, now);
+        snapshot.drains.0.iter().map(of).collect()
+    };
+    // The connections of a busy gateway are many.
+    background::run(shown).await.unwrap_or_default()
+}
+
+fn shown(
+    active: &ActiveDrain,
+    snapshot: &Snapshot,
+    connections: &[ConnectionRecord],
+    is_own: &dyn Fn(SocketAddr) -> bool,
+    now: u64,
+) -> api::Drain {
+    let drain = &active.drain;
+    let services = snapshot.drained_by(active);
+    let drained = drained_addresses(active, snapshot, &services);
+    // All connections come through this gateway, so the drain of this gateway concerns all of them.
+    let is_this_gateway = active.is_of_gateways() && snapshot.is_gateway_drained(active, is_own);
+    let is_drained = |record: &ConnectionRecord| {
+        let of_service = record.service.as_ref().and_then(|service| drained.get(&**service));
+        is_this_gateway || of_service.zip(record.endpoint).is_some_and(|(all, at)| all.contains(&at))
+    };
+    let of_services = connections
+        .iter()
+        .filter(|record| record.service.as_ref().is_some_and(|service| drained.contains_key(&**service)));
+    let left: Vec<&ConnectionRecord> = connections.iter().filter(|record| is_drained(record)).collect();
+    let mut by_source: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for record in &left {
+        *by_source.entry(record.source.ip()).or_default() += 1;
+    }
+    let mut by_source: Vec<(IpAddr, usize)> = by_source.into_iter().collect();
+    by_source.sort_by_key(|(ip, count)| (std::cmp::Reverse(*count), *ip));
+    let all = if is_this_gateway { connections.len() } else { of_services.count() };
+    api::Drain {
+        kind: drain.target.kind().to_owned(),
+        name: drain.target.name(),
+        source: active.source.text(),
+        reason: drain.reason.to_string(),
+        since: if drain.since == 0 { String::new() } else { rfc3339_seconds(drain.since) },
+        over_s: drain.over.as_secs(),
+        to_percent: drain.to_percent,
+        until: drain.until.map(rfc3339_seconds),
+        close_after_s: drain.close_after.map(|after| after.as_secs()),
+        left_percent: percent(active.left.into(), PARTS.into()),
+        connections_percent: (all > 0).then(|| percent(left.len(), all)),
+        ramp_left_s: drain.ramp_ends().saturating_sub(now),
+        services: services.len(),
+        connections: left.len(),
+        bytes: left.iter().map(|record| record.bytes_up + record.bytes_down).sum(),
+        sources: by_source.into_iter().take(SOURCES_MAX).map(|(ip, _)| ip.to_string()).collect(),
+    }
+}
+
+/// Returns the addresses of the endpoints that a drain concerns, by service.
+fn drained_addresses(
+    active: &ActiveDrain,
+    snapshot: &Snapshot,
+    services: &[HostName],
+) -> BTreeMap<Arc<str>, BTreeSet<SocketAddr>> {
+    let views = services.iter().filter_map(|name| snapshot.service(name.as_str()));
+    let of = |view: &isthmus_snapshot::service_view::ServiceView| {
+        active.addresses_of(view, snapshot.networks(), snapshot.resolved())
+    };
+    views.map(|view| (view.name.clone(), of(view))).collect()
+}
+
+fn percent(part: usize, of: usize) -> u8 {
+    u8::try_from((part * 100 + of / 2) / of.max(1)).unwrap_or(100)
+}
+
+/// What happens to an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is carried out, unless a service would be left with nothing but what is drained.
+    Order,
+    /// It is carried out in any case.
+    Force,
+    /// Only its plan is returned.
+    Plan,
+}
+
+/// Carries out or plans an order. `document` is a drain as in the config; without `since` it begins now.
+pub async fn order(sources: &Sources, mode: Mode, document: &str) -> Result<api::Ordered, Refused> {
+    let drain = read(document).map_err(Refused::Parameters)?;
+    let snapshot = sources.reader.latest();
+    let planned = drain.clone();
+    let plan = background::run(move || plan(&snapshot, &planned)).await;
+    let plan = plan.map_err(|_| Refused::Conflict("internal error: the plan panicked".to_owned()))?;
+    let services = plan.services;
+    let mut answer = plan.answer;
+    if mode == Mode::Plan {
+        return Ok(answer);
+    }
+    if mode == Mode::Order && services == 0 {
+        let text = format!(
+            "no service has an endpoint or a gateway at {}; --force keeps the order for those that come",
+            drain.target
+        );
+        return Err(Refused::Unknown(text));
+    }
+    if mode == Mode::Order && !answer.emptied.is_empty() {
+        let names =
+            answer.emptied.iter().take(SOURCES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "{} of {services} services would be left with nothing but what is drained: {names}; --plan shows all changes, and \
+             --force drains in any case: what is drained stays the last choice",
+            answer.emptied.len()
+        );
+        return Err(Refused::Conflict(text));
+    }
+    let target = drain.target.clone();
+    let orders = &sources.drain_orders;
+    let by_kubectl =
+        kubectl(sources, &drain).map(|line| format!("\nfor all gateways that read the cluster:\n{line}"));
+    let places = orders.order(drain).await.map_err(|error| Refused::Conflict(error.to_string()))?;
+    tracing::info!(target = %target, "an operator ordered a drain");
+    answer.result = format!(
+        "draining {target}, with endpoints of {services} services: {places}{}",
+        by_kubectl.unwrap_or_default()
+    );
+    Ok(answer)
+}
+
+/// Returns the command that orders the drain of a Kubernetes Service in its cluster.
+fn kubectl(sources: &Sources, drain: &Drain) -> Option<String> {
+    let DrainTarget::Service(name) = &drain.target else { return None };
+    let snapshot = sources.reader.latest();
+    let service = snapshot.service(name.as_str())?;
+    let aggregator = sources.aggregator.borrow().clone();
+    // Only API servers have a version.
+    let is_cluster = |registry: &str| {
+        let mut named = aggregator.registries.iter().filter(|status| *status.name == *registry);
+        named.any(|status| status.report.as_ref().is_some_and(|report| !report.version.is_empty()))
+    };
+    service.parts.iter().find(|part| is_cluster(&part.origin.registry))?;
+    let timing = drains::written(drain).into_iter().filter(|(key, _)| *key != drain.target.kind());
+    let timing: BTreeMap<&str, String> = timing.collect();
+    let (name, namespace) = (name.as_str().split('.').next()?, &service.namespace);
+    let document = serde_json::to_string(&timing).ok()?;
+    Some(format!("kubectl annotate --overwrite service -n {namespace} {name} 'isthmus.io/drain={document}'"))
+}
+
+/// Ends an operator's drain of a target.
+pub async fn withdraw(sources: &Sources, kind: &str, name: &str) -> Result<String, Refused> {
+    let target = DrainTarget::parse(kind, name).map_err(Refused::Parameters)?;
+    // Another replica, or this one before a restart, may have written the order to a registry.
+    let is_elsewhere = sources
+        .reader
+        .latest()
+        .drains
+        .0
+        .iter()
+        .any(|active| matches!(active.source, DrainSource::Registry(_)) && active.drain.target == target);
+    match sources.drain_orders.withdraw(&target, is_elsewhere).await {
+        Ok(places) => {
+            tracing::info!(target = %target, "an operator ended a drain");
+            let failed = places.failed.iter().map(|failed| format!("; {failed}"));
+            Ok(format!("the drain of {target} has ended{}", failed.collect::<String>()))
+        }
+        Err(error @ OrderError::Unknown(_)) => Err(Refused::Unknown(error.to_string())),
+        Err(error) => Err(Refused::Conflict(error.to_string())),
+    }
+}
+
+fn read(document: &str) -> Result<Drain, String> {
+    let mut fields: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(document).map_err(|error| format!("the body is no JSON object: {error}"))?;
+    let now = rfc3339_seconds(unix_seconds(SystemTime::now()));
+    fields.entry("since").or_insert(now.into());
+    let text = serde_json::Value::Object(fields).to_string();
+    drains::read(Path::new(ORDER), &text)
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}
+
+/// The plan of an order.
+struct Plan {
+    answer: api::Ordered,
+    /// The number of services with an endpoint that would be drained.
+    services: usize,
+}
+
+/// Computes what callers on each network would get at the end of the drain, with the function that makes their views.
+fn plan(snapshot: &Snapshot, drain: &Drain) -> Plan {
+    let end = drain.parts_left(drain.ramp_ends().max(drain.since)).unwrap_or(0);
+    let active = ActiveDrain { drain: drain.clone().into(), source: DrainSource::Operator, left: end };
+    let after = snapshot.with_drain(active.clone());
+    let mut names = snapshot.drained_by(&active);
+    if active.is_of_gateways() {
+        let networks =
+            after.networks().iter().filter(|(name, entry)| snapshot.networks().get(name) != Some(entry));
+        let behind: BTreeSet<HostName> =
+            networks.flat_map(|(name, _)| snapshot.services_behind(name)).cloned().collect();
+        names = behind.into_iter().collect();
+    }
+    let mut answer = api::Ordered::default();
+    let mut emptied = BTreeSet::new();
+    for name in &names {
+        for change in changes(snapshot, &after, name) {
+            if change.is_emptied {
+                emptied.insert(change.service.clone());
+            }
+            match answer.changes.len() < CHANGES_MAX {
+                true => answer.changes.push(change),
+                false => answer.further += 1,
+            }
+        }
+    }
+    answer.emptied = emptied.into_iter().collect();
+    Plan { answer, services: names.len() }
+}
+
+/// Returns the changes for the callers of a service on the networks of its endpoints and on this gateway's network.
+fn changes(before: &Snapshot, after: &Snapshot, name: &HostName) -> Vec<api::Planned> {
+    let (Some(service), Some(drained)) = (before.service(name.as_str()), after.service(name.as_str())) else {
+        return Vec::new();
+    };
+    let own = &before.policy.node.network;
+    let networks: BTreeSet<&Network> = service.networks.iter().chain([own]).collect();
+    let mut all = Vec::new();
+    for network in networks {
+        let viewer =
+            Viewer { network: network.clone(), cluster: cluster_of(before, network), ..Viewer::default() };
+        for port in &service.ports {
+            let Some(port_after) = drained.port(port.port) else { continue };
+            let seen =
+                |snapshot, service, port| view(snapshot, service, port, "", &viewer).unwrap_or_default();
+            let (one, other) = (seen(before, service, port), seen(after, drained, port_after));
+            let is_regular = |entry: &Entry| entry.role == Role::Regular && entry.health == Health::Healthy;
+            let regular = |of: &Assignment| of.entries.iter().any(is_regular);
+            let (shares, shares_after) = (shares(&one), shares(&other));
+            if shares == shares_after && regular(&one) == regular(&other) {
+                continue;
+            }
+            all.push(api::Planned {
+                service: name.to_string(),
+                port: port.port,
+                network: network.to_string(),
+                before: shares,
+                after: shares_after,
+                is_emptied: regular(&one) && !regular(&other),
+            });
+        }
+    }
+    all
+}
+
+/// Returns this gateway's cluster for its own network: endpoints of the unknown network are reached from their own cluster.
+fn cluster_of(snapshot: &Snapshot, network: &Network) -> isthmus_model::place::ClusterId {
+    let node = &snapshot.policy.node;
+    if *network == node.network { node.cluster.clone() } else { Default::default() }
+}
+
+/// Returns the shares of the networks in the entries of the first priority, in percent.
+fn shares(assignment: &Assignment) -> Vec<api::Share> {
+    let first = assignment.entries.iter().filter(|entry| entry.priority == 0);
+    let mut weights: BTreeMap<&Network, u64> = BTreeMap::new();
+    for entry in first {
+        *weights.entry(&entry.network).or_default() += u64::from(entry.weight);
+    }
+    let total: u64 = weights.values().sum();
+    let share = |(network, weight): (&Network, u64)| api::Share {
+        network: network.to_string(),
+        percent: u8::try_from((weight * 100 + total / 2) / total.max(1)).unwrap_or(100),
+    };
+    weights.into_iter().map(share).collect()
+}

@@ -1,0 +1,218 @@
+//! Planned drains: orders that move calls away from a part of the mesh, step by step (SPEC §20).
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::address::{Host, canonical_ip};
+use super::name::HostName;
+use super::place::{ClusterId, Network};
+
+/// The number of steps of a drain: the part that is left is a multiple of 1 / `PARTS`.
+pub const PARTS: u8 = 32;
+
+/// The part of the mesh that a drain empties.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DrainTarget {
+    /// All endpoints of a service.
+    Service(HostName),
+    /// All endpoints at an address; without a port at each of its ports.
+    Endpoint(IpAddr, Option<u16>),
+    /// The gateways at an address or host name; without a port at each of their ports.
+    Gateway(Host, Option<u16>),
+    /// All endpoints on a network.
+    Network(Network),
+    /// All endpoints of a cluster.
+    Cluster(ClusterId),
+    /// All endpoints of a peer.
+    Peer(Arc<str>),
+}
+
+impl DrainTarget {
+    /// The words for the kinds of targets, in the order that documents list them.
+    pub const KINDS: [&str; 6] = ["service", "endpoint", "gateway", "network", "cluster", "peer"];
+
+    /// Parses the name of a target of this kind, one of [`Self::KINDS`]. The error says what is expected.
+    pub fn parse(kind: &str, name: &str) -> Result<Self, String> {
+        let place = || match name.trim() {
+            "" => Err(format!("the name of the {kind} is empty")),
+            name => Ok(name),
+        };
+        match kind {
+            "service" => HostName::parse(name).map(Self::Service).map_err(|error| error.to_string()),
+            "endpoint" => match host_and_port(name) {
+                Some((Host::Ip(ip), port)) => Ok(Self::Endpoint(canonical_ip(ip), port)),
+                _ => Err(format!("{name:?} is not an IP address with or without a port, such as 10.0.0.1:8443")),
+            },
+            "gateway" => host_and_port(name).map(|(host, port)| Self::Gateway(host, port)).ok_or_else(|| {
+                format!("{name:?} is not an IP address or host name, with or without a port, such as 203.0.113.2:15443")
+            }),
+            "network" => place().map(|name| Self::Network(Network::new(name))),
+            "cluster" => place().map(|name| Self::Cluster(ClusterId::new(name))),
+            "peer" => place().map(|name| Self::Peer(name.into())),
+            _ => Err(format!("{kind:?} is not a kind of target; expected one of {}", Self::KINDS.join(", "))),
+        }
+    }
+
+    /// Returns the word for the kind of the target.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Service(_) => "service",
+            Self::Endpoint(..) => "endpoint",
+            Self::Gateway(..) => "gateway",
+            Self::Network(_) => "network",
+            Self::Cluster(_) => "cluster",
+            Self::Peer(_) => "peer",
+        }
+    }
+
+    /// Returns the name of the target, as [`Self::parse`] reads it.
+    pub fn name(&self) -> String {
+        let with_port = |host: &Host, port: &Option<u16>| match (host, port) {
+            (Host::Ip(IpAddr::V6(ip)), Some(port)) => format!("[{ip}]:{port}"),
+            (host, Some(port)) => format!("{host}:{port}"),
+            (host, None) => host.to_string(),
+        };
+        match self {
+            Self::Service(name) => name.to_string(),
+            Self::Endpoint(ip, port) => with_port(&Host::Ip(*ip), port),
+            Self::Gateway(host, port) => with_port(host, port),
+            Self::Network(network) => network.to_string(),
+            Self::Cluster(cluster) => cluster.to_string(),
+            Self::Peer(peer) => peer.to_string(),
+        }
+    }
+}
+
+/// Parses an IP address or a host name, with or without a port; an IPv6 address with a port is in brackets.
+fn host_and_port(text: &str) -> Option<(Host, Option<u16>)> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Some((Host::Ip(canonical_ip(ip)), None));
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port.parse::<u16>().ok().filter(|port| *port != 0)?)),
+        None => (text, None),
+    };
+    let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    let host = match host.parse::<IpAddr>() {
+        Ok(ip) => Host::Ip(canonical_ip(ip)),
+        Err(_) => Host::parse(host).ok()?,
+    };
+    Some((host, port))
+}
+
+impl fmt::Display for DrainTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind(), self.name())
+    }
+}
+
+/// An order to move calls away from a target. Times are in seconds since 1970-01-01 UTC, so that replicas agree on the part that
+/// is left, also after a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Drain {
+    /// The part of the mesh that is emptied.
+    pub target: DrainTarget,
+    /// The time at which the drain begins.
+    pub since: u64,
+    /// The time over which the part that is left falls from all to `to_percent`, in equal steps.
+    pub over: Duration,
+    /// The part of its weight, in percent, that the target keeps at the end: 0 to 99.
+    pub to_percent: u8,
+    /// The time at which the drain ends and the target gets its whole weight again; `None`: when the order is withdrawn.
+    pub until: Option<u64>,
+    /// The time after `since` from which on existing connections are closed; `None`: they are left alone.
+    pub close_after: Option<Duration>,
+    /// The operator's reason; may be empty.
+    pub reason: Arc<str>,
+}
+
+impl Drain {
+    /// Returns the parts of [`PARTS`] that are left at a time in seconds since 1970; `None` if the drain has ended. 0 is reached
+    /// only at the end of the ramp.
+    pub fn parts_left(&self, now: u64) -> Option<u8> {
+        if self.until.is_some_and(|until| until <= now) {
+            return None;
+        }
+        let (elapsed, over) = (now.saturating_sub(self.since), self.over.as_secs());
+        let taken_percent = u64::from(100 - self.to_percent.min(100));
+        // Rounded down, so that no step comes early.
+        let taken = if now >= self.since && elapsed >= over {
+            taken_percent * u64::from(PARTS) / 100
+        } else {
+            (u128::from(taken_percent) * u128::from(PARTS) * u128::from(elapsed)
+                / (u128::from(over.max(1)) * 100))
+                .try_into()
+                .unwrap_or(0)
+        };
+        let taken = if now < self.since { 0 } else { taken };
+        Some(PARTS.saturating_sub(u8::try_from(taken).unwrap_or(PARTS)))
+    }
+
+    /// Returns the time in seconds since 1970 at which the ramp is at its end.
+    pub fn ramp_ends(&self) -> u64 {
+        self.since.saturating_add(self.over.as_secs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(over: u64, to_percent: u8, until: Option<u64>) -> Drain {
+        let target = DrainTarget::parse("network", "west").expect("a target");
+        let over = Duration::from_secs(over);
+        Drain { target, since: 1_000, over, to_percent, until, close_after: None, reason: "".into() }
+    }
+
+    #[test]
+    fn the_ramp_is_even_and_ends_at_its_time() {
+        let ramp = drain(64, 0, Some(2_000));
+        let left = |now| ramp.parts_left(now);
+        assert_eq!(
+            (left(0), left(1_000), left(1_001), left(1_002)),
+            (Some(32), Some(32), Some(32), Some(31))
+        );
+        assert_eq!((left(1_032), left(1_063), left(1_064)), (Some(16), Some(1), Some(0)));
+        assert_eq!((left(1_999), left(2_000)), (Some(0), None), "it ends by itself");
+        assert_eq!(drain(0, 0, None).parts_left(1_000), Some(0), "at once");
+        assert_eq!(drain(0, 50, None).parts_left(u64::MAX), Some(16));
+        assert_eq!(drain(100, 50, None).parts_left(1_050), Some(24));
+        assert_eq!(drain(u64::MAX, 0, None).parts_left(u64::MAX), Some(1));
+    }
+
+    #[test]
+    fn targets_are_read_as_they_are_written() {
+        let all = [
+            ("service", "Reviews.shop.svc.cluster.local", "reviews.shop.svc.cluster.local"),
+            ("endpoint", "::ffff:10.0.0.1", "10.0.0.1"),
+            ("endpoint", "[fd00::1]:8443", "[fd00::1]:8443"),
+            ("endpoint", "fd00::1", "fd00::1"),
+            ("gateway", "gw.west.example:15443", "gw.west.example:15443"),
+            ("gateway", "203.0.113.2", "203.0.113.2"),
+            ("network", "west", "west"),
+            ("cluster", "c1", "c1"),
+            ("peer", "globex", "globex"),
+        ];
+        for (kind, name, canonical) in all {
+            let target = DrainTarget::parse(kind, name).expect(name);
+            assert_eq!((target.kind(), &*target.name()), (kind, canonical));
+            assert_eq!(DrainTarget::parse(kind, &target.name()), Ok(target));
+        }
+        for (kind, name) in [
+            ("endpoint", "a.test:1"),
+            ("endpoint", "10.0.0.1:0"),
+            ("endpoint", "10.0.0.1:65536"),
+            ("gateway", "a b"),
+            ("network", " "),
+            ("service", "*"),
+            ("zone", "a"),
+        ] {
+            assert!(DrainTarget::parse(kind, name).is_err(), "{kind} {name}");
+        }
+    }
+}

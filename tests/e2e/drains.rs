@@ -1,0 +1,280 @@
+//! Planned drains by real processes: what clients get while one goes on, what operators see, and where an order is kept.
+
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+use crate::federation::weighs;
+use crate::kubernetes_hostile::Rig;
+use crate::peer_replicas::World;
+use crate::support::backend::Backend;
+use crate::support::client::{call, tls};
+use crate::support::etcd::{self, Etcd};
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::organisation::start;
+use crate::support::pki::PKI;
+use crate::support::{eventually, skip};
+use crate::xds::{python, run};
+
+/// Two networks behind a gateway each, seen from a third one.
+const WORLD: &str = "listen: \"127.0.0.1:0\"\nnode: {cluster: north, network: north}\nexports: [{services: [\"*.mesh\"]}]\n\
+    networks:\n  east: {gateways: [{address: 192.0.2.2, sniPort: 15443}]}\n  \
+    west: {gateways: [{address: 192.0.2.3, sniPort: 15443}, {address: 192.0.2.4, sniPort: 15443}]}\n\
+    services:\n- hostname: cart.mesh\n  namespace: shop\n  ports: [{name: p, port: 443, protocol: TLS}]\n  endpoints:\n  \
+    - {address: 10.1.0.1, network: east}\n  - {address: 10.2.0.1, network: west}\n\
+    - hostname: west-only.mesh\n  namespace: shop\n  ports: [{name: p, port: 443, protocol: TLS}]\n  \
+    endpoints: [{address: 10.2.0.2, network: west}]\n";
+
+fn isthmus(gateway: &Gateway, arguments: &[&str]) -> Output {
+    let admin = format!("http://{}", gateway.admin());
+    Command::new(BINARY).args(arguments).args(["--admin", &admin]).output().expect("the command runs")
+}
+
+/// Runs a command that must succeed, and returns what it prints.
+#[track_caller]
+fn runs(gateway: &Gateway, arguments: &[&str]) -> String {
+    let output = isthmus(gateway, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Returns address, priority and weight of each entry of a service, as a client on `north` gets it.
+fn seen(gateway: &Gateway, service: &str) -> Vec<(String, u64, u64)> {
+    let horizon = gateway.json(&format!("/api/v1/horizon?network=north&service={service}&port=443"));
+    let entries = horizon["entries"].as_array().expect("a list").iter();
+    let number = |entry: &Value, key: &str| entry[key].as_u64().unwrap_or_default();
+    entries
+        .map(|entry| {
+            let address = entry["address"].as_str().expect("an address").to_owned();
+            (address, number(entry, "priority"), number(entry, "weight"))
+        })
+        .collect()
+}
+
+#[track_caller]
+fn becomes(gateway: &Gateway, service: &str, wanted: &[(&str, u64, u64)]) {
+    let wanted: Vec<_> =
+        wanted.iter().map(|(at, priority, weight)| ((*at).to_owned(), *priority, *weight)).collect();
+    eventually(&format!("{service}: {wanted:?}"), || (seen(gateway, service) == wanted).then_some(()));
+}
+
+const WEB: &str = "web.mesh";
+const EAST: &str = "192.0.2.2:15443";
+const WEST: [&str; 2] = ["192.0.2.3:15443", "192.0.2.4:15443"];
+
+#[test]
+fn clients_follow_the_ramp_and_come_back() {
+    let Some(python) = python() else { return };
+    let config =
+        WORLD.replace(", {address: 192.0.2.4, sniPort: 15443}", "") + "xds: {bind: \"127.0.0.1:0\"}\n";
+    let gateway = Gateway::start(&config);
+    run(&python, "xds_drains.py", gateway, &["--binary", BINARY]);
+}
+
+#[test]
+fn an_order_is_planned_refused_forced_shown_and_ended() {
+    let gateway = Gateway::start(WORLD);
+    let plan = runs(&gateway, &["drain", "network", "west", "--plan"]);
+    for line in [
+        "cart.mesh       443   north       east 50 %, west 50 %  east 100 %",
+        "west-only.mesh  443   north       west 100 %            nothing but what is drained",
+    ] {
+        assert!(plan.lines().any(|one| one == line), "{line}: {plan}");
+    }
+    assert_eq!(gateway.json("/api/v1/drains"), json!([]), "a plan changes nothing");
+
+    let refused = isthmus(&gateway, &["drain", "network", "west", "--over", "0s"]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(1) && text.contains("west-only.mesh") && text.contains("--force"),
+        "{text}"
+    );
+    for wrong in
+        [&["drain", "--over", "1m"][..], &["drain", "network"], &["drain", "zone", "a"], &["drain", "--plan"]]
+    {
+        assert_eq!(isthmus(&gateway, wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let far = "9999-12-31T23:59:59Z";
+    let ordered = runs(
+        &gateway,
+        &["drain", "network", "west", "--over", "0s", "--until", far, "--reason", "CHG-1", "--force"],
+    );
+    assert!(ordered.contains("endpoints of 2 services") && ordered.contains("no `state.dir`"), "{ordered}");
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 1, 1)]);
+    becomes(&gateway, "west-only.mesh", &[(WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    let shown = runs(&gateway, &["drains"]);
+    for word in ["network west", "0 %", "done", far, "operator", "CHG-1"] {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
+    let problem = &gateway.json("/api/v1/status")["problems"][0];
+    assert_eq!(problem["code"], "drain_active");
+    assert!(problem["text"].as_str().expect("a text").contains("CHG-1"), "{problem}");
+    assert_eq!(gateway.get("/readyz").0, 200);
+
+    // Another order for the same target replaces the first.
+    runs(&gateway, &["drain", "network", "west", "--over", "0s", "--to", "50%"]);
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 4), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    runs(&gateway, &["undrain", "network", "west"]);
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    assert_eq!(isthmus(&gateway, &["undrain", "network", "west"]).status.code(), Some(1));
+    assert_eq!(runs(&gateway, &["drains"]), "no drain is in force\n");
+
+    // One of two gateways: the other takes over, and a drain ends by itself.
+    runs(&gateway, &["drain", "gateway", "192.0.2.3", "--over", "0s", "--until", "3s"]);
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 0, 1)]);
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+}
+
+#[test]
+fn an_order_outlives_a_restart_and_one_of_the_config_a_reload() {
+    let config = format!("{WORLD}state: {{dir: state}}\n");
+    let mut gateway = Gateway::start(&config);
+    let ordered = runs(&gateway, &["drain", "service", "cart.mesh", "--over", "0s", "--to", "0%", "--force"]);
+    assert!(ordered.contains("kept in state/drains"), "{ordered}");
+    gateway.kill();
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::rename(gateway.folder().join("state"), folder.path().join("state")).expect("moved");
+    let gateway = Gateway::start_in(folder, &config, &[]);
+    assert_eq!(gateway.json("/api/v1/drains")[0]["name"], "cart.mesh");
+    runs(&gateway, &["undrain", "service", "cart.mesh"]);
+
+    gateway.reload(&format!("{config}drains: [{{network: west, reason: move}}]\n"));
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 1, 1)]);
+    assert_eq!(gateway.json("/api/v1/drains")[0]["source"], "config");
+    let text = String::from_utf8(isthmus(&gateway, &["undrain", "network", "west"]).stderr).expect("text");
+    assert!(text.contains("`isthmus drains` shows the source"), "{text}");
+    gateway.reload(&config);
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+}
+
+/// The gateway itself leaves a drained endpoint out, and uses it if there is no other.
+#[test]
+fn the_gateway_sends_nothing_to_what_is_drained_while_there_is_another() {
+    let backends = [Backend::tls_echo(PKI.server(WEB), "one"), Backend::tls_echo(PKI.server(WEB), "two")];
+    let [one, two] = [0, 1].map(|at: usize| backends[at].address);
+    let config = format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: c, network: net}}\nexports: [{{services: [\"*\"]}}]\nservices:\n\
+         - hostname: {WEB}\n  namespace: shop\n  ports: [{{name: p, port: 443, protocol: TLS}}]\n  endpoints:\n  \
+         - {{address: {}, ports: {{p: {}}}}}\n  - {{address: {}, ports: {{p: {}}}}}\n",
+        one.ip(),
+        one.port(),
+        two.ip(),
+        two.port()
+    );
+    let gateway = Gateway::start(&config);
+    let calls = |count: usize| {
+        for _ in 0..count {
+            let mut stream = tls(gateway.listener("default"), WEB).expect("a handshake");
+            call(&mut stream, "x").expect("an answer");
+        }
+    };
+    runs(&gateway, &["drain", "endpoint", &one.to_string(), "--over", "0s"]);
+    eventually("the drain", || {
+        let explained = gateway.json(&format!("/api/v1/explain?sni={WEB}"));
+        let odds: Vec<f64> =
+            explained["candidates"].as_array()?.iter().filter_map(|one| one["odds"].as_f64()).collect();
+        (odds.contains(&1.0)).then_some(())
+    });
+    let before = backends[0].accepted();
+    calls(20);
+    assert_eq!(backends[0].accepted(), before);
+    let text = gateway.get("/api/v1/drains").1;
+    assert!(text.contains("\"left_percent\":0"), "{text}");
+
+    runs(&gateway, &["drain", "service", WEB, "--over", "0s", "--force"]);
+    let before = backends.iter().map(Backend::accepted).sum::<usize>();
+    calls(20);
+    assert_eq!(backends.iter().map(Backend::accepted).sum::<usize>(), before + 20, "there is nothing else");
+}
+
+#[test]
+fn an_order_in_etcd_holds_on_every_replica_for_its_own_items() {
+    let Some(binary) = etcd::installed() else {
+        return skip("etcd is not installed (tests/run installs it)");
+    };
+    let etcd = Etcd::start(&binary, &[]);
+    let config = format!(
+        "{}registries: [{{etcd: {{endpoints: [\"{}\"], cluster: west, network: west}}}}]\n",
+        WORLD.replace("west-only.mesh", "other.mesh"),
+        etcd.url()
+    );
+    let service = "hostname: kept.mesh\nnamespace: shop\nports: [{name: p, port: 443, protocol: TLS}]\n\
+                   endpoints: [{address: 10.2.0.9}]\n";
+    etcd.put("shop/kept.mesh", service);
+    let replicas = [Gateway::start(&config), Gateway::start(&config)];
+    for replica in &replicas {
+        becomes(replica, "kept.mesh", &[(WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    }
+    let ordered = runs(&replicas[0], &["drain", "cluster", "west", "--over", "0s", "--to", "50%"]);
+    assert!(ordered.contains("from the registry"), "{ordered}");
+    let drained = |gateway: &Gateway| gateway.json("/api/v1/drains");
+    let sources = |gateway: &Gateway| -> Vec<String> {
+        let all = drained(gateway);
+        all.as_array().expect("a list").iter().map(|one| one["source"].to_string()).collect()
+    };
+    eventually("both to know", || {
+        (sources(&replicas[0]).len() == 2 && sources(&replicas[1]).len() == 1).then_some(())
+    });
+    assert!(sources(&replicas[1])[0].contains("registry "), "{:?}", sources(&replicas[1]));
+    assert_eq!(drained(&replicas[1])[0]["services"], 1);
+    // The service of the config is no item of the registry.
+    runs(&replicas[0], &["drain", "network", "west", "--over", "0s", "--force"]);
+    becomes(&replicas[0], "cart.mesh", &[(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 1, 1)]);
+    eventually("the second order", || (sources(&replicas[1]).len() == 2).then_some(()));
+    becomes(&replicas[1], "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    for target in [["cluster", "west"], ["network", "west"]] {
+        runs(&replicas[0], &["undrain", target[0], target[1]]);
+    }
+    for replica in &replicas {
+        eventually("no drain", || sources(replica).is_empty().then_some(()));
+    }
+    etcd.put("drains/mine", "network: [west]");
+    eventually("the mistake", || {
+        replicas[0].get("/api/v1/registries").1.contains("drains/mine").then_some(())
+    });
+}
+
+#[test]
+fn a_drain_reaches_peers_with_the_endpoints() {
+    let world = World::new();
+    let config = world.west_config(world.west_ports[0], &world.west_ports, 80);
+    let west = start(world.west.folder(&[&world.east]), &config);
+    let dial = ([127, 0, 0, 1], world.west_ports[0]).into();
+    let east = start(world.east.folder(&[&world.west]), &world.east_config(dial, world.east_ports[0]));
+    const RATINGS: &str = "ratings.pay.west.global";
+    weighs(&east, RATINGS, 1.0);
+    let name = "ratings.pay.svc.cluster.local";
+    runs(&west, &["drain", "service", name, "--over", "0s", "--to", "50%"]);
+    weighs(&east, RATINGS, 0.5);
+    let gateway = format!("127.0.0.1:{}", world.west_ports[1]);
+    runs(&west, &["drain", "gateway", &gateway, "--over", "0s"]);
+    eventually("one gateway in reserve", || {
+        let entries = east.json(&format!("/api/v1/horizon?network=net-east&service={RATINGS}&port=80"));
+        let priorities: Vec<u64> =
+            entries["entries"].as_array()?.iter().map(|one| one["priority"].as_u64().unwrap_or(0)).collect();
+        (priorities.iter().sum::<u64>() == 1 && priorities.len() == 2).then_some(())
+    });
+    runs(&west, &["undrain", "service", name]);
+    runs(&west, &["undrain", "gateway", &gateway]);
+    weighs(&east, RATINGS, 1.0);
+}
+
+#[test]
+fn the_annotation_of_a_kubernetes_service_is_a_drain() {
+    let rig = Rig::live(Rig::fake());
+    let annotated = |value: &str| {
+        let mut service = crate::kubernetes_hostile::service("web", 443);
+        service["metadata"]["annotations"] = json!({"isthmus.io/drain": value});
+        rig.fake.put(&service);
+    };
+    annotated(r#"{"since": "2026-01-01T00:00:00Z", "over": "1m", "to": "25%", "reason": "CHG-2"}"#);
+    let drain = eventually("the drain", || rig.gateway.json("/api/v1/drains").as_array()?.first().cloned());
+    assert_eq!((&drain["kind"], &drain["name"]), (&json!("service"), &json!("web.shop.svc.cluster.local")));
+    assert_eq!((&drain["left_percent"], &drain["reason"]), (&json!(25), &json!("CHG-2")));
+    annotated("{\"over\": \"1m\"}");
+    eventually("the mistake", || {
+        let report = rig.gateway.get("/api/v1/registries").1;
+        report.contains("annotation isthmus.io/drain of Service shop/web").then_some(())
+    });
+    assert_eq!(rig.gateway.json("/api/v1/drains"), json!([]));
+}
