@@ -25,6 +25,7 @@ pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
         connect_timeout: fields.get(&keys::CONNECT_TIMEOUT).unwrap_or(base.connect_timeout),
         panic: fields.get(&keys::PANIC),
         send_proxy: fields.get(&keys::SEND_PROXY_PROTOCOL),
+        max_connection_age: fields.get(&keys::MAX_CONNECTION_AGE),
         steering: base.steering,
     }
 }

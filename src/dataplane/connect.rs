@@ -25,6 +25,7 @@ use isthmus_net::socket::{
 };
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 use isthmus_snapshot::decision::Admission;
+use isthmus_snapshot::policy::Tuning;
 use isthmus_telemetry::local::RelayPath;
 
 /// The largest number of endpoints that are tried for one connection.
@@ -100,6 +101,11 @@ impl Attempts {
 
     fn tried(&self) -> &[u32] {
         &self.tried[..usize::from(self.count)]
+    }
+
+    /// Returns the settings of the route or service.
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.candidates.tuning
     }
 
     /// Returns the candidate with this index.

@@ -18,6 +18,7 @@ use super::entry::{Entry, HeldBytes};
 use super::hbone::refusals::Refusals;
 use super::pacer::HandshakePacer;
 use super::permits::Permits;
+use super::retirement::Scheduled;
 use super::shared::Shared;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
@@ -93,6 +94,8 @@ pub(crate) struct Core {
     /// The tasks of HBONE connections that do not read until the worker holds fewer bytes.
     paused: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
+    /// The planned drains whose connections have times at which they end.
+    pub(crate) scheduled: RefCell<Scheduled>,
     /// The number of ids assigned to connections and streams.
     numbered: Cell<u64>,
     random: Cell<u64>,
@@ -164,6 +167,7 @@ impl Core {
             over_limit: Cell::new(false),
             paused: RefCell::default(),
             draining: Cell::new(false),
+            scheduled: RefCell::default(),
             numbered: Cell::new(0),
             random: Cell::new(RandomState::new().hash_one(index)),
             shared,

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::permits::{Permit, Refused};
+use super::retirement::Retirement;
 use super::shares::Shares;
 use super::standstill::Standstill;
 use isthmus_model::reason::Reason;
@@ -46,6 +47,8 @@ pub(crate) struct Entry {
     /// The number of bytes that a CONNECT stream or an HBONE connection holds because a peer does not read them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
+    /// The ticks at which the connection ends because of its age or of a drain.
+    pub(crate) retirement: Retirement,
     /// The shares of the connection under limits of bandwidth; empty while there are none.
     pub(crate) shares: OnceCell<Box<Shares>>,
     /// The key in the worker's table; `u32::MAX` before the registration.
@@ -150,6 +153,7 @@ impl Entry {
             ends: Cell::new(Ends::Neither),
             held: Cell::new(0),
             standstill: Standstill::default(),
+            retirement: Retirement::default(),
             shares: OnceCell::new(),
             key: Cell::new(u32::MAX),
             deadline: Cell::new(0),
@@ -256,6 +260,11 @@ impl Entry {
     /// Returns true if this is the entry of a CONNECT stream.
     pub(crate) fn is_stream(&self) -> bool {
         self.record.borrow().stream.is_some()
+    }
+
+    /// Returns true if this is the entry of an HBONE connection, which carries CONNECT streams.
+    pub(crate) fn carries_streams(&self) -> bool {
+        self.facts.borrow().caller.is_some() && !self.is_stream()
     }
 
     /// Returns the numbers of bytes that were passed on: from the client, and from the endpoint.

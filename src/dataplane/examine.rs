@@ -31,6 +31,8 @@ pub(super) struct Found {
     /// True if the kernel holds received bytes that are not read yet. The first value is for the client's socket, the second
     /// for the endpoint's.
     pub(super) unread: [bool; 2],
+    /// True if the kernel holds no bytes of either direction that a peer has not acknowledged, or this process has not read.
+    pub(super) is_quiet: bool,
 }
 
 /// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory. `client` is `None` if
@@ -101,7 +103,8 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     if let Some(reason) = judgement.end {
         entry.explain(detail(reason));
     }
-    Found { end: judgement.end, unread }
+    let is_quiet = [&client, &endpoint].iter().all(|state| state.unacknowledged == 0 && state.unread == 0);
+    Found { end: judgement.end, unread, is_quiet }
 }
 
 fn detail(reason: Reason) -> &'static str {

@@ -28,7 +28,8 @@
 //!   state of endpoints: ejection, the verdicts of checks, and `times`; `endpoint_state` is that state in one word for operators;
 //!   `withdrawals` are the endpoints that operators have taken out.
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
-//!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses.
+//!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses;
+//!   `retirement` those that are too old, or whose endpoint is drained.
 
 pub(crate) mod announce;
 pub(crate) mod balancer;
@@ -52,6 +53,7 @@ pub(crate) mod permits;
 pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;
+pub(crate) mod retirement;
 pub(crate) mod shared;
 pub(crate) mod shares;
 pub mod socket_key;

@@ -62,8 +62,7 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     let Some(listener) = snapshot.listener(&entry.listener.name) else {
         return true;
     };
-    let carries_streams = facts.caller.is_some() && record.stream.is_none();
-    if facts.admitted_by.is_none() && !carries_streams {
+    if facts.admitted_by.is_none() && !entry.carries_streams() {
         // A connection without a permit is checked when its hello is complete, and a stream when it is admitted.
         return true;
     }

@@ -34,7 +34,7 @@ use super::connect::{Attempts, Connected};
 use super::core::Core;
 use super::endpoint_state::SILENT_AFTER;
 use super::entry::Entry;
-use super::examine::{self, Sides, examine};
+use super::examine::{self, Found, Sides, examine};
 use super::peek::Replay;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::Side;
@@ -79,6 +79,7 @@ pub(crate) async fn relay(
     attempts: &mut Attempts,
 ) -> End {
     core.clock.begin(entry);
+    entry.retirement.limit_age(core, entry.opened.get(), attempts.tuning().max_connection_age);
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     examine::begin(core, Some(client), &connected.socket);
     core.shared.upstreams.asked(&connected.in_flight);
@@ -182,15 +183,22 @@ impl Relay<'_> {
             // A read may have stopped at urgent data, so the sockets may hold more bytes.
             (self.up.unreported, self.down.unreported) = (true, true);
         }
-        if self.entry.standstill.take_order()
-            && let Some(reason) = self.examine()
-        {
-            reset_on_close(self.client);
-            reset_on_close(&self.connected.socket);
-            return Poll::Ready(End::Closed(reason));
+        let mut is_quiet = false;
+        if self.entry.standstill.take_order() {
+            let found = self.examine();
+            if let Some(reason) = found.end {
+                reset_on_close(self.client);
+                reset_on_close(&self.connected.socket);
+                return Poll::Ready(End::Closed(reason));
+            }
+            is_quiet = found.is_quiet && self.entry.retirement.is_due(self.core.clock.now());
         }
         let down = self.pump(Way::Down, context);
         let up = self.pump(Way::Up, context);
+        if is_quiet && down.is_pending() && up.is_pending() && self.is_in_pause() {
+            self.entry.explain(self.entry.retirement.in_a_pause(self.core));
+            return Poll::Ready(self.closed(Reason::Ok));
+        }
         self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());
         if let Some(shares) = self.entry.shares.get() {
             shares.settle(Some(self.client), &self.connected.socket, [self.up.holds(), self.down.holds()]);
@@ -214,14 +222,20 @@ impl Relay<'_> {
         }
     }
 
-    /// Examines both peers. Returns the reason to end the connection with, if it must end.
-    fn examine(&mut self) -> Option<Reason> {
+    /// Examines both peers.
+    fn examine(&mut self) -> Found {
         let waiting = [self.up.holds(), self.down.holds()];
         let sides = Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting };
         let found = examine(self.core, self.entry, &sides);
         // A read that returned few bytes may have stopped at urgent data; then the socket holds more bytes.
         [self.up.unreported, self.down.unreported] = found.unread;
-        found.end
+        found
+    }
+
+    /// Returns true if the endpoint sent last, and no bytes wait in this process. If nothing is under way in the kernel either, the
+    /// sockets can be closed then: neither peer waits for the other's bytes.
+    fn is_in_pause(&self) -> bool {
+        self.taken && self.asked.is_none() && !self.up.holds() && !self.down.holds()
     }
 
     /// Passes a reset on as a reset, so that a truncated download never looks complete.

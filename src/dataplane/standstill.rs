@@ -70,6 +70,11 @@ impl Standstill {
         self.stuck.set(stuck);
     }
 
+    /// Orders the connection's task to examine the connection.
+    pub(super) fn order(&self) {
+        self.ordered.set(true);
+    }
+
     /// Returns true if the connection's task must examine the connection.
     pub(super) fn is_ordered(&self) -> bool {
         self.ordered.get()

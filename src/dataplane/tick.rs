@@ -9,6 +9,7 @@ use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::examine;
 use super::hbone::held;
+use super::retirement;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::policy::Timeouts;
 
@@ -48,6 +49,7 @@ pub(crate) async fn tick(core: &Core) {
         }
         tokio::task::yield_now().await;
     }
+    retirement::follow_drains(core);
     held::relieve(core, &hbone);
     examine::relieve(core, hbone.stalled);
     core.balancers.sweep(now).await;
@@ -62,7 +64,9 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
     }
     let now = core.clock.now();
     let due = |timeout: Duration| entry.moved.get().saturating_add(ticks(timeout));
-    let idle = timeouts.idle.map(|timeout| (due(timeout), Reason::IdleTimeout));
+    // An HBONE connection has a time of its own for being idle.
+    let idle =
+        timeouts.idle.filter(|_| !entry.carries_streams()).map(|timeout| (due(timeout), Reason::IdleTimeout));
     let half_close = half_close(entry, timeouts).map(|timeout| (due(timeout), Reason::HalfCloseTimeout));
     let end = idle.into_iter().chain(half_close).min_by_key(|(due, _)| *due);
     if let Some((_, reason)) = end.filter(|(due, _)| *due <= now) {
@@ -70,7 +74,8 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
         return;
     }
     let examined = entry.examination_due(now);
-    match end.map(|(due, _)| due).into_iter().chain(examined).min() {
+    let retired = retirement::look(core, entry, now);
+    match end.map(|(due, _)| due).into_iter().chain(examined).chain(retired).min() {
         None => core.clock.forget(entry),
         Some(due) => core.clock.schedule(entry, due),
     }

@@ -18,6 +18,7 @@ use super::hbone;
 use super::killing::kill;
 use super::listener::OpenListener;
 use super::readmission::readmit_all;
+use super::retirement;
 use super::shared::{Message, Shared};
 use super::socket_key::SocketKey;
 use super::tick::tick;
@@ -90,6 +91,7 @@ impl Worker {
         };
         join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
         self.core.start_draining();
+        retirement::end_all(&self.core, within);
         self.finish(within, mailbox).await;
         self.core.cut_where(|_| true, Reason::Draining);
         // Ended connections need time to close: a client may take up to a second to read an alert.

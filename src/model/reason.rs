@@ -136,6 +136,10 @@ reasons! {
     /// The endpoint cannot be reached from this host, or is this gateway itself.
     EndpointUnreachable = "endpoint_unreachable", alert Some(InternalError), status Some(503),
         look at "the host's routing table; `detail`";
+    /// The connection was reset because it had no pause in which it could be closed: it was older than `maxConnectionAge`, or a planned
+    /// drain has emptied its endpoint or this gateway.
+    Drained = "drained", alert None, status None,
+        look at "`detail`; `isthmus drains`, `maxConnectionAge`";
     /// The client reset the connection.
     ClientReset = "client_reset", alert None, status None,
         look at "the client; `ended_by`, `bytes_up`, `bytes_down`";
@@ -202,7 +206,7 @@ mod tests {
              no_sni, sni_invalid, sni_unknown, authority_unknown, not_exported, alpn_refused, source_denied, \
              proxy_protocol, tls_failed, identity_untrusted, identity_expired, identity_required, identity_denied, \
              bad_request, no_endpoints, all_unhealthy, endpoint_refused, endpoint_timeout, endpoint_unreachable, \
-             client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_vanished, \
+             drained, client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_vanished, \
              client_vanished, stalled, idle_timeout, half_close_timeout, limit_source, \
              limit_service, limit_global, draining, config_removed, killed, internal";
         let ours: Vec<_> = Reason::ALL.iter().map(|reason| reason.text()).collect();

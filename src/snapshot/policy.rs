@@ -488,6 +488,8 @@ pub struct Tuning {
     /// The version of the PROXY header that is sent to endpoints before the client's first byte. Endpoints with `tunnel: hbone`
     /// get none.
     pub send_proxy: Option<ProxyVersion>,
+    /// The age at which a connection is ended gently; `None`: at none.
+    pub max_connection_age: Option<Duration>,
     /// How the calls of xDS clients are divided among networks; of no effect for routes.
     pub steering: ServiceSteering,
 }
@@ -503,6 +505,7 @@ impl Tuning {
             connect_timeout: timeouts.connect,
             panic: true,
             send_proxy: None,
+            max_connection_age: None,
             steering: ServiceSteering::default(),
         }
     }

@@ -74,6 +74,7 @@ mod proxy_peers;
 mod registries;
 mod relay;
 mod restarts;
+mod retirement;
 mod standalone;
 mod steering;
 mod storms;

@@ -61,6 +61,14 @@ pub(crate) const SEND_PROXY_PROTOCOL: Key<form::Choice<ProxyVersion>> = Key::opt
      the client asked for and the `unique_id` of the access log. Endpoints with `tunnel: hbone` are sent none.",
 );
 
+pub(crate) const MAX_CONNECTION_AGE: Key<form::Timeout> = Key::optional(
+    "maxConnectionAge",
+    "none",
+    "Age, varied by a tenth, at which a connection ends: it is closed in the first pause of a second after its endpoint has sent \
+     last, after 30 s in any such pause, and reset after 35 s (`drained`). HBONE connections have the age in `defaults`: they get a \
+     GOAWAY, and end with their last stream.",
+);
+
 keys! {
     /// The target of a name: endpoints, or a service of the mesh.
     pub(crate) Route "route" one of [ENDPOINTS, SERVICE] {
@@ -74,7 +82,7 @@ keys! {
         PORT "port": form::Port => "none";
         /// Subset of the service.
         SUBSET "subset": form::Subset => "all endpoints";
-    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
+    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL + MAX_CONNECTION_AGE
 
     /// One endpoint of a route.
     pub(crate) RouteEndpoint "routeEndpoint" {
@@ -87,7 +95,7 @@ keys! {
     }
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for all services of the mesh.
-    pub(crate) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
+    pub(crate) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL + MAX_CONNECTION_AGE
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for some services.
     pub(crate) Policy "policy" {
@@ -95,7 +103,7 @@ keys! {
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
         /// How the calls of xDS clients are divided among networks.
         STEERING "steering": PolicySteering => "`steering`";
-    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
+    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL + MAX_CONNECTION_AGE
 
     /// How the gateway chooses one of several endpoints.
     pub(crate) LoadBalancing "loadBalancing" {

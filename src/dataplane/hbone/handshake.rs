@@ -111,6 +111,11 @@ pub(super) async fn handshake(
         // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
         // the table.
         entry.facts.borrow_mut().caller = Some(peer.clone());
+        let age = core.snapshot().policy.tuning.default.max_connection_age;
+        entry.retirement.limit_age(core, entry.opened.get(), age);
+        if let Some(due) = entry.retirement.due() {
+            core.clock.reschedule(entry, due);
+        }
         entry.record.borrow_mut().source_identity = Some(peer.proof.identity.shared());
         admit_caller(newest(&core.snapshot(), listener), entry)?;
         agree(core, limits, stream, peer).await
