@@ -30,6 +30,7 @@
 //! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
 //! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | wire, tasks, telemetry |
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
+//! | [`upgrade`] | the messages and the socket by which a new process takes over sockets and connections | – |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls |
 //! | [`xds`] | endpoints as seen from each client's network | world, tls, proto |
 //! | [`dns`] | names, virtual addresses | world, tls |
@@ -71,6 +72,7 @@ pub use isthmus_snapshot as snapshot;
 pub use isthmus_tasks as tasks;
 pub use isthmus_telemetry as telemetry;
 pub use isthmus_tls as tls;
+pub use isthmus_upgrade as upgrade;
 pub use isthmus_wire as wire;
 pub use isthmus_world as world;
 pub use isthmus_xds as xds;

@@ -1,0 +1,12 @@
+//! The hand-over to a new process of the same gateway: the messages on the upgrade socket, and the socket itself. What the
+//! messages cause is in `isthmus-dataplane` (connections) and `isthmus-app` (everything else).
+//!
+//! - `message`: the messages of both processes, in their order. `record`: the record of one live connection.
+//! - `frame`: the bytes of a message. `channel`: the socket, whose frames carry descriptors.
+//! - `place`: where the socket is, and the places that are refused.
+
+pub mod channel;
+pub mod frame;
+pub mod message;
+pub mod place;
+pub mod record;

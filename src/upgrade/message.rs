@@ -1,0 +1,175 @@
+//! The messages of an upgrade. The process that serves is the *old* one, the process that it started is the *new* one.
+//!
+//! ```text
+//!  new                                    old
+//!   │── Hello ────────────────────────────▶│
+//!   │◀──────── Welcome, Sockets…, Offered ─│   both hold every listening socket
+//!   │  reads config, registries, identity  │
+//!   │── Ready (or Failed) ────────────────▶│
+//!   │◀──────────────────── Counters…, Go ──│
+//!   │── Serving ──────────────────────────▶│   the new process accepts; the old one stops to accept
+//!   │◀───────────────────────── Committed ─│   the state folder, links and clients belong to the new one
+//!   │◀─────────────────────── Connections ─│   at most 120, with their sockets
+//!   │── Taken ────────────────────────────▶│   from here on each connection belongs to one process
+//!   │◀─────────── Passed, Counters, … Left ─│   until the old process is empty
+//! ```
+//!
+//! Before `Serving`, an error or the end of either process changes nothing in the other. Members that a process does not know
+//! are ignored in all messages but the records of connections.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The version of the messages.
+pub const PROTOCOL: u32 = 1;
+/// The largest number of connections of one message.
+pub const CONNECTIONS_MAX: usize = 120;
+/// The largest number of counters of one message.
+pub const COUNTERS_MAX: usize = 4_096;
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Message {
+    /// The new process asks for the sockets.
+    Hello {
+        /// The version of the messages.
+        protocol: u32,
+        /// The version of the program.
+        version: String,
+    },
+    /// The old process agrees.
+    Welcome {
+        /// The version of the messages.
+        protocol: u32,
+        /// The version of the program.
+        version: String,
+        /// The id of the process. The credentials of the socket name the process that has opened it, which may be an earlier one.
+        process: u32,
+        /// The name of the process among the replicas of the gateway, which the new process inherits.
+        instance: String,
+    },
+    /// Listening sockets, one descriptor each.
+    Sockets {
+        /// The sockets, in the order of the descriptors.
+        sockets: Vec<SocketName>,
+    },
+    /// There are no more listening sockets.
+    Offered {},
+    /// The new process could serve at once.
+    Ready {},
+    /// The new process cannot serve.
+    Failed {
+        /// The reason.
+        why: String,
+    },
+    /// The old process goes on alone; the new one ends.
+    Abort {
+        /// The reason.
+        why: String,
+    },
+    /// The increases of metrics since the last message, or since the start of the process.
+    Counters {
+        /// The counters.
+        counters: Vec<Counted>,
+        /// The histograms.
+        histograms: Vec<Measured>,
+    },
+    /// The new process begins to accept.
+    Go {
+        /// An id that no connection of the old process has reached.
+        next_id: u64,
+        /// The endpoints that operators have taken out of service.
+        #[serde(default)]
+        withdrawn: Vec<Withdrawn>,
+    },
+    /// The new process accepts connections.
+    Serving {
+        /// The sockets of the old process that the new one uses.
+        taken: Vec<SocketName>,
+    },
+    /// The old process accepts no more connections, and writes no more state.
+    Committed {},
+    /// Live connections. The descriptors are the client's and the endpoint's socket of each.
+    Connections {
+        /// The [records](super::record::Record), which are read one by one: a record that cannot be read concerns no other.
+        records: Vec<Value>,
+        /// The numbers of bytes in the tail that each connection holds, upward and downward.
+        held: Vec<[usize; 2]>,
+    },
+    /// The answer to `Connections`.
+    Taken {
+        /// For each record in its order `null`, or why the connection stays in the old process.
+        stays: Vec<Option<String>>,
+    },
+    /// Every connection that can be moved was moved.
+    Passed {
+        /// The number of moved connections.
+        moved: u64,
+        /// The number of connections and CONNECT streams that end in the old process.
+        left: u64,
+    },
+    /// The old process is empty and ends.
+    Left {},
+}
+
+/// The name of a listening socket.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SocketName {
+    /// The part of the gateway that listens: `listener`, `passed`, `admin`, `metrics`, `health`, `xds`, `dns`, `dns-udp`, `upgrade`.
+    pub kind: String,
+    /// The address of the config, or the name under which the service manager has passed the socket.
+    pub key: String,
+}
+
+/// An operator's order that takes an endpoint out of service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withdrawn {
+    /// The address, with or without a port.
+    pub address: String,
+    /// The host name of the service, or the key of the route; `None` for all.
+    pub service: Option<String>,
+    /// True if its connections were closed.
+    pub disabled: bool,
+}
+
+/// The increase of a counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// The name of the metric.
+    pub name: String,
+    /// The labels.
+    pub labels: Vec<(String, String)>,
+    /// The increase.
+    pub by: u64,
+}
+
+/// The increase of a histogram.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The name of the metric.
+    pub name: String,
+    /// The labels.
+    pub labels: Vec<(String, String)>,
+    /// The increase of each bucket.
+    pub counts: Vec<u64>,
+    /// The increase of the sum, in nanoseconds.
+    pub nanoseconds: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_member_of_a_message_is_ignored_and_an_unknown_message_is_not() {
+        let hello = r#"{"type": "hello", "protocol": 1, "version": "9.0.0", "later": [1]}"#;
+        assert_eq!(
+            serde_json::from_str::<Message>(hello).expect("read"),
+            Message::Hello { protocol: 1, version: "9.0.0".to_owned() }
+        );
+        for unknown in [r#"{"type": "greet"}"#, r#"{"type": "hello"}"#, "[]", ""] {
+            assert!(serde_json::from_str::<Message>(unknown).is_err(), "{unknown}");
+        }
+    }
+}
