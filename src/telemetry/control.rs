@@ -13,6 +13,24 @@ pub enum ReloadResult {
     Rejected,
 }
 
+/// The result of an upgrade to a new process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpgradeResult {
+    /// The new process has taken over.
+    Done,
+    /// The old process goes on.
+    Failed,
+}
+
+/// The process in which a live connection of an upgrade goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpgradedConnection {
+    /// The connection goes on in the new process.
+    Moved,
+    /// The connection ends in the old process.
+    Left,
+}
+
 /// The result of an enrolment that this gateway served or joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnrolmentResult {
@@ -89,6 +107,10 @@ pub struct Control {
     draining: Gauge,
     applied: Counter,
     rejected: Counter,
+    upgraded: Counter,
+    upgrades_failed: Counter,
+    moved: Counter,
+    left: Counter,
     /// The counters of enrolments, in the order of [`EnrolmentResult::ALL`].
     enrolments: [Counter; EnrolmentResult::ALL.len()],
 }
@@ -147,6 +169,14 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
                                    published.",
     ),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
+    (
+        "isthmus_upgrades_total",
+        "Upgrades to a new process of the gateway, by result: done, or failed (the old process went on).",
+    ),
+    (
+        "isthmus_upgrade_connections_total",
+        "Live connections and CONNECT streams of upgrades, by outcome: moved (to the new process) or left (to end in the old one).",
+    ),
     (
         "isthmus_access_log_dropped_total",
         "Lines of the access log that were lost because the queue was full, the reader of the log did not read, or writing \
@@ -212,11 +242,18 @@ impl Control {
         }
         recorder.gauge("isthmus_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         let reloads = |result| recorder.counter("isthmus_config_reloads_total", &[("result", result)]);
+        let upgrades = |result| recorder.counter("isthmus_upgrades_total", &[("result", result)]);
+        let connections =
+            |outcome| recorder.counter("isthmus_upgrade_connections_total", &[("outcome", outcome)]);
         Self {
             generation: recorder.gauge("isthmus_config_generation", &[]),
             draining: recorder.gauge("isthmus_draining", &[]),
             applied: reloads("applied"),
             rejected: reloads("rejected"),
+            upgraded: upgrades("done"),
+            upgrades_failed: upgrades("failed"),
+            moved: connections("moved"),
+            left: connections("left"),
             enrolments: EnrolmentResult::ALL.map(|result| {
                 recorder.counter("isthmus_peer_enrolments_total", &[("result", result.text())])
             }),
@@ -238,6 +275,22 @@ impl Control {
         match result {
             ReloadResult::Applied => self.applied.increment(1),
             ReloadResult::Rejected => self.rejected.increment(1),
+        }
+    }
+
+    /// Counts an upgrade.
+    pub fn upgraded(&self, result: UpgradeResult) {
+        match result {
+            UpgradeResult::Done => self.upgraded.increment(1),
+            UpgradeResult::Failed => self.upgrades_failed.increment(1),
+        }
+    }
+
+    /// Counts live connections of an upgrade.
+    pub fn upgraded_connections(&self, outcome: UpgradedConnection, count: u64) {
+        match outcome {
+            UpgradedConnection::Moved => self.moved.increment(count),
+            UpgradedConnection::Left => self.left.increment(count),
         }
     }
 

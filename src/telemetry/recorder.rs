@@ -149,6 +149,63 @@ impl Recorder {
         self.visit(|shard| shard.0.visit_counters(|key, cell| each(key, cell.load(Ordering::Relaxed))));
     }
 
+    /// Returns the increases of all counters and histograms since the last call with the same `known`, or since the start.
+    pub fn increases(&self, known: &mut Known) -> Increases {
+        let Sums { counters, histograms, .. } = self.sums();
+        let mut increases = Increases::default();
+        for (key, count) in counters {
+            let before = at(&mut known.counters, &key);
+            let by = count - std::mem::replace(before, count);
+            if by > 0 {
+                increases.counters.push((key, by));
+            }
+        }
+        for (key, sums) in histograms {
+            let before = at(&mut known.histograms, &key);
+            let counts: Vec<u64> =
+                sums.counts.iter().zip(&before.counts).map(|(now, before)| now - before).collect();
+            let nanoseconds = sums.nanoseconds - before.nanoseconds;
+            if counts.iter().any(|count| *count > 0) {
+                increases.histograms.push((key.clone(), counts, nanoseconds));
+            }
+            known.histograms.insert(key, sums);
+        }
+        increases
+    }
+
+    /// Adds the increase of a counter of another process. A metric that this program does not have is left out.
+    pub fn add(&self, name: &str, labels: &[(String, String)], by: u64) {
+        if let Some(key) = self.known_key(name, labels) {
+            self.common.0.get_or_create_counter(&key, |cell| {
+                cell.fetch_add(by, Ordering::Relaxed);
+            });
+        }
+    }
+
+    /// Adds the increase of a histogram of another process. A metric that this program does not have, or that has other buckets, is
+    /// left out.
+    pub fn add_histogram(&self, name: &str, labels: &[(String, String)], counts: &[u64], nanoseconds: u64) {
+        if counts.len() != BOUNDS.len() + 1 {
+            return;
+        }
+        if let Some(key) = self.known_key(name, labels) {
+            self.common.0.get_or_create_histogram(&key, |cell| {
+                for (cell, by) in cell.counts.iter().zip(counts) {
+                    cell.fetch_add(*by, Ordering::Relaxed);
+                }
+                cell.sum_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+            });
+        }
+    }
+
+    fn known_key(&self, name: &str, labels: &[(String, String)]) -> Option<Key> {
+        let help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
+        let (name, _) = help.get_key_value(name)?;
+        let labels: Vec<metrics::Label> =
+            labels.iter().map(|(name, value)| metrics::Label::new(name.clone(), value.clone())).collect();
+        Some(Key::from_parts(*name, labels))
+    }
+
     /// Returns the number of series.
     pub fn series(&self) -> usize {
         let sums = self.sums();
@@ -196,6 +253,27 @@ impl Recorder {
         });
         sums
     }
+}
+
+/// The values that [`Recorder::increases`] has returned last.
+#[derive(Default)]
+pub struct Known {
+    counters: HashMap<Key, u64>,
+    histograms: HashMap<Key, BucketSums>,
+}
+
+/// The increases of metrics.
+#[derive(Debug, Default)]
+pub struct Increases {
+    /// The increase of each counter.
+    pub counters: Vec<(Key, u64)>,
+    /// The increase of each bucket of a histogram, and of its sum in nanoseconds.
+    pub histograms: Vec<(Key, Vec<u64>, u64)>,
+}
+
+/// Returns the labels of a metric.
+pub fn labels_of(key: &Key) -> Vec<(String, String)> {
+    labels(key).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// Returns the value of a label; empty if the metric does not have it.
@@ -282,6 +360,38 @@ mod tests {
             "{text}"
         );
         assert_eq!(recorder.series(), 4);
+    }
+
+    #[test]
+    fn the_metrics_of_a_process_go_on_in_another() {
+        let (old, new) = (Recorder::default(), Recorder::default());
+        for recorder in [&old, &new] {
+            recorder.describe("c_total", "Counts.");
+            recorder.describe("h_seconds", "Times.");
+        }
+        let mut known = Known::default();
+        let mut pass_on = |old: &Recorder| {
+            let increases = old.increases(&mut known);
+            for (key, by) in increases.counters {
+                new.add(key.name(), &labels_of(&key), by);
+            }
+            for (key, counts, nanoseconds) in increases.histograms {
+                new.add_histogram(key.name(), &labels_of(&key), &counts, nanoseconds);
+            }
+            new.render()
+        };
+        old.counter("c_total", &[("name", "a")]).increment(2);
+        old.counter("unknown_total", &[]).increment(2);
+        old.histogram("h_seconds").record(0.5);
+        new.shard().counter("c_total", &[("name", "a")]).increment(1);
+        let text = pass_on(&old);
+        assert!(text.contains("c_total{name=\"a\"} 3\n") && text.contains("h_seconds_sum 0.5\n"), "{text}");
+        assert!(!text.contains("unknown_total"), "{text}");
+        old.counter("c_total", &[("name", "a")]).increment(1);
+        let text = pass_on(&old);
+        assert!(text.contains("c_total{name=\"a\"} 4\n") && text.contains("h_seconds_count 1\n"), "{text}");
+        new.add_histogram("h_seconds", &[], &[1, 2], 3);
+        assert_eq!(new.render(), text, "other buckets are left out");
     }
 
     #[test]
