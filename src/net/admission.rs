@@ -215,6 +215,18 @@ impl Admission {
         }
     }
 
+    /// Takes a slot for a connection that is already open, whatever the limits. The slot must be [released](Self::release) once.
+    pub fn count_open(&self, holder: &Holder) {
+        if *holder == Holder::Unannounced {
+            self.unannounced.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.used.fetch_add(1, Ordering::Relaxed);
+        let entry = self.holders.entry(holder.clone());
+        let spent_until = held(&entry).spent_until;
+        self.count(entry, spent_until);
+    }
+
     /// Exchanges the slot of [`Holder::Unannounced`] for a slot of this holder. If the new slot is refused, the connection
     /// keeps its old slot until it is released.
     pub fn exchange(&self, holder: &Holder) -> Verdict {

@@ -52,6 +52,18 @@ impl Inherited {
         Ok(all)
     }
 
+    /// Adds a socket that the service manager has passed to an earlier process.
+    pub fn add(&mut self, name: &str, socket: OwnedFd) -> Result<(), String> {
+        check(&socket).map_err(|problem| format!("the socket {name:?} of the earlier process {problem}"))?;
+        self.sockets.entry(name.to_owned()).or_default().push(socket);
+        Ok(())
+    }
+
+    /// Returns the passed sockets by name.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &OwnedFd)> {
+        self.sockets.iter().flat_map(|(name, sockets)| sockets.iter().map(move |socket| (&**name, socket)))
+    }
+
     /// Returns the passed sockets of this name.
     pub fn named(&self, name: &str) -> Option<&[OwnedFd]> {
         self.sockets.get(name).map(Vec::as_slice)

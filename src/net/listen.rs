@@ -87,6 +87,17 @@ pub fn share(passed: &[OwnedFd], workers: usize) -> io::Result<Listening> {
     Ok(Listening { address, sockets: sockets? })
 }
 
+/// Distributes the sockets of a bind address that an earlier process has opened. Each is used, even if there are more sockets than
+/// workers, because the kernel distributes connections among all of them. `sockets` must not be empty.
+pub fn adopt(mut sockets: Vec<OwnedFd>, workers: usize) -> io::Result<Listening> {
+    let first = sockets.first().ok_or(io::ErrorKind::NotFound)?;
+    let address = inherited::address(&SockRef::from(first)).map_err(io::Error::other)?;
+    let more: io::Result<Vec<OwnedFd>> =
+        sockets.iter().cycle().take(workers.saturating_sub(sockets.len())).map(OwnedFd::try_clone).collect();
+    sockets.extend(more?);
+    Ok(Listening { address, sockets })
+}
+
 /// Sets the options that accepted sockets inherit, which saves a system call per connection.
 fn prepare(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_nodelay(true)?;

@@ -4,9 +4,11 @@
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
@@ -38,6 +40,8 @@ pub struct UnixSocket {
 #[derive(Clone, Debug)]
 pub struct UnixFile {
     path: PathBuf,
+    /// True once another process uses the file.
+    left: Arc<AtomicBool>,
     /// The device and inode of the file.
     identity: (u64, u64),
 }
@@ -46,6 +50,9 @@ impl UnixFile {
     /// Removes the file, unless the path leads to another file. Must be called before the socket is closed: after that, another
     /// process would consider this one dead, and could replace the file between the check and the removal.
     pub fn remove(&self) {
+        if self.left.load(Ordering::Relaxed) {
+            return;
+        }
         let found = fs::symlink_metadata(&self.path);
         if found.is_ok_and(|found| identity(&found) == self.identity) {
             let _ = fs::remove_file(&self.path);
@@ -53,7 +60,30 @@ impl UnixFile {
     }
 }
 
+impl UnixFile {
+    fn at(path: &Path) -> io::Result<Self> {
+        let identity = identity(&fs::symlink_metadata(path)?);
+        Ok(Self { path: path.to_owned(), left: Arc::default(), identity })
+    }
+
+    /// Leaves the file to another process, which has the same socket.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+}
+
 impl UnixSocket {
+    /// Takes a listening socket of another process, whose file is at this path.
+    pub fn of(socket: OwnedFd, path: &Path) -> io::Result<Self> {
+        let listener = UnixListener::from_std(socket.into())?;
+        Ok(Self { listener, file: UnixFile::at(path)? })
+    }
+
+    /// Returns another descriptor of the socket.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
     /// Opens a socket at this path, and replaces the socket of a process that has ended. Returns the error `AddrInUse` if a
     /// running process listens at the path.
     pub async fn listen(path: &Path) -> io::Result<Self> {
@@ -66,7 +96,7 @@ impl UnixSocket {
         socket.bind(&SockAddr::unix(path)?)?;
         // The mode applies to all clients, because nobody can connect before `listen`.
         fs::set_permissions(path, Permissions::from_mode(MODE))?;
-        let file = UnixFile { path: path.to_owned(), identity: identity(&fs::symlink_metadata(path)?) };
+        let file = UnixFile::at(path)?;
         socket.listen(BACKLOG)?;
         let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
         Ok(Self { listener, file })

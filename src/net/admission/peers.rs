@@ -52,6 +52,13 @@ impl Peers {
         self.admit_at(peer, connections, new_per_second, now)
     }
 
+    /// Counts a connection that is already open, whatever the limits.
+    pub fn count(&self, peer: &Arc<str>) -> Seat {
+        let known = self.uses.entry(peer.clone()).or_default().clone();
+        known.connections.fetch_add(1, Ordering::Relaxed);
+        Seat(known)
+    }
+
     fn admit_at(
         &self,
         peer: &Arc<str>,
