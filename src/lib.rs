@@ -31,7 +31,7 @@
 //! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | wire, tasks, telemetry |
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
 //! | [`upgrade`] | the messages and the socket by which a new process takes over sockets and connections | – |
-//! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls |
+//! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls, upgrade |
 //! | [`xds`] | endpoints as seen from each client's network | world, tls, proto |
 //! | [`dns`] | names, virtual addresses | world, tls |
 //! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |

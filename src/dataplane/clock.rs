@@ -11,13 +11,16 @@ use super::entry::Entry;
 /// The length of a tick.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
+/// The tick at which a worker starts. A connection that an earlier process has handed over may have moved its last byte before
+/// that, up to twelve days ago; one that was idle for longer counts as idle for so long.
+const FIRST_TICK: u32 = 1 << 20;
+
 /// Returns a time in whole milliseconds.
 pub(crate) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The count of ticks, and the connections to check at the next ticks.
-#[derive(Default)]
 pub(crate) struct Clock {
     now: Cell<u32>,
     /// The connections that moved bytes in this tick.
@@ -26,8 +29,14 @@ pub(crate) struct Clock {
     deadlines: RefCell<BTreeMap<u32, BTreeSet<usize>>>,
 }
 
+impl Default for Clock {
+    fn default() -> Self {
+        Self { now: Cell::new(FIRST_TICK), touched: RefCell::default(), deadlines: RefCell::default() }
+    }
+}
+
 impl Clock {
-    /// Returns the number of ticks since the worker started.
+    /// Returns the number of the tick, which counts up.
     pub(crate) fn now(&self) -> u32 {
         self.now.get()
     }
@@ -36,6 +45,16 @@ impl Clock {
     pub(crate) fn begin(&self, entry: &Rc<Entry>) {
         entry.moved.set(self.now());
         self.touched.borrow_mut().push(entry.clone());
+    }
+
+    /// Has the next tick look at the deadlines of a connection that another process has begun to relay.
+    pub(crate) fn resume(&self, entry: &Rc<Entry>) {
+        self.touched.borrow_mut().push(entry.clone());
+    }
+
+    /// Returns the tick that was this number of ticks ago, at least 1.
+    pub(crate) fn ago(&self, ticks: u32) -> u32 {
+        self.now().saturating_sub(ticks).max(1)
     }
 
     /// Records that a connection moved bytes.

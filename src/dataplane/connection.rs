@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
-use super::connect::{Attempts, connect};
+use super::connect::{Attempts, Connected, connect};
 use super::core::{Core, Registration};
 use super::entry::Entry;
+use super::handover;
 use super::hbone;
 use super::peek::{Peeked, Replay, peek};
 use super::refuse;
-use super::relay::{self, relay};
+use super::relay::{self, Parked, relay};
 use isthmus_model::reason::Reason;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
@@ -28,6 +29,8 @@ enum Ending {
     Refused(Reason),
     /// The connection was relayed, and both peers have received its end.
     Relayed(Reason),
+    /// The connection has stopped at a safe point, because another process may go on with it.
+    Parked(Box<(Connected, Parked)>),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
     /// The connection is a peer's link or enrolment, which another part of the program serves; these are the bytes read so
@@ -50,6 +53,11 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
         Ending::Refused(reason) => {
             core.finish(entry, reason);
             Box::pin(refuse::refuse(core, &client, reason)).await;
+        }
+        Ending::Parked(parked) => {
+            let (connected, parked) = *parked;
+            handover::offer(core, entry, [&client, &connected.socket], &connected.in_flight, &parked);
+            Box::pin(handover::go_on(registration, client, connected, parked)).await;
         }
         Ending::Hbone(hello) => hbone::take_over(registration, &listener, client, hello),
         Ending::Link(purpose, hello) => hand_over_link(core, entry, client, purpose, hello),
@@ -111,6 +119,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         };
         match relay(core, entry, client, &connected, &mut replay, &mut attempts).await {
             relay::End::Closed(reason) => return Ending::Relayed(reason),
+            relay::End::Parked(parked) => return Ending::Parked(Box::new((connected, *parked))),
             relay::End::NotTaken(reason, retry) => {
                 attempts.not_taken(core, connected.in_flight, reason);
                 if retry == relay::Retry::GiveUp {
@@ -125,7 +134,6 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connect::Connected;
 
     fn of_connection<F>(_: impl FnOnce(Registration, Arc<Listener>, TcpStream) -> F) -> usize {
         size_of::<F>()

@@ -17,6 +17,7 @@ use super::clock::Clock;
 use super::entry::{Entry, HeldBytes};
 use super::hbone::refusals::Refusals;
 use super::pacer::HandshakePacer;
+use super::parcel::Parcel;
 use super::permits::Permits;
 use super::retirement::Scheduled;
 use super::shared::Shared;
@@ -91,6 +92,8 @@ pub(crate) struct Core {
     pub(crate) kernel_memory: Cell<u64>,
     /// True if an HBONE connection held more bytes than its limit since the last tick.
     pub(crate) over_limit: Cell<bool>,
+    /// The connections that have stopped and wait to be handed over to another process.
+    pub(crate) parcels: RefCell<Vec<Parcel>>,
     /// The tasks of HBONE connections that do not read until the worker holds fewer bytes.
     paused: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
@@ -165,6 +168,7 @@ impl Core {
             refusals: Refusals::default(),
             kernel_memory: Cell::new(0),
             over_limit: Cell::new(false),
+            parcels: RefCell::default(),
             paused: RefCell::default(),
             draining: Cell::new(false),
             scheduled: RefCell::default(),
@@ -208,7 +212,16 @@ impl Core {
     pub(crate) fn next_id(&self) -> u64 {
         let count = self.numbered.get();
         self.numbered.set(count + 1);
-        count * self.shared.workers.len() as u64 + self.index as u64 + 1
+        self.shared.first_id.load(Ordering::Relaxed)
+            + count * self.shared.workers.len() as u64
+            + self.index as u64
+            + 1
+    }
+
+    /// Returns an id above those of all connections that this worker has accepted.
+    pub(crate) fn unused_id(&self) -> u64 {
+        self.shared.first_id.load(Ordering::Relaxed)
+            + (self.numbered.get() + 1) * self.shared.workers.len() as u64
     }
 
     /// Counts bytes that a connection has passed on.

@@ -56,7 +56,23 @@ pub(crate) struct Entry {
     /// The tick at which the worker next checks the connection; 0 if no check is scheduled.
     pub(crate) deadline: Cell<u32>,
     order: Cell<Order>,
+    transit: Cell<Transit>,
     waker: RefCell<Option<Waker>>,
+}
+
+/// The way of a connection to another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transit {
+    /// The connection is served by this process.
+    Here,
+    /// The connection shall stop at the next safe point.
+    Ordered,
+    /// The connection has stopped, and no byte moves until it is known which process goes on with it.
+    Parked,
+    /// This process goes on with the connection, which is not offered again.
+    Kept,
+    /// Another process goes on with the connection.
+    Gone,
 }
 
 /// The directions of a connection that have ended, each named by the peer that ended it.
@@ -158,6 +174,7 @@ impl Entry {
             key: Cell::new(u32::MAX),
             deadline: Cell::new(0),
             order: Cell::new(Order::Stay),
+            transit: Cell::new(Transit::Here),
             waker: RefCell::new(None),
         }
     }
@@ -300,6 +317,39 @@ impl Entry {
         }
     }
 
+    /// Returns where the connection is on its way to another process.
+    pub(crate) fn transit(&self) -> Transit {
+        self.transit.get()
+    }
+
+    /// Changes where the connection is on its way to another process, and wakes its task.
+    pub(crate) fn set_transit(&self, transit: Transit) {
+        self.transit.set(transit);
+        self.wake();
+    }
+
+    /// Waits until it is known which process goes on with a parked connection; returns true if it is this one.
+    pub(crate) async fn stays_here(&self) -> bool {
+        std::future::poll_fn(|context| {
+            self.wake_by(context);
+            match self.transit.get() {
+                Transit::Parked | Transit::Ordered => Poll::Pending,
+                Transit::Here | Transit::Kept => Poll::Ready(true),
+                Transit::Gone => Poll::Ready(false),
+            }
+        })
+        .await
+    }
+
+    /// Sets the numbers of bytes, and what was passed on of the ends, of a connection that another process has begun to relay.
+    pub(crate) fn resume(&self, ended: [bool; 2]) {
+        let record = self.record.borrow();
+        self.reported.set((record.bytes_up, record.bytes_down));
+        for (side, _) in [Side::Client, Side::Endpoint].into_iter().zip(ended).filter(|(_, ended)| *ended) {
+            self.side_ended(side);
+        }
+    }
+
     /// Records that a peer has ended its direction.
     pub(crate) fn side_ended(&self, side: Side) {
         self.ends.set(match self.ends.get() {
@@ -355,11 +405,16 @@ impl Entry {
         if let Order::End(reason) = self.order.get() {
             return Poll::Ready(reason);
         }
+        self.wake_by(context);
+        Poll::Pending
+    }
+
+    /// Registers the task to be woken by orders.
+    fn wake_by(&self, context: &Context<'_>) {
         let mut waker = self.waker.borrow_mut();
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             *waker = Some(context.waker().clone());
         }
-        Poll::Pending
     }
 
     /// Returns the tick of the next examination, if one is scheduled. If an examination is due at `now`, wakes the task to

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,10 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks;
+use super::entry::Transit;
+use super::parcel::{Parcel, Place};
 use super::permits;
-use super::shared::{Condemned, Hbone, Message, Shared, WorkerHandle};
+use super::shared::{Condemned, Hbone, Message, Parked, Queue, Shared, WorkerHandle};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
@@ -58,6 +60,17 @@ pub struct Dataplane {
 #[derive(Clone)]
 pub struct Control {
     shared: Arc<Shared>,
+}
+
+/// The process that goes on with a parked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GoesOn {
+    /// This process.
+    Here,
+    /// This process, which does not offer the connection to the other one again.
+    HereForGood,
+    /// The other process.
+    There,
 }
 
 /// The limits of the config, reduced to what the file descriptors of the process allow.
@@ -137,6 +150,7 @@ impl Dataplane {
         let (mailboxes, messages): (Vec<_>, Vec<_>) = (0..workers).map(|_| mpsc::channel(MAILBOX)).unzip();
         let shared = Arc::new(Shared {
             process: RandomState::new().hash_one(()),
+            first_id: AtomicU64::new(0),
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
             limits: Arc::new(permits::Limits {
@@ -188,7 +202,9 @@ impl Dataplane {
     pub async fn open(&mut self, key: SocketKey, listening: Listening) {
         self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
-        for (worker, socket) in self.shared.workers.iter().zip(sockets) {
+        // There are more sockets than workers if they come from an earlier process with more workers. Each needs a worker, because
+        // the kernel distributes connections among all of them.
+        for (worker, socket) in self.shared.workers.iter().cycle().zip(sockets) {
             // This fails only if the worker's thread has ended.
             let _ = worker.mailbox.send(Message::Open { key: key.clone(), socket }).await;
         }
@@ -227,8 +243,18 @@ impl Dataplane {
 
     /// Stops listening, waits up to `within` for the connections to finish, resets the rest, and ends the threads.
     pub async fn drain(self, within: Duration) {
+        self.end(within, Queue::Accept).await;
+    }
+
+    /// As [`drain`](Self::drain), but leaves the connections that the kernel has queued to another process, which has the same
+    /// listening sockets. Connections can be [parked](Control::park) meanwhile.
+    pub async fn leave(self, within: Duration) {
+        self.end(within, Queue::Leave).await;
+    }
+
+    async fn end(self, within: Duration, queue: Queue) {
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let _ = mailbox.send(Message::Drain { within }).await;
+            let _ = mailbox.send(Message::Drain { within, queue }).await;
         }
         let join = tokio::task::spawn_blocking(move || {
             for thread in self.threads {
@@ -299,7 +325,7 @@ impl Control {
     pub async fn reset(&self) {
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
             // This fails only if the worker has drained.
-            let _ = mailbox.send(Message::Drain { within: Duration::ZERO }).await;
+            let _ = mailbox.send(Message::Drain { within: Duration::ZERO, queue: Queue::Accept }).await;
         }
         let has_drained = |worker: &WorkerHandle| worker.is_drained.load(Ordering::Acquire);
         while self.connections_active() > 0 && !self.shared.workers.iter().all(has_drained) {
@@ -315,6 +341,62 @@ impl Control {
     async fn kill(&self, which: Condemned) -> usize {
         let counts = self.ask(|answer| Message::Kill { which: which.clone(), answer }).await;
         counts.into_iter().sum()
+    }
+
+    /// Returns the number of workers.
+    pub fn workers(&self) -> usize {
+        self.shared.workers.len()
+    }
+
+    /// Returns other descriptors of all listening sockets, and an id above those of all connections.
+    pub async fn sockets(&self) -> (Vec<(SocketKey, OwnedFd)>, u64) {
+        let (mut sockets, mut unused_id) = (Vec::new(), 0);
+        for of_worker in self.ask(Message::Sockets).await {
+            sockets.extend(of_worker.sockets);
+            unused_id = unused_id.max(of_worker.unused_id);
+        }
+        (sockets, unused_id)
+    }
+
+    /// Has the ids of later connections begin above this one.
+    pub fn number_from(&self, first_id: u64) {
+        self.shared.first_id.store(first_id, Ordering::Relaxed);
+    }
+
+    /// Stops at most `most` relayed connections of a worker at a safe point. No byte of them moves until they are
+    /// [settled](Self::settle). Also returns how many can be parked later, and how many end in this process. The numbers are 0 if
+    /// more connections can be parked at once. If `most` is 0, all connections go on here. Returns `None` if the worker has drained.
+    pub async fn park(&self, worker: usize, most: usize) -> Option<(Vec<Parcel>, usize, usize)> {
+        let (answer, parked) = oneshot::channel();
+        self.shared.workers[worker].mailbox.send(Message::Park { most, answer }).await.ok()?;
+        let Parked { parcels, later, left } = parked.await.ok()?;
+        Some((parcels, later, left))
+    }
+
+    /// Takes over connections that another process has parked; they wait until they are [settled](Self::settle). Returns for each
+    /// its place, or why it cannot be taken.
+    pub async fn take_over(&self, worker: usize, parcels: Vec<Parcel>) -> Vec<Result<Place, String>> {
+        let (answer, taken) = oneshot::channel();
+        let sent = self.shared.workers[worker].mailbox.send(Message::TakeOver { parcels, answer }).await;
+        match sent {
+            Ok(()) => taken.await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Says which process goes on with parked connections.
+    pub async fn settle(&self, places: &[Place], goes_on: GoesOn) {
+        let transit = match goes_on {
+            GoesOn::Here => Transit::Here,
+            GoesOn::HereForGood => Transit::Kept,
+            GoesOn::There => Transit::Gone,
+        };
+        for (worker, WorkerHandle { mailbox, .. }) in self.shared.workers.iter().enumerate() {
+            let places: Vec<Place> = places.iter().filter(|place| place.worker == worker).copied().collect();
+            if !places.is_empty() {
+                let _ = mailbox.send(Message::Settle { places, transit }).await;
+            }
+        }
     }
 
     /// Sends each worker a message in turn and collects the answers. A worker whose thread has ended does not answer.

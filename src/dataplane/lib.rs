@@ -30,6 +30,8 @@
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
 //!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses;
 //!   `retirement` those that are too old, or whose endpoint is drained.
+//! - `handover` moves connections to a new process of the gateway, and takes them over from an earlier one; `parcel` is a connection
+//!   on its way.
 
 pub(crate) mod announce;
 pub(crate) mod balancer;
@@ -44,10 +46,12 @@ pub(crate) mod entry;
 pub(crate) mod eviction;
 pub(crate) mod examine;
 pub mod handle;
+pub(crate) mod handover;
 pub(crate) mod hbone;
 pub(crate) mod killing;
 pub(crate) mod listener;
 pub(crate) mod pacer;
+pub mod parcel;
 pub(crate) mod peek;
 pub(crate) mod permits;
 pub(crate) mod readmission;

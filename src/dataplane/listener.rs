@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -19,6 +19,7 @@ use super::entry::Entry;
 use super::eviction::{self, take_slot_of_unannounced};
 use super::peek::announced_at_once;
 use super::refuse;
+use super::shared::Queue;
 use super::socket_key::SocketKey;
 use isthmus_model::address::{Bind, canonical_socket};
 use isthmus_model::record::ConnectionRecord;
@@ -36,13 +37,23 @@ static CANNOT_ACCEPT: LogThrottle = LogThrottle::new(Duration::from_secs(1));
 
 /// A listening socket and the task that accepts from it.
 pub(crate) struct OpenListener {
-    stop: oneshot::Sender<oneshot::Sender<()>>,
+    stop: oneshot::Sender<Stop>,
+    socket: Rc<TcpListener>,
+}
+
+/// The order to stop accepting.
+pub(crate) struct Stop {
+    /// What happens to the connections in the kernel's queue.
+    pub(crate) queue: Queue,
+    /// Dropped once the socket is closed.
+    pub(crate) closed: Rc<oneshot::Sender<()>>,
 }
 
 impl OpenListener {
     /// Starts to accept from a listening socket. Fails if the runtime cannot watch it.
     pub(crate) fn start(core: &Rc<Core>, key: SocketKey, socket: OwnedFd) -> io::Result<Self> {
-        let socket = TcpListener::from_std(socket.into())?;
+        let socket = Rc::new(TcpListener::from_std(socket.into())?);
+        let accepts = socket.clone();
         let (stop, mut stopped) = oneshot::channel();
         // The local address is known only if the socket is bound to one address, because then it accepts connections to no
         // other.
@@ -50,18 +61,25 @@ impl OpenListener {
             socket.local_addr().ok().map(canonical_socket).filter(|local| !local.ip().is_unspecified());
         let incoming = Incoming { core: core.clone(), key, local, listener: RefCell::new(None) };
         core.scope.spawn(async move {
-            let closed = accept(&incoming, &socket, &mut stopped).await;
-            accept_queued(&incoming, &socket);
-            drop(socket);
-            drop(closed);
+            let stop = accept(&incoming, &accepts, &mut stopped).await;
+            if stop.as_ref().is_none_or(|stop| stop.queue == Queue::Accept) {
+                accept_queued(&incoming, &accepts);
+            }
+            drop(accepts);
+            drop(stop.map(|stop| stop.closed));
         });
-        Ok(Self { stop })
+        Ok(Self { stop, socket })
     }
 
-    /// Accepts the connections that the kernel has queued, and closes the socket; then drops `closed`.
-    pub(crate) fn stop(self, closed: oneshot::Sender<()>) {
+    /// Closes the socket.
+    pub(crate) fn stop(self, stop: Stop) {
         // This fails only if the runtime has ended the task, and the socket is closed.
-        let _ = self.stop.send(closed);
+        let _ = self.stop.send(stop);
+    }
+
+    /// Returns another descriptor of the socket.
+    pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
     }
 }
 
@@ -78,16 +96,16 @@ struct Incoming {
 /// A listener of the policy, and its metrics.
 type Configured = (Arc<Listener>, Rc<ListenerCounts>);
 
-/// Accepts connections until the order to stop; returns what came with it.
+/// Accepts connections until the order to stop, and returns it.
 async fn accept(
     incoming: &Incoming,
     socket: &TcpListener,
-    stopped: &mut oneshot::Receiver<oneshot::Sender<()>>,
-) -> Option<oneshot::Sender<()>> {
+    stopped: &mut oneshot::Receiver<Stop>,
+) -> Option<Stop> {
     loop {
         let accepted = tokio::select! {
             biased;
-            closed = &mut *stopped => return closed.ok(),
+            stop = &mut *stopped => return stop.ok(),
             accepted = socket.accept() => accepted,
         };
         if !incoming.handle(accepted).await {

@@ -85,6 +85,12 @@ impl Permits {
         Permit { permits: self.clone(), holder, service: None, peer: None }
     }
 
+    /// Counts a connection that is already open for a holder, whatever the limits.
+    pub(crate) fn count(self: &Rc<Self>, holder: Holder) -> Permit {
+        self.limits.admission.count_open(&holder);
+        self.adopt(Some(holder))
+    }
+
     /// Returns the holder that loses its slot by a verdict, if any, or the refusal.
     fn loser(&self, verdict: Verdict, source: IpAddr) -> Result<Option<Holder>, Refused> {
         match verdict {
@@ -185,6 +191,11 @@ impl Permit {
             self.service = Some(place);
         }
         Ok(())
+    }
+
+    /// Counts an open connection for the peer of its caller, if the caller belongs to one.
+    pub(crate) fn count_for_peer(&mut self, record: &ConnectionRecord) {
+        self.peer = record.peer.as_ref().map(|peer| self.permits.limits.peers.count(peer));
     }
 
     /// Counts an open connection for its service, unless it is counted already. Called after a new config, which may have added

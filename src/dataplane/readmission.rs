@@ -53,7 +53,8 @@ async fn verify_peers(entries: &[Rc<Entry>]) {
     }
 }
 
-fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
+/// Returns true if the config file and the trust bundle still admit a connection.
+pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     let (facts, record) = (entry.facts.borrow(), entry.record.borrow());
     if facts.caller.as_ref().is_some_and(|caller| !caller.is_trusted()) {
         return false;

@@ -17,6 +17,8 @@
 //! A read that does not fill the buffer is taken to have emptied the socket ([`receive`]), which saves a system call per
 //! message; a close that came before the read was already reported by the poller.
 
+mod park;
+
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -29,11 +31,12 @@ use rustix::pipe::{SpliceFlags, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+pub(crate) use self::park::{Parked, resume};
 use super::bandwidth;
 use super::connect::{Attempts, Connected};
 use super::core::Core;
 use super::endpoint_state::SILENT_AFTER;
-use super::entry::Entry;
+use super::entry::{Entry, Transit};
 use super::examine::{self, Found, Sides, examine};
 use super::peek::Replay;
 use isthmus_model::reason::Reason;
@@ -52,9 +55,11 @@ const SMALL_SPLICES_MAX: u8 = 4;
 const TURN: usize = 1 << 20;
 
 /// The outcome of relaying a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum End {
     Closed(Reason),
+    /// The connection has stopped at a safe point, because another process may go on with it.
+    Parked(Box<Parked>),
     /// The endpoint ended the connection before its first byte: `EndpointReset`, `EndpointVanished` or `EndpointClosed`.
     NotTaken(Reason, Retry),
 }
@@ -89,7 +94,7 @@ pub(crate) async fn relay(
         client,
         connected,
         replay,
-        attempts,
+        attempts: Some(attempts),
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
@@ -109,7 +114,8 @@ struct Relay<'a> {
     connected: &'a Connected,
     /// The bytes read before the relay, kept until the endpoint's first byte.
     replay: &'a mut Option<Replay>,
-    attempts: &'a mut Attempts,
+    /// The attempts; `None` if an endpoint was chosen by another process or before the relay was parked.
+    attempts: Option<&'a mut Attempts>,
     up: Direction,
     down: Direction,
     /// True once the endpoint has sent its first byte.
@@ -123,10 +129,10 @@ struct Relay<'a> {
 }
 
 /// The state of one direction; empty while the direction waits for bytes.
-#[derive(Default)]
-struct Direction {
+#[derive(Debug, Default)]
+pub(crate) struct Direction {
     /// The part of a read that could not be written yet.
-    held: Option<Box<Held>>,
+    pub(crate) held: Option<Box<Held>>,
     pipe: Option<Pipe>,
     /// The number of bytes in the pipe.
     piped: usize,
@@ -136,11 +142,11 @@ struct Direction {
     /// True if the socket may hold bytes that the poller does not report.
     unreported: bool,
     /// True once urgent data has arrived.
-    urgent: bool,
+    pub(crate) urgent: bool,
     /// True once the source has ended.
-    read_out: bool,
+    pub(crate) read_out: bool,
     /// True once the end was passed on to the sink.
-    ended: bool,
+    pub(crate) ended: bool,
 }
 
 impl Direction {
@@ -150,7 +156,8 @@ impl Direction {
     }
 }
 
-struct Held {
+#[derive(Debug)]
+pub(crate) struct Held {
     bytes: Box<[u8]>,
     written: usize,
 }
@@ -178,6 +185,15 @@ impl Relay<'_> {
             reset_on_close(self.client);
             reset_on_close(&self.connected.socket);
             return Poll::Ready(End::Closed(reason));
+        }
+        if self.entry.transit() == Transit::Ordered && !self.may_try_another() {
+            match self.park() {
+                Ok(parked) => return Poll::Ready(End::Parked(parked)),
+                Err(error) => {
+                    tracing::error!(%error, "a connection cannot be handed over, because its pipe cannot be read");
+                    self.entry.set_transit(Transit::Kept);
+                }
+            }
         }
         if self.connected.tune(self.core, self.entry, &mut self.tuned) {
             // A read may have stopped at urgent data, so the sockets may hold more bytes.
@@ -437,7 +453,9 @@ impl Relay<'_> {
             self.taken = true;
             self.entry.answered();
             self.core.shared.upstreams.succeeded(&self.connected.in_flight);
-            self.attempts.settle(self.core);
+            if let Some(attempts) = &mut self.attempts {
+                attempts.settle(self.core);
+            }
         }
         match way {
             Way::Up => self.asked = Some(Instant::now()),

@@ -3,13 +3,14 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks::Summary;
-use super::entry::Entry;
+use super::entry::{Entry, Transit};
+use super::parcel::{Parcel, Place};
 use super::permits::{Limits, Permit, Permits};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
@@ -27,6 +28,8 @@ use isthmus_tls::context::NodeContext;
 pub(crate) struct Shared {
     /// A random number that distinguishes the ids of this process's connections from those of other processes.
     pub(crate) process: u64,
+    /// The number above which the ids of this process's connections begin.
+    pub(crate) first_id: AtomicU64,
     /// The metrics and logs of the program.
     pub(crate) telemetry: Telemetry,
     /// The run-time state of endpoints.
@@ -92,12 +95,50 @@ pub(crate) enum Message {
     /// Lists live connections.
     Connections(oneshot::Sender<Vec<ConnectionRecord>>),
     /// Stops listening, lets connections finish within the time `within`, and ends the thread.
-    Drain { within: Duration },
+    Drain { within: Duration, queue: Queue },
+    /// Answers with other descriptors of the listening sockets.
+    Sockets(oneshot::Sender<ListeningSockets>),
+    /// Parks at most `most` relayed connections, and answers with those that are parked.
+    Park { most: usize, answer: oneshot::Sender<Parked> },
+    /// Takes over connections of another process, which wait for `Settle`. Answers for each with its place, or why it cannot be
+    /// taken.
+    TakeOver { parcels: Vec<Parcel>, answer: oneshot::Sender<Vec<Result<Place, String>>> },
+    /// Says which process goes on with parked connections.
+    Settle { places: Vec<Place>, transit: Transit },
     /// Ends one connection that is counted for `holder`, so that another source or identity gets its admission slot. `asked` is
     /// the number of workers that were asked before and had no such connection.
     TakeBack { holder: Holder, asked: usize },
     /// Asks whether the worker still reads its mailbox.
     Alive(oneshot::Sender<()>),
+}
+
+/// What happens to the connections in the kernel's queue when a worker stops accepting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// They are accepted, as they would be reset with the socket.
+    Accept,
+    /// They are left to another process that has the same socket.
+    Leave,
+}
+
+/// The listening sockets of a worker.
+pub(crate) struct ListeningSockets {
+    /// The sockets.
+    pub(crate) sockets: Vec<(SocketKey, OwnedFd)>,
+    /// An id above those of the connections that the worker has accepted.
+    pub(crate) unused_id: u64,
+}
+
+/// The answer of a worker that parks connections.
+#[derive(Default)]
+pub(crate) struct Parked {
+    /// The connections that are parked.
+    pub(crate) parcels: Vec<Parcel>,
+    /// The number of connections that can be parked later: their hello or dial is not complete. Counted only if fewer connections
+    /// were parked than asked for.
+    pub(crate) later: usize,
+    /// The number of connections and streams that end here.
+    pub(crate) left: usize,
 }
 
 /// The connections that an operator closes.

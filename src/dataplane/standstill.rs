@@ -85,6 +85,28 @@ impl Standstill {
         self.ordered.replace(false)
     }
 
+    /// Returns the progress of both sinks, upward first: the number of acknowledged bytes, and the number of ticks since it last
+    /// changed; `None` for a sink that owes nothing.
+    pub(super) fn progress(&self, now: u32) -> [Option<(u64, u32)>; 2] {
+        let owed = self.owed.borrow();
+        let progress =
+            |owed: &Owed| (owed.since != 0).then(|| (owed.acknowledged, now.saturating_sub(owed.since)));
+        owed.as_ref().map_or([None; 2], |owed| [progress(&owed[0]), progress(&owed[1])])
+    }
+
+    /// Restores what [`progress`](Self::progress) has returned in another process.
+    pub(super) fn resume(&self, now: u32, progress: [Option<(u64, u32)>; 2]) {
+        if progress == [None; 2] {
+            return;
+        }
+        let owed = progress.map(|progress| {
+            let (acknowledged, ticks) = progress.unwrap_or_default();
+            Owed { acknowledged, since: progress.map_or(0, |_| now.saturating_sub(ticks).max(1)) }
+        });
+        *self.owed.borrow_mut() = Some(Box::new(owed));
+        self.due.set(now + 1);
+    }
+
     /// Schedules an examination after a tick in which the connection moved bytes.
     pub(super) fn touch(&self, now: u32) {
         let due = now + if self.stuck.get() { STUCK } else { QUIET };

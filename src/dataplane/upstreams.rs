@@ -51,6 +51,7 @@ pub struct Upstreams {
 /// The run-time state of one endpoint.
 #[derive(Debug)]
 pub struct Upstream {
+    key: EndpointKey,
     group: Arc<Group>,
     in_flight: AtomicU32,
     /// The place, among the addresses of the endpoint, of the one that is tried first: the last one that has not failed.
@@ -183,6 +184,11 @@ impl InFlight {
         waited
     }
 
+    /// Returns the key of the endpoint.
+    pub(crate) fn key(&self) -> &EndpointKey {
+        &self.upstream.key
+    }
+
     /// Returns the place, among the endpoint's addresses, of the one that is tried first.
     pub(crate) fn first_address(&self) -> usize {
         self.upstream.address.load(Ordering::Relaxed)
@@ -264,13 +270,15 @@ impl Upstreams {
         self.upstream_at(&candidate.key)
     }
 
-    fn upstream_at(&self, key: &EndpointKey) -> Arc<Upstream> {
+    /// Returns the state of the endpoint with this key; creates it if there is none.
+    pub(crate) fn upstream_at(&self, key: &EndpointKey) -> Arc<Upstream> {
         if let Some(known) = self.endpoints.get(key) {
             return known.clone();
         }
         let group = self.group(&key.group);
         let new = || {
             Arc::new(Upstream {
+                key: key.clone(),
                 group,
                 in_flight: AtomicU32::new(0),
                 address: AtomicUsize::new(0),

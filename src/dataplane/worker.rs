@@ -14,12 +14,13 @@ use super::clock::TICK;
 use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::eviction::take_back;
+use super::handover::{park, settle, take_over};
 use super::hbone;
 use super::killing::kill;
-use super::listener::OpenListener;
+use super::listener::{OpenListener, Stop};
 use super::readmission::readmit_all;
 use super::retirement;
-use super::shared::{Message, Shared};
+use super::shared::{ListeningSockets, Message, Queue, Shared};
 use super::socket_key::SocketKey;
 use super::tick::tick;
 use isthmus_model::reason::Reason;
@@ -35,7 +36,8 @@ const LISTED_MAX: usize = 10_000;
 /// A worker: its state and its open listeners.
 struct Worker {
     core: Rc<Core>,
-    listeners: BTreeMap<SocketKey, OpenListener>,
+    /// The open sockets of each listener. There may be several if an earlier process had more workers.
+    listeners: BTreeMap<SocketKey, Vec<OpenListener>>,
 }
 
 impl Worker {
@@ -44,9 +46,11 @@ impl Worker {
         self.core.scope.spawn(keep_ticking(self.core.clone(), timer));
         loop {
             match mailbox.recv().await {
-                Some(Message::Drain { within }) => return self.drain(within, &mut mailbox).await,
+                Some(Message::Drain { within, queue }) => {
+                    return self.drain(within, queue, &mut mailbox).await;
+                }
                 Some(message) => self.obey(message),
-                None => return self.drain(Duration::ZERO, &mut mailbox).await,
+                None => return self.drain(Duration::ZERO, Queue::Accept, &mut mailbox).await,
             }
         }
     }
@@ -55,16 +59,14 @@ impl Worker {
         let core = &self.core;
         match message {
             Message::Open { key, socket } => match OpenListener::start(core, key.clone(), socket) {
-                Ok(open) => drop(self.listeners.insert(key, open)),
+                Ok(open) => self.listeners.entry(key).or_default().push(open),
                 Err(error) => {
                     tracing::error!(on = %key, %error, "a data-plane thread cannot accept connections on its listening \
                                                            socket")
                 }
             },
             Message::Close { key, closed } => {
-                if let Some(open) = self.listeners.remove(&key) {
-                    open.stop(closed);
-                }
+                stop(self.listeners.remove(&key).unwrap_or_default(), Queue::Accept, closed);
             }
             Message::Retire { listener, before, within } => {
                 core.scope.spawn(end_listener(core.clone(), listener, before, within));
@@ -77,16 +79,33 @@ impl Worker {
             Message::Alive(answer) => {
                 let _ = answer.send(());
             }
+            Message::Sockets(answer) => {
+                // The caller may have stopped waiting.
+                let _ = answer.send(self.sockets());
+            }
+            Message::Park { most, answer } => core.scope.spawn(park(core.clone(), most, answer)),
+            Message::TakeOver { parcels, answer } => {
+                let _ = answer.send(parcels.into_iter().map(|parcel| take_over(core, parcel)).collect());
+            }
+            Message::Settle { places, transit } => settle(core, &places, transit),
             Message::Drain { .. } => {}
         }
     }
 
+    /// Returns other descriptors of the listening sockets. A socket without another descriptor, because the process has too many,
+    /// is left out.
+    fn sockets(&self) -> ListeningSockets {
+        let all = self.listeners.iter().flat_map(|(key, open)| open.iter().map(move |open| (key, open)));
+        let sockets = all.filter_map(|(key, open)| Some((key.clone(), open.socket().ok()?))).collect();
+        ListeningSockets { sockets, unused_id: self.core.unused_id() }
+    }
+
     /// Stops listening, waits up to `within` for connections to finish, and ends the rest. Obeys messages meanwhile: an
     /// operator may look for the connections that are still open, and close them.
-    async fn drain(&mut self, within: Duration, mailbox: &mut mpsc::Receiver<Message>) {
-        let stop = |open: OpenListener| {
+    async fn drain(&mut self, within: Duration, queue: Queue, mailbox: &mut mpsc::Receiver<Message>) {
+        let stop = |open: Vec<OpenListener>| {
             let (closed, is_closed) = oneshot::channel();
-            open.stop(closed);
+            stop(open, queue, closed);
             is_closed
         };
         join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
@@ -105,7 +124,7 @@ impl Worker {
         while self.is_busy() && Instant::now() < deadline {
             tokio::select! {
                 Some(message) = mailbox.recv() => match message {
-                    Message::Drain { within } => deadline = deadline.min(Instant::now() + within),
+                    Message::Drain { within, .. } => deadline = deadline.min(Instant::now() + within),
                     message => self.obey(message),
                 },
                 () = tokio::time::sleep_until(deadline.min(Instant::now() + FINISHED_EVERY)) => {}
@@ -116,6 +135,14 @@ impl Worker {
     /// Returns true if the table contains a connection.
     fn is_busy(&self) -> bool {
         !self.core.table.borrow().is_empty()
+    }
+}
+
+/// Stops the sockets of one listener; drops `closed` once all are closed.
+fn stop(open: Vec<OpenListener>, queue: Queue, closed: oneshot::Sender<()>) {
+    let closed = Rc::new(closed);
+    for open in open {
+        open.stop(Stop { queue, closed: closed.clone() });
     }
 }
 

@@ -1,0 +1,359 @@
+//! Connections that move between two processes of the gateway (SPEC §20). In the old process, a relay stops at a safe point and
+//! offers its sockets, its record and the bytes that it holds as a [`Parcel`]. In the new process, a task with the same sockets
+//! waits. Neither moves a byte until [`settle`] says which of the two goes on; the other one drops its descriptors.
+//!
+//! ```text
+//!  old:  relay ──Ordered──▶ Parked ──▶ Gone               new:  Parked ──▶ Here ──▶ relay
+//!          ▲                   └──▶ Kept ──▶ relay                 └──▶ Gone
+//! ```
+//!
+//! HBONE connections are not movable, since TLS and HTTP/2 have state in this process. A connection without an endpoint is parked
+//! once it has one.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use super::connect::Connected;
+use super::core::{Core, Registration};
+use super::entry::{Entry, Transit};
+use super::parcel::{Parcel, Place};
+use super::readmission::is_still_admitted;
+use super::relay::{self, Direction, Held, resume};
+use super::shared::Parked;
+use super::upstreams::InFlight;
+use isthmus_model::endpoint::Encapsulation;
+use isthmus_model::reason::Reason;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied};
+use isthmus_model::trace::TraceId;
+use isthmus_snapshot::candidates::EndpointKey;
+use isthmus_snapshot::decision::Permit;
+use isthmus_upgrade::record::{self, Hex, Record};
+
+/// The number of times that the tasks of connections run before those that have not stopped are left for later.
+const TURNS: usize = 4;
+
+/// Stops at most `most` relayed connections at a safe point, and sends them to `answer`.
+pub(crate) async fn park(core: Rc<Core>, most: usize, answer: oneshot::Sender<Parked>) {
+    if most == 0 {
+        return keep_all(&core, answer);
+    }
+    let wanted = most.saturating_sub(core.parcels.borrow().len());
+    let chosen: Vec<Rc<Entry>> = core
+        .table
+        .borrow()
+        .iter()
+        .map(|(_, entry)| entry)
+        .filter(|entry| is_movable(entry) && matches!(entry.transit(), Transit::Here | Transit::Ordered))
+        .take(wanted)
+        .cloned()
+        .collect();
+    // A connection that was ordered before is woken too: it waits for an endpoint's first byte, or for its time to be over.
+    chosen.iter().for_each(|entry| entry.set_transit(Transit::Ordered));
+    for _ in 0..TURNS {
+        if chosen.iter().all(|entry| entry.transit() != Transit::Ordered) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let mut parked = Parked::default();
+    let waiting = core.parcels.borrow().len();
+    parked.parcels = core.parcels.borrow_mut().split_off(waiting.saturating_sub(most));
+    if parked.parcels.len() < most {
+        for (_, entry) in core.table.borrow().iter() {
+            match entry.transit() {
+                Transit::Here | Transit::Ordered if may_become_movable(entry) => parked.later += 1,
+                Transit::Here | Transit::Ordered | Transit::Kept => parked.left += 1,
+                Transit::Parked | Transit::Gone => {}
+            }
+        }
+    }
+    if let Err(parked) = answer.send(parked) {
+        // The upgrade has ended.
+        settle(&core, &parked.parcels.iter().map(|parcel| parcel.place).collect::<Vec<_>>(), Transit::Kept);
+    }
+}
+
+/// Goes on with all connections that were to be moved, because there is no process that takes them.
+fn keep_all(core: &Core, answer: oneshot::Sender<Parked>) {
+    let parcels = core.parcels.take();
+    settle(core, &parcels.iter().map(|parcel| parcel.place).collect::<Vec<_>>(), Transit::Kept);
+    let mut parked = Parked::default();
+    for (_, entry) in core.table.borrow().iter() {
+        if entry.transit() == Transit::Ordered {
+            entry.set_transit(Transit::Kept);
+        }
+        parked.left += 1;
+    }
+    // The caller may have stopped waiting.
+    let _ = answer.send(parked);
+}
+
+/// Returns true if the connection is relayed and can be moved. One that is ordered to end ends here.
+fn is_movable(entry: &Entry) -> bool {
+    may_become_movable(entry) && entry.record.borrow().connect.is_some()
+}
+
+fn may_become_movable(entry: &Entry) -> bool {
+    let record = entry.record.borrow();
+    record.protocol == ConnectionProtocol::Sni && record.stream.is_none() && !entry.is_cut()
+}
+
+/// Says which process goes on with parked connections: this one ([`Transit::Here`], or [`Transit::Kept`] if it does not offer them
+/// again), or the other one ([`Transit::Gone`]).
+pub(crate) fn settle(core: &Core, places: &[Place], transit: Transit) {
+    for place in places {
+        let entry = core.table.borrow().get(place.key).cloned();
+        if let Some(entry) =
+            entry.filter(|entry| entry.id() == place.id && entry.transit() == Transit::Parked)
+        {
+            entry.set_transit(transit);
+        }
+    }
+}
+
+/// Offers a connection that has stopped to the other process. If that fails, this process goes on with it.
+pub(crate) fn offer(
+    core: &Core,
+    entry: &Entry,
+    sockets: [&TcpStream; 2],
+    in_flight: &InFlight,
+    parked: &relay::Parked,
+) {
+    core.report_bytes(entry);
+    let copies = sockets.map(|socket| socket.as_fd().try_clone_to_owned());
+    let record = record_of(core, entry, in_flight, parked);
+    match (copies, record) {
+        ([Ok(client), Ok(endpoint)], Some(record)) => {
+            let place = Place { worker: core.index, key: entry.key(), id: entry.id() };
+            let [up, down] = [&parked.up, &parked.down].map(|direction| rest(direction).into());
+            entry.set_transit(Transit::Parked);
+            core.parcels.borrow_mut().push(Parcel { place, record, client, endpoint, up, down });
+        }
+        ([Err(error), _] | [_, Err(error)], _) => {
+            tracing::warn!(id = entry.id(), %error, "a connection cannot be handed over, and ends in this process");
+            entry.set_transit(Transit::Kept);
+        }
+        (_, None) => entry.set_transit(Transit::Kept),
+    }
+}
+
+/// Waits until it is known which process goes on with a stopped connection, and relays if it is this one.
+pub(crate) async fn go_on(
+    registration: Registration,
+    client: TcpStream,
+    connected: Connected,
+    mut parked: relay::Parked,
+) {
+    let (core, entry) = (&registration.core, &registration.entry);
+    loop {
+        if !entry.stays_here().await {
+            return core.finish_handed_over(entry);
+        }
+        match resume(core, entry, &client, &connected, parked).await {
+            relay::End::Parked(again) => {
+                offer(core, entry, [&client, &connected.socket], &connected.in_flight, &again);
+                parked = *again;
+            }
+            relay::End::Closed(reason) | relay::End::NotTaken(reason, _) => {
+                return core.finish(entry, reason);
+            }
+        }
+    }
+}
+
+fn rest(direction: &Direction) -> &[u8] {
+    direction.held.as_deref().map_or(&[], Held::rest)
+}
+
+/// Returns the record of a connection; `None` if it cannot be moved.
+fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::Parked) -> Option<Record> {
+    let (facts, is) = (entry.facts.borrow(), entry.record.borrow());
+    let permit = match facts.admitted_by.as_ref()? {
+        Permit::Route => record::Permit::Route,
+        Permit::Export { hostname, port } => {
+            record::Permit::Export { hostname: hostname.to_string(), port: *port }
+        }
+        // Callers of a peer prove their identity by HBONE.
+        Permit::Peer(_) => return None,
+    };
+    let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
+    let hex = |bytes: &Option<Box<[u8]>>| bytes.as_deref().map(|bytes| Hex(bytes.to_vec()));
+    let now = core.clock.now();
+    let owed = entry.standstill.progress(now);
+    let direction = |direction: &Direction, bytes, owed: Option<(u64, u32)>| record::Direction {
+        bytes,
+        read_out: direction.read_out,
+        ended: direction.ended,
+        urgent: direction.urgent,
+        owed: owed.map(|(acknowledged, since)| record::Owed { acknowledged, since }),
+    };
+    let service = is.service.as_ref().map(|hostname| record::Service {
+        hostname: hostname.to_string(),
+        namespace: text(&is.service_namespace).unwrap_or_default(),
+        port: is.port,
+        subset: text(&is.subset).unwrap_or_default(),
+    });
+    let endpoint = record::Endpoint {
+        address: is.endpoint?,
+        group: in_flight.key().group.to_string(),
+        first: in_flight.key().address,
+        cluster: text(&is.endpoint_cluster),
+        locality: text(&is.endpoint_locality),
+    };
+    let times = record::Times {
+        accepted: microseconds(is.time.duration_since(UNIX_EPOCH).unwrap_or_default()),
+        age: microseconds(entry.accepted.elapsed()),
+        hello: is.hello.map(microseconds),
+        connect: is.connect.map(microseconds),
+        first_byte: is.first_byte.map(microseconds),
+        asked: parked.asked.map(|asked| microseconds(asked.elapsed())),
+        idle: now.saturating_sub(entry.moved.get()),
+    };
+    let proxied = is.proxied.as_deref();
+    Some(Record {
+        id: is.id,
+        listener: entry.listener.name.to_string(),
+        source: is.source,
+        proxied: proxied.map(|is| record::Proxied { proxy: is.proxy, destination: is.destination }),
+        local: is.local,
+        sni: hex(&is.sni),
+        alpn: hex(&is.alpn),
+        route: text(&is.route),
+        service,
+        permit,
+        peer: text(&is.peer),
+        endpoint,
+        attempts: is.attempts,
+        trace: is.hello_trace.map(|trace| Hex(trace.0.to_vec())),
+        unique_id: is.unique_id.as_deref().map(str::to_owned),
+        detail: is.detail.as_deref().map(str::to_owned),
+        times,
+        up: direction(&parked.up, is.bytes_up, owed[0]),
+        down: direction(&parked.down, is.bytes_down, owed[1]),
+        answered: parked.taken,
+        not_tls: parked.not_tls,
+    })
+}
+
+/// Takes over a connection of another process, which waits for [`settle`]. Its slots under the limits are taken whatever the
+/// limits, and it is admitted again as by a reload. On an error the connection stays in the other process.
+pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String> {
+    let Parcel { record, client, endpoint, up, down, .. } = parcel;
+    let snapshot = core.shared_snapshot();
+    let listener = snapshot
+        .listener(&record.listener)
+        .ok_or_else(|| format!("the new config has no listener {:?}", record.listener))?;
+    let permit = match &record.permit {
+        record::Permit::Route => Permit::Route,
+        record::Permit::Export { hostname, port } => {
+            Permit::Export { hostname: hostname.as_str().into(), port: *port }
+        }
+    };
+    let [client, endpoint] = [client, endpoint].map(watched);
+    let (client, endpoint) = (client?, endpoint?);
+    let now = core.clock.now();
+    let counts = core.local.listener(&listener.name);
+    let mut entry = Entry::new(counts, connection_record(&record), now);
+    let times = &record.times;
+    entry.accepted = ago(times.age);
+    // The options for long connections are set again with the first turn.
+    entry.opened.set(core.clock.ago(1));
+    entry.moved.set(core.clock.ago(times.idle));
+    entry.resume([record.up.ended, record.down.ended]);
+    let owed =
+        |direction: &record::Direction| direction.owed.as_ref().map(|owed| (owed.acknowledged, owed.since));
+    entry.standstill.resume(now, [owed(&record.up), owed(&record.down)]);
+    entry.set_transit(Transit::Parked);
+    {
+        let mut facts = entry.facts.borrow_mut();
+        facts.admitted_by = Some(permit);
+        facts.destination = Some(core.local.destination(&entry.record.borrow()));
+    }
+    let source: IpAddr = record.source.ip();
+    let mut slots = core.permits.count(core.shared.limits.admission.source(source));
+    slots.count_for_service(&entry.record.borrow());
+    slots.count_for_peer(&entry.record.borrow());
+    entry.permit.replace(Some(slots));
+    entry.listener.accepted();
+    let key = EndpointKey { group: record.endpoint.group.as_str().into(), address: record.endpoint.first };
+    let upstreams = &core.shared.upstreams;
+    let in_flight = upstreams.begin(upstreams.upstream_at(&key));
+    let connected = Connected { socket: endpoint, in_flight, encapsulation: Encapsulation::None };
+    let direction = |is: &record::Direction, held: Box<[u8]>| {
+        let mut direction = Direction::default();
+        (direction.held, direction.urgent) = (Held::of(held), is.urgent);
+        (direction.read_out, direction.ended) = (is.read_out, is.ended);
+        direction
+    };
+    let parked = relay::Parked {
+        up: direction(&record.up, up),
+        down: direction(&record.down, down),
+        taken: record.answered,
+        asked: times.asked.map(ago),
+        not_tls: record.not_tls,
+    };
+    if !is_still_admitted(&snapshot, &entry) {
+        entry.cut(Reason::ConfigRemoved);
+    }
+    let entry = Rc::new(entry);
+    let registration = core.register(entry.clone());
+    core.scope.spawn(go_on(registration, client, connected, parked));
+    Ok(Place { worker: core.index, key: entry.key(), id: record.id })
+}
+
+fn watched(socket: OwnedFd) -> Result<TcpStream, String> {
+    let problem = |error: std::io::Error| format!("the new process cannot use the socket: {error}");
+    TcpStream::from_std(socket.into()).map_err(problem)
+}
+
+fn connection_record(is: &Record) -> ConnectionRecord {
+    let text = |text: &Option<String>| text.as_deref().map(Arc::from);
+    let hex = |bytes: &Option<Hex>| bytes.as_ref().map(|Hex(bytes)| bytes.as_slice().into());
+    let (times, service) = (&is.times, is.service.as_ref());
+    let accepted = UNIX_EPOCH + Duration::from_micros(times.accepted);
+    let trace = is.trace.as_ref().and_then(|Hex(bytes)| bytes.as_slice().try_into().ok()).map(TraceId);
+    ConnectionRecord {
+        proxied: is
+            .proxied
+            .as_ref()
+            .map(|is| Box::new(Proxied { proxy: is.proxy, destination: is.destination })),
+        local: is.local,
+        sni: hex(&is.sni),
+        alpn: hex(&is.alpn),
+        route: text(&is.route),
+        service: service.map(|service| service.hostname.as_str().into()),
+        service_namespace: service.map(|service| service.namespace.as_str().into()),
+        port: service.and_then(|service| service.port),
+        subset: service.map(|service| service.subset.as_str().into()),
+        endpoint: Some(is.endpoint.address),
+        endpoint_cluster: text(&is.endpoint.cluster),
+        endpoint_locality: text(&is.endpoint.locality),
+        attempts: is.attempts,
+        peer: text(&is.peer),
+        hello_trace: trace,
+        unique_id: is.unique_id.as_deref().map(Into::into),
+        detail: is.detail.as_deref().map(Into::into),
+        hello: times.hello.map(Duration::from_micros),
+        connect: times.connect.map(Duration::from_micros),
+        first_byte: times.first_byte.map(Duration::from_micros),
+        bytes_up: is.up.bytes,
+        bytes_down: is.down.bytes,
+        ..ConnectionRecord::new(is.id, accepted, is.listener.as_str().into(), is.source)
+    }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns the time that was this number of microseconds ago, or the present if the clock does not go back so far.
+fn ago(microseconds: u64) -> Instant {
+    let now = Instant::now();
+    now.checked_sub(Duration::from_micros(microseconds)).unwrap_or(now)
+}

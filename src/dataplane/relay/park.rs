@@ -1,0 +1,120 @@
+//! The safe point of a relay, at which no byte is in a pipe: there it can stop, and go on later or in another process.
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+
+use super::{Direction, End, Held, Relay, Way};
+use crate::connect::Connected;
+use crate::core::Core;
+use crate::entry::Entry;
+
+/// The age of a connection until which it is not parked while another endpoint may still be tried. Such a connection would lose
+/// that possibility, because only this process knows the other endpoints.
+const RETRIED_UNTIL: Duration = Duration::from_secs(1);
+
+/// The state of a relay that has stopped at a safe point: no byte is in a pipe.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    pub(crate) up: Direction,
+    pub(crate) down: Direction,
+    /// True once the endpoint has sent its first byte.
+    pub(crate) taken: bool,
+    /// The time of the client's last byte, if the endpoint has sent none since.
+    pub(crate) asked: Option<Instant>,
+    /// True if the endpoint's first bytes are not TLS.
+    pub(crate) not_tls: bool,
+}
+
+impl Held {
+    /// Returns the bytes as held; `None` if there are none.
+    pub(crate) fn of(bytes: Box<[u8]>) -> Option<Box<Self>> {
+        (!bytes.is_empty()).then(|| Box::new(Self { bytes, written: 0 }))
+    }
+
+    /// Returns the bytes that wait for the sink.
+    pub(crate) fn rest(&self) -> &[u8] {
+        &self.bytes[self.written..]
+    }
+}
+
+/// Continues a relay that has stopped, in this process or in another one.
+pub(crate) async fn resume(
+    core: &Rc<Core>,
+    entry: &Rc<Entry>,
+    client: &TcpStream,
+    connected: &Connected,
+    parked: Parked,
+) -> End {
+    core.clock.resume(entry);
+    if !parked.taken {
+        core.shared.upstreams.asked(&connected.in_flight);
+    }
+    let Parked { up, down, taken, asked, not_tls } = parked;
+    let mut relay = Relay {
+        core,
+        entry,
+        client,
+        connected,
+        replay: &mut None,
+        attempts: None,
+        up,
+        down,
+        taken,
+        asked,
+        not_tls,
+        tuned: false,
+    };
+    let end = poll_fn(|context| relay.poll(context)).await;
+    relay.explain_silence();
+    end
+}
+
+impl Relay<'_> {
+    /// Returns true if another endpoint may be tried soon, should this one end the connection.
+    pub(super) fn may_try_another(&self) -> bool {
+        !self.taken
+            && self.replay.as_ref().is_some_and(|replay| replay.repeatable)
+            && self.entry.accepted.elapsed() < RETRIED_UNTIL
+    }
+
+    /// Takes the state of the relay. On an error nothing is lost.
+    pub(super) fn park(&mut self) -> io::Result<Box<Parked>> {
+        for way in [Way::Up, Way::Down] {
+            self.empty_pipe(way)?;
+            self.release(way);
+        }
+        if let Some(replay) = self.replay.take() {
+            debug_assert!(self.up.held.is_none(), "bytes are read once the hello is written");
+            self.up.held = self.up.held.take().or_else(|| Held::of(replay.bytes[replay.sent..].into()));
+        }
+        Ok(Box::new(Parked {
+            up: std::mem::take(&mut self.up),
+            down: std::mem::take(&mut self.down),
+            taken: self.taken,
+            asked: self.asked,
+            not_tls: self.not_tls,
+        }))
+    }
+
+    /// Holds the bytes of a pipe as those of a read.
+    fn empty_pipe(&mut self, way: Way) -> io::Result<()> {
+        let direction = self.direction(way);
+        let Some(pipe) = direction.pipe.as_ref().filter(|_| direction.piped > 0) else { return Ok(()) };
+        debug_assert!(direction.held.is_none(), "a direction holds bytes in one place");
+        let mut bytes = vec![0; direction.piped];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match rustix::io::read(&pipe.read, &mut bytes[filled..])? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => filled += count,
+            }
+        }
+        direction.piped = 0;
+        direction.held = Held::of(bytes.into());
+        Ok(())
+    }
+}
