@@ -44,7 +44,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use certificates::Identities;
@@ -69,9 +69,45 @@ pub enum Command {
     Reload(oneshot::Sender<Result<String, Vec<String>>>),
     /// Drain and stop.
     Drain,
+    /// Hand over to a new process. The answer comes once the live connections have moved; an error says why this process goes on.
+    Upgrade(oneshot::Sender<Result<Upgraded, String>>),
     /// Set the log level or filter, in the form of `log.level` or `RUST_LOG`; refused if a part of it is
     /// malformed.
     LogLevel(String, oneshot::Sender<Result<(), String>>),
+}
+
+/// The result of an upgrade.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upgraded {
+    /// The id of the new process.
+    pub process: u32,
+    /// The version of the new process.
+    pub version: String,
+    /// The number of live connections that go on in the new process.
+    pub moved: u64,
+    /// The number of live connections and CONNECT streams that end in the old process.
+    pub left: u64,
+    /// The time from the order to the end of the moves.
+    pub took: Duration,
+    /// The time that the connections in the old process have to end.
+    pub within: Duration,
+}
+
+/// The upgrade by which a process has begun to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenOver {
+    /// The time at which the process began to serve.
+    pub since: SystemTime,
+    /// The id of the earlier process.
+    pub process: u32,
+    /// The version of the earlier process.
+    pub version: String,
+    /// The number of live connections that this process goes on with.
+    pub moved: u64,
+    /// The number of live connections and CONNECT streams that end in the earlier process.
+    pub left: u64,
+    /// True once the earlier process has ended.
+    pub has_ended: bool,
 }
 
 /// A function that returns the config in use as JSON, on demand because it may be large.
@@ -118,6 +154,8 @@ pub struct ProgramStatus {
     pub workers: usize,
     /// True while the gateway drains.
     pub draining: bool,
+    /// The upgrade by which the process has begun to serve; `None` if it was started.
+    pub taken_over: Option<TakenOver>,
 }
 
 impl ProgramStatus {
@@ -136,6 +174,7 @@ impl ProgramStatus {
             limits: EffectiveLimits::default(),
             workers,
             draining: false,
+            taken_over: None,
         }
     }
 }

@@ -26,7 +26,7 @@ use self::explanations::{explain_and_probe, explain_name, horizon_of, trace};
 use self::guard::{guard, own_host_only};
 use self::orders::{
     close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, end_drain, invitation_of,
-    invite_peer, join_peer, log_level, order_drain, plan_drain, reload,
+    invite_peer, join_peer, log_level, order_drain, plan_drain, reload, upgrade,
 };
 use self::pages::{asset, dashboard_page, overview_of};
 use self::probes::{livez, metrics, readyz};
@@ -37,6 +37,7 @@ use isthmus_model::name::HostName;
 use isthmus_net::door::Limits;
 use isthmus_net::incoming::{Accept, Incoming};
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 
 /// The query parameters of a request.
 type Parameters = Query<BTreeMap<String, String>>;
@@ -73,8 +74,8 @@ pub enum Hosts {
     Any,
 }
 
-/// Serves until the process ends.
-pub fn serve<L>(part: Part, listener: L, hosts: Hosts, sources: Sources, scope: &Scope)
+/// Serves until the order to stop: then requests in progress are answered, and no more are accepted.
+pub fn serve<L>(part: Part, listener: L, hosts: Hosts, sources: Sources, scope: &Scope, stop: &Stop)
 where
     L: Accept + Send + Sync + 'static,
 {
@@ -87,11 +88,17 @@ where
         Part::Metrics => metrics_only(sources),
         Part::Health => health_only(sources),
     };
-    let connections = scope.clone();
+    let (connections, stop) = (scope.clone(), stop.clone());
     scope.spawn(async move {
+        let mut stopped = stop.receiver();
         loop {
-            let (socket, seat) = incoming.accept().await;
-            connections.spawn(serve_connection(socket, seat, app.clone()));
+            tokio::select! {
+                biased;
+                () = stopped.ordered() => return,
+                (socket, seat) = incoming.accept() => {
+                    connections.spawn(serve_connection(socket, seat, app.clone(), stop.receiver()));
+                }
+            }
         }
     });
 }
@@ -157,6 +164,7 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/drains", get(drains_list).post(order_drain))
         .route("/drains/plan", post(plan_drain))
         .route("/drains/end", post(end_drain))
+        .route("/upgrade", post(upgrade))
         .route("/log-level", post(log_level))
         .method_not_allowed_fallback(wrong_method);
     Router::new()

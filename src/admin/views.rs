@@ -7,7 +7,7 @@ use super::limit_metrics::LIMITS_MAX;
 use super::marks::{hidden_by, marked_by};
 use super::problems::code::Code;
 use super::problems::{Problem, listed, problems};
-use super::{Sources, endpoints};
+use super::{Sources, TakenOver, endpoints};
 use isthmus_aggregator::status::{RegistryStatus, Status as AggregatorStatus};
 use isthmus_api as api;
 use isthmus_api::listener::{Exposed, Identities};
@@ -52,6 +52,7 @@ pub fn status(sources: &Sources) -> Status {
             .filter_map(|gate| gate.closed.as_ref().map(|why| format!("{}: {why}", gate.name)))
             .collect(),
         draining: program.draining,
+        taken_over: program.taken_over.as_ref().map(taken_over),
         generation: snapshot.generation,
         config: api::status::Config {
             path: program.config.display().to_string(),
@@ -97,6 +98,17 @@ fn bandwidth(usage: Usage) -> api::status::Bandwidth {
     let ([bytes_up, bytes_down], [busy_up, busy_down]) = (usage.moved, usage.busy);
     let (of, limit) = (usage.owner.to_string(), usage.limit);
     api::status::Bandwidth { of, limit, bytes_up, bytes_down, busy_up, busy_down }
+}
+
+fn taken_over(is: &TakenOver) -> api::status::TakenOver {
+    api::status::TakenOver {
+        since: rfc3339(is.since),
+        process: is.process,
+        version: is.version.clone(),
+        moved: is.moved,
+        left: is.left,
+        has_ended: is.has_ended,
+    }
 }
 
 /// Returns the state of the DNS server with that of the virtual addresses.

@@ -46,6 +46,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Orders {
+    /// True while another process writes to the state folder. Copies are read, but not written or removed.
+    is_held: bool,
     /// The state folder; `None`: nothing is stored.
     state: Option<PathBuf>,
     /// The folder of the copies; `None`: no copies are stored.
@@ -95,6 +97,12 @@ impl CopyStore {
             OtherCopies::Remove => Some(registries),
             OtherCopies::Keep => None,
         };
+        self.shared.ordered.notify_one();
+    }
+
+    /// Begins or ends the time in which nothing is written, because another process writes to the state folder.
+    pub(super) fn hold(&self, is_held: bool) {
+        self.orders().is_held = is_held;
         self.shared.ordered.notify_one();
     }
 
@@ -218,6 +226,9 @@ impl Orders {
     /// Returns true if there are orders to carry out.
     fn is_due(&self, now: Instant) -> bool {
         let waits = |at: &Instant| now < *at + WRITE_EVERY;
+        if self.is_held {
+            return !self.load.is_empty();
+        }
         self.only.is_some()
             || !self.load.is_empty()
             || self.store.keys().any(|name| !self.written.get(name).is_some_and(waits))
@@ -228,6 +239,13 @@ impl Orders {
     fn due(&mut self, now: Instant) -> Due {
         if self.folder.is_none() {
             self.store.clear();
+        }
+        if self.is_held {
+            return Due {
+                folder: self.folder.clone(),
+                load: std::mem::take(&mut self.load),
+                ..Due::default()
+            };
         }
         let written = &self.written;
         let waits = |name: &Arc<str>| written.get(name).is_some_and(|at| now < *at + WRITE_EVERY);
@@ -247,6 +265,9 @@ impl Orders {
 
     /// Returns the time at which the next copy is due.
     fn next_due(&self) -> Option<Instant> {
+        if self.is_held {
+            return None;
+        }
         let at = |name: &Arc<str>| self.written.get(name).map(|at| *at + WRITE_EVERY);
         let leases =
             self.leases.is_some().then_some(self.leases_written).flatten().map(|at| at + WRITE_EVERY);

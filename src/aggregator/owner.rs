@@ -123,6 +123,11 @@ impl Handle {
         self.configure.closed().await;
     }
 
+    /// Begins or ends the time in which nothing is written to the state folder, because another process of this gateway writes to it.
+    pub fn hold_state(&self, is_held: bool) {
+        self.copies.hold(is_held);
+    }
+
     /// Writes the last good states of registries that are not on disk yet. Blocks.
     pub fn write_copies(&self) {
         self.copies.write_all();
@@ -255,14 +260,18 @@ impl Inbox {
     }
 }
 
-/// Publishes the first snapshot, and runs the owner in a task of the scope.
+/// Publishes the first snapshot, and runs the owner in a task of the scope. If `is_held`, nothing is written to the state folder until
+/// [`Handle::hold_state`].
 pub fn start(
     sources: Sources,
     factory: Arc<Factory>,
     telemetry: &Arc<Control>,
     scope: &Scope,
+    is_held: bool,
 ) -> (Handle, Reader) {
-    let (owner, inbox, handle, reader) = Owner::new(sources, factory, telemetry, scope);
+    let copies = CopyStore::default();
+    copies.hold(is_held);
+    let (owner, inbox, handle, reader) = Owner::new(sources, factory, telemetry, scope, copies);
     scope.spawn(owner.run(inbox));
     (handle, reader)
 }
@@ -292,6 +301,7 @@ impl Owner {
         factory: Arc<Factory>,
         telemetry: &Arc<Control>,
         scope: &Scope,
+        copies: CopyStore,
     ) -> (Self, Inbox, Handle, Reader) {
         let own = Arc::new(own_shard(sources.services));
         let addresses = Addresses::start(&sources.options);
@@ -322,7 +332,6 @@ impl Owner {
         names.configure(&sources.policy, first.routes(), &shards);
         let (publisher, reader) = Publisher::new(first);
         telemetry.published(1);
-        let copies = CopyStore::default();
         scope.spawn(copies.clone().run(news));
         let resolver = resolver::run(sources.options.dns.clone(), names.wanted(), answers.clone());
         let mut owner = Self {

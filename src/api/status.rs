@@ -26,6 +26,8 @@ pub struct Status {
     pub not_ready: Vec<String>,
     /// True while the gateway drains.
     pub draining: bool,
+    /// The upgrade by which the process has begun to serve; `None` if it was started.
+    pub taken_over: Option<TakenOver>,
     /// The number of the snapshot in use.
     pub generation: u64,
     /// The config in use.
@@ -87,6 +89,24 @@ pub struct Node {
     pub network: String,
     /// The value of `node.locality`.
     pub locality: String,
+}
+
+/// The upgrade by which a process has begun to serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TakenOver {
+    /// The time at which the process began to serve.
+    pub since: String,
+    /// The id of the earlier process.
+    pub process: u32,
+    /// The version of the earlier process.
+    pub version: String,
+    /// The number of live connections that this process goes on with.
+    pub moved: u64,
+    /// The number of live connections and CONNECT streams that end in the earlier process.
+    pub left: u64,
+    /// True once the earlier process has ended.
+    pub has_ended: bool,
 }
 
 /// The state of the config.

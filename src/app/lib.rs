@@ -6,6 +6,7 @@
 //! - `registries`: the aggregator, its registries, and the sources of Kubernetes clusters. `peers`: the links with peers.
 //! - `listeners`, `servers`, `xds`, `dns`: the sockets of the data plane, of HTTP, xDS and DNS.
 //! - `orders`, `loading`: signals and commands, and the reads of the config file. `log`, `otlp`: the program log, and spans.
+//! - `upgrade`: the hand-over to a new process.
 //! - `upkeep`, `systemd`, `shutdown`, `threads`: periodic work, the service manager, the drain, the check of the thread limit.
 
 mod dns;
@@ -24,6 +25,7 @@ mod servers;
 mod shutdown;
 mod systemd;
 mod threads;
+mod upgrade;
 mod upkeep;
 mod xds;
 
@@ -42,6 +44,9 @@ use loading::{Loaded, Loader};
 use orders::Supervisor;
 use program::{Inputs, Program};
 use systemd::ServiceManager;
+use upgrade::giving;
+use upgrade::sockets::Sockets;
+use upgrade::taking::Taking;
 
 /// The largest number of queued commands of the admin API.
 const COMMANDS: usize = 16;
@@ -56,8 +61,10 @@ const EXIT_INTERNAL: u8 = 70;
 /// The largest number of log files whose opening may hang at the same time.
 const OPENINGS: usize = 4;
 
-/// Runs the gateway until it is ordered to stop.
-pub fn run(path: &Path) -> ExitCode {
+/// Runs the gateway until it is ordered to stop. Takes over from the gateway whose upgrade socket is `take_over`, if given.
+pub fn run(path: &Path, take_over: Option<&Path>) -> ExitCode {
+    // The path of the program file must be read before the file may be replaced.
+    let file = giving::Program::of_this_process();
     // The sockets of the service manager must be taken before anything else opens a descriptor.
     let inherited = match Inherited::take() {
         Ok(inherited) => inherited,
@@ -83,7 +90,7 @@ pub fn run(path: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(run_until_stopped(path, inherited));
+    let result = runtime.block_on(run_until_stopped(path, inherited, take_over, file));
     runtime.shutdown_timeout(END_WITHIN);
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -106,22 +113,68 @@ fn start_failed(problem: &str) -> Failed {
     Failed::Start
 }
 
+/// Takes the sockets of the gateway to take over from, if there is one, and runs this one. The other gateway learns why this one
+/// cannot start.
+async fn run_until_stopped(
+    path: &Path,
+    mut inherited: Inherited,
+    take_over: Option<&Path>,
+    file: Result<giving::Program, String>,
+) -> Result<(), Failed> {
+    let sockets = Sockets::default();
+    let mut taking = None;
+    if let Some(socket) = take_over {
+        let connected = Taking::connect(socket, &sockets, &mut inherited).await;
+        taking = Some(connected.map_err(|problem| start_failed(&problem))?);
+    }
+    let start = Start { path, inherited, file, sockets };
+    match Box::pin(start_and_serve(start, &mut taking)).await {
+        Ok(()) => Ok(()),
+        Err(NotServed { problem, failed }) => {
+            if let Some(taking) = taking {
+                taking.fail(&problem).await;
+            }
+            Err(failed)
+        }
+    }
+}
+
+/// The inputs of the start.
+struct Start<'p> {
+    path: &'p Path,
+    inherited: Inherited,
+    file: Result<giving::Program, String>,
+    sockets: Sockets,
+}
+
+/// A failure of the program, and its text.
+struct NotServed {
+    problem: String,
+    failed: Failed,
+}
+
+/// Reports a problem of the start on stderr, since the log is not started yet.
+fn not_served(problem: String) -> NotServed {
+    NotServed { failed: start_failed(&problem), problem }
+}
+
 /// Reads the config, opens the logs, and runs the gateway. Orders are executed from the first moment.
-async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Failed> {
+async fn start_and_serve(start: Start<'_>, taking: &mut Option<Taking>) -> Result<(), NotServed> {
+    let Start { path, inherited, file, sockets } = start;
     let (command, commands) = mpsc::channel(COMMANDS);
-    let mut supervisor = Supervisor::new(commands)
-        .map_err(|error| start_failed(&format!("cannot receive signals: {error}")))?;
+    let mut supervisor =
+        Supervisor::new(commands).map_err(|error| not_served(format!("cannot receive signals: {error}")))?;
     let loader = Loader::new(path);
     let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
-    let config = config.map_err(|problems| start_failed(&problems.join("\n")))?;
+    let config = config.map_err(|problems| not_served(problems.join("\n")))?;
     // `files` has the states of the files before the read, so files that change during a long start are read again.
     let watch = FileWatch::since(files.unwrap_or_default());
     let openings = Readings::new(OPENINGS);
     let opening = supervisor.during(orders::open(&openings, config.access_log.clone())).await;
     let Ok(access_log) = opening else { return Ok(()) };
-    let access_log = access_log.map_err(|problem| start_failed(&problem))?;
+    let access_log = access_log.map_err(not_served)?;
     let telemetry = Telemetry::start(access_log)
-        .map_err(|error| start_failed(&format!("cannot start the threads of the logs: {error}")))?;
+        .map_err(|error| not_served(format!("cannot start the threads of the logs: {error}")))?;
     let scope = Scope::default();
     let manager = ServiceManager::from_environment(&scope);
     manager.notify("STATUS=reading the registries");
@@ -138,12 +191,21 @@ async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Fail
         scope,
         openings,
         command,
+        file,
+        taking: taking.as_mut(),
+        sockets,
     };
     let result = match supervisor.during(Program::start(inputs)).await {
-        Ok(Ok(program)) => Box::pin(program.serve(supervisor, loader)).await,
+        Ok(Ok(program)) => {
+            if let Some(taking) = taking.take() {
+                program.follow(taking);
+            }
+            let served = Box::pin(program.serve(supervisor, loader)).await;
+            served.map_err(|failed| NotServed { problem: String::new(), failed })
+        }
         Ok(Err(problem)) => {
             tracing::error!("{problem}");
-            Err(Failed::Start)
+            Err(NotServed { problem, failed: Failed::Start })
         }
         Err(why) => {
             tracing::info!(why, "the gateway stops before its start is complete");

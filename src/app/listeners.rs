@@ -4,14 +4,18 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::upgrade::sockets::{PASSED, Sockets, name, name_of};
 use isthmus_dataplane::handle::Dataplane;
 use isthmus_dataplane::socket_key::SocketKey;
+use isthmus_model::address::Bind;
 use isthmus_net::inherited::Inherited;
-use isthmus_net::listen::{Listening, listen, listen_beside, share};
+use isthmus_net::listen::{Listening, adopt, listen, listen_beside, share};
 use isthmus_snapshot::policy::{Listener, Policy};
+use isthmus_upgrade::message::SocketName;
 
 /// The open listeners.
 pub(super) struct Listeners {
@@ -19,6 +23,8 @@ pub(super) struct Listeners {
     /// removed and added again.
     inherited: Inherited,
     open: BTreeMap<SocketKey, Open>,
+    /// The sockets of an earlier process.
+    sockets: Sockets,
 }
 
 struct Open {
@@ -31,8 +37,8 @@ pub(super) struct Bound(Vec<(SocketKey, Arc<str>, Listening)>);
 
 impl Listeners {
     /// Returns listeners that will use the passed sockets; none of them is open yet.
-    pub(super) fn new(inherited: Inherited) -> Self {
-        Self { inherited, open: BTreeMap::new() }
+    pub(super) fn new(inherited: Inherited, sockets: Sockets) -> Self {
+        Self { inherited, open: BTreeMap::new(), sockets }
     }
 
     /// Logs a warning for each socket from the service manager that no listener uses.
@@ -55,7 +61,11 @@ impl Listeners {
             if self.open.contains_key(&key) {
                 continue;
             }
+            let (kind, text) = name_of(&key);
             let listening = match &key {
+                SocketKey::Bound(_) if let Some(handed) = self.sockets.take(kind, &text) => {
+                    adopt(handed, workers)
+                }
                 SocketKey::Passed(name) => share(self.inherited.named(name).unwrap_or_default(), workers),
                 SocketKey::Bound(bind) => {
                     let other = self
@@ -64,7 +74,9 @@ impl Listeners {
                         .find(|other| matches!(other, SocketKey::Bound(other) if other.overlaps(bind)));
                     let stays = policy.listeners.iter().find(|stays| Some(&self.key(stays)) == other);
                     match (other, stays) {
-                        (None, _) => listen(*bind, workers),
+                        (None, _) => {
+                            listen(*bind, workers).or_else(|error| self.beside_earlier(*bind, workers, error))
+                        }
                         (Some(_), None) => listen_beside(*bind, workers),
                         (Some(other), Some(stays)) => Err(io::Error::other(format!(
                             "the listener {:?} of the config listens on {other}",
@@ -82,6 +94,20 @@ impl Listeners {
             }
         }
         if problems.is_empty() { Ok(bound) } else { Err(problems) }
+    }
+
+    /// Binds an address beside a socket of the earlier process for the same port, which is about to be closed.
+    fn beside_earlier(&self, bind: Bind, workers: usize, error: io::Error) -> io::Result<Listening> {
+        if error.kind() == io::ErrorKind::AddrInUse && self.sockets.has_more() {
+            return listen_beside(bind, workers);
+        }
+        Err(error)
+    }
+
+    /// Returns descriptors of the sockets that the service manager has passed.
+    pub(super) fn inherited(&self) -> io::Result<Vec<(SocketName, OwnedFd)>> {
+        let all = self.inherited.all();
+        all.map(|(key, socket)| Ok((name(PASSED, key), socket.try_clone()?))).collect()
     }
 
     /// Accepts connections on bound sockets.

@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
 use super::log::LogControl;
+use super::upgrade::moving::Waiter as Upgraded;
 use isthmus_admin::Command;
 use isthmus_config::LogLevel;
 use isthmus_files::reading::Readings;
@@ -43,6 +44,8 @@ pub(super) struct Supervisor {
     logs: Option<Logs>,
     /// A reload that was requested but has not begun.
     pub(super) reload: Option<Reload>,
+    /// The callers that wait for an upgrade that was requested but has not begun.
+    pub(super) upgrade: Option<Vec<Upgraded>>,
     /// True if SIGUSR1 requested to reopen the logs before they were started.
     reopen: bool,
     draining: bool,
@@ -66,6 +69,8 @@ enum Order {
     /// Reload, because of SIGHUP.
     HangUp,
     ReopenLogs,
+    /// Hand over to a new process, because of SIGUSR2.
+    Upgrade,
     Command(Command),
 }
 
@@ -78,6 +83,7 @@ impl Supervisor {
             commands,
             logs: None,
             reload: None,
+            upgrade: None,
             reopen: false,
             draining: false,
             signalled: false,
@@ -161,13 +167,16 @@ impl Supervisor {
             }
             Order::Command(Command::Drain) if !self.draining => return Some("POST /drain"),
             Order::Command(Command::Drain) => {}
-            // While the gateway drains, a reload is ignored. The channel for the answer is dropped, which notifies the request
+            // While the gateway drains, reloads and upgrades are ignored. The channel for the answer is dropped, which notifies the request
             // that waits for the answer.
-            Order::HangUp | Order::Command(Command::Reload(_)) if self.draining => {}
+            Order::HangUp | Order::Upgrade | Order::Command(Command::Reload(_) | Command::Upgrade(_))
+                if self.draining => {}
             Order::HangUp => self.request_reload("SIGHUP", None),
             Order::Command(Command::Reload(answer)) => {
                 self.request_reload("POST /api/v1/reload", Some(answer))
             }
+            Order::Upgrade => drop(self.upgrade.get_or_insert_default()),
+            Order::Command(Command::Upgrade(answer)) => self.upgrade.get_or_insert_default().push(answer),
             Order::Command(Command::LogLevel(level, answer)) => {
                 let set = self.logs.as_ref().map(|logs| logs.program.set(&level, logs.level));
                 let _ = answer.send(set.unwrap_or_else(|| Err("the log is not open yet".to_owned())));
@@ -226,6 +235,7 @@ struct Signals {
     interrupt: Signal,
     hang_up: Signal,
     user: Signal,
+    other_user: Signal,
 }
 
 impl Signals {
@@ -235,6 +245,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             hang_up: signal(SignalKind::hangup())?,
             user: signal(SignalKind::user_defined1())?,
+            other_user: signal(SignalKind::user_defined2())?,
         })
     }
 
@@ -245,6 +256,7 @@ impl Signals {
             _ = self.interrupt.recv() => Order::Stop("SIGINT"),
             _ = self.hang_up.recv() => Order::HangUp,
             _ = self.user.recv() => Order::ReopenLogs,
+            _ = self.other_user.recv() => Order::Upgrade,
         }
     }
 }

@@ -22,6 +22,7 @@ use super::orders;
 use super::otlp::Exporter;
 use super::peers;
 use super::registries::Registries;
+use super::upgrade::sockets::Sockets;
 use super::xds::Xds;
 use isthmus_admin::certificates::Identities;
 use isthmus_admin::{Command, InUse, ProgramStatus, Sources};
@@ -35,6 +36,7 @@ use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::links::Links;
 use isthmus_snapshot::trust_roots::TrustRoots;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::outlet::OpenLog;
 use isthmus_telemetry::writer::Order;
@@ -54,6 +56,18 @@ pub(super) struct Parts {
     /// The links with peers.
     pub(super) links: Links,
     pub(super) status: Arc<ArcSwap<ProgramStatus>>,
+    /// True until this process, which takes over from an earlier one, serves. Links with peers wait until then, because both have
+    /// the same name.
+    pub(super) waits: bool,
+}
+
+/// What a process takes from an earlier one, or begins with.
+pub(super) struct Succession {
+    pub(super) sockets: Sockets,
+    /// The name of this process among the replicas of the gateway.
+    pub(super) instance: Arc<str>,
+    /// See [`Parts::waits`].
+    pub(super) waits: bool,
 }
 
 /// A config whose policy is published, with everything open that can fail to open. It takes effect in the other parts by
@@ -73,10 +87,15 @@ impl Parts {
         listeners: Listeners,
         telemetry: Telemetry,
         scope: &Scope,
+        succession: Succession,
     ) -> Result<Self, String> {
-        let inbox = Inbox::default();
-        let (registries, reader) = Registries::start(config, &inbox, &telemetry.control, scope).await?;
-        let handles = Handles { reader, telemetry, own: OwnAddresses::new(), scope: scope.clone() };
+        let Succession { sockets, instance, waits } = succession;
+        let (inbox, stop) = (Inbox::default(), Stop::default());
+        let (registries, reader) =
+            Registries::start(config, &inbox, &telemetry.control, (scope, &stop), waits).await?;
+        let (own, scope) = (OwnAddresses::new(), scope.clone());
+        let handles = Handles { reader, telemetry, own, scope, stop, sockets };
+        let scope = &handles.scope;
         let identity = CertificateRotation::start(scope);
         let exporter = Exporter::start(&handles.telemetry.spans, scope);
         let (link, arrivals) = handed::queue();
@@ -91,9 +110,21 @@ impl Parts {
             link,
         )
         .map_err(|error| format!("cannot start the data plane: {error}"))?;
-        let links = peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals)?;
+        let links =
+            peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals, instance)?;
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus::new(path, workers)));
-        Ok(Self { handles, fixed, identity, registries, dataplane, listeners, exporter, links, status })
+        Ok(Self {
+            handles,
+            fixed,
+            identity,
+            registries,
+            dataplane,
+            listeners,
+            exporter,
+            links,
+            status,
+            waits,
+        })
     }
 
     /// Does everything that can fail before a config takes effect: opens its access log, binds its addresses, and publishes its
@@ -125,7 +156,9 @@ impl Parts {
         self.dataplane.set_limits(limits);
         self.handles.telemetry.gateway.store(gateway_name(config));
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
-        peers::configure(&self.links, config).await;
+        if !self.waits {
+            peers::configure(&self.links, config).await;
+        }
         let restart = self.fixed.changed(config);
         for key in &restart {
             tracing::warn!("the change of {key} takes effect after a restart; all other changes are in use");
@@ -140,6 +173,13 @@ impl Parts {
         });
         self.update_warnings(config);
         restart
+    }
+
+    /// Begins what only one process of the gateway may do: to write to the state folder, and to have links with peers.
+    pub(super) async fn begin_alone(&mut self, config: &Config) {
+        self.waits = false;
+        self.registries.aggregator.hold_state(false);
+        peers::configure(&self.links, config).await;
     }
 
     /// Opens and closes listeners, and ends the connections that the config does not admit.

@@ -61,12 +61,13 @@ pub(super) fn start(
     identity: &CertificateRotation,
     (inbox, liveness): (&Inbox, &Liveness),
     arrivals: mpsc::Receiver<HandedOver>,
+    instance: Arc<str>,
 ) -> Result<Links, String> {
-    let Handles { reader, telemetry, own, scope } = handles;
+    let Handles { reader, telemetry, own, scope, .. } = handles;
     let (inbox, liveness) = (inbox.clone(), liveness.clone());
     let importer = Arc::new(InboxImporter { inbox, liveness, scope: scope.clone() });
     let reader = (reader.clone(), own.clone());
-    let links = Links::start(reader, identity, importer, arrivals, instance(config), telemetry, scope);
+    let links = Links::start(reader, identity, importer, arrivals, instance, telemetry, scope);
     let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
     links.read_times(config.aggregator.state.as_deref());
     Ok(links)
@@ -92,7 +93,7 @@ fn suggested_name(config: &Config) -> String {
 }
 
 /// Returns the name of this process among the replicas of the gateway.
-fn instance(config: &Config) -> Arc<str> {
+pub(super) fn instance(config: &Config) -> Arc<str> {
     use std::hash::{BuildHasher, RandomState};
     format!("{}-{:016x}", config.policy.node.name, RandomState::new().hash_one(())).into()
 }

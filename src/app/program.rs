@@ -1,7 +1,8 @@
 //! The running program: its start, its reaction to events, reloads, and its end.
 
 use std::convert::Infallible;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,27 +11,38 @@ use tokio::time::sleep_until;
 
 use super::dns::Dns;
 use super::fixed::Fixed;
+use super::handles::Handles;
 use super::listeners::Listeners;
 use super::loading::{Loaded, Loader};
 use super::orders::{Reload, Supervisor};
-use super::parts::{Parts, Prepared};
+use super::parts::{Parts, Prepared, Succession};
+use super::peers;
 use super::systemd::ServiceManager;
+use super::upgrade::giving::{self, Step, Upgrades};
+use super::upgrade::moving::Giving;
+use super::upgrade::sockets::{LISTENER, Sockets, name, name_of};
+use super::upgrade::taking::Taking;
 use super::xds::Xds;
 use super::{EXIT_INTERNAL, Failed, THREADS, servers, shutdown, threads, upkeep};
 use isthmus_admin::certificates::file_problems;
-use isthmus_admin::{Command, problems};
+use isthmus_admin::{Command, Sources, problems};
 use isthmus_config::Config;
+use isthmus_dataplane::handle::Control;
 use isthmus_files::reading::Readings;
 use isthmus_files::watch::FileWatch;
 use isthmus_net::budget::raise_descriptor_limit;
 use isthmus_net::inherited::Inherited;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::Telemetry;
-use isthmus_telemetry::control::ReloadResult;
+use isthmus_telemetry::control::{ReloadResult, UpgradeResult};
 use isthmus_tls::files;
+use isthmus_upgrade::message::SocketName;
+use isthmus_upgrade::place;
 
 /// The time that resetting all connections may take after a second signal.
 const RESET_WITHIN: Duration = Duration::from_millis(200);
+/// The time that requests to the admin API may take when all connections have ended.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 const AGGREGATOR_ENDED: &str = "the aggregator has ended";
 
 /// The inputs of [`Program::start`].
@@ -45,6 +57,11 @@ pub(super) struct Inputs<'p> {
     pub(super) scope: Scope,
     pub(super) openings: Readings,
     pub(super) command: mpsc::Sender<Command>,
+    /// The program file and the arguments of this process.
+    pub(super) file: Result<giving::Program, String>,
+    /// The earlier process that this one takes over from.
+    pub(super) taking: Option<&'p mut Taking>,
+    pub(super) sockets: Sockets,
 }
 
 /// The running gateway.
@@ -59,6 +76,21 @@ pub(super) struct Program {
     manager: ServiceManager,
     /// The socket file of the admin listener, which a second stop signal removes.
     admin_file: servers::AdminFile,
+    upgrades: Upgrades,
+}
+
+/// The reason to end.
+enum Stop {
+    /// This order, or the fault.
+    Ordered(&'static str),
+    /// A new process serves.
+    HandedOver(Box<Giving>),
+}
+
+impl From<&'static str> for Stop {
+    fn from(why: &'static str) -> Self {
+        Self::Ordered(why)
+    }
 }
 
 /// The events that the main loop handles, except orders (see `orders`).
@@ -74,6 +106,8 @@ enum Event {
     Trust,
     /// Kubernetes clusters were found or removed.
     Clusters,
+    /// The next step of an upgrade.
+    Upgrade(Step),
     /// The aggregator has ended, which is an internal fault.
     AggregatorEnded,
 }
@@ -81,7 +115,9 @@ enum Event {
 impl Program {
     /// Starts all parts, waits for the registries, and opens the listeners.
     pub(super) async fn start(inputs: Inputs<'_>) -> Result<Self, String> {
-        let Inputs { path, config, inherited, manager, watch, telemetry, scope, openings, command } = inputs;
+        let Inputs { path, config, inherited, manager, watch, telemetry, scope, openings, command, .. } =
+            inputs;
+        let Inputs { file, mut taking, sockets, .. } = inputs;
         let fixed = Fixed::of(&config, raise_descriptor_limit());
         let (workers, limits) = (fixed.workers(), fixed.limits(&config));
         threads::can_be_made(THREADS + workers)?;
@@ -94,10 +130,14 @@ impl Program {
             "isthmus starts"
         );
         // Listeners are bound first, so that an address in use is reported before any other work.
-        let listeners = Listeners::new(inherited);
+        let listeners = Listeners::new(inherited, sockets.clone());
         listeners.warn_of_unused(&config.policy);
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
-        let mut parts = Parts::start(path, &config, fixed, listeners, telemetry, &scope).await?;
+        let instance = taking.as_ref().map(|taking| taking.instance.clone());
+        let instance = instance.unwrap_or_else(|| peers::instance(&config));
+        let succession =
+            Succession { sockets: sockets.clone(), instance: instance.clone(), waits: taking.is_some() };
+        let mut parts = Parts::start(path, &config, fixed, listeners, telemetry, &scope, succession).await?;
         parts.apply(&config).await;
         let xds = config.xds.clone().map(|options| {
             Xds::bind(options, limits.xds_connections, parts.identity.context(), &parts.handles)
@@ -109,22 +149,50 @@ impl Program {
             .map(|options| Dns::bind(&options, limits.dns_connections, &parts.handles));
         let dns = dns.transpose()?;
         let sources = parts.sources(xds.as_ref(), dns.as_ref(), command);
-        let admin_file = servers::open(&config, &sources, &scope).await?;
+        let mut admin_file = servers::AdminFile::default();
+        if taking.is_none() {
+            admin_file = servers::open(&config, &sources, &parts.handles).await?;
+        }
         upkeep::start(&sources, &scope);
         scope.spawn(sources.dataplane.check(sources.reader.clone()));
-        scope.spawn(problems::watch(sources));
+        scope.spawn(problems::watch(sources.clone()));
         parts.registries.are_read(&config).await;
         parts.update_warnings(&config);
-        parts.open(&config, bound).await;
+        if let Some(taking) = &mut taking {
+            let closed = || closed_gates(&sources, &config);
+            taking.ready(closed, &sources.dataplane, &parts.handles.telemetry).await?;
+        }
         // The xDS and DNS servers start after the registries have been read. Otherwise an xDS client that reconnects would lose
         // the endpoints of registries that are not read yet, and DNS clients would learn that names do not exist.
         xds.map_or(Ok(()), |xds| xds.serve(&parts.handles))?;
         dns.map_or(Ok(()), |dns| dns.serve(&parts.handles))?;
-        let program = Self { config, parts, watch, openings, manager, admin_file };
+        if taking.is_some() {
+            // The sockets of admin and health were served without a gap, so the first answer there must be that the gateway is ready.
+            parts.update_status(|status| status.serving = true);
+            admin_file = servers::open(&config, &sources, &parts.handles).await?;
+        }
+        let status = parts.status.clone();
+        let upgrades = Upgrades::open(file, upgrade_path(&config), instance, &sockets, status).await;
+        // Connections are accepted last, when nothing can fail any more.
+        parts.open(&config, bound).await;
+        if let Some(taking) = taking {
+            taking.serves(&sockets).await;
+            parts.begin_alone(&config).await;
+            let taken_over = taking.taken_over();
+            parts.update_status(|status| status.taken_over = Some(taken_over));
+            manager.main_process(std::process::id());
+        }
+        let program = Self { config, parts, watch, openings, manager, admin_file, upgrades };
         program.manager.watch_workers(program.parts.dataplane.control(), &scope);
         program.manager.ready(&program.serving());
         program.parts.update_status(|status| status.serving = true);
         Ok(program)
+    }
+
+    /// Goes on with the connections of the earlier process, in a task.
+    pub(super) fn follow(&self, taking: Taking) {
+        let Handles { telemetry, scope, .. } = self.parts.handles.clone();
+        scope.spawn(taking.follow(self.parts.dataplane.control(), telemetry, self.parts.status.clone()));
     }
 
     /// Returns the status line for the service manager: the addresses of the listeners.
@@ -147,8 +215,10 @@ impl Program {
     ) -> Result<(), Failed> {
         let why = match self.handle_events(&mut supervisor, &mut loader).await {
             Ok(never) => match never {},
-            Err(why) => why,
+            Err(Stop::Ordered(why)) => why,
+            Err(Stop::HandedOver(giving)) => return self.hand_over(*giving, supervisor).await,
         };
+        self.upgrades.fail("the old process was ordered to stop");
         let internal = why == AGGREGATOR_ENDED;
         match internal {
             true => tracing::error!(
@@ -202,11 +272,14 @@ impl Program {
         &mut self,
         supervisor: &mut Supervisor,
         loader: &mut Loader,
-    ) -> Result<Infallible, &'static str> {
+    ) -> Result<Infallible, Stop> {
         let mut trust = self.parts.identity.context().trust;
         // The roots may have changed since the config was applied.
         self.parts.publish_trust_roots();
         loop {
+            if let Some(waiters) = supervisor.upgrade.take() {
+                self.upgrades.begin(waiters);
+            }
             let (may_begin, is_asked) = (loader.may_begin(), supervisor.reload.is_some());
             let event = tokio::select! {
                 // Orders have priority, then requested reloads, then other events.
@@ -221,6 +294,7 @@ impl Program {
                 () = self.parts.links.enrolment().stored() => Event::Enrolled,
                 _ = trust.changed() => Event::Trust,
                 () = self.parts.registries.clusters.changed() => Event::Clusters,
+                step = self.upgrades.next() => Event::Upgrade(step),
                 () = self.parts.registries.aggregator.ended() => Event::AggregatorEnded,
             };
             match event {
@@ -237,7 +311,8 @@ impl Program {
                     supervisor.during(self.parts.dataplane.readmit()).await?;
                 }
                 Event::Clusters => supervisor.during(self.renew_clusters()).await?,
-                Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
+                Event::Upgrade(step) => self.upgrade(step, supervisor).await?,
+                Event::AggregatorEnded => return Err(AGGREGATOR_ENDED.into()),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
                     // The problems have already been logged, counted and added to the status.
                     let result = supervisor.during(self.reload(&why.join(", "), *loaded)).await?;
@@ -255,6 +330,87 @@ impl Program {
                 }
             }
         }
+    }
+
+    /// Takes the next step of an upgrade; the error is the reason to end.
+    async fn upgrade(&mut self, step: Step, supervisor: &mut Supervisor) -> Result<(), Stop> {
+        let Handles { telemetry, scope, .. } = self.parts.handles.clone();
+        let control = self.parts.dataplane.control();
+        let failed = match step {
+            Step::Arrived(stream) => {
+                let offer = supervisor.during(self.offer(&control)).await?;
+                self.upgrades.arrive(stream, offer, &scope);
+                return Ok(());
+            }
+            Step::Agreed(mut agreed) => {
+                let begun = supervisor.during(agreed.go(&control, &telemetry.recorder)).await?;
+                match begun {
+                    Ok(began) => {
+                        return Err(Stop::HandedOver(Box::new(self.upgrades.hand_over(*agreed, began))));
+                    }
+                    Err(why) => why,
+                }
+            }
+            Step::Failed(why) => why,
+        };
+        telemetry.control.upgraded(UpgradeResult::Failed);
+        self.upgrades.fail(&failed);
+        Ok(())
+    }
+
+    /// Returns descriptors of all listening sockets, by name.
+    async fn offer(&self, control: &Control) -> std::io::Result<Vec<(SocketName, OwnedFd)>> {
+        let mut offer = self.parts.listeners.inherited()?;
+        offer.extend(self.parts.handles.sockets.open()?);
+        offer.extend(self.upgrades.socket());
+        // The sockets of the service manager are offered once, and not those of each worker.
+        let bound = control.sockets().await.0.into_iter().map(|(key, socket)| (name_of(&key), socket));
+        let bound = bound.filter(|((kind, _), _)| *kind == LISTENER);
+        offer.extend(bound.map(|((kind, key), socket)| (name(kind, &key), socket)));
+        Ok(offer)
+    }
+
+    /// Hands the connections over to a process that serves, and ends when none is left.
+    async fn hand_over(self, mut giving: Giving, mut supervisor: Supervisor) -> Result<(), Failed> {
+        let Self { parts, config, admin_file, manager, upgrades, .. } = self;
+        supervisor.set_draining();
+        manager.main_process(giving.process());
+        if giving.takes_admin
+            && let Some(file) = admin_file.get()
+        {
+            file.leave();
+        }
+        let Parts { handles, dataplane, exporter, links, registries, .. } = parts;
+        handles.stop.order();
+        handles.sockets.close();
+        let aggregator = registries.aggregator.clone();
+        let write = move || {
+            aggregator.write_copies();
+            aggregator.hold_state(true);
+            links.hand_over();
+        };
+        if tokio::task::spawn_blocking(write).await.is_err() {
+            tracing::error!("writing the state folder panicked");
+        }
+        giving.commit().await;
+        let (control, within) = (dataplane.control(), config.drain.timeout);
+        let ending = async {
+            let (left, gives) =
+                (shutdown::leave(dataplane, within), giving.give(&control, &handles.telemetry, within));
+            tokio::join!(left, gives);
+            exporter.finish().await;
+            // The callers of `isthmus upgrade` get their answer, and other requests theirs.
+            let _ = tokio::time::timeout(ANSWERED_WITHIN, handles.stop.finished()).await;
+        };
+        if supervisor.during(ending).await.is_err() {
+            tracing::warn!("second signal received, exiting at once");
+            let _ = tokio::time::timeout(RESET_WITHIN, control.reset()).await;
+            handles.telemetry.writer.flush();
+            std::process::exit(1);
+        }
+        // Kept until here, because the tasks of registries end with the aggregator, also the one that gives up the Lease.
+        drop((registries, upgrades));
+        Ok(())
     }
 
     /// Configures the aggregator with the Kubernetes clusters that are found at present.
@@ -316,6 +472,19 @@ impl Program {
         }
         problems
     }
+}
+
+/// Returns the readiness gates that are closed, each with the reason, except those that open when the process serves.
+fn closed_gates(sources: &Sources, config: &Config) -> Vec<String> {
+    let gates = sources.gates(&config.policy.node.cluster).into_iter();
+    let gates = gates.filter(|gate| !matches!(&*gate.name, "listeners" | "dns server"));
+    gates.filter_map(|gate| Some(format!("{}: {}", gate.name, gate.closed?))).collect()
+}
+
+/// Returns the path of the upgrade socket.
+fn upgrade_path(config: &Config) -> Result<PathBuf, String> {
+    let runtime = std::env::var_os("RUNTIME_DIRECTORY");
+    place::path(runtime.as_deref(), config.aggregator.state.as_deref())
 }
 
 /// Returns the answer to a reload that was applied. `restart` lists the changes that need a restart, `unusable` the problems of

@@ -27,6 +27,7 @@ use isthmus_peer::imports::registry::PeerRegistry;
 use isthmus_snapshot::change::Change;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 use isthmus_telemetry::control::Control;
 use isthmus_world::{LaterReader, Reader};
 
@@ -50,7 +51,8 @@ impl Registries {
         config: &Config,
         inbox: &Inbox,
         telemetry: &Arc<Control>,
-        scope: &Scope,
+        (scope, stop): (&Scope, &Stop),
+        is_held: bool,
     ) -> Result<(Self, Reader), String> {
         let mut clusters = Clusters::new(scope.clone());
         clusters.configure(&config.registries, config.aggregator.start_timeout).await;
@@ -58,14 +60,15 @@ impl Registries {
         let sources = sources(config, &mut clusters);
         // Registries are started before the first snapshot exists, so the reader is set later.
         let (snapshots, liveness) = (LaterReader::default(), Liveness::default());
-        let (later, inbox, registry_scope) = (snapshots.clone(), inbox.clone(), scope.clone());
+        let (later, inbox, tasks) = (snapshots.clone(), inbox.clone(), (scope.clone(), stop.clone()));
         let of_peers = liveness.clone();
         let registries: Arc<Factory> =
-            Arc::new(move |spec| registry_of(spec, &registry_scope, &later, (&inbox, &of_peers)));
+            Arc::new(move |spec| registry_of(spec, &tasks, &later, (&inbox, &of_peers)));
         let (telemetry, owner_scope) = (telemetry.clone(), scope.clone());
         // The build takes long with a large config, so it runs on a background thread.
         let world =
-            background::run(move || owner::start(sources, registries, &telemetry, &owner_scope)).await;
+            background::run(move || owner::start(sources, registries, &telemetry, &owner_scope, is_held))
+                .await;
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
         // The result is ignored, since only this line sets the reader.
         let _ = snapshots.set(reader.clone());
@@ -158,14 +161,14 @@ impl Registry for UnreadSource {
 /// Creates the registry that a spec describes.
 fn registry_of(
     spec: &RegistrySpec,
-    scope: &Scope,
+    (scope, stop): &(Scope, Stop),
     world: &LaterReader,
     (inbox, liveness): (&Inbox, &Liveness),
 ) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
-        RegistryKind::Kubernetes(cluster) => kubernetes::registry(spec, cluster, scope, world),
+        RegistryKind::Kubernetes(cluster) => kubernetes::registry(spec, cluster, scope, world, stop),
         RegistryKind::KubernetesClusters(_) => Box::new(UnreadSource(spec.clone())),
         RegistryKind::Peer(peer) => {
             Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone(), liveness.clone()))

@@ -12,13 +12,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
+use super::handles::Handles;
 use isthmus_admin::Sources;
 use isthmus_admin::server::{self, Hosts, Part};
 use isthmus_config::Config;
 use isthmus_model::address::{AdminBind, Bind};
-use isthmus_net::listen::listen;
+use isthmus_net::listen::{adopt, listen};
 use isthmus_net::unix::{UnixFile, UnixSocket};
-use isthmus_tasks::scope::Scope;
 
 /// The time within which the process that holds an address must answer.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ struct Server {
     name: &'static str,
     at: At,
     sources: Sources,
-    scope: Scope,
+    handles: Handles,
     file: AdminFile,
 }
 
@@ -58,7 +58,7 @@ struct Server {
 pub(super) type AdminFile = Arc<OnceLock<UnixFile>>;
 
 /// Opens the listeners of the config.
-pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> Result<AdminFile, String> {
+pub(super) async fn open(config: &Config, sources: &Sources, handles: &Handles) -> Result<AdminFile, String> {
     let file = AdminFile::default();
     let admin = config.admin.clone().map(|bind| match bind {
         AdminBind::Address(address) => At::Tcp(Bind::Address(address)),
@@ -71,8 +71,8 @@ pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> R
     ];
     for (part, name, at) in listeners {
         if let Some(at) = at {
-            let (sources, scope, file) = (sources.clone(), scope.clone(), file.clone());
-            Server { part, name, at, sources, scope, file }.start().await?;
+            let (sources, handles, file) = (sources.clone(), handles.clone(), file.clone());
+            Server { part, name, at, sources, handles, file }.start().await?;
         }
     }
     Ok(file)
@@ -96,26 +96,34 @@ impl Server {
             address = %self.at,
             "a draining gateway still uses the address; the listener opens when that gateway has exited"
         );
-        let scope = self.scope.clone();
+        let scope = self.handles.scope.clone();
         scope.spawn(self.open_later());
         Ok(())
     }
 
     async fn open(&self) -> io::Result<()> {
+        let (kind, key) = (self.part.name(), self.at.to_string());
+        let Handles { scope, stop, sockets, .. } = &self.handles;
+        let handed = sockets.take(kind, &key);
         match &self.at {
             At::Tcp(bind) => {
-                let listening = listen(*bind, 1)?;
+                let listening = handed.map_or_else(|| listen(*bind, 1), |handed| adopt(handed, 1))?;
                 tracing::info!(listener = self.name, address = %listening.address, "listening");
                 for socket in listening.sockets {
+                    sockets.opened(kind, &key, &socket);
                     let listener = TcpListener::from_std(socket.into())?;
-                    server::serve(self.part, listener, Hosts::Own, self.sources.clone(), &self.scope);
+                    server::serve(self.part, listener, Hosts::Own, self.sources.clone(), scope, stop);
                 }
             }
             At::Unix(path) => {
-                let listener = UnixSocket::listen(path).await?;
+                let listener = match handed.and_then(|handed| handed.into_iter().next()) {
+                    Some(socket) => UnixSocket::of(socket, path)?,
+                    None => UnixSocket::listen(path).await?,
+                };
+                sockets.opened(kind, &key, &listener.socket()?);
                 self.file.get_or_init(|| listener.file());
                 tracing::info!(listener = self.name, address = %self.at, "listening");
-                server::serve(self.part, listener, Hosts::Any, self.sources.clone(), &self.scope);
+                server::serve(self.part, listener, Hosts::Any, self.sources.clone(), scope, stop);
             }
         }
         Ok(())

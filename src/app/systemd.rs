@@ -5,6 +5,8 @@ use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram as StdDatagram};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -23,13 +25,15 @@ const STATUS_MAX: usize = 512;
 /// The service manager that has started this process; if there is none, no message is sent.
 pub(super) struct ServiceManager {
     messages: Option<mpsc::Sender<String>>,
+    /// True once another process is the main process of the service.
+    ended: Arc<AtomicBool>,
 }
 
 impl ServiceManager {
     /// Finds the manager by `NOTIFY_SOCKET`. A task sends the messages, so that a manager that does not read them delays
     /// nothing.
     pub(super) fn from_environment(scope: &Scope) -> Self {
-        let none = Self { messages: None };
+        let none = Self { messages: None, ended: Arc::default() };
         let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return none };
         let socket = match connected(&name) {
             Ok(socket) => socket,
@@ -49,7 +53,7 @@ impl ServiceManager {
                 }
             }
         });
-        Self { messages: Some(messages) }
+        Self { messages: Some(messages), ended: Arc::default() }
     }
 
     /// Sends a message to the service manager: assignments such as `READY=1`, one per line.
@@ -70,6 +74,12 @@ impl ServiceManager {
         self.notify(&format!("READY=1\nSTATUS={line}"));
     }
 
+    /// Notifies the manager that another process is the main process of the service.
+    pub(super) fn main_process(&self, process: u32) {
+        self.notify(&format!("MAINPID={process}"));
+        self.ended.store(process != std::process::id(), Ordering::Relaxed);
+    }
+
     /// Notifies the manager that a reload begins. The message contains the time, so that the manager can distinguish this
     /// reload from one that began before the manager sent its signal.
     pub(super) fn reloading(&self) {
@@ -82,11 +92,15 @@ impl ServiceManager {
     /// manager has no watchdog for this process.
     pub(super) fn watch_workers(&self, workers: Control, scope: &Scope) {
         let (Some(messages), Some(time)) = (self.messages.clone(), watchdog()) else { return };
+        let ended = self.ended.clone();
         scope.spawn(async move {
             let mut every = interval(time / 2);
             every.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 every.tick().await;
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
                 if workers.alive(time / 4).await {
                     let _ = messages.try_send("WATCHDOG=1".to_owned());
                 } else {

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use super::handles::Handles;
 use isthmus_model::address::Bind;
 use isthmus_net::incoming::Incoming;
-use isthmus_net::listen::listen;
+use isthmus_net::listen::{adopt, listen};
 use isthmus_telemetry::discovery::Discovery;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
@@ -19,6 +19,9 @@ use isthmus_xds::kind::Kind;
 use isthmus_xds::options::Options;
 use isthmus_xds::server::{self, Service};
 use isthmus_xds::status::Clients;
+
+/// The kind of the socket in an upgrade.
+const KIND: &str = "xds";
 
 /// The xDS server, bound but not yet serving.
 pub(super) struct Xds {
@@ -44,11 +47,15 @@ impl Xds {
         let config = config.map_err(|error| format!("cannot make TLS for xds: {error}"))?;
         let tls = config.map(|config| Tls { config: Arc::new(config), trust });
         let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");
-        let mut listening = listen(Bind::Address(bind), 1).map_err(cannot)?;
+        let handed = handles.sockets.take(KIND, &bind.to_string());
+        let listening = handed.map_or_else(|| listen(Bind::Address(bind), 1), |sockets| adopt(sockets, 1));
+        let mut listening = listening.map_err(cannot)?;
         let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;
+        handles.sockets.opened(KIND, &bind.to_string(), &socket);
         tracing::info!(listener = "xds", address = %listening.address, "listening");
         let metrics = Discovery::new(&handles.telemetry.recorder, Kind::ALL.map(Kind::text));
-        let service = Service::new(Hub::new(handles.reader.clone()), metrics, options, handles.scope.clone());
+        let (scope, stop) = (handles.scope.clone(), handles.stop.clone());
+        let service = Service::new(Hub::new(handles.reader.clone()), metrics, options, scope, stop);
         handles.own.listens(listening.address);
         Ok(Self { service, socket, tls, connections })
     }

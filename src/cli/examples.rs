@@ -5,7 +5,8 @@ pub(super) const RUN: &str = "Examples:
   isthmus run -c gateway.yaml         with this file
   isthmus run -c conf.d               with all files of a directory
 
-SIGTERM stops gracefully, and a second SIGTERM at once. SIGHUP reloads the config. SIGUSR1 reopens the log files.";
+SIGTERM stops gracefully, and a second SIGTERM at once. SIGHUP reloads the config. SIGUSR1 reopens the log files.
+SIGUSR2 replaces the process by a new one, as `isthmus upgrade` does.";
 
 pub(super) const SCHEMA: &str = "Examples:
   isthmus schema > isthmus.schema.json        for editors, and for checks in a pipeline
@@ -54,6 +55,11 @@ pub(super) const RELOAD: &str = "Examples:
   isthmus reload                      prints `applied`, or the mistakes of the file
 
 If the file has mistakes, the config in use does not change, and the exit code is 1.";
+
+pub(super) const UPGRADE: &str = "Examples:
+  isthmus upgrade                     starts the program file of the gateway again, and waits until connections have moved
+
+The exit code is 1 if the new process cannot serve; then the old one goes on. SIGUSR2 does the same as this command.";
 
 pub(super) const ENDPOINT: &str = "Examples:
   isthmus endpoint drain 10.0.0.1:8443        no new connections; open ones continue

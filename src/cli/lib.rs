@@ -84,6 +84,9 @@ enum Command {
         /// The config file, or a directory of them [default: isthmus.yaml, then /etc/isthmus/isthmus.yaml]
         #[arg(short, long, value_name = "FILE")]
         config: Option<PathBuf>,
+        /// Take over from the running gateway with this upgrade socket: its listening sockets, and its connections by SNI
+        #[arg(long, value_name = "SOCKET")]
+        take_over: Option<PathBuf>,
     },
     /// Check config files as `run` does, without running the gateway
     #[command(after_help = validate::EXAMPLES)]
@@ -152,6 +155,9 @@ enum Command {
     /// End a drain
     #[command(after_help = drains::UNDRAIN_EXAMPLES)]
     Undrain(drains::Undrain),
+    /// Replace the running gateway by a new process of its program file, which takes over its sockets and live connections
+    #[command(after_help = examples::UPGRADE)]
+    Upgrade(Admin),
     /// Take an endpoint of the running gateway out of service, or back into service; a restart undoes this
     #[command(subcommand, after_help = examples::ENDPOINT)]
     Endpoint(EndpointOrder),
@@ -217,9 +223,9 @@ enum PeerAction {
 /// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Command::Run { config } = &cli.command {
+    if let Command::Run { config, take_over } = &cli.command {
         return match config_path(config.as_deref()) {
-            Ok(path) => app::run(&path),
+            Ok(path) => app::run(&path, take_over.as_deref()),
             Err(failure) => exit(Err(failure)),
         };
     }
@@ -269,6 +275,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Drain(order) => drains::order(&order, out),
         Command::Drains(reading) => drains::list(&reading, out),
         Command::Undrain(undrain) => drains::undrain(&undrain, out),
+        Command::Upgrade(admin) => orders::upgrade(&admin, out),
         Command::Endpoint(order) => orders::endpoint(&order, out),
         Command::Close { id, admin } => orders::close(id, &admin, out),
         Command::LogLevel { level, admin } => orders::log_level(&level, &admin, out),

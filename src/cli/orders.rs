@@ -1,6 +1,7 @@
 //! The commands that change the running gateway, and `healthcheck`.
 
 use std::io::Write;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
@@ -10,6 +11,9 @@ use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output;
 use isthmus_dataplane::withdrawals::Which;
+
+/// The time that an upgrade may take: the new process has a minute to get ready.
+const UPGRADED_WITHIN: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum EndpointOrder {
@@ -47,6 +51,10 @@ fn endpoint_address(text: &str) -> Result<String, String> {
 
 pub(super) fn drain(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
     print_response(client::post(&admin.url(), "/api/v1/drain")?, out)
+}
+
+pub(super) fn upgrade(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    print_response(client::post_text(&admin.url(), "/api/v1/upgrade", "", UPGRADED_WITHIN)?, out)
 }
 
 pub(super) fn close(id: u64, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {

@@ -271,6 +271,17 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     let config = &status.config;
     let running = if config.file_is_running { "" } else { ", but the file on disk was rejected" };
     writeln!(out, "isthmus {}, {ready}, up {} s", status.version, status.uptime_seconds)?;
+    if let Some(earlier) = &status.taken_over {
+        let state = match earlier.has_ended {
+            true => "has ended".to_owned(),
+            false => format!("connections that end there: {}", earlier.left),
+        };
+        writeln!(
+            out,
+            "took over from process {} (version {}) at {}; connections moved: {}; the earlier process: {state}",
+            earlier.process, earlier.version, earlier.since, earlier.moved
+        )?;
+    }
     writeln!(out, "config {} in use since {}{running}", config.path, config.since)?;
     for (heading, lines) in [("rejected", &config.rejected), ("warning", &config.warnings)] {
         for line in lines {

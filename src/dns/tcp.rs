@@ -17,6 +17,7 @@ use super::server::{Next, Server};
 use isthmus_net::door::{Limits, Seat};
 use isthmus_net::incoming::{Guarded, Incoming};
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stopped;
 
 /// The longest query in bytes.
 const QUERY_BYTES_MAX: usize = 4_096;
@@ -30,10 +31,14 @@ pub fn limits(connections: usize) -> Limits {
     Limits { first_request: Some(IDLE), ..Limits::new(connections) }
 }
 
-/// Answers the queries of all connections.
-pub async fn serve(server: Arc<Server>, incoming: Incoming, scope: Scope) {
+/// Answers the queries of all connections, and accepts no more after the order to stop.
+pub async fn serve(server: Arc<Server>, incoming: Incoming, scope: Scope, mut stopped: Stopped) {
     loop {
-        let (stream, seat) = incoming.accept().await;
+        let (stream, seat) = tokio::select! {
+            biased;
+            () = stopped.ordered() => return,
+            accepted = incoming.accept() => accepted,
+        };
         let server = server.clone();
         scope.spawn(async move {
             let peer = seat.peer();

@@ -11,6 +11,7 @@ use super::answer::{Reply, Transport};
 use super::rate::Rates;
 use super::server::{Next, Server};
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stopped;
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::names::Unanswered;
 
@@ -23,13 +24,18 @@ const REST: Duration = Duration::from_millis(50);
 /// The shortest time between two log lines about failed reads.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// Answers the queries of a socket.
-pub async fn serve(server: Arc<Server>, socket: UdpSocket, scope: Scope) {
+/// Answers the queries of a socket until the order to stop.
+pub async fn serve(server: Arc<Server>, socket: UdpSocket, scope: Scope, mut stopped: Stopped) {
     let socket = Arc::new(socket);
     let (mut rates, begun, said) = (Rates::default(), Instant::now(), LogThrottle::new(SAID_EVERY));
     let mut buffer = vec![0; QUERY_BYTES_MAX];
     loop {
-        if let Err(error) = socket.readable().await {
+        let readable = tokio::select! {
+            biased;
+            () = stopped.ordered() => return,
+            readable = socket.readable() => readable,
+        };
+        if let Err(error) = readable {
             rest(&error, &said).await;
             continue;
         }

@@ -22,6 +22,7 @@ use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Report;
 use isthmus_snapshot::clusterset::COMPARED;
+use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
@@ -160,8 +161,8 @@ impl ExportWriter {
         }
     }
 
-    /// Writes conditions until the task is aborted.
-    pub(super) async fn run(mut self) {
+    /// Writes conditions until the task is aborted or the order to stop, and then gives up the Lease.
+    pub(super) async fn run(mut self, mut stopped: Stopped) {
         loop {
             let (writing, pause) = match self.turn().await {
                 Ok(()) => (self.first_refusal().unwrap_or_default(), RENEW_EVERY),
@@ -171,7 +172,27 @@ impl ExportWriter {
                 },
             };
             self.publish(writing);
-            sleep(pause).await;
+            tokio::select! {
+                biased;
+                () = stopped.ordered() => return self.release().await,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Gives up the Lease if this replica holds it, so that another one need not wait until it expires.
+    async fn release(&mut self) {
+        if self.renewed.take().is_none() {
+            return;
+        }
+        let path =
+            format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/{LEASE_NAME}", self.spec.namespace);
+        let Ok(bytes) = self.client.object(&path).await else { return };
+        let Ok(mut lease) = parsed(&bytes) else { return };
+        if lease["spec"]["holderIdentity"] == *self.spec.holder {
+            lease["spec"]["holderIdentity"] = "".into();
+            // If this fails, the Lease expires.
+            let _ = self.put(Method::PUT, &path, lease).await;
         }
     }
 

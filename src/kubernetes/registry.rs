@@ -26,6 +26,7 @@ use isthmus_net::channel::cut;
 use isthmus_snapshot::change::{Change, Report};
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 use isthmus_world::LaterReader;
 
 /// The interval at which credentials are read again, and the report is renewed.
@@ -55,13 +56,21 @@ pub struct KubernetesRegistry {
     kubernetes: Arc<KubernetesSpec>,
     scope: Scope,
     world: LaterReader,
+    /// The order to give up the Lease of the writer of conditions.
+    stop: Stop,
 }
 
 impl KubernetesRegistry {
     /// Makes the registry. Tasks of its connections run in `scope`; the condition `Conflict` of ServiceExports is read from
-    /// `world`.
-    pub fn new(spec: RegistrySpec, kubernetes: KubernetesSpec, scope: Scope, world: LaterReader) -> Self {
-        Self { spec, kubernetes: Arc::new(kubernetes), scope, world }
+    /// `world`. With the order to stop, the Lease of the writer of conditions is given up.
+    pub fn new(
+        spec: RegistrySpec,
+        kubernetes: KubernetesSpec,
+        scope: Scope,
+        world: LaterReader,
+        stop: Stop,
+    ) -> Self {
+        Self { spec, kubernetes: Arc::new(kubernetes), scope, world, stop }
     }
 }
 
@@ -206,7 +215,8 @@ impl Follower {
         }
         let (spec, scope) = (self.registry.kubernetes.clone(), self.registry.scope.clone());
         let known = (self.registry.spec.cluster.clone(), self.registry.world.clone());
-        let start = async move { Session::start(found, spec, known, scope).await };
+        let tasks = (scope, self.registry.stop.clone());
+        let start = async move { Session::start(found, spec, known, tasks).await };
         self.trial = Trial::Starting(self.registry.scope.spawn(start));
     }
 
@@ -391,7 +401,7 @@ impl Session {
         found: Found,
         spec: Arc<KubernetesSpec>,
         (cluster, world): (ClusterId, LaterReader),
-        scope: Scope,
+        (scope, stop): (Scope, Stop),
     ) -> Result<Self, Fault> {
         let Found { access, digest } = found;
         let client = Arc::new(Client::new(access, scope.clone())?);
@@ -406,7 +416,7 @@ impl Session {
         let writer = spec.export_writer.clone().map(|writer| {
             let known = (cluster.clone(), world);
             let writer = ExportWriter::new(client.clone(), writer, known, wanted, writing);
-            scope.spawn(writer.run()).abort_handle()
+            scope.spawn(writer.run(stop.receiver())).abort_handle()
         });
         let exports = writer.as_ref().map(|_| exports);
         let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {

@@ -19,6 +19,7 @@ use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_model::place::ClusterId;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 use isthmus_world::LaterReader;
 
 /// Creates the registry of one Kubernetes cluster. `world` is set when the first snapshot is published.
@@ -27,8 +28,10 @@ pub fn registry(
     kubernetes: &KubernetesSpec,
     scope: &Scope,
     world: &LaterReader,
+    stop: &Stop,
 ) -> Box<dyn Registry> {
-    Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
+    let (spec, kubernetes, scope) = (spec.clone(), kubernetes.clone(), scope.clone());
+    Box::new(KubernetesRegistry::new(spec, kubernetes, scope, world.clone(), stop.clone()))
 }
 
 /// The cluster sources of the config in use.

@@ -180,6 +180,14 @@ impl Links {
         configured.values().for_each(|link| link.end(Order::Stop));
     }
 
+    /// Ends all links, because a new process of this gateway goes on with them, and writes nothing any more. Blocks.
+    pub fn hand_over(&self) {
+        self.write_times();
+        self.0.shared.times.keep_in(None);
+        let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        configured.values().for_each(|link| link.end(Order::HandOver));
+    }
+
     async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {
         while let Some(arrival) = arrivals.recv().await {
             let source = arrival.source;

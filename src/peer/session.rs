@@ -75,6 +75,8 @@ pub(super) enum Order {
     End,
     /// The link ends, because the gateway stops.
     Stop,
+    /// The link ends, because another process of this gateway goes on with the same name.
+    HandOver,
     /// The operator has removed the peer. The link ends, and this gateway asks the peer to remove our services.
     Part,
 }
@@ -351,6 +353,7 @@ impl Session {
                     let (why, forget, stops) = match order {
                         Order::Part => ("the peer was removed from the config", true, false),
                         Order::Stop => (STOPS, false, true),
+                        Order::HandOver => ("the gateway goes on in a new process", false, false),
                         Order::End | Order::GoOn => ("the config has changed", false, false),
                     };
                     let why = why.to_owned();

@@ -1,6 +1,6 @@
 //! Tasks, and what they share.
 //!
-//! - `scope`: tasks that a stop waits for. `background`: threads for long computations, at a low priority.
+//! - `scope`: tasks that a stop waits for. `stop`: the order to end to tasks that serve clients. `background`: threads for long computations, at a low priority.
 //! - `latest`: a value that is set later and may change; readers wait for it.
 //! - `backoff`, `throttle`, `timer`: when to try again, how often to say something, and a timer of the kernel.
 
@@ -8,5 +8,6 @@ pub mod background;
 pub mod backoff;
 pub mod latest;
 pub mod scope;
+pub mod stop;
 pub mod throttle;
 pub mod timer;

@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use super::incoming::Connection;
 use isthmus_net::metered::Metered;
+use isthmus_tasks::stop::Stopped;
 
 /// The receive windows of a connection and of a stream, in bytes.
 const WINDOWS: (u32, u32) = (256 << 10, 64 << 10);
@@ -51,6 +52,7 @@ pub(super) enum ConnectionFault {
 pub(super) async fn serve(
     Connection { io, mut ended, .. }: Connection,
     mut open: impl FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream,
+    mut stopped: Stopped,
 ) -> Result<(), ConnectionFault> {
     let handshake = server::Builder::new()
         .initial_window_size(WINDOWS.1)
@@ -64,6 +66,7 @@ pub(super) async fn serve(
         frames = handshake => frames?,
     };
     let mut silent = pin!(until_silent(frames.ping_pong(), KEEP_ALIVE));
+    let mut is_leaving = false;
     let mut streams = FuturesUnordered::<Stream>::new();
     loop {
         tokio::select! {
@@ -72,6 +75,12 @@ pub(super) async fn serve(
             biased;
             error = &mut ended => return Err(error.into()),
             () = &mut silent => return Err(ConnectionFault::Silent),
+            // The streams end with the connection, after GOAWAY: the client connects again and says what it has.
+            () = stopped.ordered(), if !is_leaving => {
+                is_leaving = true;
+                streams.clear();
+                frames.graceful_shutdown();
+            }
             Some(()) = streams.next() => {}
             accepted = frames.accept() => match accepted {
                 Some(accepted) => {

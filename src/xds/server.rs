@@ -31,6 +31,7 @@ use isthmus_net::incoming::Incoming;
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_proto::envoy::service::discovery::v3 as discovery;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 use isthmus_telemetry::discovery::Discovery as Metrics;
 
 /// The largest request in bytes. A client that reconnects sends all of its names with their versions, about 120 bytes each.
@@ -51,15 +52,16 @@ pub struct Service {
     metrics: Metrics,
     options: Options,
     scope: Scope,
+    stop: Stop,
     names: Arc<Budget>,
     unfinished: Arc<Budget>,
 }
 
 impl Service {
-    /// Makes the service; streams run in `scope`.
-    pub fn new(hub: Arc<Hub>, metrics: Metrics, options: Options, scope: Scope) -> Arc<Self> {
+    /// Makes the service; streams run in `scope` until the order to stop.
+    pub fn new(hub: Arc<Hub>, metrics: Metrics, options: Options, scope: Scope, stop: Stop) -> Arc<Self> {
         let (names, unfinished) = (Budget::new(NAMES_BYTES_MAX.1), Budget::new(REQUESTS_BYTES_MAX));
-        Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, names, unfinished })
+        Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, stop, names, unfinished })
     }
 
     /// Returns the connected clients.
@@ -68,15 +70,20 @@ impl Service {
     }
 }
 
-/// Serves clients until the process ends.
+/// Serves clients until the order to stop: then no more are accepted, and those that are connected are asked to connect again.
 pub fn serve(service: &Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
     service.scope.spawn(service.hub.clone().run());
     service.scope.spawn(accept(service.clone(), incoming, tls));
 }
 
 async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
+    let mut stopped = service.stop.receiver();
     loop {
-        let (socket, seat) = incoming.accept().await;
+        let (socket, seat) = tokio::select! {
+            biased;
+            () = stopped.ordered() => return,
+            accepted = incoming.accept() => accepted,
+        };
         let (client, tls) = (service.clone(), tls.clone());
         // One task per connection, so that a slow handshake delays no other client.
         service.scope.spawn(async move {
@@ -94,9 +101,11 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
             drop(seat);
             let called_on = connection.called_on.clone();
             let peer = called_on.caller.peer;
+            let client_stop = client.stop.clone();
             let open = move |request, respond| open(&client, &called_on, request, respond);
             // The future is boxed because the task would otherwise contain it several times.
-            if let Err(error) = Box::pin(connection::serve(connection, open)).await {
+            let stopped = client_stop.receiver();
+            if let Err(error) = Box::pin(connection::serve(connection, open, stopped)).await {
                 tracing::debug!(%peer, %error, "an xDS connection ended");
             }
         });

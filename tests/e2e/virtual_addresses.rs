@@ -30,6 +30,7 @@ use isthmus::snapshot::routes::Resolved;
 use isthmus::snapshot::trust_roots::TrustRoots;
 use isthmus::snapshot::virtual_addresses::{Ranges, VirtualAddresses};
 use isthmus::tasks::scope::Scope;
+use isthmus::tasks::stop::Stop;
 use isthmus::telemetry::discovery::Discovery;
 use isthmus::telemetry::recorder::Recorder;
 use isthmus::world::Publisher;
@@ -132,14 +133,15 @@ impl Control {
         let runtime = Runtime::new().expect("a runtime");
         let (snapshot, addresses) = world(Some(endpoint), 1);
         let (publisher, reader) = Publisher::new(snapshot);
-        let (scope, recorder) = (Scope::default(), Recorder::default());
+        let (scope, recorder, stop) = (Scope::default(), Recorder::default(), Stop::default());
         let inside = runtime.enter();
         let mut listening = listen(Bind::Address(SocketAddr::from(([127, 0, 0, 1], 0))), 1).expect("a port");
         let socket = listening.sockets.pop().expect("one");
         let listener = tokio::net::TcpListener::from_std(socket.into()).expect("a listener");
         let options = isthmus::xds::options::Options { bind: listening.address, tls: false, clients: None };
         let metrics = Discovery::new(&recorder, Kind::ALL.map(Kind::text));
-        let service = XdsService::new(Hub::new(reader.clone()), metrics, options, scope.clone());
+        let service =
+            XdsService::new(Hub::new(reader.clone()), metrics, options, scope.clone(), stop.clone());
         let incoming = Incoming::new(listener, "xds", limits(100, None), OwnAddresses::new(), &recorder);
         serve(&service, incoming, None);
         let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -154,7 +156,7 @@ impl Control {
         let server = DnsServer::new(&options, dns, &reader, 1, &recorder);
         let datagrams = tokio::net::UdpSocket::from_std(datagrams).expect("a socket");
         scope.spawn(server.clone().follow(reader));
-        scope.spawn(udp::serve(server, datagrams, scope.clone()));
+        scope.spawn(udp::serve(server, datagrams, scope.clone(), stop.receiver()));
         drop(inside);
         Self { publisher, addresses, xds: listening.address, dns, _runtime: runtime }
     }

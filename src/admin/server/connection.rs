@@ -1,7 +1,7 @@
 //! The connection of one client, and which part of it is a request in progress: from the last byte of the request to the last
 //! byte of the answer.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::guard::Caller;
 use isthmus_net::door::Seat;
 use isthmus_net::incoming::Guarded;
+use isthmus_tasks::stop::Stopped;
 
 /// The time within which a client must send the head of a request, for each request of a connection.
 const HEADER_WITHIN: Duration = Duration::from_secs(10);
@@ -24,7 +25,7 @@ const HEADER_WITHIN: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 32 * 1024;
 
 /// Serves one client until it disconnects, is idle for too long, or must give way to another client.
-pub(super) async fn serve_connection<S>(socket: S, seat: Arc<Seat>, app: Router)
+pub(super) async fn serve_connection<S>(socket: S, seat: Arc<Seat>, app: Router, mut stopped: Stopped)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -43,7 +44,16 @@ where
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_WITHIN).max_buf_size(HEADER_BYTES_MAX);
-    if let Err(error) = builder.serve_connection(io, service).await {
+    let mut connection = pin!(builder.serve_connection(io, service));
+    let ended = tokio::select! {
+        biased;
+        ended = &mut connection => ended,
+        () = stopped.ordered() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
         if error.is_timeout() {
             seat.was_silent();
         }

@@ -11,7 +11,7 @@ use super::Parameters;
 use super::response::{error, json_response};
 use crate::drains::{self, Mode};
 use crate::maintenance::{self, Order, Refused};
-use crate::{Command, Sources, enrolment};
+use crate::{Command, Sources, Upgraded, enrolment};
 use isthmus_dataplane::withdrawals::Withdrawal;
 
 pub(super) async fn reload(State(sources): State<Sources>) -> Response {
@@ -31,6 +31,34 @@ pub(super) async fn reload(State(sources): State<Sources>) -> Response {
 pub(super) async fn drain(State(sources): State<Sources>) -> Response {
     match sources.commands.send(Command::Drain).await {
         Ok(()) => (StatusCode::ACCEPTED, json_response(&json!({ "result": "draining" }))).into_response(),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
+    }
+}
+
+pub(super) async fn upgrade(State(sources): State<Sources>) -> Response {
+    let (answer, wait) = oneshot::channel();
+    if sources.commands.send(Command::Upgrade(answer)).await.is_err() {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
+    }
+    match wait.await {
+        Ok(Ok(done)) => {
+            let Upgraded { process, version, moved, left, took, within } = done;
+            let seconds = took.as_secs_f64();
+            let mut result = format!(
+                "process {process}, version {version}, has taken over in {seconds:.1} s; connections moved: {moved}"
+            );
+            if left > 0 {
+                result += &format!(
+                    "; connections and streams that end in the old process, within {} s: {left}",
+                    within.as_secs()
+                );
+            }
+            json_response(&json!({
+                "result": result, "process": process, "version": version, "moved": moved, "left": left,
+                "seconds": seconds,
+            }))
+        }
+        Ok(Err(problem)) => error(StatusCode::CONFLICT, &problem),
         Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping"),
     }
 }

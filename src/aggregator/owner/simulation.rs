@@ -549,8 +549,13 @@ pub(super) fn process(scope: &Scope) -> (Owner, Reader) {
     let services = Listing::default();
     let sources = Sources { policy: policy(), services, registries: registries.collect(), options };
     let telemetry = Arc::new(Control::new(&Recorder::default()));
-    let (owner, _, _, reader) =
-        Owner::new(sources, Arc::new(|spec| Box::new(Silent(spec.clone()))), &telemetry, scope);
+    let (owner, _, _, reader) = Owner::new(
+        sources,
+        Arc::new(|spec| Box::new(Silent(spec.clone()))),
+        &telemetry,
+        scope,
+        CopyStore::default(),
+    );
     (owner, reader)
 }
 

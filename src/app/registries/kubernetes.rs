@@ -11,6 +11,7 @@ use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::place::ClusterId;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop;
 use isthmus_world::LaterReader;
 
 /// Creates a registry that cannot be read.
@@ -19,6 +20,7 @@ pub(crate) fn registry(
     _: &KubernetesSpec,
     _: &Scope,
     _: &LaterReader,
+    _: &Stop,
 ) -> Box<dyn Registry> {
     Box::new(UnreadSource(spec.clone()))
 }

@@ -69,7 +69,7 @@ fn start(state: &Path, scope: &Scope) -> (Owner, Reader) {
     };
     let telemetry = Arc::new(Control::new(&Arc::new(Recorder::default())));
     let factory = Arc::new(|spec: &RegistrySpec| -> Box<dyn Registry> { Box::new(Silent(spec.clone())) });
-    let (owner, _, _, reader) = Owner::new(sources, factory, &telemetry, scope);
+    let (owner, _, _, reader) = Owner::new(sources, factory, &telemetry, scope, CopyStore::default());
     (owner, reader)
 }
 

@@ -1,0 +1,471 @@
+//! The old process of an upgrade. Until the new process serves, nothing changes here, so that any failure leaves this process as it
+//! was. From then on this process only hands over and ends.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::moving::{Giving, Waiter, answer, receive};
+use super::sockets::{self, Sockets, UPGRADE};
+use super::{ANSWER_WITHIN, OPTION, READY_WITHIN, counters};
+use isthmus_admin::ProgramStatus;
+use isthmus_dataplane::handle::Control;
+use isthmus_dataplane::withdrawals::{Standing, Which, Withdrawal};
+use isthmus_net::incoming::Accept;
+use isthmus_net::unix::UnixSocket;
+use isthmus_tasks::scope::Scope;
+use isthmus_telemetry::recorder::{Known, Recorder};
+use isthmus_upgrade::channel::Channel;
+use isthmus_upgrade::frame::DESCRIPTORS_MAX;
+use isthmus_upgrade::message::{Message, PROTOCOL, SocketName, Withdrawn};
+
+/// The interval at which a process that was started is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The distance of the ids of the new process from the last one of this process, which accepts connections for a few more
+/// milliseconds.
+const IDS_BETWEEN: u64 = 1 << 20;
+/// The variables that are meant for the process that the service manager has started.
+const OF_THIS_PROCESS: [&str; 5] =
+    ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID", "LISTEN_PIDFDID"];
+
+/// The program of this process, as it was started.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// Takes the path of the program file and the arguments of this process. Must be called at the start, because the path
+    /// changes when the file is replaced.
+    pub(crate) fn of_this_process() -> Result<Self, String> {
+        let path = std::env::current_exe()
+            .map_err(|error| format!("the path of the program file is not known: {error}"))?;
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut given = std::env::args_os().skip(1);
+        while let Some(argument) = given.next() {
+            let text = argument.to_string_lossy();
+            if text == OPTION {
+                given.next();
+            } else if !text.starts_with(&format!("{OPTION}=")) {
+                arguments.push(argument);
+            }
+        }
+        Ok(Self { path, arguments })
+    }
+
+    /// Starts the program file that is at the path now.
+    fn start(&self, socket: &std::path::Path) -> Result<Child, String> {
+        let mut command = Command::new(&self.path);
+        command.args(&self.arguments).arg(OPTION).arg(socket);
+        for name in OF_THIS_PROCESS {
+            command.env_remove(name);
+        }
+        command.spawn().map_err(|error| format!("cannot start {}: {error}", self.path.display()))
+    }
+}
+
+/// The upgrade socket, and the upgrade in progress.
+pub(crate) struct Upgrades {
+    program: Result<Program, String>,
+    door: Result<Door, String>,
+    instance: Arc<str>,
+    /// The state of the process, which says whether the earlier process of an upgrade has ended.
+    status: Arc<ArcSwap<ProgramStatus>>,
+    attempt: Option<Attempt>,
+}
+
+struct Door {
+    socket: UnixSocket,
+    path: PathBuf,
+}
+
+/// An upgrade until the new process serves.
+struct Attempt {
+    begun: Instant,
+    deadline: Instant,
+    waiters: Vec<Waiter>,
+    /// The new process, if this one has started it.
+    child: Option<Child>,
+    /// The task that agrees with the new process; `None` before it has connected.
+    agreeing: Option<JoinHandle<Result<Agreed, String>>>,
+    /// The reason why the upgrade has failed.
+    failed: Option<String>,
+}
+
+/// A new process that could serve at once.
+pub(crate) struct Agreed {
+    channel: Channel,
+    version: String,
+}
+
+/// A new process has begun to serve.
+pub(crate) struct Began {
+    /// The metrics that were passed on.
+    known: Known,
+    /// The sockets that the new process uses.
+    taken: Vec<SocketName>,
+}
+
+/// The next step of an upgrade.
+pub(crate) enum Step {
+    /// A process has connected to the upgrade socket.
+    Arrived(UnixStream),
+    /// The new process is ready.
+    Agreed(Box<Agreed>),
+    /// The upgrade has failed; this process goes on.
+    Failed(String),
+}
+
+impl Upgrades {
+    /// Opens the upgrade socket at this path, or takes it over from the earlier process.
+    pub(crate) async fn open(
+        program: Result<Program, String>,
+        path: Result<PathBuf, String>,
+        instance: Arc<str>,
+        offered: &Sockets,
+        status: Arc<ArcSwap<ProgramStatus>>,
+    ) -> Self {
+        let door = match path {
+            Ok(path) => open_door(path, offered).await,
+            Err(why) => Err(why),
+        };
+        match &door {
+            Ok(Door { path, .. }) => tracing::debug!(path = %path.display(), "the upgrade socket is open"),
+            Err(why) => tracing::debug!("upgrades without a restart are not possible: {why}"),
+        }
+        Self { program, door, instance, status, attempt: None }
+    }
+
+    /// Starts a new process.
+    pub(crate) fn begin(&mut self, waiters: Vec<Waiter>) {
+        let child = match (self.busy(), &self.door, &self.program) {
+            (Some(why), ..) => Err(why),
+            (None, Err(why), _) | (None, _, Err(why)) => Err(why.clone()),
+            (None, Ok(door), Ok(program)) => {
+                isthmus_upgrade::place::check(&door.path).and_then(|()| program.start(&door.path))
+            }
+        };
+        match child {
+            Ok(child) => {
+                tracing::info!(process = child.id(), "an upgrade begins: the new process was started");
+                self.attempt = Some(Attempt::new(waiters, Some(child)));
+            }
+            Err(why) => {
+                tracing::error!("the upgrade is refused: {why}");
+                answer(waiters, &Err(why));
+            }
+        }
+    }
+
+    /// Returns why no upgrade can begin at present, if none can. While the earlier process of the last upgrade has connections, none
+    /// can: processes would pile up.
+    fn busy(&self) -> Option<String> {
+        if std::process::id() == 1 {
+            let why = "this process is the first of its container (PID 1): all others end with it; replace the container";
+            return Some(why.to_owned());
+        }
+        if self.attempt.is_some() {
+            return Some("an upgrade is in progress".to_owned());
+        }
+        let status = self.status.load();
+        let earlier = status.taken_over.as_ref().filter(|earlier| !earlier.has_ended)?;
+        Some(format!(
+            "process {}, from which this one has taken over, still has connections; repeat the command when it has ended",
+            earlier.process
+        ))
+    }
+
+    /// Waits for the next step. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Step {
+        let Self { door, attempt, .. } = self;
+        let arrival = async {
+            match door {
+                Ok(door) => loop {
+                    match door.socket.accept().await {
+                        Ok((stream, _)) => return stream,
+                        Err(_) => sleep(LOOK_EVERY).await,
+                    }
+                },
+                Err(_) => std::future::pending().await,
+            }
+        };
+        let Some(attempt) = attempt else { return Step::Arrived(arrival.await) };
+        tokio::select! {
+            biased;
+            step = attempt.next() => step,
+            stream = arrival => Step::Arrived(stream),
+        }
+    }
+
+    /// Talks with a process that has connected to the upgrade socket. `offer` has descriptors of all listening sockets.
+    pub(crate) fn arrive(
+        &mut self,
+        stream: UnixStream,
+        offer: io::Result<Vec<(SocketName, OwnedFd)>>,
+        scope: &Scope,
+    ) {
+        let channel = match Channel::new(stream) {
+            Ok(channel) => channel,
+            Err(error) => return tracing::warn!(%error, "a process is refused at the upgrade socket"),
+        };
+        let expected = self.attempt.as_ref().and_then(|attempt| attempt.child.as_ref().map(Child::id));
+        let is_expected = expected == Some(channel.peer())
+            && self.attempt.as_ref().is_some_and(|attempt| attempt.agreeing.is_none());
+        if let Some(why) = self.busy().filter(|_| !is_expected) {
+            tracing::warn!(process = channel.peer(), "a process is refused at the upgrade socket: {why}");
+            scope.spawn(async move {
+                let _ = timeout(ANSWER_WITHIN, channel.send(&Message::Abort { why })).await;
+            });
+            return;
+        }
+        let attempt = self.attempt.get_or_insert_with(|| {
+            tracing::info!(
+                process = channel.peer(),
+                "an upgrade begins: a new process has connected to the upgrade socket"
+            );
+            Attempt::new(Vec::new(), None)
+        });
+        let (deadline, instance) = (attempt.deadline, self.instance.clone());
+        attempt.agreeing = Some(scope.spawn(agree(channel, offer, instance, deadline)));
+    }
+
+    /// Ends the upgrade in progress without a result: this process goes on, and tells why.
+    pub(crate) fn fail(&mut self, why: &str) {
+        let Some(Attempt { waiters, child, agreeing, .. }) = self.attempt.take() else { return };
+        if let Some(mut child) = child {
+            // It may have ended by itself.
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+        if let Some(agreeing) = agreeing {
+            agreeing.abort();
+        }
+        tracing::error!("the upgrade has failed, and this process goes on: {why}");
+        answer(waiters, &Err(why.to_owned()));
+    }
+
+    /// Returns the hand-over to a process that serves. The upgrade socket belongs to it, if it has taken it.
+    pub(crate) fn hand_over(&mut self, agreed: Agreed, Began { known, taken }: Began) -> Giving {
+        let Agreed { channel, version } = agreed;
+        let attempt = self.attempt.take();
+        let (waiters, begun) =
+            attempt.map_or_else(|| (Vec::new(), Instant::now()), |attempt| (attempt.waiters, attempt.begun));
+        let takes = |kind: &str| taken.iter().any(|name| name.kind == kind);
+        if let Ok(Door { socket, .. }) = &self.door
+            && takes(UPGRADE)
+        {
+            socket.file().leave();
+        }
+        Giving { takes_admin: takes("admin"), channel, version, known, waiters, begun, is_broken: false }
+    }
+
+    /// Returns a descriptor of the upgrade socket.
+    pub(crate) fn socket(&self) -> Option<(SocketName, OwnedFd)> {
+        let Door { socket, path } = self.door.as_ref().ok()?;
+        Some((sockets::name(UPGRADE, &path.display().to_string()), socket.socket().ok()?))
+    }
+}
+
+async fn open_door(path: PathBuf, offered: &Sockets) -> Result<Door, String> {
+    let prepared = path.clone();
+    let prepared = tokio::task::spawn_blocking(move || isthmus_upgrade::place::prepare(&prepared)).await;
+    prepared.map_err(|_| "checking the upgrade socket panicked".to_owned())??;
+    let cannot = |error: io::Error| format!("cannot use the upgrade socket {}: {error}", path.display());
+    let socket = match offered
+        .take(UPGRADE, &path.display().to_string())
+        .and_then(|sockets| sockets.into_iter().next())
+    {
+        Some(socket) => UnixSocket::of(socket, &path).map_err(cannot)?,
+        None => UnixSocket::listen(&path).await.map_err(cannot)?,
+    };
+    Ok(Door { socket, path })
+}
+
+impl Attempt {
+    fn new(waiters: Vec<Waiter>, child: Option<Child>) -> Self {
+        let begun = Instant::now();
+        Self { begun, deadline: begun + READY_WITHIN, waiters, child, agreeing: None, failed: None }
+    }
+
+    /// Waits for the next step. Cancel safe.
+    async fn next(&mut self) -> Step {
+        let Self { child, agreeing, failed, deadline, .. } = self;
+        if let Some(running) = agreeing
+            && failed.is_none()
+        {
+            let why = match running.await {
+                Ok(Ok(agreed)) => return Step::Agreed(Box::new(agreed)),
+                Ok(Err(why)) => why,
+                Err(_) => "internal error: the upgrade panicked".to_owned(),
+            };
+            *failed = Some(why);
+        }
+        if let Some(why) = failed {
+            return Step::Failed(with_end(why.clone(), child).await);
+        }
+        let Some(child) = child else { return std::future::pending().await };
+        while Instant::now() < *deadline {
+            if let Ok(Some(status)) = child.try_wait() {
+                return Step::Failed(format!(
+                    "the new process {} before it asked for the sockets",
+                    ended(status)
+                ));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        Step::Failed(format!(
+            "the new process has not asked for the sockets within {} s",
+            READY_WITHIN.as_secs()
+        ))
+    }
+}
+
+/// Adds how the new process has ended, if it has.
+async fn with_end(why: String, child: &mut Option<Child>) -> String {
+    let Some(child) = child else { return why };
+    for _ in 0..10 {
+        if let Ok(Some(status)) = child.try_wait() {
+            return format!("{why}; the new process {}", ended(status));
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    why
+}
+
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("has ended with exit code {code}"),
+        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, None) => "has ended".to_owned(),
+    }
+}
+
+/// Offers the listening sockets, and waits until the new process could serve. On an error the new process is told to end.
+async fn agree(
+    mut channel: Channel,
+    offer: io::Result<Vec<(SocketName, OwnedFd)>>,
+    instance: Arc<str>,
+    deadline: Instant,
+) -> Result<Agreed, String> {
+    let process = channel.peer();
+    let why = match timeout_at(deadline, talk(&mut channel, offer, &instance)).await {
+        Ok(Ok(version)) => return Ok(Agreed { channel, version }),
+        Ok(Err(Disagreed::Failed(why))) => {
+            return Err(format!("the new process (pid {process}) cannot serve: {why}"));
+        }
+        Ok(Err(Disagreed::Here(why))) => why,
+        Err(_) => {
+            format!("the new process (pid {process}) was not ready within {} s", READY_WITHIN.as_secs())
+        }
+    };
+    abort(&channel, &why).await;
+    Err(why)
+}
+
+enum Disagreed {
+    /// The new process has failed.
+    Failed(String),
+    /// The conversation has failed.
+    Here(String),
+}
+
+async fn talk(
+    channel: &mut Channel,
+    offer: io::Result<Vec<(SocketName, OwnedFd)>>,
+    instance: &str,
+) -> Result<String, Disagreed> {
+    let here = |error: io::Error| Disagreed::Here(lost(&error));
+    let offer = offer.map_err(|error| Disagreed::Here(format!("the sockets cannot be offered: {error}")))?;
+    let version = match receive(channel).await.map_err(here)? {
+        Message::Hello { protocol: PROTOCOL, version } => version,
+        Message::Hello { protocol, version } => {
+            return Err(Disagreed::Here(format!(
+                "the new process has version {version}, whose upgrade protocol {protocol} is not {PROTOCOL}; restart the gateway"
+            )));
+        }
+        other => return Err(unexpected(other)),
+    };
+    let welcome = Message::Welcome {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        process: std::process::id(),
+        instance: instance.to_owned(),
+    };
+    channel.send(&welcome).await.map_err(here)?;
+    for some in offer.chunks(DESCRIPTORS_MAX) {
+        let sockets = some.iter().map(|(name, _)| name.clone()).collect();
+        let descriptors: Vec<_> = some.iter().map(|(_, socket)| socket.as_fd()).collect();
+        channel.send_with(&Message::Sockets { sockets }, &[], &descriptors).await.map_err(here)?;
+    }
+    channel.send(&Message::Offered {}).await.map_err(here)?;
+    match receive(channel).await.map_err(here)? {
+        Message::Ready {} => Ok(version),
+        other => Err(unexpected(other)),
+    }
+}
+
+fn unexpected(message: Message) -> Disagreed {
+    match message {
+        Message::Failed { why } => Disagreed::Failed(why),
+        _ => Disagreed::Here("the new process has sent a message that does not fit here".to_owned()),
+    }
+}
+
+fn lost(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            "the new process has closed the upgrade socket".to_owned()
+        }
+        _ => format!("the conversation with the new process has failed: {error}"),
+    }
+}
+
+/// Tells the new process to end.
+async fn abort(channel: &Channel, why: &str) {
+    let _ = timeout(ANSWER_WITHIN, channel.send(&Message::Abort { why: why.to_owned() })).await;
+}
+
+impl Agreed {
+    /// Lets the new process accept connections, and waits until it does.
+    pub(crate) async fn go(&mut self, control: &Control, recorder: &Recorder) -> Result<Began, String> {
+        let (_, unused_id) = control.sockets().await;
+        let mut known = Known::default();
+        let going = async {
+            counters::send(&self.channel, recorder, &mut known).await?;
+            let go = Message::Go { next_id: unused_id + IDS_BETWEEN, withdrawn: withdrawn(control) };
+            self.channel.send(&go).await?;
+            receive(&mut self.channel).await
+        };
+        let why = match timeout(ANSWER_WITHIN, going).await {
+            Ok(Ok(Message::Serving { taken })) => return Ok(Began { known, taken }),
+            Ok(Ok(other)) => match unexpected(other) {
+                Disagreed::Failed(why) | Disagreed::Here(why) => why,
+            },
+            Ok(Err(error)) => lost(&error),
+            Err(_) => format!("the new process has not begun to serve within {} s", ANSWER_WITHIN.as_secs()),
+        };
+        abort(&self.channel, &why).await;
+        Err(why)
+    }
+}
+
+/// Returns the endpoints that operators have taken out of service.
+fn withdrawn(control: &Control) -> Vec<Withdrawn> {
+    let all = control.upstreams().withdrawals().list().into_iter();
+    all.map(|Standing { which, withdrawal, .. }| Withdrawn {
+        address: Which { service: None, ..which.clone() }.to_string(),
+        service: which.service.map(|service| service.to_string()),
+        disabled: withdrawal == Withdrawal::Disabled,
+    })
+    .collect()
+}
