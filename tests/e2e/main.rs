@@ -85,6 +85,8 @@ mod tracing;
 mod transfers;
 mod trust;
 mod trust_domains_envoy;
+mod upgrade;
+mod upgrade_faults;
 mod vanished;
 mod virtual_addresses;
 mod windows;

@@ -17,6 +17,7 @@ pub mod fake_kube;
 pub mod far;
 pub mod frames;
 pub mod gateway;
+pub mod handover;
 pub mod hang;
 pub mod hbone;
 pub mod helm;
