@@ -265,6 +265,12 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     // The options for long connections are set again with the first turn.
     entry.opened.set(core.clock.ago(1));
     entry.moved.set(core.clock.ago(times.idle));
+    let tuning = snapshot.tuning_of(&record.endpoint.group);
+    entry.retirement.limit_age(
+        core,
+        entry.accepted.elapsed(),
+        tuning.and_then(|tuning| tuning.max_connection_age),
+    );
     entry.resume([record.up.ended, record.down.ended]);
     let owed =
         |direction: &record::Direction| direction.owed.as_ref().map(|owed| (owed.acknowledged, owed.since));

@@ -84,7 +84,7 @@ pub(crate) async fn relay(
     attempts: &mut Attempts,
 ) -> End {
     core.clock.begin(entry);
-    entry.retirement.limit_age(core, entry.opened.get(), attempts.tuning().max_connection_age);
+    entry.retirement.limit_age(core, entry.accepted.elapsed(), attempts.tuning().max_connection_age);
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     examine::begin(core, Some(client), &connected.socket);
     core.shared.upstreams.asked(&connected.in_flight);

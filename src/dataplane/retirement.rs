@@ -62,12 +62,14 @@ pub(super) enum Step {
 }
 
 impl Retirement {
-    /// Sets the largest age. It is varied by a tenth, so that connections that began together do not end together.
-    pub(super) fn limit_age(&self, core: &Core, opened: u32, age: Option<Duration>) {
-        let Some(age) = age else { return };
-        let varied = age.as_millis().saturating_mul(u128::from(900 + core.random() % 201)) / 1_000;
-        let seconds = u32::try_from(varied.div_ceil(1_000)).unwrap_or(u32::MAX);
-        self.aged.set(opened.saturating_add(seconds.max(1)));
+    /// Sets the largest age of a connection of this age. It is varied by a tenth, so that connections that began together do not end
+    /// together.
+    pub(super) fn limit_age(&self, core: &Core, age: Duration, most: Option<Duration>) {
+        let Some(most) = most else { return };
+        let varied = most.as_millis().saturating_mul(u128::from(900 + core.random() % 201)) / 1_000;
+        let seconds = varied.div_ceil(1_000).saturating_sub(age.as_secs().into());
+        let ticks = u32::try_from(seconds).unwrap_or(u32::MAX).max(1);
+        self.aged.set(core.clock.now().saturating_add(ticks));
     }
 
     /// Returns the tick at which the connection is due; `None`: never.

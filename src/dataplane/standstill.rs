@@ -88,10 +88,12 @@ impl Standstill {
     /// Returns the progress of both sinks, upward first: the number of acknowledged bytes, and the number of ticks since it last
     /// changed; `None` for a sink that owes nothing.
     pub(super) fn progress(&self, now: u32) -> [Option<(u64, u32)>; 2] {
-        let owed = self.owed.borrow();
+        let owed = self.owed.take();
         let progress =
             |owed: &Owed| (owed.since != 0).then(|| (owed.acknowledged, now.saturating_sub(owed.since)));
-        owed.as_ref().map_or([None; 2], |owed| [progress(&owed[0]), progress(&owed[1])])
+        let both = owed.as_ref().map_or([None; 2], |owed| [progress(&owed[0]), progress(&owed[1])]);
+        self.owed.set(owed);
+        both
     }
 
     /// Restores what [`progress`](Self::progress) has returned in another process.
@@ -103,7 +105,7 @@ impl Standstill {
             let (acknowledged, ticks) = progress.unwrap_or_default();
             Owed { acknowledged, since: progress.map_or(0, |_| now.saturating_sub(ticks).max(1)) }
         });
-        *self.owed.borrow_mut() = Some(Box::new(owed));
+        self.owed.set(Some(Box::new(owed)));
         self.due.set(now + 1);
     }
 

@@ -55,13 +55,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use build::ServicesBehind;
+use candidates::service_of;
 use drains::{ActiveDrain, Drains};
 use exported::PeerNames;
 use exports::ExportIndex;
 use name_index::NameMap;
 use networks::NetworkTable;
 use owners::AddressIndex;
-use policy::{Listener, Policy};
+use policy::{Listener, Policy, RouteTarget, Tuning};
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
 use trust_roots::TrustRoots;
@@ -141,6 +142,19 @@ impl Snapshot {
     /// Returns the resolved addresses of host names at the time of the build.
     pub fn resolved(&self) -> &Resolved {
         &self.resolved
+    }
+
+    /// Returns the settings of a group of endpoints: those of the route with this key, or of the service whose name and port are
+    /// `group`; `None` if there is no such route.
+    pub fn tuning_of(&self, group: &str) -> Option<&Tuning> {
+        if group.contains(':') {
+            return Some(self.policy.tuning.of(service_of(group)));
+        }
+        let route = self.policy.routes.iter().find(|route| *route.key.shared() == *group)?;
+        match &route.to {
+            RouteTarget::Endpoints { tuning, .. } => Some(tuning),
+            RouteTarget::Service { .. } => None,
+        }
     }
 
     /// Returns true if a drain of gateways concerns a gateway at one of the addresses and ports for which `is_own` is true.

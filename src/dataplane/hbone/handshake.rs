@@ -111,8 +111,8 @@ pub(super) async fn handshake(
         // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
         // the table.
         entry.facts.borrow_mut().caller = Some(peer.clone());
-        let age = core.snapshot().policy.tuning.default.max_connection_age;
-        entry.retirement.limit_age(core, entry.opened.get(), age);
+        let most = core.snapshot().policy.tuning.default.max_connection_age;
+        entry.retirement.limit_age(core, entry.accepted.elapsed(), most);
         if let Some(due) = entry.retirement.due() {
             core.clock.reschedule(entry, due);
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 use super::{Direction, End, Held, Relay, Way};
+use crate::bandwidth;
 use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
@@ -50,6 +51,7 @@ pub(crate) async fn resume(
     parked: Parked,
 ) -> End {
     core.clock.resume(entry);
+    bandwidth::begin(core, entry, Some(client), &connected.socket);
     if !parked.taken {
         core.shared.upstreams.asked(&connected.in_flight);
     }
