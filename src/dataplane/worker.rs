@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::clock::TICK;
 use super::core::{AT_ONCE, Core};
-use super::entry::Entry;
+use super::entry::{Entry, Transit};
 use super::eviction::take_back;
 use super::handover::{park, settle, take_over};
 use super::hbone;
@@ -30,6 +30,9 @@ use isthmus_world::Reader;
 
 /// The time between two looks whether all connections of a draining worker have finished.
 const FINISHED_EVERY: Duration = Duration::from_millis(10);
+/// The time within which it is known which process goes on with parked connections, and the time between two looks.
+const DECIDED_WITHIN: Duration = Duration::from_secs(15);
+const UNDECIDED: Duration = Duration::from_millis(100);
 /// The number of connections that one worker lists at most.
 const LISTED_MAX: usize = 10_000;
 
@@ -112,6 +115,13 @@ impl Worker {
         self.core.start_draining();
         retirement::end_all(&self.core, within);
         self.finish(within, mailbox).await;
+        // Of a parked connection it is not known yet whether it ends here.
+        for _ in 0..DECIDED_WITHIN.as_millis() / UNDECIDED.as_millis() {
+            if !self.has_parked() {
+                break;
+            }
+            self.finish(UNDECIDED, mailbox).await;
+        }
         self.core.cut_where(|_| true, Reason::Draining);
         // Ended connections need time to close: a client may take up to a second to read an alert.
         self.finish(Duration::from_millis(1_500), mailbox).await;
@@ -130,6 +140,11 @@ impl Worker {
                 () = tokio::time::sleep_until(deadline.min(Instant::now() + FINISHED_EVERY)) => {}
             }
         }
+    }
+
+    /// Returns true if it is not known which process goes on with a connection.
+    fn has_parked(&self) -> bool {
+        self.core.table.borrow().iter().any(|(_, entry)| entry.transit() == Transit::Parked)
     }
 
     /// Returns true if the table contains a connection.

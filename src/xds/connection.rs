@@ -75,10 +75,9 @@ pub(super) async fn serve(
             biased;
             error = &mut ended => return Err(error.into()),
             () = &mut silent => return Err(ConnectionFault::Silent),
-            // The streams end with the connection, after GOAWAY: the client connects again and says what it has.
+            // The streams end by themselves, and the connection with the last one: the client connects again and says what it has.
             () = stopped.ordered(), if !is_leaving => {
                 is_leaving = true;
-                streams.clear();
                 frames.graceful_shutdown();
             }
             Some(()) = streams.next() => {}

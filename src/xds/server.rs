@@ -31,7 +31,7 @@ use isthmus_net::incoming::Incoming;
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_proto::envoy::service::discovery::v3 as discovery;
 use isthmus_tasks::scope::Scope;
-use isthmus_tasks::stop::Stop;
+use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
 
 /// The largest request in bytes. A client that reconnects sends all of its names with their versions, about 120 bytes each.
@@ -42,6 +42,8 @@ const LATER_BYTES_MAX: usize = 1 << 20;
 const REQUESTS_BYTES_MAX: usize = 128 << 20;
 /// The memory limits for the names that clients subscribe to, in bytes: of one client, and of all clients together.
 const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
+/// The text of the status with which streams end while a new process takes over.
+const GOES_ON_ELSEWHERE: &str = "a new process of this server has taken over; connect again";
 /// The largest number of concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 
@@ -241,6 +243,7 @@ fn open_stream<R: DiscoveryRequest>(
         held_back: 0,
         refused: [false; Kind::ALL.len()],
         is_half_closed: false,
+        stopped: service.stop.receiver(),
     });
     Box::pin(client.serve_stream(respond))
 }
@@ -265,6 +268,7 @@ struct ClientStream<R> {
     refused: [bool; Kind::ALL.len()],
     /// True if the client has closed its sending direction of the stream.
     is_half_closed: bool,
+    stopped: Stopped,
 }
 
 impl<R> Drop for ClientStream<R> {
@@ -312,8 +316,9 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                 break Status::ok("");
             }
             let request = tokio::select! {
-                // Requests come first: the client may unsubscribe from resources that changed.
+                // The order to stop comes first, then requests: the client may unsubscribe from resources that changed.
                 biased;
+                () = self.stopped.ordered() => Some(Err(Status::unavailable(GOES_ON_ELSEWHERE))),
                 request = self.requests.next(REQUEST_BYTES_MAX), if !self.is_half_closed => Some(request),
                 () = changed(self.session.as_ref()) => None,
             };

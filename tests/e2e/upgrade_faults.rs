@@ -141,6 +141,28 @@ fn a_new_process_that_dies_in_any_step_costs_only_what_it_holds() {
     assert!(TcpStream::connect(line.address()).is_err(), "nobody listens");
 }
 
+#[test]
+fn a_new_process_that_hangs_with_connections_gets_none_of_them() {
+    let backend = Backend::echo();
+    let line = Line(Gateway::start(&config(&backend, "").replace("timeout: 5s", "timeout: 60s")));
+    let mut client = open(line.address());
+    let mut new = scripted(&line);
+    drop(new.until("offered"));
+    new.send(&json!({"type": "ready"}), &[], &[]);
+    drop(new.until("go"));
+    new.send(&json!({"type": "serving", "taken": []}), &[], &[]);
+    let given = new.until("connections");
+    // Until it is known which process goes on with the connection, its bytes wait.
+    works(&mut client);
+    line.0.told("does not answer");
+    // An answer that comes too late cannot be sent, so that no byte is read twice.
+    let late = json!({"type": "taken", "stays": [null]}).to_string().into_bytes();
+    let length = u32::try_from(late.len()).expect("short").to_le_bytes();
+    assert!(new.send_raw(&[&length[..], &[0; 6], &late].concat(), &[]).is_err());
+    drop(given);
+    works(&mut client);
+}
+
 /// Serves as a new process that takes connections and knows what to do with them.
 #[test]
 fn a_record_says_all_that_another_program_needs() {

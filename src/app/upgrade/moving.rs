@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{ANSWER_WITHIN, counters};
+use super::counters;
 use isthmus_admin::Upgraded;
 use isthmus_dataplane::handle::{Control, GoesOn};
 use isthmus_dataplane::parcel::{Parcel, Place};
@@ -23,6 +23,8 @@ const LATER: Duration = Duration::from_millis(20);
 /// The time for hellos, dials and first answers to be complete. Connections for which it does not suffice are moved later, and are
 /// reported as left.
 const COMPLETE_WITHIN: Duration = Duration::from_millis(1_500);
+/// The time within which the new process must take connections, whose bytes wait meanwhile.
+const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 /// The interval at which the increases of metrics are sent.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// Sends the result of an upgrade to a caller.
@@ -142,9 +144,9 @@ impl Giving {
         let descriptors: Vec<_> =
             parcels.iter().flat_map(|parcel| [parcel.client.as_fd(), parcel.endpoint.as_fd()]).collect();
         let sending = self.channel.send_with(&message, &tail, &descriptors);
-        let sent = timeout(ANSWER_WITHIN, sending).await;
+        let sent = timeout(TAKEN_WITHIN, sending).await;
         let answer = match sent {
-            Ok(Ok(())) => timeout(ANSWER_WITHIN, receive(&mut self.channel)).await,
+            Ok(Ok(())) => timeout(TAKEN_WITHIN, receive(&mut self.channel)).await,
             Ok(Err(error)) => Ok(Err(error)),
             Err(late) => Err(late),
         };
@@ -154,7 +156,7 @@ impl Giving {
                 // The new process goes on with the connections only if its answer was sent. After this call it cannot be.
                 self.channel.stop_receiving();
                 self.is_broken = true;
-                timeout(ANSWER_WITHIN, receive(&mut self.channel)).await.ok().and_then(Result::ok)
+                timeout(TAKEN_WITHIN, receive(&mut self.channel)).await.ok().and_then(Result::ok)
             }
         };
         match answer {
