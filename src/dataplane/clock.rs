@@ -66,24 +66,24 @@ impl Clock {
 
     /// Schedules the next check of a connection for the tick `due`, unless one is scheduled for an earlier tick.
     pub(crate) fn reschedule(&self, entry: &Entry, due: u32) {
-        if entry.deadline.get() == 0 || entry.deadline.get() > due {
+        if entry.standstill.deadline.get() == 0 || entry.standstill.deadline.get() > due {
             self.schedule(entry, due);
         }
     }
 
     /// Schedules the next check of a connection for the tick `due`, and cancels the one scheduled before.
     pub(crate) fn schedule(&self, entry: &Entry, due: u32) {
-        if entry.deadline.get() == due {
+        if entry.standstill.deadline.get() == due {
             return;
         }
         self.forget(entry);
-        entry.deadline.set(due);
+        entry.standstill.deadline.set(due);
         self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key());
     }
 
     /// Cancels the next check of a connection that has ended.
     pub(crate) fn forget(&self, entry: &Entry) {
-        let due = entry.deadline.replace(0);
+        let due = entry.standstill.deadline.replace(0);
         if due == 0 {
             return;
         }

@@ -53,8 +53,6 @@ pub(crate) struct Entry {
     pub(crate) shares: OnceCell<Box<Shares>>,
     /// The key in the worker's table; `u32::MAX` before the registration.
     key: Cell<u32>,
-    /// The tick at which the worker next checks the connection; 0 if no check is scheduled.
-    pub(crate) deadline: Cell<u32>,
     order: Cell<Order>,
     transit: Cell<Transit>,
     waker: RefCell<Option<Waker>>,
@@ -172,7 +170,6 @@ impl Entry {
             retirement: Retirement::default(),
             shares: OnceCell::new(),
             key: Cell::new(u32::MAX),
-            deadline: Cell::new(0),
             order: Cell::new(Order::Stay),
             transit: Cell::new(Transit::Here),
             waker: RefCell::new(None),

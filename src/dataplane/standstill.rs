@@ -31,6 +31,9 @@ pub(crate) struct Standstill {
     owed: Cell<Option<Box<[Owed; 2]>>>,
     /// The kernel memory of the connection's sockets, in bytes, while bytes wait for a peer.
     pub(super) memory: Cell<u32>,
+    /// The tick at which the worker next checks the connection, for this or another cause; 0 if no check is scheduled. It is here
+    /// because an entry has no room beside its other fields.
+    pub(super) deadline: Cell<u32>,
 }
 
 /// The progress of a peer that has not acknowledged all bytes that were received for it.

@@ -42,8 +42,8 @@ pub(crate) async fn tick(core: &Core) {
         for key in some {
             let entry = core.table.borrow().get(*key).cloned();
             // If the connection has ended since, another one may have its key.
-            if let Some(entry) = entry.filter(|entry| (1..=now).contains(&entry.deadline.get())) {
-                entry.deadline.set(0);
+            if let Some(entry) = entry.filter(|entry| (1..=now).contains(&entry.standstill.deadline.get())) {
+                entry.standstill.deadline.set(0);
                 look(core, &entry, &timeouts);
             }
         }
