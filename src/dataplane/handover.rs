@@ -25,6 +25,7 @@ use super::entry::{Entry, Transit};
 use super::parcel::{Parcel, Place};
 use super::readmission::is_still_admitted;
 use super::relay::{self, Direction, Held, resume};
+use super::retire;
 use super::shared::Parked;
 use super::upstreams::InFlight;
 use isthmus_model::endpoint::Encapsulation;
@@ -265,12 +266,6 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     // The options for long connections are set again with the first turn.
     entry.opened.set(core.clock.ago(1));
     entry.moved.set(core.clock.ago(times.idle));
-    let tuning = snapshot.tuning_of(&record.endpoint.group);
-    entry.retirement.limit_age(
-        core,
-        entry.accepted.elapsed(),
-        tuning.and_then(|tuning| tuning.max_connection_age),
-    );
     entry.resume([record.up.ended, record.down.ended]);
     let owed =
         |direction: &record::Direction| direction.owed.as_ref().map(|owed| (owed.acknowledged, owed.since));
@@ -309,6 +304,8 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     }
     let entry = Rc::new(entry);
     let registration = core.register(entry.clone());
+    let tuning = snapshot.tuning_of(&record.endpoint.group);
+    retire::limit_age(core, &entry, tuning.and_then(|tuning| tuning.max_connection_age));
     core.scope.spawn(go_on(registration, client, connected, parked));
     Ok(Place { worker: core.index, key: entry.key(), id: record.id })
 }

@@ -29,7 +29,7 @@
 //!   `withdrawals` are the endpoints that operators have taken out.
 //! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
 //!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses;
-//!   `retirement` those that are too old, or whose endpoint is drained.
+//!   `retire` those that are too old or drained, at the times in their `retirement`.
 //! - `handover` moves connections to a new process of the gateway, and takes them over from an earlier one; `parcel` is a connection
 //!   on its way.
 
@@ -57,6 +57,7 @@ pub(crate) mod permits;
 pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;
+pub(crate) mod retire;
 pub(crate) mod retirement;
 pub(crate) mod shared;
 pub(crate) mod shares;

@@ -39,6 +39,7 @@ use super::endpoint_state::SILENT_AFTER;
 use super::entry::{Entry, Transit};
 use super::examine::{self, Found, Sides, examine};
 use super::peek::Replay;
+use super::retire;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::Side;
 use isthmus_net::pipe::Pipe;
@@ -84,7 +85,7 @@ pub(crate) async fn relay(
     attempts: &mut Attempts,
 ) -> End {
     core.clock.begin(entry);
-    entry.retirement.limit_age(core, entry.accepted.elapsed(), attempts.tuning().max_connection_age);
+    retire::limit_age(core, entry, attempts.tuning().max_connection_age);
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     examine::begin(core, Some(client), &connected.socket);
     core.shared.upstreams.asked(&connected.in_flight);
@@ -212,7 +213,7 @@ impl Relay<'_> {
         let down = self.pump(Way::Down, context);
         let up = self.pump(Way::Up, context);
         if is_quiet && down.is_pending() && up.is_pending() && self.is_in_pause() {
-            self.entry.explain(self.entry.retirement.in_a_pause(self.core));
+            self.entry.explain(self.entry.retirement.in_a_pause(self.core.is_draining()));
             return Poll::Ready(self.closed(Reason::Ok));
         }
         self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());

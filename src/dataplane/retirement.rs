@@ -1,5 +1,5 @@
-//! Ends connections gently: those that are older than `maxConnectionAge`, those to what a planned drain has emptied, and all of a
-//! gateway that stops (SPEC §20).
+//! Decides when a connection ends gently: if it is older than `maxConnectionAge`, if a planned drain has emptied what it leads to, or
+//! if the gateway stops (SPEC §20). [`super::retire`] carries it out.
 //!
 //! ```text
 //!            due                       in a pause of a second
@@ -14,19 +14,12 @@
 //! CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::rc::Rc;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use super::core::Core;
-use super::entry::{Entry, Peer};
 use isthmus_model::drain::Drain;
-use isthmus_model::reason::Reason;
-use isthmus_model::time::unix_seconds;
-use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::drains::{ActiveDrain, DrainSource, Drains};
+use isthmus_snapshot::drains::{DrainSource, Drains};
 
 /// The number of ticks, each a second, for which a connection that is due may wait for a pause of a second.
 const PATIENCE: u32 = 30;
@@ -34,10 +27,6 @@ const PATIENCE: u32 = 30;
 const LAST_TRIES: u32 = 5;
 /// The number of ticks after which a connection that is due is reset.
 const GRACE: u32 = PATIENCE + LAST_TRIES;
-/// The number of ticks between two looks for connections that have opened since a drain began.
-const LOOK_EVERY: u32 = 5;
-/// The shortest time in seconds over which a drain spreads the ends of connections.
-const SPREAD_MIN: u64 = 30;
 
 /// The ticks at which a connection is due; 0: never.
 #[derive(Debug, Default)]
@@ -64,12 +53,12 @@ pub(super) enum Step {
 impl Retirement {
     /// Sets the largest age of a connection of this age. It is varied by a tenth, so that connections that began together do not end
     /// together.
-    pub(super) fn limit_age(&self, core: &Core, age: Duration, most: Option<Duration>) {
+    pub(super) fn limit_age(&self, now: u32, random: u64, age: Duration, most: Option<Duration>) {
         let Some(most) = most else { return };
-        let varied = most.as_millis().saturating_mul(u128::from(900 + core.random() % 201)) / 1_000;
+        let varied = most.as_millis().saturating_mul(u128::from(900 + random % 201)) / 1_000;
         let seconds = varied.div_ceil(1_000).saturating_sub(age.as_secs().into());
         let ticks = u32::try_from(seconds).unwrap_or(u32::MAX).max(1);
-        self.aged.set(core.clock.now().saturating_add(ticks));
+        self.aged.set(now.saturating_add(ticks));
     }
 
     /// Returns the tick at which the connection is due; `None`: never.
@@ -99,52 +88,44 @@ impl Retirement {
     }
 
     /// Returns why the connection ends, for its record.
-    fn cause(&self, core: &Core, end: &str) -> String {
+    fn cause(&self, is_stopping: bool, end: &str) -> String {
         let is_aged = self.aged.get() > 0 && self.due() == Some(self.aged.get());
         let cause = match is_aged {
             true => "the connection was older than maxConnectionAge",
-            false if core.is_draining() => "the gateway stops",
+            false if is_stopping => "the gateway stops",
             false => "a planned drain ended the connection",
         };
         format!("{cause}; it was {end}")
     }
 
-    /// Returns the detail of a connection that is closed in a pause.
-    pub(super) fn in_a_pause(&self, core: &Core) -> String {
-        self.cause(core, "closed in a pause")
+    /// Returns the detail of a connection that is closed in a pause. `is_stopping` is true if the gateway stops.
+    pub(super) fn in_a_pause(&self, is_stopping: bool) -> String {
+        self.cause(is_stopping, "closed in a pause")
     }
-}
 
-/// Looks at a connection in a tick. Returns the tick at which it must be looked at again; `None`: at none because of its age or a
-/// drain.
-pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
-    let retirement = &entry.retirement;
-    if retirement.due().is_none() || entry.is_stream() {
-        return None;
+    /// Returns the detail of a connection that is reset.
+    pub(super) fn without_a_pause(&self, is_stopping: bool) -> String {
+        self.cause(is_stopping, &format!("reset, as it had no pause for {PATIENCE} s"))
     }
-    if entry.carries_streams() {
-        return match retirement.due() {
-            Some(due) if now < due => Some(due),
-            _ => {
-                entry.retire();
-                None
-            }
-        };
+
+    /// Sets the tick at which a drain or the stop of the gateway ends the connection, unless it is due earlier. Returns true if it has
+    /// been set.
+    pub(super) fn end_at(&self, due: u32) -> bool {
+        let is_sooner = self.due().is_none_or(|known| known > due);
+        if is_sooner {
+            self.drained.set(due);
+        }
+        is_sooner
     }
-    match retirement.step(now, entry.moved.get()) {
-        Step::Stay => None,
-        Step::Wait(next) => Some(next),
-        Step::Ask(next) => {
-            // The examination finds out whether anything is under way.
-            entry.standstill.order();
-            entry.wake();
-            Some(next)
-        }
-        Step::Reset => {
-            entry.explain(retirement.cause(core, &format!("reset, as it had no pause for {GRACE} s")));
-            entry.cut(Reason::Drained);
-            None
-        }
+
+    /// Returns true if a drain has set an end.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drained.get() > 0
+    }
+
+    /// Undoes what a drain has set.
+    pub(super) fn stay(&self) {
+        self.drained.set(0);
     }
 }
 
@@ -152,24 +133,24 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
 #[derive(Debug, Default)]
 pub(crate) struct Scheduled {
     /// The drains in force at the last look.
-    drains: Arc<Drains>,
+    pub(super) drains: Arc<Drains>,
     /// The stages that have begun, each with the ids of its connections.
-    stages: Vec<(Begun, BTreeSet<u64>)>,
+    pub(super) stages: Vec<(Begun, BTreeSet<u64>)>,
     /// The tick of the next look for connections that have opened since.
-    next: u32,
+    pub(super) next: u32,
 }
 
 /// A stage of a drain that has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Begun {
-    drain: Arc<Drain>,
-    source: DrainSource,
-    stage: Stage,
+pub(super) struct Begun {
+    pub(super) drain: Arc<Drain>,
+    pub(super) source: DrainSource,
+    pub(super) stage: Stage,
 }
 
 /// A part of what a drain does with connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// The connections that carry streams get a GOAWAY.
     GoAway,
     /// Other connections are closed.
@@ -179,7 +160,7 @@ enum Stage {
 impl Stage {
     /// Returns the time at which the stage of a drain begins, in seconds since 1970; `None` if the drain has no such stage. A drain
     /// that leaves a part of the weight leaves the connections, too.
-    fn begins(self, drain: &Drain) -> Option<u64> {
+    pub(super) fn begins(self, drain: &Drain) -> Option<u64> {
         let begins = match self {
             Self::GoAway => Some(drain.since),
             Self::Close => drain.close_after.map(|after| drain.since.saturating_add(after.as_secs())),
@@ -188,133 +169,9 @@ impl Stage {
     }
 
     /// Returns the time until which connections open that the stage ends: those that open later come because there is nothing else.
-    fn ends(self, drain: &Drain) -> u64 {
+    pub(super) fn ends(self, drain: &Drain) -> u64 {
         drain.ramp_ends().max(self.begins(drain).unwrap_or(0))
     }
-}
-
-/// Sets the times at which connections end because of drains. Called once per tick.
-pub(super) fn follow_drains(core: &Core) {
-    let snapshot = core.shared_snapshot();
-    let mut scheduled = core.scheduled.borrow_mut();
-    let is_same = Arc::ptr_eq(&snapshot.drains, &scheduled.drains);
-    if is_same && (snapshot.drains.is_empty() || core.clock.now() < scheduled.next) {
-        return;
-    }
-    scheduled.drains = snapshot.drains.clone();
-    scheduled.next = core.clock.now() + LOOK_EVERY;
-    let now = unix_seconds(SystemTime::now());
-    let stages = snapshot.drains.0.iter().flat_map(|active| {
-        [Stage::GoAway, Stage::Close].into_iter().filter_map(move |stage| {
-            let has_begun = stage.begins(&active.drain).is_some_and(|begins| begins <= now);
-            let begun = Begun { drain: active.drain.clone(), source: active.source.clone(), stage };
-            has_begun.then_some((active, begun))
-        })
-    });
-    let stages: Vec<(&ActiveDrain, Begun)> = stages.collect();
-    let entries = core.entries();
-    // What a drain that has ended has set is undone.
-    let mut known = std::mem::take(&mut scheduled.stages);
-    for (_, ids) in known.extract_if(.., |(known, _)| !stages.iter().any(|(_, begun)| begun == known)) {
-        let of_it = entries.iter().filter(|entry| ids.contains(&entry.id()));
-        of_it.for_each(|entry| entry.retirement.drained.set(0));
-    }
-    for (active, begun) in stages {
-        let at = known.iter().position(|(known, _)| *known == begun);
-        let is_over = now > begun.stage.ends(&active.drain).saturating_add(u64::from(LOOK_EVERY));
-        if at.is_some() && is_over {
-            continue;
-        }
-        let ids = schedule(core, &snapshot, active, begun.stage, &entries, now);
-        match at {
-            Some(at) => known[at].1.extend(ids),
-            None => known.push((begun, ids)),
-        }
-    }
-    scheduled.stages = known;
-}
-
-/// Spreads the ends of the connections that a drain concerns, and that have no end yet, evenly over the rest of the time: the oldest
-/// first. Returns the ids of these connections.
-fn schedule(
-    core: &Core,
-    snapshot: &Snapshot,
-    active: &ActiveDrain,
-    stage: Stage,
-    entries: &[Rc<Entry>],
-    now: u64,
-) -> BTreeSet<u64> {
-    let concerned = concerned(snapshot, active, entries, &core.shared.own);
-    let mut meant: Vec<&Rc<Entry>> = match stage {
-        Stage::Close => {
-            concerned.into_iter().filter(|entry| !entry.is_stream() && !entry.carries_streams()).collect()
-        }
-        Stage::GoAway => {
-            let caller = |entry: &Entry| entry.facts.borrow().caller.as_ref().map(Rc::as_ptr);
-            let callers: BTreeSet<*const Peer> =
-                concerned.into_iter().filter_map(|entry| caller(entry)).collect();
-            let carries = |entry: &&Rc<Entry>| {
-                entry.carries_streams() && caller(entry).is_some_and(|one| callers.contains(&one))
-            };
-            entries.iter().filter(carries).collect()
-        }
-    };
-    meant.retain(|entry| entry.retirement.drained.get() == 0 && !entry.is_retiring());
-    meant.sort_by_key(|entry| entry.accepted);
-    let begins = stage.begins(&active.drain).unwrap_or(now);
-    let ends = begins.saturating_add(active.drain.over.as_secs());
-    let spread = ends.saturating_sub(now).max(SPREAD_MIN);
-    let count = meant.len().max(1) as u64;
-    let ids = meant.iter().map(|entry| entry.id()).collect();
-    for (at, entry) in (1..).zip(meant) {
-        let ticks = u64::try_from(u128::from(spread) * at / u128::from(count)).unwrap_or(spread);
-        let due = core.clock.now().saturating_add(u32::try_from(ticks).unwrap_or(u32::MAX).max(1));
-        entry.retirement.drained.set(due);
-        core.clock.reschedule(entry, due);
-    }
-    ids
-}
-
-/// Ends all connections that carry no streams, because the gateway stops: evenly over four fifths of the time, the oldest first. Those
-/// that have no pause until its end are reset then.
-pub(super) fn end_all(core: &Core, within: Duration) {
-    let mut entries = core.entries();
-    entries.retain(|entry| !entry.is_stream() && !entry.carries_streams());
-    entries.sort_by_key(|entry| entry.accepted);
-    let (spread, count) = (within.as_secs() * 4 / 5, entries.len().max(1) as u64);
-    for (at, entry) in (1..).zip(entries) {
-        let due =
-            core.clock.now().saturating_add(u32::try_from(spread * at / count).unwrap_or(u32::MAX).max(1));
-        if entry.retirement.due().is_none_or(|known| known > due) {
-            entry.retirement.drained.set(due);
-            core.clock.reschedule(&entry, due);
-        }
-    }
-}
-
-/// Returns the entries of connections and streams to what a drain empties. If it empties this gateway, these are all.
-fn concerned<'a>(
-    snapshot: &Snapshot,
-    active: &ActiveDrain,
-    entries: &'a [Rc<Entry>],
-    own: &isthmus_net::own::OwnAddresses,
-) -> Vec<&'a Rc<Entry>> {
-    if active.is_of_gateways() {
-        let is_this = snapshot.is_gateway_drained(active, |address| own.is_own(address));
-        return entries.iter().filter(|_| is_this).collect();
-    }
-    let mut by_service: BTreeMap<Arc<str>, BTreeSet<SocketAddr>> = BTreeMap::new();
-    let is_concerned = |entry: &&Rc<Entry>| {
-        let record = entry.record.borrow();
-        let (Some(service), Some(endpoint)) = (&record.service, record.endpoint) else { return false };
-        let found = by_service.entry(service.clone()).or_insert_with(|| {
-            let view = snapshot.service(service);
-            view.map(|view| active.addresses_of(view, snapshot.networks(), snapshot.resolved()))
-                .unwrap_or_default()
-        });
-        found.contains(&endpoint)
-    };
-    entries.iter().filter(is_concerned).collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::examine;
 use super::hbone::held;
-use super::retirement;
+use super::retire;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::policy::Timeouts;
 
@@ -49,7 +49,7 @@ pub(crate) async fn tick(core: &Core) {
         }
         tokio::task::yield_now().await;
     }
-    retirement::follow_drains(core);
+    retire::follow_drains(core);
     held::relieve(core, &hbone);
     examine::relieve(core, hbone.stalled);
     core.balancers.sweep(now).await;
@@ -74,7 +74,7 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
         return;
     }
     let examined = entry.examination_due(now);
-    let retired = retirement::look(core, entry, now);
+    let retired = retire::look(core, entry, now);
     match end.map(|(due, _)| due).into_iter().chain(examined).chain(retired).min() {
         None => core.clock.forget(entry),
         Some(due) => core.clock.schedule(entry, due),

@@ -19,7 +19,7 @@ use super::hbone;
 use super::killing::kill;
 use super::listener::{OpenListener, Stop};
 use super::readmission::readmit_all;
-use super::retirement;
+use super::retire;
 use super::shared::{ListeningSockets, Message, Queue, Shared};
 use super::socket_key::SocketKey;
 use super::tick::tick;
@@ -113,7 +113,7 @@ impl Worker {
         };
         join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
         self.core.start_draining();
-        retirement::end_all(&self.core, within);
+        retire::end_all(&self.core, within);
         self.finish(within, mailbox).await;
         // Of a parked connection it is not known yet whether it ends here.
         for _ in 0..DECIDED_WITHIN.as_millis() / UNDECIDED.as_millis() {

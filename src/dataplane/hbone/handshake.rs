@@ -21,6 +21,7 @@ use super::transport::{FRAME, RECORDS, Transport};
 use crate::core::{Core, admit_caller, newest};
 use crate::entry::{Entry, Peer};
 use crate::peek::Waiting;
+use crate::retire;
 use crate::shared::Hbone;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::policy::{HboneLimits, Listener};
@@ -112,10 +113,7 @@ pub(super) async fn handshake(
         // the table.
         entry.facts.borrow_mut().caller = Some(peer.clone());
         let most = core.snapshot().policy.tuning.default.max_connection_age;
-        entry.retirement.limit_age(core, entry.accepted.elapsed(), most);
-        if let Some(due) = entry.retirement.due() {
-            core.clock.reschedule(entry, due);
-        }
+        retire::limit_age(core, entry, most);
         entry.record.borrow_mut().source_identity = Some(peer.proof.identity.shared());
         admit_caller(newest(&core.snapshot(), listener), entry)?;
         agree(core, limits, stream, peer).await
