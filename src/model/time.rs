@@ -75,7 +75,7 @@ pub fn parse_rfc3339(text: &str) -> Option<u64> {
 
 /// Returns the day since 1970-01-01 of a Gregorian date; `None` if there is no such date.
 fn days_of(year: u64, month: u64, day: u64) -> Option<u64> {
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let length = match month {
         2 => 28 + u64::from(is_leap),
         4 | 6 | 9 | 11 => 30,

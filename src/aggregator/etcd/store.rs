@@ -18,9 +18,9 @@ pub(crate) async fn drain(
     let key = Keys::new(etcd.prefix.clone()).drain(target).into_bytes();
     let request = match value {
         Some(value) => Request::RequestPut(PutRequest { key, value: value.into_bytes() }),
-        None => Request::RequestDeleteRange(DeleteRangeRequest { key, ..DeleteRangeRequest::default() }),
+        None => Request::RequestDeleteRange(DeleteRangeRequest { key }),
     };
-    let request = TxnRequest { success: vec![RequestOp { request: Some(request) }], ..TxnRequest::default() };
+    let request = TxnRequest { success: vec![RequestOp { request: Some(request) }] };
     let mut connector = Connector::new(etcd.clone(), scope.clone());
     let faults = |all: Vec<_>| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     let mut client = connector.connect().await.map_err(faults)?;

@@ -101,6 +101,20 @@ fn the_drain_of_a_registry_applies_to_its_own_items() {
     assert_eq!(seen_by(&named, &east()).iter().filter(|one| one.1 == 1).count(), 2, "of west alone");
 }
 
+/// Otherwise a registry could end the connections of a gateway that is not its own.
+#[test]
+fn the_drain_of_a_registry_is_of_no_gateway_of_another() {
+    let is_drained = |source: DrainSource| {
+        let active = ActiveDrain { source, ..drained("gateway", "192.0.2.1", 0) };
+        let snapshot = with(&mesh(), vec![active.clone()]).snapshot();
+        let entry = snapshot.networks().get(&Network::new("west")).expect("a network");
+        let is_own = |address: SocketAddr| address == GATEWAYS[0].parse().expect("an address");
+        (snapshot.is_gateway_drained(&active, is_own), entry.gateways[0].left)
+    };
+    assert_eq!(is_drained(DrainSource::Operator), (true, 0));
+    assert_eq!(is_drained(DrainSource::Registry("other".into())), (false, 32));
+}
+
 #[test]
 fn a_steered_service_moves_what_is_drained_to_the_next_ring() {
     let steered = |left| {
@@ -195,7 +209,8 @@ proptest! {
     /// A drain takes no address away from a viewer.
     #[test]
     fn every_address_stays(mesh in any_meshes(Addresses::Distinct), drains in drains(), viewer in viewers()) {
-        let (before, after) = (mesh.snapshot(), Mesh { drains, ..mesh.clone() }.snapshot());
+        let before = mesh.snapshot();
+        let after = Mesh { drains, ..mesh }.snapshot();
         for service in before.services() {
             for port in &service.ports {
                 let seen = |snapshot: &Snapshot| -> Assignment {
