@@ -172,7 +172,11 @@ impl Snapshot {
             let Some(view) = self.services.get(name.as_str()) else { continue };
             let mut view = ServiceView::clone(view);
             for part in &mut view.parts {
-                let Some(of_more) = more.of_part(part, &self.networks, &self.resolved) else { continue };
+                let Some(of_more) =
+                    more.of_service(&part.origin, &part.service, &self.networks, &self.resolved)
+                else {
+                    continue;
+                };
                 let least = |at: usize, left: u8| part.left_of(at).min(left);
                 part.left = Some(of_more.iter().enumerate().map(|(at, left)| least(at, *left)).collect());
             }

@@ -4,19 +4,13 @@
 //! A target with a part left counts with that part of its weight. A target with nothing left is in reserve: it is used only where
 //! there is nothing else.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::networks::NetworkTable;
 use super::policy::{Gateway, Policy};
-use super::port_endpoint::network_of;
-use super::routes::{Resolved, addresses};
-use super::service_view::{Part, ServiceView};
 use super::shard::Shard;
 use isthmus_model::address::{Host, canonical_ip};
 use isthmus_model::drain::{Drain, DrainTarget, PARTS};
-use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 
@@ -48,7 +42,7 @@ pub enum DrainSource {
 
 impl DrainSource {
     /// Returns true if the drain applies to the items of a registry.
-    fn covers(&self, registry: &str) -> bool {
+    pub(super) fn covers(&self, registry: &str) -> bool {
         match self {
             Self::Config | Self::Operator => true,
             Self::Registry(own) => **own == *registry,
@@ -100,30 +94,6 @@ impl Drains {
         only(self, other).chain(only(other, self)).collect()
     }
 
-    /// Returns the parts that are left of each endpoint of a part of a service; `None` if no drain applies to any.
-    pub(super) fn of_part(
-        &self,
-        part: &Part,
-        networks: &NetworkTable,
-        resolved: &Resolved,
-    ) -> Option<Box<[u8]>> {
-        let concerns = |one: &&ActiveDrain| {
-            one.source.covers(&part.origin.registry) && may_concern(&one.drain.target, part)
-        };
-        let drains: Vec<&ActiveDrain> = self.0.iter().filter(concerns).collect();
-        if drains.is_empty() && part.service.import.is_none() {
-            return None;
-        }
-        let left = |endpoint: &Endpoint| {
-            let applying =
-                drains.iter().filter(|one| applies(&one.drain.target, part, endpoint, networks, resolved));
-            let by_peer = PARTS.saturating_sub(endpoint.template.drained);
-            applying.map(|one| one.left).chain([by_peer]).min().unwrap_or(PARTS)
-        };
-        let left: Box<[u8]> = part.service.endpoints.iter().map(left).collect();
-        left.iter().any(|left| *left < PARTS).then_some(left)
-    }
-
     /// Returns the parts that are left of a gateway at these addresses. `registry` is the name of the registry that gives the gateway.
     pub(super) fn of_gateway(&self, gateway: &Gateway, all: &[IpAddr], registry: &str) -> u8 {
         let applying = self.0.iter().filter(|one| one.is_of(gateway, all, registry));
@@ -165,74 +135,5 @@ impl ActiveDrain {
             DrainTarget::Network(network) => Some(network),
             _ => None,
         }
-    }
-
-    /// Returns the addresses and ports of the endpoints of a service that the drain concerns.
-    pub fn addresses_of(
-        &self,
-        service: &ServiceView,
-        networks: &NetworkTable,
-        resolved: &Resolved,
-    ) -> BTreeSet<SocketAddr> {
-        let target = &self.drain.target;
-        let parts = service.parts.iter().filter(|part| self.source.covers(&part.origin.registry));
-        let mut all = BTreeSet::new();
-        for part in parts.filter(|part| may_concern(target, part)) {
-            let endpoints = part.service.endpoints.iter();
-            for endpoint in endpoints.filter(|one| applies(target, part, one, networks, resolved)) {
-                let template = &endpoint.template;
-                let own = part.service.ports.iter().filter_map(|port| template.port_for(port));
-                let tunnel = (template.encapsulation == Encapsulation::Hbone).then_some(HBONE_PORT);
-                for port in own.chain(tunnel) {
-                    all.extend(
-                        addresses(&endpoint.host, resolved).iter().map(|ip| SocketAddr::new(*ip, port)),
-                    );
-                }
-            }
-        }
-        all
-    }
-
-    /// Returns true if the drain concerns an endpoint of the service.
-    pub fn concerns(&self, service: &ServiceView, networks: &NetworkTable, resolved: &Resolved) -> bool {
-        let target = &self.drain.target;
-        let of_part = |part: &Part| {
-            self.source.covers(&part.origin.registry)
-                && may_concern(target, part)
-                && part.service.endpoints.iter().any(|one| applies(target, part, one, networks, resolved))
-        };
-        service.parts.iter().any(of_part)
-    }
-}
-
-/// Returns false if the target concerns no endpoint of the part, whatever the endpoints are.
-fn may_concern(target: &DrainTarget, part: &Part) -> bool {
-    match target {
-        DrainTarget::Service(name) => part.service.key.hostname == *name,
-        DrainTarget::Cluster(cluster) => part.origin.cluster == *cluster,
-        DrainTarget::Peer(peer) => part.service.import.as_ref().is_some_and(|import| import.peer == *peer),
-        DrainTarget::Endpoint(..) | DrainTarget::Network(_) => true,
-        DrainTarget::Gateway(..) => false,
-    }
-}
-
-/// Returns true if the target concerns the endpoint. [`may_concern`] is true for its part.
-fn applies(
-    target: &DrainTarget,
-    part: &Part,
-    endpoint: &Endpoint,
-    networks: &NetworkTable,
-    resolved: &Resolved,
-) -> bool {
-    match target {
-        DrainTarget::Service(_) | DrainTarget::Cluster(_) | DrainTarget::Peer(_) => true,
-        DrainTarget::Network(network) => network_of(endpoint, &part.origin, networks) == network,
-        DrainTarget::Endpoint(ip, port) => {
-            let is_at = addresses(&endpoint.host, resolved).iter().any(|of| canonical_ip(*of) == *ip);
-            let template = &endpoint.template;
-            let mut ports = part.service.ports.iter().filter_map(|own| template.port_for(own));
-            is_at && port.is_none_or(|port| ports.any(|of| of == port))
-        }
-        DrainTarget::Gateway(..) => false,
     }
 }

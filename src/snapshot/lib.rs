@@ -3,7 +3,7 @@
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
-//! - Inputs: [`policy`], [`drains`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
+//! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`].
@@ -22,6 +22,7 @@ pub mod clusterset;
 pub mod decision;
 pub mod delta;
 pub mod dialled;
+mod drain_scope;
 pub mod drains;
 pub mod exported;
 pub mod exports;

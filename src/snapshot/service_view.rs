@@ -379,7 +379,7 @@ impl ServiceView {
         let mut parts = owned_parts(hostname, world.shards, &mut conflicts);
         let order = oldest_first(&mut parts);
         for part in &mut parts {
-            part.left = world.drains.of_part(part, site.networks, world.resolved);
+            part.left = world.drains.of_service(&part.origin, &part.service, site.networks, world.resolved);
         }
         let first = &parts.first()?.service;
         let key = first.key.clone();
