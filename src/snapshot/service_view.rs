@@ -105,7 +105,7 @@ pub struct Part {
     pub service: Arc<Service>,
     /// The objects of the registry that mark the service as meant for other networks; shared with the registry's shard.
     pub marks: Arc<[Mark]>,
-    /// The parts of [`PARTS`](isthmus_model::drain::PARTS) that planned drains leave of each endpoint; `None` if all are left.
+    /// The parts of [`PARTS`] that planned drains leave of each endpoint; `None` if all are left.
     pub(super) left: Option<Box<[u8]>>,
 }
 
