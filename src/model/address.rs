@@ -62,9 +62,18 @@ impl Host {
         let name = HostName::parse(text)?;
         Ok(name.as_str().parse().map_or(Self::Name(name), Self::Ip))
     }
-}
 
-impl Host {
+    /// Parses a host as [`parse`](Self::parse) does, with or without `:` and a port above 0. An IPv6 address with a port is in
+    /// brackets.
+    pub fn parse_with_port(text: &str) -> Option<(Self, Option<u16>)> {
+        if let Ok(host) = Self::parse(text) {
+            return Some((host, None));
+        }
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        Some((Self::parse(host).ok()?, Some(port)))
+    }
+
     /// Returns the host name; `None` for addresses.
     pub fn name(&self) -> Option<&HostName> {
         match self {
@@ -232,6 +241,17 @@ mod tests {
             assert_eq!(bind(one).overlaps(&bind(other)), wanted, "{one} {other}");
             assert_eq!(bind(other).overlaps(&bind(one)), wanted, "{other} {one}");
         }
+    }
+
+    #[test]
+    fn a_host_has_a_port_or_none() {
+        let read = |text| Host::parse_with_port(text).map(|(host, port)| (host.to_string(), port));
+        assert_eq!(read("a.example.com"), Some(("a.example.com".into(), None)));
+        assert_eq!(read("1.2.3.4:31443"), Some(("1.2.3.4".into(), Some(31_443))));
+        assert_eq!(read("[2001:db8::1]:443"), Some(("2001:db8::1".into(), Some(443))));
+        assert_eq!(read("2001:db8::1"), Some(("2001:db8::1".into(), None)));
+        assert_eq!(read("a b"), None);
+        assert_eq!(read("a:0"), None);
     }
 
     #[test]

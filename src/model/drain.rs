@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::address::{Host, canonical_ip};
+use super::address::Host;
 use super::name::HostName;
 use super::place::{ClusterId, Network};
 
@@ -43,11 +43,11 @@ impl DrainTarget {
         };
         match kind {
             "service" => HostName::parse(name).map(Self::Service).map_err(|error| error.to_string()),
-            "endpoint" => match host_and_port(name) {
-                Some((Host::Ip(ip), port)) => Ok(Self::Endpoint(canonical_ip(ip), port)),
+            "endpoint" => match Host::parse_with_port(name) {
+                Some((Host::Ip(ip), port)) => Ok(Self::Endpoint(ip, port)),
                 _ => Err(format!("{name:?} is not an IP address with or without a port, such as 10.0.0.1:8443")),
             },
-            "gateway" => host_and_port(name).map(|(host, port)| Self::Gateway(host, port)).ok_or_else(|| {
+            "gateway" => Host::parse_with_port(name).map(|(host, port)| Self::Gateway(host, port)).ok_or_else(|| {
                 format!("{name:?} is not an IP address or host name, with or without a port, such as 203.0.113.2:15443")
             }),
             "network" => place().map(|name| Self::Network(Network::new(name))),
@@ -85,24 +85,6 @@ impl DrainTarget {
             Self::Peer(peer) => peer.to_string(),
         }
     }
-}
-
-/// Parses an IP address or a host name, with or without a port; an IPv6 address with a port is in brackets.
-fn host_and_port(text: &str) -> Option<(Host, Option<u16>)> {
-    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Some((Host::Ip(canonical_ip(ip)), None));
-    }
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) => (host, Some(port.parse::<u16>().ok().filter(|port| *port != 0)?)),
-        None => (text, None),
-    };
-    let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    let host = match host.parse::<IpAddr>() {
-        Ok(ip) => Host::Ip(canonical_ip(ip)),
-        Err(_) => Host::parse(host).ok()?,
-    };
-    Some((host, port))
 }
 
 impl fmt::Display for DrainTarget {

@@ -260,8 +260,9 @@ impl Entrance {
         hosts.dedup();
         let nodes = annotation("traffic.istio.io/nodeSelector").filter(|_| spec.kind == "NodePort");
         let nodes = nodes.and_then(|json| serde_json::from_str::<Texts>(json).ok());
-        let overrides = annotation("isthmus.dev/gateway-address")
-            .map(|list| list.split(',').filter_map(|one| address_and_port(one.trim())).collect::<Vec<_>>());
+        let overrides = annotation("isthmus.dev/gateway-address").map(|list| {
+            list.split(',').filter_map(|one| Host::parse_with_port(one.trim())).collect::<Vec<_>>()
+        });
         let weight = annotation("isthmus.dev/gateway-weight").and_then(|text| text.parse().ok());
         Some(Self {
             network: Network::new(network),
@@ -281,15 +282,6 @@ impl Entrance {
 fn is_visible(list: &str, namespace: &str, viewer: &str) -> bool {
     let has = |wanted: &str| list.split(',').any(|one| one.trim() == wanted);
     has("*") || (!has("~") && (has(viewer) || (has(".") && namespace == viewer)))
-}
-
-/// Parses `host`, `host:port` or `[v6]:port`.
-fn address_and_port(text: &str) -> Option<(Host, Option<u16>)> {
-    if let Ok(host) = Host::parse(text) {
-        return Some((host, None));
-    }
-    let (host, number) = text.rsplit_once(':')?;
-    Some((Host::parse(host).ok()?, Some(number.parse().ok().and_then(port)?)))
 }
 
 /// Returns the protocol of a port: from `appProtocol` if it is set, else from the prefix of the port's name.
@@ -348,16 +340,5 @@ mod tests {
         }
         assert!(is_visible(".", "istio-system", "istio-system"));
         assert!(!is_visible("~,.", "istio-system", "istio-system"));
-    }
-
-    #[test]
-    fn overrides_are_hosts_with_or_without_a_port() {
-        let read = |text| address_and_port(text).map(|(host, port)| (host.to_string(), port));
-        assert_eq!(read("a.example.com"), Some(("a.example.com".into(), None)));
-        assert_eq!(read("1.2.3.4:31443"), Some(("1.2.3.4".into(), Some(31_443))));
-        assert_eq!(read("[2001:db8::1]:443"), Some(("2001:db8::1".into(), Some(443))));
-        assert_eq!(read("2001:db8::1"), Some(("2001:db8::1".into(), None)));
-        assert_eq!(read("a b"), None);
-        assert_eq!(read("a:0"), None);
     }
 }
