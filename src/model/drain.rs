@@ -103,7 +103,7 @@ pub struct Drain {
     pub since: u64,
     /// The time over which the part that is left falls from all to `to_percent`, in equal steps.
     pub over: Duration,
-    /// The part of its weight, in percent, that the target keeps at the end: 0 to 99.
+    /// The part of its weight, in percent, that the target keeps at the end: 0 to 96.
     pub to_percent: u8,
     /// The time at which the drain ends and the target gets its whole weight again; `None`: when the order is withdrawn.
     pub until: Option<u64>,
@@ -120,18 +120,14 @@ impl Drain {
         if self.until.is_some_and(|until| until <= now) {
             return None;
         }
-        let (elapsed, over) = (now.saturating_sub(self.since), self.over.as_secs());
-        let taken_percent = u64::from(100 - self.to_percent.min(100));
-        // Rounded down, so that no step comes early.
-        let taken = if now >= self.since && elapsed >= over {
-            taken_percent * u64::from(PARTS) / 100
-        } else {
-            (u128::from(taken_percent) * u128::from(PARTS) * u128::from(elapsed)
-                / (u128::from(over.max(1)) * 100))
-                .try_into()
-                .unwrap_or(0)
+        let (elapsed, over) = match (now.checked_sub(self.since), self.over.as_secs()) {
+            (None, _) => return Some(PARTS),
+            (Some(elapsed), over) if elapsed >= over => (1, 1),
+            (Some(elapsed), over) => (elapsed, over),
         };
-        let taken = if now < self.since { 0 } else { taken };
+        let to_take = u128::from(PARTS) * u128::from(100 - self.to_percent.min(100));
+        // Rounded down, so that no step comes early.
+        let taken = to_take * u128::from(elapsed) / (u128::from(over) * 100);
         Some(PARTS.saturating_sub(u8::try_from(taken).unwrap_or(PARTS)))
     }
 
