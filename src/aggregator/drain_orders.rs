@@ -60,7 +60,10 @@ impl fmt::Display for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
             Some(state) => write!(f, "kept in {}", state.join(FILE).display())?,
-            None => f.write_str("not kept over a restart, since the config has no `state.dir`")?,
+            None if self.failed.is_empty() => {
+                f.write_str("not kept over a restart, since the config has no `state.dir`")?;
+            }
+            None => f.write_str("not kept in a state folder")?,
         }
         match self.registries.is_empty() {
             true => f.write_str("; it holds for this gateway and its clients alone")?,
