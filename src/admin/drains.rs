@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::Sources;
@@ -14,11 +13,12 @@ use isthmus_document::drains;
 use isthmus_model::drain::{Drain, DrainTarget, PARTS};
 use isthmus_model::endpoint::Health;
 use isthmus_model::name::HostName;
-use isthmus_model::place::Network;
+use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::record::ConnectionRecord;
 use isthmus_model::time::{rfc3339_seconds, unix_seconds};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::Role;
+use isthmus_snapshot::drain_scope::Emptied;
 use isthmus_snapshot::drains::{ActiveDrain, DrainSource};
 use isthmus_snapshot::view::{Assignment, Entry, Viewer, view};
 use isthmus_tasks::background;
@@ -57,24 +57,22 @@ fn shown(
 ) -> api::Drain {
     let drain = &active.drain;
     let services = snapshot.drained_by(active);
-    let drained = drained_addresses(active, snapshot, &services);
-    // All connections come through this gateway, so the drain of this gateway concerns all of them.
-    let is_this_gateway = active.is_of_gateways() && snapshot.is_gateway_drained(active, is_own);
-    let is_drained = |record: &ConnectionRecord| {
-        let of_service = record.service.as_ref().and_then(|service| drained.get(&**service));
-        is_this_gateway || of_service.zip(record.endpoint).is_some_and(|(all, at)| all.contains(&at))
-    };
-    let of_services = connections
-        .iter()
-        .filter(|record| record.service.as_ref().is_some_and(|service| drained.contains_key(&**service)));
-    let left: Vec<&ConnectionRecord> = connections.iter().filter(|record| is_drained(record)).collect();
+    let mut emptied = Emptied::new(active, snapshot, is_own);
+    let left: Vec<&ConnectionRecord> = connections.iter().filter(|record| emptied.has(record)).collect();
     let mut by_source: BTreeMap<IpAddr, usize> = BTreeMap::new();
     for record in &left {
         *by_source.entry(record.source.ip()).or_default() += 1;
     }
     let mut by_source: Vec<(IpAddr, usize)> = by_source.into_iter().collect();
     by_source.sort_by_key(|(ip, count)| (std::cmp::Reverse(*count), *ip));
-    let all = if is_this_gateway { connections.len() } else { of_services.count() };
+    let all = if emptied.is_this_gateway() {
+        connections.len()
+    } else {
+        let names: BTreeSet<&str> = services.iter().map(HostName::as_str).collect();
+        let is_of_them =
+            |record: &&ConnectionRecord| record.service.as_deref().is_some_and(|name| names.contains(name));
+        connections.iter().filter(is_of_them).count()
+    };
     api::Drain {
         kind: drain.target.kind().to_owned(),
         name: drain.target.name(),
@@ -86,7 +84,7 @@ fn shown(
         until: drain.until.map(rfc3339_seconds),
         close_after_s: drain.close_after.map(|after| after.as_secs()),
         left_percent: percent(active.left.into(), PARTS.into()),
-        connections_percent: (all > 0).then(|| percent(left.len(), all)),
+        connections_percent: (all > 0).then(|| percent(left.len() as u64, all as u64)),
         ramp_left_s: drain.ramp_ends().saturating_sub(now),
         services: services.len(),
         connections: left.len(),
@@ -95,31 +93,18 @@ fn shown(
     }
 }
 
-/// Returns the addresses of the endpoints that a drain concerns, by service.
-fn drained_addresses(
-    active: &ActiveDrain,
-    snapshot: &Snapshot,
-    services: &[HostName],
-) -> BTreeMap<Arc<str>, BTreeSet<SocketAddr>> {
-    let views = services.iter().filter_map(|name| snapshot.service(name.as_str()));
-    let of = |view: &isthmus_snapshot::service_view::ServiceView| {
-        active.addresses_of(view, snapshot.networks(), snapshot.resolved())
-    };
-    views.map(|view| (view.name.clone(), of(view))).collect()
-}
-
-fn percent(part: usize, of: usize) -> u8 {
+fn percent(part: u64, of: u64) -> u8 {
     u8::try_from((part * 100 + of / 2) / of.max(1)).unwrap_or(100)
 }
 
-/// What happens to an order.
+/// Says whether an order is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It is carried out, unless a service would be left with nothing but what is drained.
+    /// The order is carried out, unless a service would be left with nothing but what is drained.
     Order,
-    /// It is carried out in any case.
+    /// The order is carried out in any case.
     Force,
-    /// Only its plan is returned.
+    /// The plan of the order is returned, and nothing is changed.
     Plan,
 }
 
@@ -289,7 +274,7 @@ fn changes(before: &Snapshot, after: &Snapshot, name: &HostName) -> Vec<api::Pla
 }
 
 /// Returns this gateway's cluster for its own network: endpoints of the unknown network are reached from their own cluster.
-fn cluster_of(snapshot: &Snapshot, network: &Network) -> isthmus_model::place::ClusterId {
+fn cluster_of(snapshot: &Snapshot, network: &Network) -> ClusterId {
     let node = &snapshot.policy.node;
     if *network == node.network { node.cluster.clone() } else { Default::default() }
 }
@@ -304,7 +289,7 @@ fn shares(assignment: &Assignment) -> Vec<api::Share> {
     let total: u64 = weights.values().sum();
     let share = |(network, weight): (&Network, u64)| api::Share {
         network: network.to_string(),
-        percent: u8::try_from((weight * 100 + total / 2) / total.max(1)).unwrap_or(100),
+        percent: percent(weight, total),
     };
     weights.into_iter().map(share).collect()
 }

@@ -1,8 +1,7 @@
 //! Ends connections gently, at the times that their [`Retirement`](super::retirement::Retirement) has: looks at them in the worker's
 //! tick, and spreads their ends over the time of a drain or of the gateway's stop.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,8 +11,8 @@ use super::entry::{Entry, Peer};
 use super::retirement::{Begun, Stage, Step};
 use isthmus_model::reason::Reason;
 use isthmus_model::time::unix_seconds;
-use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::drain_scope::Emptied;
 use isthmus_snapshot::drains::ActiveDrain;
 
 /// The number of ticks between two looks for connections that have opened since a drain began.
@@ -23,7 +22,7 @@ const SPREAD_MIN: u64 = 30;
 
 /// Sets the largest age of a connection.
 pub(super) fn limit_age(core: &Core, entry: &Entry, most: Option<Duration>) {
-    if most.is_some() {
+    if let Some(most) = most {
         entry.retirement.limit_age(core.clock.now(), core.random(), entry.accepted.elapsed(), most);
         entry.retirement.due().into_iter().for_each(|due| core.clock.reschedule(entry, due));
     }
@@ -82,7 +81,7 @@ pub(super) fn follow_drains(core: &Core) {
     });
     let stages: Vec<(&ActiveDrain, Begun)> = stages.collect();
     let entries = core.entries();
-    // What a drain that has ended has set is undone.
+    // The connections of drains that have ended stay.
     let mut known = std::mem::take(&mut scheduled.stages);
     for (_, ids) in known.extract_if(.., |(known, _)| !stages.iter().any(|(_, begun)| begun == known)) {
         let of_it = entries.iter().filter(|entry| ids.contains(&entry.id()));
@@ -113,15 +112,13 @@ fn schedule(
     entries: &[Rc<Entry>],
     now: u64,
 ) -> BTreeSet<u64> {
-    let concerned = concerned(snapshot, active, entries, &core.shared.own);
+    let mut emptied = Emptied::new(active, snapshot, |address| core.shared.own.is_own(address));
+    let concerned = entries.iter().filter(|entry| emptied.has(&entry.record.borrow()));
     let mut meant: Vec<&Rc<Entry>> = match stage {
-        Stage::Close => {
-            concerned.into_iter().filter(|entry| !entry.is_stream() && !entry.carries_streams()).collect()
-        }
+        Stage::Close => concerned.filter(|entry| !entry.is_stream() && !entry.carries_streams()).collect(),
         Stage::GoAway => {
             let caller = |entry: &Entry| entry.facts.borrow().caller.as_ref().map(Rc::as_ptr);
-            let callers: BTreeSet<*const Peer> =
-                concerned.into_iter().filter_map(|entry| caller(entry)).collect();
+            let callers: BTreeSet<*const Peer> = concerned.filter_map(|entry| caller(entry)).collect();
             let carries = |entry: &&Rc<Entry>| {
                 entry.carries_streams() && caller(entry).is_some_and(|one| callers.contains(&one))
             };
@@ -129,58 +126,32 @@ fn schedule(
         }
     };
     meant.retain(|entry| !entry.retirement.is_drained() && !entry.is_retiring());
-    meant.sort_by_key(|entry| entry.accepted);
     let begins = stage.begins(&active.drain).unwrap_or(now);
     let ends = begins.saturating_add(active.drain.over.as_secs());
     let spread = ends.saturating_sub(now).max(SPREAD_MIN);
-    let count = meant.len().max(1) as u64;
     let ids = meant.iter().map(|entry| entry.id()).collect();
-    for (at, entry) in (1..).zip(meant) {
-        let ticks = u64::try_from(u128::from(spread) * at / u128::from(count)).unwrap_or(spread);
-        let due = core.clock.now().saturating_add(u32::try_from(ticks).unwrap_or(u32::MAX).max(1));
-        entry.retirement.end_at(due);
-        core.clock.reschedule(entry, due);
-    }
+    spread_ends(core, meant, spread);
     ids
 }
 
 /// Ends all connections that carry no streams, because the gateway stops: evenly over four fifths of the time, the oldest first. Those
 /// that have no pause until its end are reset then.
 pub(super) fn end_all(core: &Core, within: Duration) {
-    let mut entries = core.entries();
-    entries.retain(|entry| !entry.is_stream() && !entry.carries_streams());
-    entries.sort_by_key(|entry| entry.accepted);
-    let (spread, count) = (within.as_secs() * 4 / 5, entries.len().max(1) as u64);
-    for (at, entry) in (1..).zip(entries) {
-        let due =
-            core.clock.now().saturating_add(u32::try_from(spread * at / count).unwrap_or(u32::MAX).max(1));
-        if entry.retirement.end_at(due) {
-            core.clock.reschedule(&entry, due);
-        }
-    }
+    let entries = core.entries();
+    let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
+    spread_ends(core, ending.collect(), within.as_secs() * 4 / 5);
 }
 
-/// Returns the entries of connections and streams to what a drain empties. If it empties this gateway, these are all.
-fn concerned<'a>(
-    snapshot: &Snapshot,
-    active: &ActiveDrain,
-    entries: &'a [Rc<Entry>],
-    own: &OwnAddresses,
-) -> Vec<&'a Rc<Entry>> {
-    if active.is_of_gateways() {
-        let is_this = snapshot.is_gateway_drained(active, |address| own.is_own(address));
-        return entries.iter().filter(|_| is_this).collect();
+/// Spreads the ends of connections evenly over a time in seconds: the oldest first. A connection that ends earlier anyway keeps its
+/// end.
+fn spread_ends(core: &Core, mut entries: Vec<&Rc<Entry>>, seconds: u64) {
+    entries.sort_by_key(|entry| entry.accepted);
+    let count = entries.len().max(1) as u128;
+    for (at, entry) in (1..).zip(entries) {
+        let ticks = u32::try_from(u128::from(seconds) * at / count).unwrap_or(u32::MAX).max(1);
+        let due = core.clock.now().saturating_add(ticks);
+        if entry.retirement.end_at(due) {
+            core.clock.reschedule(entry, due);
+        }
     }
-    let mut by_service: BTreeMap<Arc<str>, BTreeSet<SocketAddr>> = BTreeMap::new();
-    let is_concerned = |entry: &&Rc<Entry>| {
-        let record = entry.record.borrow();
-        let (Some(service), Some(endpoint)) = (&record.service, record.endpoint) else { return false };
-        let found = by_service.entry(service.clone()).or_insert_with(|| {
-            let view = snapshot.service(service);
-            view.map(|view| active.addresses_of(view, snapshot.networks(), snapshot.resolved()))
-                .unwrap_or_default()
-        });
-        found.contains(&endpoint)
-    };
-    entries.iter().filter(is_concerned).collect()
 }

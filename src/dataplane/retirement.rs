@@ -37,7 +37,7 @@ pub(crate) struct Retirement {
     drained: Cell<u32>,
 }
 
-/// What a tick does with a connection that may be due.
+/// The way in which a tick treats a connection that may be due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Nothing before this tick.
@@ -53,8 +53,7 @@ pub(super) enum Step {
 impl Retirement {
     /// Sets the largest age of a connection of this age. It is varied by a tenth, so that connections that began together do not end
     /// together.
-    pub(super) fn limit_age(&self, now: u32, random: u64, age: Duration, most: Option<Duration>) {
-        let Some(most) = most else { return };
+    pub(super) fn limit_age(&self, now: u32, random: u64, age: Duration, most: Duration) {
         let varied = most.as_millis().saturating_mul(u128::from(900 + random % 201)) / 1_000;
         let seconds = varied.div_ceil(1_000).saturating_sub(age.as_secs().into());
         let ticks = u32::try_from(seconds).unwrap_or(u32::MAX).max(1);

@@ -1,8 +1,10 @@
-//! The endpoints that planned drains concern.
+//! The endpoints, and the connections to them, that planned drains concern.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use super::Snapshot;
 use super::drains::{ActiveDrain, Drains};
 use super::networks::NetworkTable;
 use super::port_endpoint::network_of;
@@ -12,6 +14,7 @@ use super::shard::Origin;
 use isthmus_model::address::canonical_ip;
 use isthmus_model::drain::{DrainTarget, PARTS};
 use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT};
+use isthmus_model::record::ConnectionRecord;
 use isthmus_model::service::Service;
 
 /// A service as one registry gives it, and what is known of its endpoints' places.
@@ -89,7 +92,7 @@ impl ActiveDrain {
     }
 
     /// Returns the addresses and ports of the endpoints of a service that the drain concerns.
-    pub fn addresses_of(
+    fn addresses_of(
         &self,
         service: &ServiceView,
         networks: &NetworkTable,
@@ -117,5 +120,43 @@ impl ActiveDrain {
     ) -> impl Iterator<Item = Scope<'a>> {
         let parts = service.parts.iter();
         parts.map(move |part| Scope { origin: &part.origin, service: &part.service, networks, resolved })
+    }
+}
+
+/// Tells which connections and streams of this gateway lead to what a drain empties.
+pub struct Emptied<'a> {
+    drain: &'a ActiveDrain,
+    snapshot: &'a Snapshot,
+    /// True if the drain is of this gateway, through which all its connections lead.
+    is_this_gateway: bool,
+    /// The addresses of the endpoints that the drain concerns, by service; computed when a service is first asked for.
+    addresses: BTreeMap<Arc<str>, BTreeSet<SocketAddr>>,
+}
+
+impl<'a> Emptied<'a> {
+    /// Prepares to tell of a drain. `is_own` is true for the addresses and ports of this gateway.
+    pub fn new(drain: &'a ActiveDrain, snapshot: &'a Snapshot, is_own: impl Fn(SocketAddr) -> bool) -> Self {
+        let is_this_gateway = drain.is_of_gateways() && snapshot.is_gateway_drained(drain, is_own);
+        Self { drain, snapshot, is_this_gateway, addresses: BTreeMap::new() }
+    }
+
+    /// Returns true if the drain is of this gateway.
+    pub fn is_this_gateway(&self) -> bool {
+        self.is_this_gateway
+    }
+
+    /// Returns true if a connection or stream leads to what the drain empties.
+    pub fn has(&mut self, record: &ConnectionRecord) -> bool {
+        if self.drain.is_of_gateways() {
+            return self.is_this_gateway;
+        }
+        let (Some(service), Some(endpoint)) = (&record.service, record.endpoint) else { return false };
+        let Self { drain, snapshot, addresses, .. } = self;
+        let of_service = addresses.entry(service.clone()).or_insert_with(|| {
+            let of =
+                |view: &Arc<ServiceView>| drain.addresses_of(view, snapshot.networks(), snapshot.resolved());
+            snapshot.service(service).map(of).unwrap_or_default()
+        });
+        of_service.contains(&endpoint)
     }
 }

@@ -22,7 +22,7 @@ pub mod clusterset;
 pub mod decision;
 pub mod delta;
 pub mod dialled;
-mod drain_scope;
+pub mod drain_scope;
 pub mod drains;
 pub mod exported;
 pub mod exports;
