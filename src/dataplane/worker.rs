@@ -115,11 +115,9 @@ impl Worker {
         self.core.start_draining();
         retire::end_all(&self.core, within);
         self.finish(within, mailbox).await;
-        // Of a parked connection it is not known yet whether it ends here.
-        for _ in 0..DECIDED_WITHIN.as_millis() / UNDECIDED.as_millis() {
-            if !self.has_parked() {
-                break;
-            }
+        // The other process may still leave a parked connection to this one.
+        let decided = Instant::now() + DECIDED_WITHIN;
+        while self.has_parked() && Instant::now() < decided {
             self.finish(UNDECIDED, mailbox).await;
         }
         self.core.cut_where(|_| true, Reason::Draining);

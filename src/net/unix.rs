@@ -58,9 +58,7 @@ impl UnixFile {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
 
-impl UnixFile {
     fn at(path: &Path) -> io::Result<Self> {
         let identity = identity(&fs::symlink_metadata(path)?);
         Ok(Self { path: path.to_owned(), left: Arc::default(), identity })
