@@ -40,7 +40,7 @@ pub struct Drain {
     pub sources: Vec<String>,
 }
 
-/// What a planned drain would change for the callers of one service port.
+/// A change that a planned drain would make for the callers of one service port.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Planned {

@@ -61,7 +61,7 @@ pub(super) struct Parts {
     pub(super) waits: bool,
 }
 
-/// What a process takes from an earlier one, or begins with.
+/// The things that a process takes from an earlier one, or begins with.
 pub(super) struct Succession {
     pub(super) sockets: Sockets,
     /// The name of this process among the replicas of the gateway.

@@ -43,7 +43,7 @@ pub(crate) struct OpenListener {
 
 /// The order to stop accepting.
 pub(crate) struct Stop {
-    /// What happens to the connections in the kernel's queue.
+    /// Says who accepts the connections in the kernel's queue.
     pub(crate) queue: Queue,
     /// Dropped once the socket is closed.
     pub(crate) closed: Rc<oneshot::Sender<()>>,

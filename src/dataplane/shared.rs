@@ -112,12 +112,12 @@ pub(crate) enum Message {
     Alive(oneshot::Sender<()>),
 }
 
-/// What happens to the connections in the kernel's queue when a worker stops accepting.
+/// Says who accepts the connections in the kernel's queue when a worker stops accepting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
-    /// They are accepted, as they would be reset with the socket.
+    /// The worker accepts them, as they would be reset with the socket.
     Accept,
-    /// They are left to another process that has the same socket.
+    /// Another process with the same socket accepts them.
     Leave,
 }
 

@@ -153,7 +153,7 @@ pub struct Group {
     pub ring: u32,
     /// The summed weight of the ready endpoints that the viewer can reach.
     pub ready: u64,
-    /// What planned drains take away of that weight, in parts of [`drain::PARTS`].
+    /// The part of that weight that planned drains take away, in parts of [`drain::PARTS`].
     pub drained: u64,
     /// The summed weight of the endpoints that are not ready. Endpoints that are draining do not count: they leave on purpose.
     pub not_ready: u64,

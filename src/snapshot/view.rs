@@ -321,7 +321,7 @@ struct RemoteEndpoints {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     weight: u64,
-    /// What drains leave of the weight, in parts of [`PARTS`].
+    /// The part of the weight that drains leave, in parts of [`PARTS`].
     parts: u64,
 }
 

@@ -87,7 +87,7 @@ pub struct Member {
     last: [Cell<Last>; 2],
 }
 
-/// What a connection adds to the counts of its owner in one direction.
+/// The part of a connection in the counts of its owner, in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
     busy: bool,
