@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use num_rational::Ratio;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
