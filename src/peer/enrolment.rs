@@ -14,7 +14,7 @@
 //! Each gateway checks the party of the other (identity, roots and clock: [`proto::Party`]) against the certificate that the
 //! other has presented. A stored link is read as a part of the config, so that it takes effect by a reload.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,9 +23,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
-use http::Uri;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -33,10 +30,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsAcceptor;
 use tonic::server::{Grpc, UnaryService};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use super::enrolled::{Dialling, EnrolledLink, GatewayAddress};
@@ -47,8 +44,7 @@ use super::removed;
 use super::token::{ADDRESSES_MAX, Token};
 use super::transport::{self, Peeked};
 use isthmus_model::identity::TrustDomain;
-use isthmus_net::channel::{CallFault, Channel, Limits, Tasks};
-use isthmus_net::dial::dial;
+use isthmus_net::channel::Tasks;
 use isthmus_net::door::Seat;
 use isthmus_net::handed::HandedOver;
 use isthmus_net::incoming::Guarded;
@@ -58,12 +54,13 @@ use isthmus_snapshot::peer::{ENROL_PROTOCOL, PeerIdentity};
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::control::{Control, EnrolmentResult};
-use isthmus_tls::client;
 use isthmus_tls::context::NodeContext;
-use isthmus_tls::pinned::{self, is_other_key, pin_of, random, sha256};
+use isthmus_tls::pinned::{self, pin_of, random, sha256};
 use isthmus_tls::proof::tls_error_of;
 use isthmus_tls::roots::RootStore;
 use isthmus_tls::trust::{Owner, Shower, describe};
+
+mod joining;
 
 /// The path of the gRPC method.
 const ENROL: &str = "/isthmus.peer.v1.Peer/Enrol";
@@ -71,8 +68,6 @@ const ENROL: &str = "/isthmus.peer.v1.Peer/Enrol";
 const STEP_WITHIN: Duration = Duration::from_secs(5);
 /// How long redeeming a token may take at all of its addresses together.
 pub const JOIN_WITHIN: Duration = Duration::from_secs(60);
-/// The pause before the next address is tried, whether or not the addresses before it have answered.
-const NEXT_AFTER: Duration = Duration::from_millis(250);
 /// The largest message in bytes: up to 64 KiB of roots, and the other fields.
 const MESSAGE_BYTES_MAX: usize = 128 << 10;
 /// The largest header list of a request in bytes.
@@ -244,10 +239,16 @@ impl Enrolment {
             return Err(Failed::Refused(problem.to_owned()));
         }
         let own = self.own_party(&settings).map_err(Failed::Refused)?;
-        let place =
-            |address| At { enrolment: self, settings: &settings, peer, address, token: &token, own: &own };
-        let places: Vec<At<'_>> = token.addresses.iter().map(place).collect();
-        let link = Box::pin(redeem_at(&places)).await?;
+        let place = |address| joining::At {
+            enrolment: self,
+            settings: &settings,
+            peer,
+            address,
+            token: &token,
+            own: &own,
+        };
+        let places: Vec<_> = token.addresses.iter().map(place).collect();
+        let link = Box::pin(joining::redeem_at(&places)).await?;
         match terms.keeping {
             Keeping::Store => self.store(peer, &link, terms).await?,
             Keeping::Return => self.is_printed(peer, &link),
@@ -490,51 +491,6 @@ const NO_ROOTS: &str = "this gateway has no roots yet";
 const NO_STATE: &str =
     "the link cannot be stored, because the config has no state.dir; set state.dir, or use --print";
 
-/// Redeems a token at the first of these addresses where the gateway that made the token answers. The attempts begin one after
-/// another, a moment apart, and run at the same time. An error names what happened at each address.
-async fn redeem_at(places: &[At<'_>]) -> Result<EnrolledLink, Failed> {
-    let mut problems = BTreeMap::new();
-    let redeeming = async {
-        let mut opening: FuturesUnordered<_> = (0..)
-            .zip(places)
-            .map(|(number, place)| async move {
-                sleep(NEXT_AFTER * number).await;
-                (place, number, Box::pin(place.open()).await)
-            })
-            .collect();
-        while let Some((place, number, opened)) = opening.next().await {
-            let redeemed = match opened {
-                // Meanwhile the other attempts wait: a token is redeemed at one address at a time.
-                Ok(opened) => place.finish(opened).await,
-                Err(failed) => Err(failed),
-            };
-            match redeemed {
-                Ok(link) => return Some(Ok(link)),
-                Err(Failed::Unreachable(problem)) => drop(problems.insert(number, problem)),
-                Err(failed) => return Some(Err(failed)),
-            }
-        }
-        None
-    };
-    if let Ok(Some(redeemed)) = timeout(JOIN_WITHIN, redeeming).await {
-        return redeemed;
-    }
-    let late = |place: &At<'_>| format!("{}: no answer within {} s", place.address, JOIN_WITHIN.as_secs());
-    let texts =
-        (0..).zip(places).map(|(number, place)| problems.remove(&number).unwrap_or_else(|| late(place)));
-    Err(Failed::Unreachable(texts.collect::<Vec<_>>().join("; ")))
-}
-
-/// The redemption of a token at one address of the peer.
-struct At<'a> {
-    enrolment: &'a Enrolment,
-    settings: &'a Settings,
-    peer: &'a str,
-    address: &'a GatewayAddress,
-    token: &'a Token,
-    own: &'a proto::Party,
-}
-
 /// The reason why an enrolment failed.
 enum Failed {
     /// One of the gateways refuses the other; another address would change nothing.
@@ -560,108 +516,6 @@ impl Failed {
             Self::Refused(text) | Self::Unreachable(text) | Self::NotStored(text) => text,
         }
     }
-}
-
-/// A connection over which both sides have checked each other.
-struct Opened {
-    channel: Channel,
-    /// The certificates that the other gateway has presented, leaf first.
-    chain: Vec<CertificateDer<'static>>,
-}
-
-impl At<'_> {
-    /// Connects, and asks the peer for a trial, in which both gateways check each other.
-    async fn open(&self) -> Result<Opened, Failed> {
-        let shared = &self.enrolment.0;
-        let socket =
-            timeout(STEP_WITHIN, dial(&self.address.host, self.address.port, &self.settings.name_servers))
-                .await;
-        let socket = socket
-            .map_err(|_| self.unreachable("the gateway does not accept the connection"))?
-            .map_err(|error| self.unreachable(error))?;
-        let config = pinned::client(shared.context.certificate.clone(), self.token.pin, ENROL_PROTOCOL)
-            .map_err(|error| Failed::Refused(error.to_string()))?;
-        let tls = TlsConnector::from(Arc::new(config)).connect(client::no_name(), socket);
-        let tls = timeout(STEP_WITHIN, tls)
-            .await
-            .map_err(|_| self.unreachable("the gateway does not answer the TLS handshake"))?;
-        let tls = tls.map_err(|error| match tls_error_of(&error) {
-            Some(fault) if is_other_key(fault) => self.unreachable(
-                "the key of the gateway does not match the token: it is another gateway, or its certificate was renewed after \
-                 the token was made; make another token with `isthmus peer invite`",
-            ),
-            Some(fault) => self.unreachable(describe(fault)),
-            None => self.unreachable(format!("{error}; {CLOSED}")),
-        })?;
-        let chain = owned(tls.get_ref().1.peer_certificates());
-        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: None };
-        let opening = Channel::open_with(tls, Uri::from_static("https://peer"), &shared.scope, limits);
-        let opened = timeout(STEP_WITHIN, opening)
-            .await
-            .map_err(|_| self.unreachable("the gateway does not answer"))?;
-        let mut channel = opened.map_err(|fault| self.unreachable(format!("{fault}; {CLOSED}")))?;
-        let theirs = self.ask(&mut channel, Attempt::Trial).await?;
-        self.check(&theirs, &chain)?;
-        Ok(Opened { channel, chain })
-    }
-
-    /// Redeems the token over an opened connection; returns the link to store.
-    async fn finish(&self, opened: Opened) -> Result<EnrolledLink, Failed> {
-        let Opened { mut channel, chain } = opened;
-        let theirs = self.ask(&mut channel, Attempt::Final).await.map_err(|failed| match failed {
-            Failed::Unreachable(problem) => Failed::Unreachable(format!(
-                "{problem}; the other gateway may have used the token already; if so, make another token there with `isthmus \
-                 peer invite --replace`"
-            )),
-            refused => refused,
-        })?;
-        // Checked again, because the peer's roots may have changed since the trial.
-        self.check(&theirs, &chain)
-    }
-
-    fn check(&self, party: &proto::Party, chain: &[CertificateDer<'static>]) -> Result<EnrolledLink, Failed> {
-        let shown = Shown { shower: Shower::Server, chain };
-        let dialling = Dialling::Ours(self.token.addresses.clone());
-        self.enrolment.check(self.settings, self.peer, party, &shown, dialling).map_err(Failed::Refused)
-    }
-
-    /// Sends the secret, and the identity, roots and clock of this gateway; returns those of the peer.
-    async fn ask(&self, channel: &mut Channel, attempt: Attempt) -> Result<proto::Party, Failed> {
-        let request = proto::EnrolRequest {
-            secret: self.token.secret.to_vec(),
-            party: Some(self.own.clone()),
-            trial: attempt == Attempt::Trial,
-        };
-        let asking = channel.unary::<_, proto::EnrolResponse>(ENROL, Request::new(request));
-        let answer = timeout(STEP_WITHIN, asking)
-            .await
-            .map_err(|_| self.unreachable("the gateway does not answer"))?;
-        match answer {
-            Ok(answer) => Ok(answer.party.unwrap_or_default()),
-            Err(CallFault::Refused { code, message }) => {
-                let text = format!("the gateway {} refused the enrolment: {message}", self.address);
-                Err(if code == Code::NotFound { Failed::Unreachable(text) } else { Failed::Refused(text) })
-            }
-            Err(fault @ CallFault::Broken(_)) => Err(self.unreachable(format!("{fault}; {CLOSED}"))),
-        }
-    }
-
-    fn unreachable(&self, problem: impl std::fmt::Display) -> Failed {
-        Failed::Unreachable(format!("{}: {problem}", self.address))
-    }
-}
-
-/// The advice in the error if the peer closed the connection without an answer.
-const CLOSED: &str = "a gateway accepts enrolments only on listeners of protocol auto or hbone, and only between `isthmus peer \
-                      invite` and its next restart";
-
-/// The two requests of an enrolment.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempt {
-    /// The peer checks our identity, roots and clock, and answers; the token stays valid.
-    Trial,
-    /// The peer repeats the checks, redeems the token, and answers.
-    Final,
 }
 
 /// The gRPC service that redeems an invitation for a client with this certificate chain.
