@@ -89,17 +89,18 @@ pub enum CertificateFault {
     /// The chain has no certificate.
     #[error("found no certificate")]
     Empty,
-    /// The text has certificates that the reader skips, because they do not begin at the beginning of a line.
+    /// The text has certificates that the reader skips, because they do not begin as RFC 7468 asks for.
     #[error(
         "found {begun} certificates, of which only {read} can be read: in line {line}, other text stands before \
-         \"-----BEGIN CERTIFICATE-----\", such as the end of another file or a byte order mark"
+         \"-----BEGIN CERTIFICATE-----\", such as spaces, the end of another file or a byte order mark, or the label is another \
+         one, such as TRUSTED CERTIFICATE"
     )]
-    Joined {
+    Skipped {
         /// The number of certificates that begin.
         begun: usize,
         /// The number of certificates that were read.
         read: usize,
-        /// The first line in which text stands before a certificate.
+        /// The first line with a certificate that begins otherwise.
         line: usize,
     },
     /// The key is malformed or of an unknown kind.
@@ -117,6 +118,12 @@ pub enum CertificateFault {
     /// The certificate is malformed.
     #[error("the certificate cannot be read")]
     Malformed,
+    /// A later certificate of the chain has the identity.
+    #[error(
+        "the chain is in the wrong order: put the certificate with the SPIFFE identity first, and each issuer after what it has \
+         signed"
+    )]
+    Order,
     /// The certificate does not name one SPIFFE ID.
     #[error("the certificate {0}")]
     Identity(#[from] IdentityFault),
@@ -157,7 +164,10 @@ impl Certificate {
         provider: &CryptoProvider,
     ) -> Result<Self, CertificateFault> {
         let leaf = chain.first().ok_or(CertificateFault::Empty)?;
-        let identity = identity_of(leaf)?;
+        let identity = identity_of(leaf).map_err(|fault| {
+            let is_later = chain[1..].iter().any(|other| identity_of(other).is_ok());
+            if is_later { CertificateFault::Order } else { fault.into() }
+        })?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|_| CertificateFault::Malformed)?;
         let serial = parsed.raw_serial().iter().fold(String::new(), |mut text, byte| {
             // Writing to a string cannot fail.
@@ -176,7 +186,7 @@ fn key_fault(pem: &[u8], error: rustls::pki_types::pem::Error) -> CertificateFau
     // The two forms of an encrypted key: PKCS #8 (RFC 5958), and the header of a traditional key (RFC 1421).
     if text.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----") || text.contains("Proc-Type: 4,ENCRYPTED") {
         CertificateFault::EncryptedKey
-    } else if text.contains("-----BEGIN CERTIFICATE-----") && !text.contains("PRIVATE KEY-----") {
+    } else if text.contains(BEGIN) && !text.contains("PRIVATE KEY-----") {
         CertificateFault::NotAKey
     } else {
         CertificateFault::Key(error)
@@ -184,25 +194,24 @@ fn key_fault(pem: &[u8], error: rustls::pki_types::pem::Error) -> CertificateFau
 }
 
 /// The line that begins a certificate (RFC 7468 §5).
-const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+/// The labels of certificates. The reader knows the first one; OpenSSL writes the others too.
+const LABELS: [&str; 3] = [BEGIN, "-----BEGIN TRUSTED CERTIFICATE-----", "-----BEGIN X509 CERTIFICATE-----"];
 
 /// Parses all certificates of a PEM text; there must be at least one. If any certificate of the text cannot be read, none is
 /// returned: a bundle without one of its roots would refuse callers, and a chain without an intermediate would be refused.
 pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateFault> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let all = all.map_err(CertificateFault::Pem)?;
-    let begun = pem.windows(BEGIN.len()).filter(|text| *text == BEGIN).count();
-    let is_joined = |line: &[u8]| {
-        line.windows(BEGIN.len())
-            .position(|text| text == BEGIN)
-            .is_some_and(|at| !line[..at].trim_ascii().is_empty())
-    };
-    let joined = pem.split(|byte| *byte == b'\n').position(is_joined);
-    match joined.filter(|_| begun != all.len()) {
-        Some(line) => Err(CertificateFault::Joined { begun, read: all.len(), line: line + 1 }),
-        None if all.is_empty() => Err(CertificateFault::Empty),
-        None => Ok(all),
+    let text = String::from_utf8_lossy(pem);
+    let begun = LABELS.iter().map(|label| text.matches(label).count()).sum();
+    if begun != all.len() {
+        let is_skipped =
+            |line: &str| LABELS.iter().any(|label| line.contains(label)) && line.trim_ascii_end() != BEGIN;
+        let line = text.lines().position(is_skipped).map_or(1, |at| at + 1);
+        return Err(CertificateFault::Skipped { begun, read: all.len(), line });
     }
+    if all.is_empty() { Err(CertificateFault::Empty) } else { Ok(all) }
 }
 
 /// Returns certificates in PEM.
@@ -293,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificates_of_files_that_were_joined_without_a_line_break_are_told_so() {
+    fn certificates_that_the_reader_skips_are_told_so() {
         let one = pem(&[CertificateDer::from(vec![1; 90])]);
         let joined = format!("{}{one}", one.trim_end());
         let fault = |text: &str| match certificates(text.as_bytes()) {
@@ -309,6 +318,17 @@ mod tests {
         let marked = format!("\u{feff}{one}{one}");
         assert!(fault(&marked).starts_with("found 2 certificates, of which only 1"), "{}", fault(&marked));
         assert!(fault(&format!("\u{feff}{one}")).starts_with("found 1 certificates, of which only 0"));
+        // Spaces and the labels of OpenSSL are faults too, also beside a certificate that can be read.
+        let indented = format!("{one}  {one}");
+        assert!(
+            fault(&indented).contains(&format!("only 1 can be read: in line {},", lines + 1)),
+            "{}",
+            fault(&indented)
+        );
+        for label in ["TRUSTED CERTIFICATE", "X509 CERTIFICATE"] {
+            let other = format!("{one}{}", one.replace("CERTIFICATE", label));
+            assert!(fault(&other).starts_with("found 2 certificates, of which only 1"), "{}", fault(&other));
+        }
         // Comments between certificates are no fault.
         assert_eq!(certificates(format!("# one\n{one}\r\n# two\n{one}").as_bytes()).expect("both").len(), 2);
     }
