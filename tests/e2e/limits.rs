@@ -200,6 +200,10 @@ fn a_service_has_as_many_connections_as_its_limit_whoever_opens_them() {
     assert!(explained(&gateway, "a.test", "steps").contains("2 of 2 connections in use"));
     assert!(explained(&gateway, "a.test", "warnings").contains("limit_service: the route"));
     assert!(explained(&gateway, "b.test", "steps").contains("1 of 2 connections in use"));
+    let problems = gateway.json("/api/v1/status")["problems"].to_string();
+    assert!(problems.contains("limit_reached"), "{problems}");
+    let check = crate::problems::run(&gateway, &["check"]);
+    assert!(check.contains("failed   limits"), "{check}");
     // Connections that were opened without a limit count as soon as a limit is set.
     gateway.reload(&config(&backend, ""));
     held.extend((0..2).map(|_| open(GREEDY, address, "b.test").expect("no limit")));

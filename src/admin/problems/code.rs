@@ -152,7 +152,7 @@ codes! {
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateExpired = "certificate_expired", Failed in "certificates",
         "The gateway's own certificate has expired or is not valid yet, so HBONE callers refuse it. The gateway is not ready.",
-        "`isthmus get certificates`; `identity` of `isthmus status -o json`";
+        "the clock of this host; `isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateSource = "certificate_source", Failed in "certificates",
         "A certificate, or the roots of a trust domain, cannot be read or renewed, a new certificate is not valid yet, or roots that \
          a peer has announced cannot be stored. The last good certificate or roots stay in use. A certificate that is not valid \
@@ -161,7 +161,7 @@ codes! {
     RootsExpired = "roots_expired", Failed in "certificates",
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",
         "`isthmus get certificates`; the key `trust` of this gateway's config";
-    LimitReached = "limit_reached", Warning in "limits",
+    LimitReached = "limit_reached", Failed in "limits",
         "All connections together, or those to one service, have reached their limit, and the gateway refuses more (`limit_global`, \
          `limit_service`). The limit of all connections follows from `limits.connections` and the descriptor limit of the process.",
         "`isthmus status`: connections and limits; `ulimit -n`; `limits` of the config";
