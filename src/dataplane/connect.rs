@@ -149,19 +149,14 @@ impl Attempts {
     /// Records that the endpoint of the last attempt ended the connection before its first byte. If it closed in order after the
     /// hello, the hello may be at fault: only the next endpoint shows it.
     pub(crate) fn not_taken(&mut self, core: &Core, in_flight: InFlight, reason: Reason) {
-        match (reason, self.suspect.take()) {
-            (Reason::EndpointClosed, None) => {
-                self.note_failed(reason);
-                let index = self.tried().last().copied().unwrap_or_default();
-                self.suspect = Some(Box::new(Suspect { index, in_flight }));
-            }
-            // Two endpoints have closed after the same hello, so neither is at fault.
-            (Reason::EndpointClosed, Some(_)) => self.note_failed(reason),
-            (reason, suspect) => {
-                self.suspect = suspect;
-                self.failed(core, &in_flight, reason);
-            }
+        if reason != Reason::EndpointClosed {
+            return self.failed(core, &in_flight, reason);
         }
+        let is_first = !self.failed.contains(&Some(Reason::EndpointClosed));
+        self.note_failed(reason);
+        // If two endpoints have closed after the same hello, none is at fault, whatever further ones do.
+        let index = self.tried().last().copied().unwrap_or_default();
+        self.suspect = is_first.then(|| Box::new(Suspect { index, in_flight }));
     }
 
     /// Counts the failure of an endpoint that closed after the hello, as no other endpoint has shown that the hello is at fault:

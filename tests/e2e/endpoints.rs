@@ -184,12 +184,15 @@ fn an_endpoint_that_closes_after_the_hello_loses_no_call_and_is_ejected() {
 
 #[test]
 fn a_hello_that_no_endpoint_answers_ejects_none() {
-    let (one, two) = (closing(), closing());
-    let gateway = Gateway::start(&config(one.address, two.address, ""));
+    let all = [closing(), closing(), closing()];
+    let addresses = all.each_ref().map(|endpoint| format!("\"{}\"", endpoint.address)).join(", ");
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes:\n  two.test: {{endpoints: [{addresses}], ejection: {{failures: 5, time: 2s}}}}\n"
+    ));
     for _ in 0..20 {
         tls(gateway.listener("default"), "two.test").expect_err("no answer");
     }
-    assert!(one.accepted() + two.accepted() >= 40, "each hello was tried at both");
+    assert!(all.iter().map(Backend::accepted).sum::<usize>() >= 60, "each hello was tried at all of them");
     assert!(!ejected(&gateway), "the hello is at fault");
     let line = gateway.logged("its end", |line| line["sni"] == "two.test");
     assert_eq!(line["reason"], "endpoint_closed", "{line}");
