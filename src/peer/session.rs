@@ -392,8 +392,9 @@ impl Session {
         if missed >= MISSED.1 {
             return Err(Ended::Lost(format!("{missed} heartbeats were not answered")));
         }
-        let state = if missed >= MISSED.0 { LinkState::Suspect } else { LinkState::Live };
-        self.note(|link| link.state = state);
+        let problem = (missed >= MISSED.0).then(|| format!("{missed} heartbeats were not answered"));
+        let state = if problem.is_some() { LinkState::Suspect } else { LinkState::Live };
+        self.note(|link| (link.state, link.problem) = (state, problem));
         (exchange.beat, exchange.beat_at) = (exchange.beat + 1, Instant::now());
         let heartbeat = proto::Heartbeat { number: exchange.beat, answer: false };
         self.outgoing.send(Kind::Heartbeat(heartbeat)).await?;

@@ -1,11 +1,13 @@
 //! Peers as operators see them: `isthmus peers`, `status`, `check`, metrics and the dashboard, at both ends of a link.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::federation::{Pair, weighs};
 use crate::problems::{has_problem, run};
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
+use crate::support::{eventually, within};
 
 const SERVICES: &str = "services:\n  - {hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{name: http, port: 80}], \
                         endpoints: [{address: 10.2.0.1}]}\n  - {hostname: fees.pay.svc.cluster.local, namespace: pay, ports: [{name: \
@@ -77,6 +79,16 @@ fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
     assert!(rtt.is_some_and(|rtt| rtt > 0.0 && rtt < 5.0), "{rtt:?}");
     assert_eq!(metric(&east, "isthmus_peer_services{peer=\"west\",direction=\"in\"}"), Some(1.0));
     assert_eq!(metric(&west, "isthmus_peer_services{peer=\"east\",direction=\"out\"}"), Some(2.0));
+    // West's gateway does not run for a while. East says why the link is suspect.
+    west.signal("STOP");
+    let suspect = within(Duration::from_secs(40), "the link to be suspect", || {
+        let peer = east.json("/api/v1/peers")[0].clone();
+        (peer["state"] == "suspect").then_some(peer)
+    });
+    let problem = suspect["problem"].as_str().unwrap_or_default();
+    assert!(problem.ends_with(" heartbeats were not answered"), "{suspect:#}");
+    west.signal("CONT");
+    peer(&east, "the link to be live", |peer| peer["state"] == "live" && peer["problem"].is_null());
     // West's gateway is killed. East uses west's services for a while, and reports the problem of the link.
     west.kill();
     let lost =
