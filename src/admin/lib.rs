@@ -4,7 +4,7 @@
 //! - `server`: the listeners and the paths. `views`, `clients`, `endpoints`, `networks`, `peers`, `certificates`: the state as values of
 //!   the API. `overview`, `dashboard`: the page.
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
-//! - `problems`: what is wrong with the gateway. `readiness`: its gates.
+//! - `problems`: what is wrong with the gateway; `left_out`: what the scopes of registries leave out. `readiness`: its gates.
 //! - `maintenance`, `drains`, `enrolment`: requests for changes.
 //! - `steering`: why each network gets its share of calls.
 //! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`, `time_metrics`: metrics that are
@@ -21,6 +21,7 @@ pub mod explain;
 pub mod gateway_metrics;
 pub mod horizon;
 mod imported;
+pub mod left_out;
 pub mod limit_metrics;
 pub mod limits;
 pub mod maintenance;

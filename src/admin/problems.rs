@@ -8,6 +8,7 @@ pub mod history;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
+use super::left_out;
 use super::limits::{Counters, of_gateway};
 use super::networks::States;
 use super::peers::{Linked, PeerState};
@@ -357,19 +358,12 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
             all.push(Problem::new(Code::EndpointClaimed, name, text));
         }
     }
-    let (services, endpoints) = (registry.items.denied_items, registry.items.denied_endpoints);
-    if services + endpoints > 0 {
-        let text = format!(
-            "{name}: {services} services are left out by `allow.services`, {endpoints} endpoints by `allow.networks`"
-        );
-        all.push(Problem::new(Code::RegistryLeftOut, name, text));
-    }
-    if registry.items.denied_addresses > 0 {
-        let text = format!(
-            "{name}: {} endpoints are left out by `allow.addresses`",
-            registry.items.denied_addresses
-        );
-        all.push(Problem::new(Code::AddressNotAllowed, name, text));
+    let of_scope = [
+        (Code::RegistryLeftOut, left_out::by_name_or_network(&registry.items)),
+        (Code::AddressNotAllowed, left_out::by_address(&registry.items)),
+    ];
+    for (code, text) in of_scope {
+        all.extend(text.map(|text| Problem::new(code, name, format!("{name}: {text}"))));
     }
     all
 }

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::config_file;
 use isthmus_admin::certificates::file_problems;
+use isthmus_admin::left_out;
 use isthmus_aggregator::offline::{self as registry, OfflineError, names_in};
 use isthmus_config::Config;
 use isthmus_model::address::{Host, canonical_ip};
@@ -25,7 +26,6 @@ use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::Resolved;
-use isthmus_snapshot::shard::Counts;
 
 /// The time for all look-ups of names together.
 const LOOK_UPS_WITHIN: Duration = Duration::from_secs(2);
@@ -65,7 +65,9 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
     for spec in &config.registries {
         match registry::read(spec) {
             Ok(shard) => {
-                warnings.extend(left_out(&config.placed_name(spec), shard.counts()));
+                let (name, counts) = (config.placed_name(spec), shard.counts());
+                let left_out = [left_out::by_name_or_network(&counts), left_out::by_address(&counts)];
+                warnings.extend(left_out.into_iter().flatten().map(|text| format!("{name}: {text}")));
                 shards.push(Arc::new(shard));
             }
             // `run` starts without the file, and reads it once it exists.
@@ -120,25 +122,6 @@ fn listed(one: &str, several: &str, names: &[&str]) -> String {
             format!("{} {several}: {}{more}", names.len(), names[..names.len().min(NAMED_MAX)].join(", "))
         }
     }
-}
-
-/// Returns warnings for what the scope of a registry leaves out.
-fn left_out(registry: &str, counts: Counts) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if counts.denied_items + counts.denied_endpoints > 0 {
-        warnings.push(format!(
-            "{registry}: {} services are left out by `allow.services`, {} endpoints by `allow.networks`",
-            counts.denied_items, counts.denied_endpoints
-        ));
-    }
-    if counts.denied_addresses > 0 {
-        warnings.push(format!(
-            "{registry}: {} endpoints are left out by `allow.addresses` (without that key, loopback and link-local addresses are \
-             left out)",
-            counts.denied_addresses
-        ));
-    }
-    warnings
 }
 
 /// Returns a warning for each registry whose endpoints this gateway can never choose because the registry's network, or the
@@ -236,8 +219,7 @@ mod tests {
         std::fs::write(&path, config).expect("written");
         let world = offline(&path, Names::LookUp).unwrap_or_else(|problems| panic!("{problems:?}"));
         let place = format!("{}:5:3: registries[0]: registry west.yaml: ", path.display());
-        let texts =
-            ["1 services are left out", "1 endpoints are left out", "1 of 1 endpoints have no network"];
+        let texts = ["1 service is left out", "1 endpoint is left out", "1 of 1 endpoints have no network"];
         for text in texts {
             let wanted = format!("{place}{text}");
             assert!(

@@ -138,7 +138,8 @@ impl OmissionReason {
                 "An EndpointSlice has the endpoint without a pod, and the registry has no `manualEndpoints: true`."
             }
             Self::Withheld(Withheld::ForeignNetwork) => {
-                "The endpoint's pod has a network label that `allow.networks` of the registry does not list."
+                "The endpoint, or the network label of its pod, names a network that `allow.networks` of the registry does not \
+                 list. Without that key, only the registry's own `network` is permitted."
             }
         }
     }

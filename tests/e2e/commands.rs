@@ -283,7 +283,7 @@ fn addresses_that_a_registry_may_not_give_are_told_of() {
                   west, network: west}, allow: {services: [\"*.shop.mesh\"]}}]\n";
     let (code, told) = validate(folder.path(), config);
     assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("registry west.yaml: 1 endpoints are left out by `allow.addresses`"), "{told}");
+    assert!(told.contains("registry west.yaml: 1 endpoint is left out by `allow.addresses`"), "{told}");
     let gateway = Gateway::start_in(folder, config, &[]);
     let problem = crate::problems::has_problem(&gateway, "address_not_allowed");
     assert!(problem["text"].as_str().is_some_and(|text| text.contains("allow.addresses")), "{problem}");

@@ -7,7 +7,7 @@ use isthmus_model::address::Host;
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
-use isthmus_model::service::{Service, ServiceKey};
+use isthmus_model::service::{Service, ServiceKey, Withheld};
 
 /// The parts of one item that the scope denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,8 +64,14 @@ impl Shard {
         if denied == Denied::default() {
             return (Some(service), denied);
         }
-        let waypoint = waypoint.cloned();
-        (Some(Arc::new(Service { endpoints, waypoint, ..(*service).clone() })), denied)
+        let mut kept = Service { endpoints, waypoint: waypoint.cloned(), ..(*service).clone() };
+        if denied.networks > 0 {
+            // So that `explain` and `horizon` show them.
+            let count = u32::try_from(denied.networks).unwrap_or(u32::MAX);
+            let known = kept.withheld.iter().copied();
+            kept.withheld = known.chain([(Withheld::ForeignNetwork, count)]).collect();
+        }
+        (Some(Arc::new(kept)), denied)
     }
 
     pub(super) fn cut_endpoints(&self, endpoints: Arc<[Endpoint]>, denied: &mut Denied) -> Arc<[Endpoint]> {

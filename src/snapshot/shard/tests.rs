@@ -7,6 +7,7 @@ use crate::testing::{gateway, pattern};
 use isthmus_document::services::read_registry;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::Locality;
+use isthmus_model::service::Withheld;
 
 fn service(hostname: &str, endpoints: &str) -> Arc<Service> {
     let text = format!(
@@ -114,6 +115,8 @@ fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     put(&mut shard, Item::Service(service("b.mesh", mixed)));
     assert_eq!(counts(&shard), (1, 1, 1, 1, 1));
     assert_eq!(shard.denied_addresses_of("b.mesh"), 1);
+    let withheld = &shard.services_of("b.mesh")[0].withheld;
+    assert_eq!(**withheld, [(Withheld::ForeignNetwork, 1)], "`explain` and `horizon` show it");
     // Every address of an endpoint must be allowed.
     put(
         &mut shard,
