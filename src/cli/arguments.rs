@@ -63,7 +63,9 @@ fn reasons() -> PossibleValuesParser {
 /// The lists that `isthmus get` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum What {
+    #[value(alias = "svc")]
     Services,
+    #[value(alias = "ep")]
     Endpoints,
     Routes,
     Registries,

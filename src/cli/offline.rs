@@ -1,6 +1,7 @@
 //! A config file with its registries, read without a gateway.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,11 +16,12 @@ use isthmus_admin::certificates::file_problems;
 use isthmus_admin::left_out;
 use isthmus_aggregator::offline::{self as registry, OfflineError, names_in};
 use isthmus_config::Config;
-use isthmus_model::address::{Host, canonical_ip};
+use isthmus_model::address::{AdminBind, Host, canonical_ip};
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
 use isthmus_model::time::unix_seconds;
 use isthmus_net::dial;
+use isthmus_net::unix::UnixSocket;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
 use isthmus_snapshot::drains::Drains;
@@ -60,6 +62,14 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
     let mut faults = file_problems(&config);
     // `run` does not start without its access log.
     let mut problems: Vec<String> = config.access_log.problem().into_iter().collect();
+    if let Some(AdminBind::Unix(path)) = &config.admin
+        && let Some(error) = UnixSocket::problem(path)
+    {
+        let text = format!("cannot open the admin listener on unix:{}: {error}", path.display());
+        // The service manager may make the folder before it starts `run`.
+        let is_missing = error.kind() == io::ErrorKind::NotFound;
+        if is_missing { faults.push(text) } else { problems.push(text) }
+    }
     let mut live_only = BTreeMap::<&'static str, Vec<&str>>::new();
     let mut shards = vec![Arc::new(registry::own(config.services.clone()))];
     for spec in &config.registries {

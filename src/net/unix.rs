@@ -100,6 +100,17 @@ impl UnixSocket {
         Ok(Self { listener, file })
     }
 
+    /// Returns the reason why no socket can be opened at this path, unless a running process listens there; `None` if one can.
+    pub fn problem(path: &Path) -> Option<io::Error> {
+        let found = match fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => Err(no_socket()),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => folder_of(path).map(drop),
+            Err(error) => Err(error),
+        };
+        found.err()
+    }
+
     /// Returns the file, so that a process can remove it when it exits without dropping the socket.
     pub fn file(&self) -> UnixFile {
         self.file.clone()
@@ -135,11 +146,7 @@ fn identity(file: &Metadata) -> (u64, u64) {
 /// Locks the folder of a path against other processes that open sockets in it. If another process keeps the lock, continues
 /// without it: every user who may read the folder can hold the lock, but must not prevent the gateway from starting.
 async fn lock_folder_of(path: &Path) -> io::Result<File> {
-    let folder =
-        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    let folder = File::open(folder).map_err(|error| {
-        io::Error::new(error.kind(), format!("cannot open its folder {}: {error}", folder.display()))
-    })?;
+    let folder = folder_of(path)?;
     for _ in 0..LOCK_TRIES {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => tokio::time::sleep(LOCK_EVERY).await,
@@ -151,6 +158,19 @@ async fn lock_folder_of(path: &Path) -> io::Result<File> {
     Ok(folder)
 }
 
+fn folder_of(path: &Path) -> io::Result<File> {
+    let folder =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    File::open(folder).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot open its folder {}: {error}", folder.display()))
+    })
+}
+
+fn no_socket() -> io::Error {
+    let why = "the path exists and is not a socket, so the gateway does not replace it; remove it or choose another path";
+    io::Error::new(io::ErrorKind::AlreadyExists, why)
+}
+
 /// Removes a socket that no process listens on.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
@@ -159,8 +179,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !found.file_type().is_socket() {
-        let why = "the path exists and is not a socket, so the gateway does not replace it; remove it or choose another path";
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        return Err(no_socket());
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     probe.set_nonblocking(true)?;

@@ -543,6 +543,12 @@ fn a_file_that_the_config_names_and_that_is_missing_is_told_apart_from_a_wrong_c
     said(&["--for-start"], 1, "/nonexistent/a.log");
     // `validate` demands exactly the files that `run` needs to start.
     exits(&isthmus(&["run", "-c", text(&path)]), 1);
+    // The service manager may make the folder of the socket; it does not remove a file at its path.
+    write("admin: {bind: \"unix:/nonexistent/a.sock\"}\n");
+    said(&[], 4, "cannot open the admin listener on unix:/nonexistent/a.sock: cannot open its folder");
+    write(&format!("admin: {{bind: \"unix:{}\"}}\n", text(&path)));
+    said(&["--for-start"], 1, "the path exists and is not a socket");
+    exits(&isthmus(&["run", "-c", text(&path)]), 1);
 }
 
 #[test]
