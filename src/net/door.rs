@@ -5,6 +5,7 @@
 //!
 //! The places are divided fairly among sources by [`Admission`].
 
+use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,6 +67,7 @@ struct Shared {
     refused: Counter,
     evicted: Counter,
     silent: Counter,
+    malformed: Counter,
     said: LogThrottle,
 }
 
@@ -128,6 +130,7 @@ impl Door {
             refused: ended("limit_global"),
             evicted: ended("made_room"),
             silent: ended("hello_timeout"),
+            malformed: ended("bad_request"),
             said: LogThrottle::new(SAID_EVERY),
         }))
     }
@@ -355,6 +358,15 @@ impl Seat {
     /// Counts a connection that was ended because its client was silent.
     pub fn was_silent(&self) {
         self.shared.silent.increment(1);
+    }
+
+    /// Counts a connection that was ended because a request on it cannot be read.
+    pub fn was_malformed(&self, error: &dyn Display) {
+        self.shared.malformed.increment(1);
+        if let Some(times) = self.shared.said.occurred() {
+            let (listener, peer) = (self.shared.name, self.peer);
+            tracing::warn!(listener, %peer, times, "refused a request that cannot be read: {error}");
+        }
     }
 }
 

@@ -142,7 +142,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
         "isthmus_control_connections_refused_total",
         "Connections to the admin, metrics, health, xDS and DNS listeners, and of peers that are not verified yet (peers), that the \
          gateway refused (limit_global), closed to make room for another connection (made_room), or closed because the client \
-         sent nothing (hello_timeout).",
+         sent nothing (hello_timeout) or a request that cannot be read (bad_request; admin, metrics and health only).",
     ),
     ("isthmus_hello_seconds", "Seconds from accept until the whole hello has arrived."),
     ("isthmus_connect_seconds", "Seconds from the first connection attempt until an endpoint accepted."),

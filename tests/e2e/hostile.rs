@@ -360,6 +360,8 @@ fn the_admin_api_takes_no_requests_of_web_pages_and_survives_nonsense() {
         let answer = String::from_utf8_lossy(&read_out(&mut client).0).into_owned();
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     }
+    let malformed = ["listener=\"admin\"", "reason=\"bad_request\""];
+    assert!(gateway.metric("isthmus_control_connections_refused_total", &malformed) >= 2.0);
     let silent: Vec<TcpStream> = (0..200).map(|_| connect(admin)).collect();
     assert_eq!(gateway.get("/livez").0, 200);
     drop(silent);

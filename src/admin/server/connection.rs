@@ -56,6 +56,8 @@ where
     if let Err(error) = ended {
         if error.is_timeout() {
             seat.was_silent();
+        } else if error.is_parse() {
+            seat.was_malformed(&error);
         }
         tracing::debug!(peer = %seat.peer(), %error, "HTTP connection ends");
     }
