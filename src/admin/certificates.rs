@@ -102,7 +102,7 @@ impl Identities {
             None => problem(
                 Code::CertificateMissing,
                 status.source,
-                format!("{} has not provided a certificate yet", status.source),
+                format!("{} gave no certificate yet", status.source),
             ),
             Some(own) => {
                 let (identity, until) = (own.identity.as_str(), rfc3339(own.validity.not_after));

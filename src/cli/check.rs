@@ -13,7 +13,7 @@ use super::offline::{Names, offline};
 use isthmus_admin::problems::code::{Code, Severity};
 use isthmus_api::overview::{Overview, Refusal};
 use isthmus_api::status::{Problem, Status};
-use isthmus_api::text::clean;
+use isthmus_api::text::{clean, counted};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, paint, structured};
@@ -215,7 +215,8 @@ fn of_refusal(refusal: &Refusal) -> Check {
         (Some(time), None) => format!(", the last at {time}"),
         (None, _) => String::new(),
     };
-    let text = format!("{}: {} connections in the last 5 minutes{last}", refusal.reason, refusal.recent);
+    let recent = counted(usize::try_from(refusal.recent).unwrap_or(usize::MAX), "connection");
+    let text = format!("{}: {recent} in the last 5 minutes{last}", refusal.reason);
     Check::new(CONNECTIONS, state, text, refusal.look_at.as_str())
 }
 

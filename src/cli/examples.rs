@@ -93,7 +93,7 @@ pub(super) const PEERS: &str = "Examples:
 pub(super) const PEER: &str = "Examples:
   isthmus peer invite --name west     a token for the operator of the other side
   isthmus peer join TOKEN --name east     at the other gateway
-  isthmus peer plan -c isthmus.yaml   what a change would make reachable, before it is applied";
+  isthmus peer plan -c new.yaml       what a change would make reachable, before it is applied";
 
 pub(super) const REGISTRY: &str = "Examples:
   isthmus registry put services.yaml --etcd http://127.0.0.1:2379     write services
