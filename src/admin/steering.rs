@@ -7,7 +7,7 @@ use isthmus_aggregator::liveness::Measured;
 use isthmus_api as api;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::steering::{Group, PARTS, Source, own_least};
+use isthmus_snapshot::steering::{Group, PARTS, Source, Takes, own_least};
 use isthmus_snapshot::view::{Viewer, view};
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
@@ -71,9 +71,16 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
     if !others_ready {
         return "no other network has a ready endpoint".to_owned();
     }
+    let is_beside = |other: &Group| other.ring == group.ring && other.ready > 0;
     if group.share == 0 {
+        let is_ring_used = all.iter().any(|other| is_beside(other) && other.share > 0);
         return match group.ring {
             0 => format!("only {} of {count} are ready: less than 1/{PARTS} of the calls", group.ready),
+            _ if is_ring_used || group.takes != Takes::Rest => format!(
+                "in reserve, priority {}: {} of {count} are ready, room for less than 1/{PARTS} of the calls",
+                group.priority.unwrap_or_default(),
+                group.ready
+            ),
             _ => format!(
                 "in reserve, priority {}: nearer networks suffice",
                 group.priority.unwrap_or_default()
@@ -87,13 +94,7 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
         return format!("the policy's shares give it {percent} %{more}");
     }
     if group.ring > 0 {
-        let nearest = all.iter().filter(|other| other.ready > 0).all(|other| other.ring >= group.ring);
-        let several = all.iter().filter(is_other).any(|other| other.ring == group.ring && other.ready > 0);
-        let part = if several { ", in proportion to the ready endpoints of its ring" } else { "" };
-        return match nearest {
-            true => format!("the nearest ring with a ready endpoint{part}"),
-            false => format!("takes what nearer networks leave{part}"),
-        };
+        return why_elsewhere(group, all, all.iter().filter(is_other).any(is_beside));
     }
     if all.iter().filter(is_other).any(|other| is_fixed(&other)) {
         return "what the policy's shares leave stays".to_owned();
@@ -103,7 +104,36 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
         false if max_remote < 100 && group.share == own_least(max_remote) => {
             format!("{} of {count} are ready, but at most {max_remote} % may leave (maxRemote)", group.ready)
         }
-        false => format!("{} of {count} are ready: keeps 1.4 × {}/{count}", group.ready, group.ready),
+        false => {
+            let is_more = group.takes == Takes::More;
+            let more = if is_more { ", and its part of what no network has room for" } else { "" };
+            format!("{} of {count} are ready: keeps 1.4 × {}/{count}{more}", group.ready, group.ready)
+        }
+    }
+}
+
+/// Returns the sentence that says why a group on another network than the viewer's has a share. `has_beside` is true if there is
+/// another group in its ring.
+fn why_elsewhere(group: &Group, all: &[Group], has_beside: bool) -> String {
+    let own: u64 = all.iter().filter(|other| other.ring == 0).map(Group::all).sum();
+    let room = match (own, group.has_room()) {
+        (1.., true) => format!("has room for (1.4 × {} − {})/{own} of the calls", group.ready, group.all()),
+        _ => String::new(),
+    };
+    match group.takes {
+        Takes::More if room.is_empty() => {
+            "takes its part, by ready endpoints, of what no network has room for".to_owned()
+        }
+        Takes::More => format!("{room}, and takes its part of what no network has room for"),
+        Takes::Room if !room.is_empty() => room,
+        Takes::Room | Takes::Rest => {
+            let nearest = all.iter().filter(|other| other.ready > 0).all(|other| other.ring >= group.ring);
+            let part = if has_beside { ", in proportion to the room in its ring" } else { "" };
+            match nearest {
+                true => format!("the nearest ring with a ready endpoint{part}"),
+                false => format!("takes what nearer networks leave{part}"),
+            }
+        }
     }
 }
 
@@ -176,12 +206,43 @@ mod tests {
         );
         assert_eq!(
             texts(of(8, 22), 100),
-            ["12: 8 of 30 are ready: keeps 1.4 × 8/30", "20: takes what nearer networks leave", reserve]
+            [
+                "16: 8 of 30 are ready: keeps 1.4 × 8/30, and its part of what no network has room for",
+                "8: has room for (1.4 × 9 − 9)/30 of the calls, and takes its part of what no network has room for",
+                "8: has room for (1.4 × 9 − 9)/30 of the calls, and takes its part of what no network has room for",
+            ]
+        );
+        assert_eq!(
+            texts(of(8, 4), 100),
+            ["30: 8 of 12 are ready: keeps 1.4 × 8/12", "2: takes what nearer networks leave", reserve]
+        );
+        assert_eq!(
+            texts(of(3, 6), 100),
+            [
+                "15: 3 of 9 are ready: keeps 1.4 × 3/9",
+                "13: has room for (1.4 × 9 − 9)/9 of the calls",
+                "4: takes what nearer networks leave"
+            ]
         );
         assert_eq!(texts(of(8, 22), 50)[0], "16: 8 of 30 are ready, but at most 50 % may leave (maxRemote)");
         assert_eq!(
-            texts(of(0, 7), 100),
-            ["0: none of 7 is ready", "32: the nearest ring with a ready endpoint", reserve]
+            texts(of(0, 3), 100),
+            ["0: none of 3 is ready", "32: the nearest ring with a ready endpoint", reserve]
+        );
+        let mut few = of(0, 3);
+        few[1].not_ready = 6;
+        assert_eq!(
+            texts(few, 100)[1..],
+            [
+                "0: in reserve, priority 1: 9 of 15 are ready, room for less than 1/32 of the calls",
+                "32: takes what nearer networks leave"
+            ]
+        );
+        let mut full = of(0, 9);
+        full[1].not_ready = 6;
+        assert_eq!(
+            texts(full, 100)[1],
+            "10: takes its part, by ready endpoints, of what no network has room for"
         );
         let mut fixed = of(3, 0);
         fixed[2].fixed_percent = Some(25);

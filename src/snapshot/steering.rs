@@ -14,7 +14,7 @@ use isthmus_model::place::{Distance as Level, Network};
 pub const PARTS: u32 = 32;
 /// All calls of a viewer, before they are rounded to parts.
 const ALL: u64 = 1 << 32;
-/// The ready endpoints of a ring suffice for all calls down to 10 / `OVERPROVISIONING` of the ring's endpoints, as for Envoy.
+/// A ready endpoint serves `OVERPROVISIONING` / 10 of the calls that are meant for an endpoint, as for Envoy.
 const OVERPROVISIONING: u128 = 14;
 
 /// The settings of steering that hold for all services.
@@ -142,6 +142,18 @@ impl Distance {
     }
 }
 
+/// The limit of what a group takes of the calls that no fixed share gives away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Takes {
+    /// All calls that nearer groups leave.
+    #[default]
+    Rest,
+    /// What it has room for.
+    Room,
+    /// More than it has room for, since no group has room.
+    More,
+}
+
 /// The endpoints of one service port on one network, as a viewer reaches them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
@@ -163,6 +175,8 @@ pub struct Group {
     pub fixed_percent: Option<u8>,
     /// The share of the viewer's calls, in parts of [`PARTS`].
     pub share: u32,
+    /// The limit of the share.
+    pub takes: Takes,
     /// The priority of the group's ready endpoints: 0 for groups with a share; the others follow in the order of rings. `None`
     /// if no endpoint is ready.
     pub priority: Option<u32>,
@@ -181,6 +195,7 @@ impl Group {
             answers: true,
             fixed_percent: None,
             share: 0,
+            takes: Takes::Rest,
             priority: None,
         }
     }
@@ -207,7 +222,24 @@ impl Group {
 
     /// Returns true if the ready endpoints suffice for all calls that are meant for the group.
     pub fn suffices(&self) -> bool {
-        u128::from(self.ready) * OVERPROVISIONING >= u128::from(self.all()) * 10
+        self.serves() >= u128::from(self.all()) * 10
+    }
+
+    /// Returns true if the ready endpoints have room for calls of a viewer on another network.
+    pub fn has_room(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// Returns the number of calls that the ready endpoints serve, where 10 are meant for each endpoint.
+    fn serves(&self) -> u128 {
+        u128::from(self.ready) * OVERPROVISIONING
+    }
+
+    /// Returns the number of calls of the viewer that the ready endpoints have room for: on another network they first serve those
+    /// that are meant for the group.
+    fn room(&self) -> u128 {
+        let residents = if self.ring == 0 { 0 } else { u128::from(self.all()) * 10 };
+        self.serves().saturating_sub(residents)
     }
 }
 
@@ -219,9 +251,9 @@ pub fn own_least(max_remote_percent: u8) -> u32 {
 /// Divides the calls of a viewer among the groups of a service port: sets the share and the priority of each group. The shares
 /// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
 ///
-/// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its ready endpoints suffice for,
-/// in proportion to the ready endpoints of its groups, less what drains take away. If they do not suffice in any ring, all take
-/// more in proportion. Last, `max_remote_percent` limits what leaves the viewer's network.
+/// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its groups have room for, in
+/// proportion to their rooms, less what drains take away. What no ring has room for is divided in proportion to ready endpoints.
+/// Last, `max_remote_percent` limits what leaves the viewer's network.
 pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
     let portions = portions(groups);
     let mut shares = in_parts(&portions, PARTS);
@@ -251,7 +283,7 @@ pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
 }
 
 /// Returns the portion of each group, of about [`ALL`] together; all are 0 if no endpoint is ready.
-fn portions(groups: &[Group]) -> Vec<u64> {
+fn portions(groups: &mut [Group]) -> Vec<u64> {
     let by_ring = ring_by_ring(groups);
     let total: u128 = by_ring.iter().map(|portion| u128::from(*portion)).sum();
     let fixed = groups.iter().map(|group| {
@@ -264,24 +296,36 @@ fn portions(groups: &[Group]) -> Vec<u64> {
     fixed.iter().zip(&by_ring).map(with_rest).collect()
 }
 
-/// Returns what each group takes of [`ALL`] calls, ring by ring. The sum is smaller than `ALL` if the ready endpoints of all rings
-/// do not suffice.
-fn ring_by_ring(groups: &[Group]) -> Vec<u64> {
+/// Returns what each group takes of [`ALL`] calls, of about [`ALL`] together if any endpoint is ready: ring by ring what there is
+/// room for, and of the rest, for which no ring has room, its part by ready endpoints.
+fn ring_by_ring(groups: &mut [Group]) -> Vec<u64> {
     let mut taken = vec![0; groups.len()];
     let rings: BTreeSet<u32> = groups.iter().map(|group| group.ring).collect();
+    let all_of = |groups: &[Group], ring: u32| -> u128 {
+        groups.iter().filter(|group| group.ring == ring).map(|group| u128::from(group.all())).sum()
+    };
+    // The endpoints of the viewer's own network are meant for its calls, so they tell how many calls there are.
+    let own = all_of(groups, 0);
+    let room = |group: &Group| if own == 0 { group.serves() } else { group.room() };
     let mut left = ALL;
     for ring in rings {
-        let members = || groups.iter().filter(move |group| group.ring == ring);
-        let ready: u128 = members().map(|group| u128::from(group.ready)).sum();
-        let all = ready + members().map(|group| u128::from(group.not_ready)).sum::<u128>();
-        let undrained: u128 = members().map(Group::undrained).sum();
-        let kept: u128 = members().map(Group::left).sum();
-        let takes = part(left, (ready * OVERPROVISIONING).min(all * 10), all * 10);
-        let takes = part(takes, kept, undrained);
-        for (group, taken) in groups.iter().zip(&mut taken).filter(|(group, _)| group.ring == ring) {
-            *taken = part(takes, group.left(), kept);
+        let calls = if own == 0 { all_of(groups, ring) } else { own } * 10;
+        let rooms: u128 = groups.iter().filter(|group| group.ring == ring).map(room).sum();
+        let takes = part(ALL, rooms.min(calls), calls).min(left);
+        let is_full = takes < left;
+        for (group, taken) in groups.iter_mut().zip(&mut taken).filter(|(group, _)| group.ring == ring) {
+            *taken = group.less_drains(part(takes, room(group), rooms));
+            left -= *taken;
+            group.takes = if is_full { Takes::Room } else { Takes::Rest };
         }
-        left -= takes;
+    }
+    let kept: u128 = groups.iter().map(Group::left).sum();
+    for (group, taken) in groups.iter_mut().zip(&mut taken) {
+        let more = part(left, group.left(), kept);
+        *taken += more;
+        if more >= ALL / u64::from(PARTS) / 2 {
+            group.takes = Takes::More;
+        }
     }
     taken
 }

@@ -59,7 +59,8 @@ def steering(clients, world, xds, admin_at, folder):
                 print(f"{what}: {client.title}: {found}, not yet {wanted}", flush=True)
 
     far = [endpoint(f"10.3.0.{at}", network="far") for at in range(3)]
-    world.put("west", cart([endpoint("10.2.0.1"), endpoint("10.2.0.2"), *far]))
+    near = [endpoint(f"10.2.0.{at}") for at in range(10)]
+    world.put("west", cart([*near, *far]))
     expect("no endpoint of their own", {NEAR: (0, 1), FAR: (1, 1)}, [])
     world.put("east", own(2, 2))
     home = ["10.1.0.0:8080", "10.1.0.1:8080"]
@@ -70,6 +71,9 @@ def steering(clients, world, xds, admin_at, folder):
     expect("one of four is ready", {home[0]: (0, 11), NEAR: (0, 21), FAR: (1, 1)}, spare)
     world.put("east", own(4, 0))
     expect("own ones not ready", {NEAR: (0, 1), FAR: (1, 1)}, [home[0], *spare])
+    # The near network has room for 0.8 of 4 endpoints' calls, the far one for 1.2. The rest is divided 2 : 3.
+    world.put("west", cart([*near[:2], *far]))
+    expect("no room nearby", {NEAR: (0, 13), FAR: (0, 19)}, [home[0], *spare])
     world.put("east", own(2, 2))
     expect("ready again", {home[0]: (0, 1), home[1]: (0, 1), NEAR: (1, 1), FAR: (2, 1)}, [])
 

@@ -29,7 +29,7 @@ fn the_own_network_serves_all_calls_while_most_endpoints_are_ready() {
     assert_eq!(divided([group(0, 5, 2), group(1, 30, 0)], 100), [home, next], "1.4 × 5/7 is 1");
     assert_eq!(divided([group(0, 1, 1), group(1, 30, 0)], 100), [(22, Some(0)), (10, Some(0))], "0.7");
     assert_eq!(divided([group(0, 0, 9), group(1, 30, 0)], 100), [(0, None), home]);
-    assert_eq!(divided([group(0, 1, 200), group(1, 9, 0)], 100), [(0, Some(1)), home], "less than a part");
+    assert_eq!(divided([group(0, 1, 200), group(1, 900, 0)], 100), [(0, Some(1)), home], "less than a part");
 }
 
 #[test]
@@ -37,11 +37,54 @@ fn rings_follow_in_order_and_divide_by_ready_endpoints() {
     let groups = [group(1, 10, 0), group(1, 30, 0), group(3, 5, 0), group(2, 5, 0), group(2, 7, 0)];
     let spare = |priority| (0, Some(priority));
     assert_eq!(divided(groups, 100), [(8, Some(0)), (24, Some(0)), spare(2), spare(1), spare(1)]);
-    let groups = [group(0, 2, 8), group(1, 5, 5), group(2, 1, 0)];
-    assert_eq!(divided(groups, 100).map(|(share, _)| share), [9, 16, 7], "0.28, 0.7 of the rest, the rest");
-    let groups = [group(0, 1, 9), group(1, 3, 27)];
-    assert_eq!(divided(groups, 100).map(|(share, _)| share), [17, 15], "0.14 and 0.12 are all that there is");
     assert_eq!(divided([group(0, 0, 9), group(1, 0, 1)], 100), [(0, None), (0, None)]);
+}
+
+/// Returns share and limit of each group.
+#[track_caller]
+fn taken<const N: usize>(mut groups: [Group; N]) -> [(u32, Takes); N] {
+    divide(&mut groups, 100);
+    groups.map(|group| (group.share, group.takes))
+}
+
+#[test]
+fn another_network_takes_what_its_own_calls_leave_room_for() {
+    use Takes::{More, Rest, Room};
+    let near = [group(0, 8, 22), group(1, 50, 0), group(2, 30, 0)];
+    assert_eq!(taken(near), [(12, Room), (20, Rest), (0, Rest)], "0.37, and room for 0.67");
+    let near = [group(0, 15, 15), group(1, 25, 5), group(2, 25, 0), group(2, 50, 0), group(3, 30, 0)];
+    assert_eq!(
+        taken(near),
+        [(22, Room), (5, Room), (2, Rest), (3, Rest), (0, Rest)],
+        "0.7, 5/30, the rest 1 : 2"
+    );
+    let near = [group(0, 0, 30), group(1, 30, 0), group(2, 30, 0)];
+    assert_eq!(taken(near), [(0, Room), (16, More), (16, More)], "0.4 each, and half of the rest");
+    let near = [group(0, 2, 8), group(1, 5, 5), group(2, 1, 0)];
+    assert_eq!(taken(near), [(14, More), (14, More), (4, More)], "0.28, 0, 0.04, and the rest 2 : 5 : 1");
+    let only = [group(0, 0, 30), group(3, 4, 0)];
+    assert_eq!(taken(only), [(0, Room), (32, More)], "there is no other network");
+}
+
+/// The endpoints of the viewer's network say how many calls there are. Without one, the nearest ring is taken to have room.
+#[test]
+fn a_viewer_without_endpoints_on_its_network_uses_the_nearest_ring() {
+    use Takes::{More, Rest, Room};
+    assert_eq!(taken([group(1, 3, 0), group(2, 30, 0)]), [(32, Rest), (0, Rest)]);
+    assert_eq!(taken([group(1, 1, 1), group(2, 30, 0)]), [(22, Room), (10, Rest)], "0.7");
+    assert_eq!(taken([group(1, 1, 3), group(2, 1, 3)]), [(16, More), (16, More)], "0.35 each");
+}
+
+#[test]
+fn a_drain_leaves_calls_to_networks_with_room() {
+    let drained = |left: u64| {
+        let own = Group { drained: (32 - left) * 30, ..group(0, 30, 0) };
+        taken([own, group(1, 30, 0), group(2, 30, 0)]).map(|(share, _)| share)
+    };
+    assert_eq!(drained(32), [32, 0, 0]);
+    assert_eq!(drained(24), [24, 8, 0]);
+    assert_eq!(drained(16), [16, 13, 3], "0.5, 0.4, 0.1");
+    assert_eq!(drained(1), [1, 16, 15]);
 }
 
 #[test]
@@ -51,7 +94,7 @@ fn fixed_shares_hold_while_their_networks_have_ready_endpoints() {
     assert_eq!(shares(all(4), 100), [8, 8, 16]);
     assert_eq!(shares(all(0), 100), [0, 0, 32]);
     assert_eq!(
-        shares([group(0, 0, 9), fixed(group(1, 4, 0), 25), group(2, 9, 0)], 100),
+        shares([group(0, 0, 9), fixed(group(1, 25, 0), 25), group(2, 9, 0)], 100),
         [0, 32, 0],
         "at least its share"
     );
@@ -64,11 +107,11 @@ fn fixed_shares_hold_while_their_networks_have_ready_endpoints() {
 #[test]
 fn what_leaves_the_own_network_is_limited_while_that_has_a_ready_endpoint() {
     let shares = |groups: [Group; 3], max| divided(groups, max).map(|(share, _)| share);
-    let half = || [group(0, 1, 3), group(1, 5, 0), group(2, 5, 0)];
+    let half = || [group(0, 1, 3), group(1, 8, 0), group(2, 5, 0)];
     assert_eq!(shares(half(), 100), [11, 21, 0]);
     assert_eq!(shares(half(), 25), [24, 8, 0]);
     assert_eq!(shares(half(), 0), [32, 0, 0]);
-    assert_eq!(shares([group(0, 0, 4), group(1, 5, 0), group(2, 5, 0)], 0), [0, 32, 0]);
+    assert_eq!(shares([group(0, 0, 4), group(1, 10, 0), group(2, 5, 0)], 0), [0, 32, 0]);
     assert_eq!(
         shares([group(0, 4, 0), fixed(group(1, 5, 0), 40), fixed(group(2, 5, 0), 40)], 25),
         [24, 4, 4]
@@ -177,16 +220,40 @@ proptest! {
         prop_assert!(shares(&nearer, 100)[at] + 1 >= shares(&groups, 100)[at]);
     }
 
-    /// While the endpoints of some ring suffice, nothing that happens elsewhere changes what the own network keeps.
+    /// While some ring has room for all calls, nothing that happens elsewhere changes what the own network keeps.
     #[test]
     fn others_do_not_change_what_the_own_network_keeps(groups in groups(), at in 1..9_usize, ready in 0..50_u64) {
         prop_assume!(at < groups.len() && groups[0].ring == 0);
-        let full = || Group { ring: 9, ..group(9, 1, 0) };
-        let with_full = |mut groups: Vec<Group>| { groups.push(full()); groups };
+        let roomy = || group(9, u64::from(u32::MAX) * 64, 0);
+        let with_roomy = |mut groups: Vec<Group>| { groups.push(roomy()); groups };
         let mut other = groups.clone();
         other[at].ready = ready;
-        let (before, after) = (shares(&with_full(groups), 100)[0], shares(&with_full(other), 100)[0]);
+        let (before, after) = (shares(&with_roomy(groups), 100)[0], shares(&with_roomy(other), 100)[0]);
         prop_assert!(before.abs_diff(after) <= 1);
+    }
+
+    /// Fewer calls than the nearest ring has room for all go there.
+    #[test]
+    fn a_next_ring_with_room_serves_all_that_the_own_network_leaves(groups in groups(), not_ready in 1..50_u64) {
+        let mut groups: Vec<Group> = groups.into_iter().filter(|group| group.ring > 1).collect();
+        groups.extend([group(0, 0, not_ready), group(1, 2 * not_ready, 0), group(1, not_ready, 0)]);
+        let near: u32 = shares(&groups, 100).iter().rev().take(2).sum();
+        prop_assert_eq!(near, PARTS);
+    }
+
+    /// The endpoints of another network serve that network's calls first: beyond its part by ready endpoints, it takes no more than it
+    /// has room for.
+    #[test]
+    fn no_other_network_takes_more_than_its_room_and_its_part(groups in groups(), own in 1..50_u64) {
+        let mut groups: Vec<Group> = groups.into_iter().filter(|group| group.ring > 0).collect();
+        groups.push(group(0, own / 2, own - own / 2));
+        let ready: u128 = groups.iter().map(|group| u128::from(group.ready)).sum();
+        for (group, share) in groups.iter().zip(shares(&groups, 100)).filter(|(group, _)| group.ring > 0) {
+            let all = u128::from(PARTS);
+            let room = all * group.room() / u128::from(10 * own);
+            let part = (all * u128::from(group.ready)).checked_div(ready).unwrap_or_default();
+            prop_assert!(u128::from(share) <= room + part + 2, "{group:?}");
+        }
     }
 
     #[test]

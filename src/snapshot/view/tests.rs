@@ -565,7 +565,8 @@ fn a_steered_service_gives_the_own_network_first_and_others_by_ring() {
             entry(far, 3, 1)
         ]
     );
-    // 1.4 × 2/5 of the calls stay: 18 parts of 32 for two endpoints. The gateway of the nearest ring gets 1.4 × 2/3 of the rest.
+    // 1.4 × 2/5 of the calls stay: 18 parts of 32 for two endpoints. The nearest network has 1.4 × 2 − 3 endpoints left, which is
+    // none, and the next one 1.4 × 1 − 1 for the calls of five.
     let all = given(&steered(5), &here);
     assert_eq!(all[..2], [entry("10.2.0.0:8080", 0, 9), entry("10.2.0.1:8080", 0, 9)]);
     assert_eq!(
@@ -573,7 +574,7 @@ fn a_steered_service_gives_the_own_network_first_and_others_by_ring() {
         [2, 2, 2],
         "those that are not ready"
     );
-    assert_eq!(all[5..], [entry(near, 0, 13), entry(middle, 0, 1), entry(far, 1, 1)]);
+    assert_eq!(all[5..], [entry(near, 1, 1), entry(middle, 0, 3), entry(far, 0, 11)]);
     // Nothing is known of the distances from another network, so that all groups are in the same ring.
     let elsewhere = given(&steered(2), &viewer("x", ""));
     assert_eq!(elsewhere.iter().map(|entry| entry.2).collect::<Vec<_>>(), [7, 4, 21]);
