@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::load::Load;
 use isthmus::model::place::Network;
 use isthmus::snapshot::steering::{Cost, Distance, Group, PARTS, Source, Steering, divide};
 
@@ -16,8 +17,12 @@ pub(crate) struct Seen {
     pub(crate) not_ready: u64,
     /// True if the gateways answer.
     pub(crate) answers: bool,
-    /// The room of the region, in connections, that residents leave; only the waterfall knows it.
+    /// The room of the region, in connections, that residents leave; only the waterfall by true capacity knows it.
     pub(crate) room: f64,
+    /// The connections that the ready endpoints are declared for.
+    pub(crate) declared: f64,
+    /// What the region's owner has published.
+    pub(crate) load: Load,
 }
 
 /// A policy that divides calls.
@@ -33,13 +38,22 @@ pub(crate) enum Policy {
     Waterfall,
     /// `steering.mode: nearest`.
     Nearest,
-    /// As `Nearest`, but a ring takes no more than what its endpoints have left for visitors. Not a part of the product.
-    Headroom,
+    /// A waterfall by declared capacity and connections in flight. Not a part of the product.
+    Declared,
+    /// As `Nearest`, with parts of calls that regions keep and admit, set by their owners. Not a part of the product.
+    Adaptive,
 }
 
 impl Policy {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Plain, Self::Random, Self::Istio, Self::Waterfall, Self::Nearest, Self::Headroom];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Plain,
+        Self::Random,
+        Self::Istio,
+        Self::Waterfall,
+        Self::Nearest,
+        Self::Declared,
+        Self::Adaptive,
+    ];
 
     pub(crate) fn text(self) -> &'static str {
         match self {
@@ -48,7 +62,8 @@ impl Policy {
             Self::Istio => "Istio failover",
             Self::Waterfall => "waterfall, true capacity",
             Self::Nearest => "**nearest**",
-            Self::Headroom => "(nearest with headroom)",
+            Self::Declared => "(waterfall, declared capacity)",
+            Self::Adaptive => "(adaptive)",
         }
     }
 
@@ -69,9 +84,10 @@ impl Policy {
                 let own = by_ready(&|one| one.is_own);
                 if own.iter().sum::<f64>() > 0.0 { own } else { by_ready(&|one| !one.is_own) }
             }
-            Self::Waterfall => waterfall(seen, demand),
+            Self::Waterfall => waterfall(seen, demand, |one| one.room),
             Self::Nearest => nearest(seen),
-            Self::Headroom => headroom(seen),
+            Self::Declared => declared(seen),
+            Self::Adaptive => adaptive(seen),
         }
     }
 }
@@ -81,7 +97,8 @@ fn normal(shares: Vec<f64>) -> Vec<f64> {
     if total > 0.0 { shares.into_iter().map(|share| share / total).collect() } else { shares }
 }
 
-fn waterfall(seen: &[Seen], demand: f64) -> Vec<f64> {
+/// Divides the demand nearest first, by the room of each region in connections.
+fn waterfall(seen: &[Seen], demand: f64, room: impl Fn(&Seen) -> f64) -> Vec<f64> {
     let mut order: Vec<usize> =
         (0..seen.len()).filter(|at| seen[*at].ready > 0 && seen[*at].answers).collect();
     order.sort_by(|one, other| {
@@ -91,7 +108,7 @@ fn waterfall(seen: &[Seen], demand: f64) -> Vec<f64> {
     });
     let (mut left, mut taken) = (demand, vec![0.0; seen.len()]);
     for at in &order {
-        taken[*at] = left.min(seen[*at].room.max(0.0));
+        taken[*at] = left.min(room(&seen[*at]).max(0.0));
         left -= taken[*at];
     }
     // Calls that fit nowhere are divided by ready endpoints.
@@ -123,41 +140,31 @@ fn nearest(seen: &[Seen]) -> Vec<f64> {
     groups.into_iter().map(|group| f64::from(group.share) / f64::from(PARTS)).collect()
 }
 
-/// As `nearest`, with a bound for rings: by the same factor of 1.4, the endpoints of a region have 1.4 × ready − all left beside
-/// their residents, in units of the calls that an endpoint is meant for. The viewer's own endpoints say how many calls there are.
-fn headroom(seen: &[Seen]) -> Vec<f64> {
-    let steering = Steering::default();
+/// The part of its declared capacity to which a region is filled.
+const FILL: f64 = 0.8;
+
+/// A waterfall by what a control plane could know: declared capacities, and connections in flight as last published.
+fn declared(seen: &[Seen]) -> Vec<f64> {
+    let demand = seen.iter().find(|one| one.is_own).map_or(0.0, |own| own.load.demand);
+    let residents = |one: &Seen| if one.is_own { 0.0 } else { one.load.demand };
+    if demand == 0.0 {
+        nearest(seen)
+    } else {
+        rounded(waterfall(seen, demand, |one| FILL * one.declared - residents(one)))
+    }
+}
+
+/// As `nearest`, but a region takes no more than the part of its own calls that it keeps, or of its room that it admits.
+fn adaptive(seen: &[Seen]) -> Vec<f64> {
     let all = |one: &Seen| (one.ready + one.not_ready) as f64;
     let demand: f64 = seen.iter().filter(|one| one.is_own).map(all).sum();
-    if demand == 0.0 {
-        return nearest(seen);
-    }
-    let usable = |one: &Seen| one.ready > 0 && one.answers;
     let room = |one: &Seen| match one.is_own {
-        true => 1.4 * one.ready as f64 / demand,
-        false => ((1.4 * one.ready as f64 - all(one)) / demand).max(0.0),
+        true => (1.4 * one.ready as f64).min(one.load.limits.keeps * demand),
+        false => one.load.limits.admits * (1.4 * one.ready as f64 - all(one)),
     };
-    let ring = |one: &Seen| {
-        let source = Source::Measured(Duration::from_secs_f64(one.round_trip));
-        if one.is_own { 0 } else { Distance { source, cost: Cost::default() }.ring(&steering) }
-    };
-    let (mut left, mut taken) = (1.0_f64, vec![0.0; seen.len()]);
-    for number in 0..=4 {
-        let members: Vec<usize> =
-            (0..seen.len()).filter(|at| usable(&seen[*at]) && ring(&seen[*at]) == number).collect();
-        let rooms: f64 = members.iter().map(|at| room(&seen[*at])).sum();
-        let takes = left.min(rooms);
-        for at in members.into_iter().filter(|_| rooms > 0.0) {
-            taken[at] += takes * room(&seen[at]) / rooms;
-        }
-        left -= takes;
-    }
-    // Calls that no ring has room for are divided by ready endpoints.
-    let ready = |one: &Seen| if usable(one) { one.ready as f64 } else { 0.0 };
-    let total: f64 = seen.iter().map(ready).sum();
-    for (at, one) in seen.iter().enumerate().filter(|_| total > 0.0) {
-        taken[at] += left * ready(one) / total;
-    }
-    let rounded = taken.iter().map(|share| (share * f64::from(PARTS)).round()).collect();
-    normal(rounded)
+    if demand == 0.0 { nearest(seen) } else { rounded(waterfall(seen, demand, room)) }
+}
+
+fn rounded(shares: Vec<f64>) -> Vec<f64> {
+    normal(shares.into_iter().map(|share| (share * f64::from(PARTS)).round()).collect())
 }

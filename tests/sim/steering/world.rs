@@ -7,6 +7,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
+use super::load::{DELAY, Limits, Load, PERIOD};
 use super::policy::{Policy, Seen};
 use super::random::{LIFE, Random};
 
@@ -94,6 +95,9 @@ struct Region {
     failed: u32,
     good: u32,
     is_out: bool,
+    limits: Limits,
+    /// The load as published.
+    load: Load,
 }
 
 impl Region {
@@ -116,6 +120,13 @@ enum Event {
     },
     /// The control plane computes all tables, and probes all gateways.
     Tick,
+    /// The owners of all regions measure their load.
+    Measure,
+    /// The load of a region is published.
+    Publish {
+        region: usize,
+        load: Load,
+    },
     /// A client gets its table.
     Table {
         viewer: usize,
@@ -173,6 +184,7 @@ struct World {
 pub(crate) fn run(seed: u64, fault: Fault, policy: Policy) -> Outcome {
     let mut world = World::new(seed, fault, policy);
     world.schedule(0.0, Event::Tick);
+    world.schedule(WARM / 2.0, Event::Measure);
     world.schedule(FAULT.0, Event::Begin);
     for viewer in 0..world.regions.len() {
         world.schedule(0.0, Event::Call { viewer, is_extra: false });
@@ -203,6 +215,8 @@ impl World {
                 failed: 0,
                 good: 0,
                 is_out: false,
+                limits: Limits::default(),
+                load: Load { demand: 0.0, limits: Limits::default() },
             });
         }
         let mut distance = vec![vec![0.0; count]; count];
@@ -300,6 +314,11 @@ impl World {
                 self.control();
                 self.schedule(1.0, Event::Tick);
             }
+            Event::Measure => {
+                self.measure();
+                self.schedule(PERIOD, Event::Measure);
+            }
+            Event::Publish { region, load } => self.regions[region].load = load,
             Event::Table { viewer, shares } => self.tables[viewer] = shares,
             Event::Begin => self.begin(),
         }
@@ -372,6 +391,24 @@ impl World {
         }
     }
 
+    fn measure(&mut self) {
+        for region in 0..self.regions.len() {
+            // Regions that are gone publish nothing.
+            if self.fault == Fault::Down && !self.is_up(region, self.now) {
+                continue;
+            }
+            let demand: u32 = self.regions.iter().map(|of| of.open[region]).sum();
+            let declared = self.ready(region, self.now) * SLOTS;
+            let of = &mut self.regions[region];
+            let open = of.all_open();
+            let visitors = 1.0 - f64::from(of.open[region]) / open.max(1.0);
+            of.limits.step(open / declared.max(1.0), visitors, self.now);
+            let load = Load { demand: demand.into(), limits: of.limits };
+            let delay = self.random.within(DELAY.0, DELAY.1);
+            self.schedule(delay, Event::Publish { region, load });
+        }
+    }
+
     fn control(&mut self) {
         let known = self.now - REGISTRY;
         let demand_of = |world: &Self, viewer: usize| {
@@ -393,6 +430,8 @@ impl World {
                     not_ready: (self.regions[region].endpoints - if is_gone { 0.0 } else { ready }) as u64,
                     answers: is_own || !self.regions[region].is_out,
                     room: TARGET * capacity - if is_own { 0.0 } else { demands[region] },
+                    declared: ready * SLOTS,
+                    load: self.regions[region].load,
                 }
             };
             let seen: Vec<Seen> = (0..self.regions.len()).map(see).collect();
