@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use crate::federation::weighs;
 use crate::kubernetes_hostile::Rig;
-use crate::peer_replicas::World;
 use crate::support::backend::Backend;
 use crate::support::client::{call, tls};
 use crate::support::etcd::{self, Etcd};
+use crate::support::federated::World;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::organisation::start;
 use crate::support::pki::PKI;

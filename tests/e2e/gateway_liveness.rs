@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::horizon_envoy::{
-    CHECKOUT, Call, SERVER_ID, Traffic, checkout, client, control_plane_with, endpoint, envoy, put, told,
-    west_gateway_at,
-};
+use crate::horizon_envoy::{Traffic, envoy};
 use crate::problems::run;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
+use crate::support::horizon::{
+    CHECKOUT, Call, SERVER_ID, checkout, client, control_plane_with, endpoint, put, told, west_gateway_at,
+};
 
 fn gateways(control: &Gateway) -> Vec<Value> {
     control.json("/api/v1/gateways").as_array().cloned().unwrap_or_default()

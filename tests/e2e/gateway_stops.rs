@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::federation_envoy::{WEB, client, workload};
 use crate::horizon_envoy::{Traffic, envoy};
-use crate::peer_replicas::{World, linked, loopback};
+use crate::peer_replicas::linked;
 use crate::support::backend::Backend;
 use crate::support::client::connect;
 use crate::support::envoy::Envoy;
 use crate::support::eventually;
+use crate::support::federated::{WEB, World, client, loopback, workload};
 use crate::support::gateway::Gateway;
 use crate::support::organisation::start;
 
@@ -100,10 +100,7 @@ impl Rig {
 
 /// Starts the gateway of west at this place. `links` says how it comes to links with east.
 fn start_west(world: &World, at: usize, endpoint: &Backend, links: &str) -> Gateway {
-    let port = world.west_ports[at];
-    let config = world.west_config(port, &world.west_ports, endpoint.address.port());
-    let of = "endpoints: [{address: 127.0.0.1, identity: \"spiffe://west.example/ns/pay/sa/ratings\"}]";
-    let config = config.replace("endpoints: [{address: 127.0.0.1}]", of).replace("accept: true", links);
+    let config = world.west_config_of(at, endpoint, links);
     start(world.west.folder(&[&world.east]), &(config + "drain: {delay: 3s, timeout: 5s}\n"))
 }
 

@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use crate::horizon_envoy::{CHECKOUT, client, counted, endpoint_at, envoy};
+use crate::horizon_envoy::{counted, envoy};
 use crate::support::backend::Backend;
 use crate::support::gateway::Gateway;
+use crate::support::horizon::{CHECKOUT, client, endpoint_at};
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::at;
 use crate::support::{eventually, namespace};

@@ -2,7 +2,7 @@
 //! obeys its roots, whichever address the operator has written down.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,90 +12,14 @@ use serde_json::Value;
 use crate::dns::{query, read_head};
 use crate::federation::weighs;
 use crate::support::backend::Backend;
+use crate::support::federated::{World, loopback};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
-use crate::support::organisation::{Organisation, free_port, start, write};
+use crate::support::organisation::{Organisation, start, write};
 use crate::support::pki::Pki;
 use crate::support::{PATIENCE, eventually, within};
 
 const RATINGS: &str = "ratings.pay.west.global";
-
-/// Two organisations with two replicas each. Both export a service to the other; east's replicas dial.
-pub(crate) struct World {
-    pub(crate) west: Organisation,
-    pub(crate) east: Organisation,
-    pub(crate) west_ports: [u16; 2],
-    pub(crate) east_ports: [u16; 2],
-}
-
-impl World {
-    pub(crate) fn new() -> Self {
-        Self {
-            west: Organisation::new("west", "west.example"),
-            east: Organisation::new("east", "east.example"),
-            west_ports: [free_port(), free_port()],
-            east_ports: [free_port(), free_port()],
-        }
-    }
-
-    /// Returns the config of west's replica at a port, whose network has gateways at these ports.
-    pub(crate) fn west_config(&self, port: u16, gateways: &[u16], endpoint: u16) -> String {
-        let rules = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.pay.svc.cluster.local\"], as: \
-                     \"{service}.{namespace}.west.global\"}]\n    import: [{services: [\"*.shop.east.global\"]}]\n    \
-                     staleAfter: 1s\n    expireAfter: 3s\n";
-        config(
-            &self.west,
-            port,
-            gateways,
-            &self.east.as_peer("accept: true", rules),
-            ("ratings", "pay", endpoint),
-        )
-    }
-
-    fn start_west(&self, gateways: &[u16], endpoint: u16) -> Vec<Gateway> {
-        let start =
-            |port: &u16| start(self.west.folder(&[&self.east]), &self.west_config(*port, gateways, endpoint));
-        self.west_ports.iter().map(start).collect()
-    }
-
-    /// Starts east's replicas, which dial this address.
-    fn start_east(&self, dial: SocketAddr) -> Vec<Gateway> {
-        let start = |port: &u16| start(self.east.folder(&[&self.west]), &self.east_config(dial, *port));
-        self.east_ports.iter().map(start).collect()
-    }
-
-    /// Returns the config of east's replica at a port, which dials this address.
-    pub(crate) fn east_config(&self, dial: SocketAddr, port: u16) -> String {
-        let rules = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.shop.svc.cluster.local\"], as: \
-                     \"{service}.{namespace}.east.global\"}]\n    import: [{services: [\"*.pay.west.global\"]}]\n    \
-                     staleAfter: 1s\n    expireAfter: 3s\n";
-        let peer = self.west.as_peer(&format!("dial: \"{dial}\""), rules);
-        config(&self.east, port, &self.east_ports, &peer, ("web", "shop", 80))
-    }
-}
-
-/// Returns the config of one replica, with one service and one peer.
-fn config(
-    organisation: &Organisation,
-    port: u16,
-    gateways: &[u16],
-    peer: &str,
-    (service, namespace, endpoint): (&str, &str, u16),
-) -> String {
-    let gateway = |port: &u16| format!("{{address: 127.0.0.1, sniPort: {port}, hbonePort: {port}}}");
-    let gateways: Vec<String> = gateways.iter().map(gateway).collect();
-    format!(
-        "{}networks: {{net-{}: {{gateways: [{}]}}}}\npeers:\n{peer}services: [{{hostname: {service}.{namespace}.svc.cluster.local, \
-         namespace: {namespace}, ports: [{{name: p, port: 80, targetPort: {endpoint}}}], endpoints: [{{address: 127.0.0.1}}]}}]\n",
-        organisation.base(port),
-        organisation.name,
-        gateways.join(", "),
-    )
-}
-
-pub(crate) fn loopback(port: u16) -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], port))
-}
 
 /// Waits until a replica has live links with this number of processes of its peer, and returns the links.
 #[track_caller]

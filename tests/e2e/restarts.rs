@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::horizon_envoy::client;
 use crate::support::envoy::{Envoy, installed};
 use crate::support::gateway::Gateway;
+use crate::support::horizon::client;
 use crate::support::python::{self, Peer};
 use crate::support::{eventually, skip};
 

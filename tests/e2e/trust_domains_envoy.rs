@@ -8,11 +8,12 @@ use std::sync::Arc;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-use crate::horizon_envoy::{answer, envoy};
+use crate::horizon_envoy::envoy;
 use crate::support::backend::Backend;
 use crate::support::client::{call, connect};
 use crate::support::envoy::Envoy;
 use crate::support::eventually;
+use crate::support::horizon::answer;
 use crate::support::organisation::{start, write};
 use crate::support::pki::Pki;
 

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::hbone;
-use crate::peer_replicas::World;
 use crate::support::backend::Backend;
 use crate::support::client::{connect, hello};
+use crate::support::federated::World;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::hbone::Hbone;
 use crate::support::organisation;

@@ -41,9 +41,10 @@ use isthmus::xds::server::{Service as XdsService, serve};
 use tokio::runtime::Runtime;
 
 use crate::dns::query;
-use crate::horizon_envoy::{endpoint_at, envoy};
+use crate::horizon_envoy::envoy;
 use crate::support::client::{call, connect};
 use crate::support::envoy::Envoy;
+use crate::support::horizon::endpoint_at;
 use crate::support::pki::PKI;
 use crate::support::{eventually, namespace};
 
