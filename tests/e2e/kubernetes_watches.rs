@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::kubernetes_hostile::{Rig, install, service};
+use crate::support::clock::Monotonic;
 use crate::support::fake_kube::{FakeKube, Reply};
 use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options};
@@ -50,6 +51,47 @@ fn a_watch_that_is_resumed_in_vain_is_replaced_by_a_listing() {
         fake.behave();
     }
     rig.recovers();
+}
+
+/// After 100 s the watch of services brings an event, and the watch of nodes a bookmark. After 200 s only the watches of the other
+/// kinds have brought nothing for three minutes.
+#[test]
+fn a_watch_that_brings_nothing_for_three_minutes_is_replaced_by_a_listing() {
+    const STEP: Duration = Duration::from_secs(100);
+    let Some(clock) = Monotonic::new("kubernetes_watches: three minutes") else { return };
+    let (fake, _backend) = Rig::fake();
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("east.kubeconfig"), fake.kubeconfig()).expect("written");
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net}\nexports: [{services: [\"*\"]}]\n\
+                  registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig, network: net}}]\n";
+    let environment = clock.environment();
+    let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let gateway = Gateway::start_in(folder, config, &environment);
+    let lists = |plural: &str| fake.seen(|asked| asked.plural == plural && asked.is_stream()).len();
+    let is_read = |name: &str| {
+        fake.put(&service(name, 8443));
+        let path = format!("/api/v1/services/{name}.shop.svc.cluster.local");
+        eventually(name, || (gateway.get(&path).0 == 200).then_some(()));
+    };
+    let is_listed = |plural: &str, count: usize| {
+        eventually(&format!("{count} listings of {plural}"), || (lists(plural) == count).then_some(()));
+    };
+    ["services", "nodes", "pods"].iter().for_each(|plural| is_listed(plural, 1));
+    // A watch without a fault for a second counts as working, and its three minutes begin.
+    std::thread::sleep(Duration::from_secs(2));
+    clock.set_ahead(STEP);
+    fake.bookmark("nodes");
+    is_read("one");
+    clock.set_ahead(2 * STEP);
+    is_listed("pods", 2);
+    is_read("two");
+    assert_eq!((lists("services"), lists("nodes")), (1, 1), "an event and a bookmark came meanwhile");
+    clock.set_ahead(4 * STEP);
+    is_listed("nodes", 2);
+    is_listed("services", 2);
+    is_read("three");
+    let registry = gateway.json("/api/v1/registries")[0].clone();
+    assert_eq!((&registry["state"], &registry["problems"]), (&"live".into(), &json!([])), "{registry:#}");
 }
 
 #[test]

@@ -250,6 +250,12 @@ impl FakeKube {
         let _ = self.shared.orders.send(Order::Send(plural.to_owned(), bytes.into()));
     }
 
+    /// Sends a bookmark on the open watches of a kind.
+    pub fn bookmark(&self, plural: &str) {
+        let line = self.change(|world| world.bookmark(plural));
+        self.send(plural, line);
+    }
+
     /// Ends the open watches of a kind; waits first until there is one.
     #[track_caller]
     pub fn end(&self, plural: &str, finish: Finish) {

@@ -343,10 +343,15 @@ impl World {
         (events.collect(), self.version)
     }
 
+    /// Returns a bookmark with the newest revision.
+    pub fn bookmark(&self, plural: &str) -> String {
+        bookmark(plural, json!({"resourceVersion": self.version.to_string()}))
+    }
+
     /// Returns the bookmark that ends a watch in order, if the client asked for bookmarks.
     pub fn last_bookmark(&self, asked: &Asked) -> Option<String> {
         let is_asked = asked.get("allowWatchBookmarks") == "true";
-        is_asked.then(|| bookmark(&asked.plural, json!({"resourceVersion": self.version.to_string()})))
+        is_asked.then(|| self.bookmark(&asked.plural))
     }
 }
 
