@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::explain::last_failure;
@@ -93,6 +94,8 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Sh
             network: node.network.to_string(),
             locality: endpoint.locality.to_string(),
             weight: endpoint.weight.value(),
+            backup: endpoint.is_backup,
+            max_connections: endpoint.connections_max.map(NonZero::get),
             health: Health::Healthy.text().to_owned(),
             ..Shown::default()
         };
@@ -125,6 +128,9 @@ fn with_state(
             .map(|times| Times { p50_ms: milliseconds(times.p50), p99_ms: milliseconds(times.p99) })
     };
     Shown {
+        connections: shown
+            .max_connections
+            .map(|_| states.iter().map(|state| state.in_flight).max().unwrap_or(0)),
         state: word.text().to_owned(),
         last_failure: last.and_then(last_failure),
         not_tls: states.iter().filter_map(|state| state.not_tls).max().map(rfc3339),

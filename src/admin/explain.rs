@@ -1,6 +1,7 @@
 //! `explain`: the decision on a name, made by the functions of the data path, with every step as text.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,6 +111,10 @@ pub struct CandidateView {
     pub odds: f64,
     /// The key of the endpoint's run-time state.
     key: EndpointKey,
+    /// True if the endpoint is chosen only while no other can be used.
+    is_backup: bool,
+    /// The largest number of connections to the endpoint; `None`: there is no limit.
+    connections_max: Option<NonZero<u32>>,
     /// The run-time state of the endpoint; `None` if the endpoint was never dialled, or if no gateway runs.
     pub state: Option<EndpointState>,
     /// The timeout of one attempt to connect.
@@ -330,7 +335,10 @@ fn decide(
             refusal.matched
         }
     };
-    if matches!(explanation.reason, Reason::Ok | Reason::NoEndpoints | Reason::AllUnhealthy) {
+    if matches!(
+        explanation.reason,
+        Reason::Ok | Reason::NoEndpoints | Reason::AllUnhealthy | Reason::LimitService
+    ) {
         explanation.omitted = omitted::omitted(snapshot, request, &matched);
         steps.omitted(&explanation.omitted);
         explanation.warnings =
@@ -419,6 +427,8 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
             odds,
             key: candidate.key.clone(),
             state: None,
+            is_backup: candidate.is_backup,
+            connections_max: candidate.connections_max,
             connect_timeout: ask.candidates.tuning.connect_timeout,
             probe: None,
         })
@@ -553,6 +563,11 @@ impl Explanation {
             odds: (candidate.odds * 1e6).round() / 1e6,
             state: candidate.word().text().to_owned(),
             last_failure: candidate.state.as_ref().and_then(last_failure),
+            backup: candidate.is_backup,
+            max_connections: candidate.connections_max.map(NonZero::get),
+            connections: candidate
+                .connections_max
+                .map(|_| candidate.state.as_ref().map_or(0, |state| state.in_flight)),
             probe: candidate.probe.clone(),
         };
         let omitted = |omitted: &Omitted| api::explanation::Omitted {

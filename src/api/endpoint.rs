@@ -27,6 +27,15 @@ pub struct Endpoint {
     pub locality: String,
     /// The endpoint's weight.
     pub weight: u32,
+    /// True if the endpoint is chosen only while no other can be used; absent if false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub backup: bool,
+    /// The largest number of concurrent connections to the endpoint; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_connections: Option<u32>,
+    /// The number of connections to the endpoint, if `max_connections` limits it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u32>,
     /// The health that the endpoint's registry gives.
     pub health: String,
     /// The kind of TLS that the endpoint terminates, if the registry gives it: `mesh`, `own` or `none`.

@@ -75,6 +75,15 @@ pub struct Candidate {
     pub locality: String,
     /// The endpoint's weight.
     pub weight: u32,
+    /// True if the endpoint is chosen only while no other can be used; absent if false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub backup: bool,
+    /// The largest number of concurrent connections to the endpoint; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_connections: Option<u32>,
+    /// The number of connections to the endpoint, if `max_connections` limits it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u32>,
     /// The endpoint's health, including ejection.
     pub health: String,
     /// The probability that the gateway chooses the endpoint, from 0 to 1.

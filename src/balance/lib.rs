@@ -17,6 +17,9 @@ use isthmus_snapshot::decision::Trace;
 use isthmus_snapshot::policy::LoadBalancing;
 use selection::{Picks, Selection, Tier};
 
+/// The explanation of a refusal with [`Reason::LimitService`] by a choice.
+pub const FULL: &str = "every healthy endpoint has as many connections as its `maxConnections` allows";
+
 /// The run-time state of endpoints. An endpoint is named by its index among the candidates.
 pub trait Load {
     /// Returns true if run-time state may exclude some of these endpoints; if false, the caller need not check each one.
@@ -88,7 +91,8 @@ pub struct Ask<'a> {
     pub source: Option<IpAddr>,
 }
 
-/// Chooses an endpoint; returns its index among the candidates. Returns [`Reason::AllUnhealthy`] if none may be chosen.
+/// Chooses an endpoint; returns its index among the candidates. Returns [`Reason::LimitService`] if none may be chosen because the
+/// healthy ones are full, and [`Reason::AllUnhealthy`] if none may be chosen for another reason.
 pub fn choose(
     ask: &Ask<'_>,
     load: &impl Load,
@@ -107,6 +111,9 @@ pub fn choose_from(
     trace: &mut impl Trace,
 ) -> Result<usize, Reason> {
     tell_levels(selection, ask, trace);
+    if selection.is_full {
+        return Err(Reason::LimitService);
+    }
     if selection.tier == Tier::Any && !ask.candidates.tuning.panic {
         return Err(Reason::AllUnhealthy);
     }
@@ -134,6 +141,9 @@ pub fn choose_from(
 
 /// Adds to the trace how the traffic is divided among the levels.
 fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
+    if selection.is_full {
+        return trace.step(|| FULL.to_owned());
+    }
     if selection.is_empty() {
         return trace.step(|| {
             "no endpoint is left: each one is draining, taken out by an operator, in another cluster, or was tried already"
@@ -149,7 +159,11 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
         });
     }
     let levels = || selection.levels.iter().zip(ask.candidates.levels());
-    if levels().any(|(picks, level)| picks.share > 0.0 && level.role == Role::Reserve) {
+    let uses = |role| levels().any(|(picks, level)| picks.share > 0.0 && level.role == role);
+    if uses(Role::Backup) {
+        trace.step(|| "no other endpoint can be used, so the backups are used".to_owned());
+    }
+    if uses(Role::Reserve) {
         trace.step(|| {
             "no other endpoint is healthy, so those that a planned drain has emptied are used".to_owned()
         });
@@ -157,8 +171,9 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
     if selection.levels.len() > 1 {
         trace.step(|| {
             let parts = selection.levels.iter().map(|picks| {
-                let distance = ask.candidates.levels()[picks.level].distance;
-                format!("{} {:.0} %", distance.text(), picks.share * 100.0)
+                let level = &ask.candidates.levels()[picks.level];
+                let backup = if level.role == Role::Backup { "backup " } else { "" };
+                format!("{backup}{} {:.0} %", level.distance.text(), picks.share * 100.0)
             });
             format!("share of the connections by locality: {}", parts.collect::<Vec<_>>().join(", "))
         });

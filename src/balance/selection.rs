@@ -29,6 +29,8 @@ pub struct Selection {
     pub(super) tier: Tier,
     /// The candidates that may be chosen, for each of the candidates' levels in order.
     pub(super) levels: Vec<Picks>,
+    /// True if no candidate may be chosen only because those that are healthy are full.
+    pub(super) is_full: bool,
 }
 
 /// The candidates of one level that may be chosen.
@@ -51,13 +53,24 @@ impl Selection {
     /// all shares are 0.
     pub fn new(ask: &Ask<'_>, load: &impl Load) -> Self {
         let eligible = Eligible::new(ask, load);
-        // Levels in reserve are the last ones. What is in reserve is chosen before what is not healthy.
-        let has_reserve = ask.candidates.levels().last().is_some_and(|level| level.role == Role::Reserve);
+        // Backups, and what is in reserve, are chosen before what is not healthy.
+        let has = |role| ask.candidates.levels().iter().any(|level| level.role == role);
         let mut selection = eligible.select(Tier::Healthy, Role::Regular);
-        for (tier, role) in
-            [(Tier::Healthy, Role::Reserve), (Tier::Any, Role::Regular), (Tier::Any, Role::Reserve)]
-        {
-            if selection.is_empty() && (has_reserve || role == Role::Regular) {
+        for (tier, role) in [
+            (Tier::Healthy, Role::Backup),
+            (Tier::Healthy, Role::Reserve),
+            (Tier::Any, Role::Regular),
+            (Tier::Any, Role::Backup),
+            (Tier::Any, Role::Reserve),
+        ] {
+            if !selection.is_empty() {
+                break;
+            }
+            if tier == Tier::Any && eligible.is_full() {
+                selection.is_full = true;
+                break;
+            }
+            if role == Role::Regular || has(role) {
                 selection = eligible.select(tier, role);
             }
         }
@@ -133,7 +146,8 @@ impl<'a, L: Load> Eligible<'a, L> {
         let tried = ask.tried.iter().filter_map(|index| endpoints.get(*index as usize));
         let tried: Vec<SocketAddr> = tried.map(|candidate| candidate.key.address).collect();
         let has_left_out = load.has_left_out(ask.candidates);
-        let has_exceptions = ask.clusters.is_some() || !tried.is_empty() || has_left_out;
+        let has_exceptions =
+            ask.clusters.is_some() || !tried.is_empty() || has_left_out || ask.candidates.is_limited();
         Self { ask, load, tried, has_exceptions, has_left_out }
     }
 
@@ -144,7 +158,25 @@ impl<'a, L: Load> Eligible<'a, L> {
             && !self.tried.contains(&candidate.key.address)
     }
 
+    /// Returns true if the candidate has as many connections as its limit allows.
+    fn has_its_connections(&self, index: usize) -> bool {
+        let candidates = self.ask.candidates;
+        let max = candidates.endpoints()[index].connections_max;
+        max.is_some_and(|max| self.load.in_flight(candidates, index) >= max.get())
+    }
+
+    /// Returns true if a candidate that may be chosen otherwise is full.
+    fn is_full(&self) -> bool {
+        let is_full = |index| self.has_its_connections(index) && self.is_wanted(index, Tier::Healthy);
+        self.ask.candidates.is_limited() && (0..self.ask.candidates.endpoints().len()).any(is_full)
+    }
+
     fn may_be_chosen(&self, index: usize, tier: Tier) -> bool {
+        self.is_wanted(index, tier) && !self.has_its_connections(index)
+    }
+
+    /// Returns true if the candidate may be chosen while it is not full.
+    fn is_wanted(&self, index: usize, tier: Tier) -> bool {
         let candidate = &self.ask.candidates.endpoints()[index];
         if !self.is_possible(candidate) {
             return false;
@@ -183,7 +215,7 @@ impl<'a, L: Load> Eligible<'a, L> {
             picks.share = if total < 1.0 && total > 0.0 { capacity / total } else { capacity.min(left) };
             left -= picks.share;
         }
-        Selection { tier, levels: picks }
+        Selection { tier, levels: picks, is_full: false }
     }
 
     /// Returns the weight of a level's endpoints that an operator has withdrawn. Like draining endpoints, withdrawn endpoints

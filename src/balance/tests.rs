@@ -2,9 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZero;
 
 use super::*;
 use isthmus_model::place::Distance;
+use isthmus_snapshot::candidates::Candidate;
 use isthmus_snapshot::policy::{LocalityMode, Timeouts, Tuning};
 use isthmus_snapshot::testing::{candidate, candidates};
 
@@ -233,4 +235,63 @@ fn tried_endpoints_and_other_clusters_are_left_out() {
     let both = [0, 1];
     let none = Ask { tried: &both, ..narrow };
     assert_eq!(choose(&none, &Idle, &mut generator(1), &mut ()), Err(Reason::AllUnhealthy));
+}
+
+fn backup(one: Candidate) -> Candidate {
+    Candidate { is_backup: true, ..one }
+}
+
+fn limited(one: Candidate, max: u32) -> Candidate {
+    Candidate { connections_max: NonZero::new(max), ..one }
+}
+
+/// Returns the odds by port.
+fn odds_by_port(set: &Candidates, load: &Scripted) -> BTreeMap<u16, f64> {
+    let odds = odds(&ask(set), load);
+    set.endpoints().iter().zip(odds).map(|(one, odds)| (one.key.address.port(), odds)).collect()
+}
+
+#[test]
+fn a_backup_is_chosen_only_while_no_other_endpoint_can_be_used() {
+    let near = |port| candidate(port, 1, Health::Healthy, Distance::SameZone);
+    let far = |port| candidate(port, 1, Health::Healthy, Distance::Elsewhere);
+    let reserve = Candidate { left: 0, ..near(4) };
+    let set = candidates(LocalityMode::Prefer, vec![backup(near(1)), far(2), backup(far(3)), reserve]);
+    let with = |ejected: &[u16]| {
+        let load = Scripted { ejected: ejected.iter().copied().collect(), ..Scripted::default() };
+        odds_by_port(&set, &load)
+    };
+    let only = |port: u16| (1..=4).map(|one| (one, f64::from(u8::from(one == port)))).collect();
+    // A backup in the same zone does not take what is farther away and regular.
+    assert_eq!(with(&[]), only(2));
+    assert_eq!(with(&[2]), only(1));
+    assert_eq!(with(&[1, 2]), only(3));
+    // What a drain has emptied comes last.
+    assert_eq!(with(&[1, 2, 3]), only(4));
+    // If none is healthy, the regular ones are tried first.
+    assert_eq!(with(&[1, 2, 3, 4]), only(2));
+    let tried: Vec<u32> = vec![0];
+    let ask = Ask { tried: &tried, ..ask(&set) };
+    let chosen = choose(&ask, &Scripted::default(), &mut generator(1), &mut ()).expect("a backup");
+    assert_eq!(set.endpoints()[chosen].key.address.port(), 1, "the next attempt of one connection");
+}
+
+#[test]
+fn a_full_endpoint_is_not_chosen_even_if_none_is_healthy() {
+    let one = |port| candidate(port, 1, Health::Healthy, Distance::Elsewhere);
+    let set = candidates(LocalityMode::Ignore, vec![limited(one(1), 2), limited(one(2), 3)]);
+    let with = |first, second, ejected: &[u16]| {
+        let in_flight = BTreeMap::from([(1, first), (2, second)]);
+        let load = Scripted { in_flight, ejected: ejected.iter().copied().collect(), ..Scripted::default() };
+        choose(&ask(&set), &load, &mut generator(7), &mut ())
+            .map(|index| set.endpoints()[index].key.address.port())
+    };
+    assert_eq!(with(2, 2, &[]), Ok(2));
+    assert_eq!(with(1, 3, &[]), Ok(1));
+    assert_eq!(with(2, 3, &[]), Err(Reason::LimitService));
+    // The healthy endpoint is only full, so the other one is not tried in panic.
+    assert_eq!(with(2, 0, &[2]), Err(Reason::LimitService));
+    // None is healthy: panic tries those that are not full.
+    assert_eq!(with(2, 0, &[1, 2]), Ok(2));
+    assert_eq!(with(2, 3, &[1, 2]), Err(Reason::AllUnhealthy));
 }

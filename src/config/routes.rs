@@ -1,5 +1,6 @@
 //! `routes`: server names that the operator chooses, and their targets.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -196,3 +197,5 @@ fn endpoint(
         locality: fields.get(&keys::RouteEndpoint::LOCALITY).unwrap_or_default(),
     })
 }
+        is_backup: fields.get(&keys::RouteEndpoint::BACKUP),
+        connections_max: fields.get(&keys::RouteEndpoint::MAX_CONNECTIONS).and_then(NonZero::new),

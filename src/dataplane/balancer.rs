@@ -127,7 +127,8 @@ impl Balancer {
         clusters: Option<&Arc<[ClusterId]>>,
         random: &mut impl FnMut() -> u64,
     ) -> Result<usize, Reason> {
-        if !ask.tried.is_empty() {
+        // A selection with limits of connections holds for one choice only.
+        if !ask.tried.is_empty() || ask.candidates.is_limited() {
             return choose(ask, self, random, &mut ());
         }
         choose_from(&self.selection(ask, clusters), ask, self, random, &mut ())

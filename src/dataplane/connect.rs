@@ -16,7 +16,7 @@ use super::core::Core;
 use super::entry::Entry;
 use super::peek::Replay;
 use super::upstreams::{InFlight, Verdict};
-use isthmus_balance::Ask;
+use isthmus_balance::{Ask, FULL};
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
@@ -198,7 +198,12 @@ impl Attempts {
             source: Some(entry.source().ip()),
         };
         let chosen = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random());
-        chosen.map_err(|reason| last.unwrap_or(reason))
+        chosen.map_err(|reason| {
+            if reason == Reason::LimitService {
+                entry.add_detail(FULL);
+            }
+            last.unwrap_or(reason)
+        })
     }
 }
 
@@ -212,6 +217,10 @@ pub(crate) async fn connect(
 ) -> Result<Connected, Reason> {
     loop {
         let index = attempts.next(core, entry)?;
+        let max = attempts.candidate(index).connections_max;
+        let begun = core.shared.upstreams.begin_below(attempts.balancer.endpoint(index).clone(), max);
+        // Another worker may have taken the last place since the choice.
+        let Some(in_flight) = begun else { continue };
         let encapsulation = attempts.candidate(index).encapsulation;
         let tuning = &attempts.candidates.tuning;
         let timeout = tuning.connect_timeout;
@@ -221,7 +230,6 @@ pub(crate) async fn connect(
         }
         let announces = header.is_some();
         entry.dialled(attempts.candidate(index));
-        let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);
         let count = attempts.candidate(index).addresses().count();
         let first = in_flight.first_address();

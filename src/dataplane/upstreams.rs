@@ -5,6 +5,7 @@
 //! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
 use std::cell::Cell;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -248,9 +249,20 @@ impl Upstreams {
 
     /// Counts a connection to an endpoint.
     pub fn begin(&self, upstream: Arc<Upstream>) -> InFlight {
-        upstream.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.count(upstream).1
+    }
+
+    /// Counts a connection to an endpoint with a limit of connections; `None` if the endpoint is full.
+    pub fn begin_below(&self, upstream: Arc<Upstream>, max: Option<NonZero<u32>>) -> Option<InFlight> {
+        let (before, in_flight) = self.count(upstream);
+        max.is_none_or(|max| before < max.get()).then_some(in_flight)
+    }
+
+    /// Counts a connection; returns the number of the others too.
+    fn count(&self, upstream: Arc<Upstream>) -> (u32, InFlight) {
+        let before = upstream.in_flight.fetch_add(1, Ordering::Relaxed);
         upstream.used.store(self.now(), Ordering::Relaxed);
-        InFlight { upstream, waits: Cell::new(false) }
+        (before, InFlight { upstream, waits: Cell::new(false) })
     }
 
     /// Records that the endpoint is sent a hello, and is expected to answer.

@@ -1,6 +1,7 @@
 //! The endpoints on this network that a route, or a service port and subset, can be connected to.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,6 +37,10 @@ pub struct Candidate {
     /// The parts of [`PARTS`] of the weight that planned drains leave. With 0 the endpoint is in reserve: it is chosen only if no
     /// other is healthy.
     pub left: u8,
+    /// True if the endpoint is chosen only while no other is healthy.
+    pub is_backup: bool,
+    /// The number of connections with which the endpoint is full; `None`: there is no limit.
+    pub connections_max: Option<NonZero<u32>>,
     /// The health that the registry of the endpoint reports.
     pub health: Health,
     /// The cluster of the endpoint's registry; empty for endpoints of routes.
@@ -66,14 +71,20 @@ pub fn addresses_of(first: SocketAddr, others: Option<&[IpAddr]>) -> impl Iterat
 pub enum Role {
     /// Always.
     Regular,
-    /// Only if no regular candidate is healthy.
+    /// Only if no regular candidate is healthy: the config makes it a backup.
+    Backup,
+    /// Only if no other candidate is healthy: a planned drain leaves it nothing.
     Reserve,
 }
 
 impl Candidate {
     /// Returns the role of the endpoint: one of which a drain leaves nothing is in reserve.
     pub fn role(&self) -> Role {
-        if self.left == 0 { Role::Reserve } else { Role::Regular }
+        match (self.left, self.is_backup) {
+            (0, _) => Role::Reserve,
+            (_, true) => Role::Backup,
+            (_, false) => Role::Regular,
+        }
     }
 }
 
@@ -84,12 +95,14 @@ pub struct Candidates {
     pub group: Arc<str>,
     /// The settings by which endpoints are chosen and dialled.
     pub tuning: Arc<Tuning>,
-    /// The candidates, those in reserve last, in order of distance (if the tuning takes distance into account); at equal distance
+    /// The candidates, backups and those in reserve last, in order of distance (if the tuning takes distance into account); at equal distance
     /// the healthy ones first, then by address and cluster.
     endpoints: Box<[Candidate]>,
     /// `sums[i]` is the summed weight of the healthy endpoints of a level up to and including `i`.
     sums: Box<[u64]>,
     levels: Box<[Level]>,
+    /// True if any of the candidates has a limit of connections.
+    is_limited: bool,
 }
 
 /// The candidates of one role that are equally far from this gateway.
@@ -138,7 +151,14 @@ impl Candidates {
             let start = levels.last().map_or(0, |level| level.all.end);
             levels.push(level(start, members, &mut sums));
         }
-        Self { group, tuning, endpoints: endpoints.into(), sums: sums.into(), levels: levels.into() }
+        let is_limited = endpoints.iter().any(|one| one.connections_max.is_some());
+        let (endpoints, sums, levels) = (endpoints.into(), sums.into(), levels.into());
+        Self { group, tuning, endpoints, sums, levels, is_limited }
+    }
+
+    /// Returns true if any of the endpoints has a limit of connections.
+    pub fn is_limited(&self) -> bool {
+        self.is_limited
     }
 
     /// Returns all endpoints, sorted by preference.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::NonZero;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -445,6 +446,10 @@ pub enum MarkCondition {
     NamespaceLabels(Labels),
 }
 
+    /// True if the endpoint is chosen only while no other endpoint of the route is healthy.
+    pub is_backup: bool,
+    /// The number of connections with which the endpoint is full, on each replica; `None`: there is no limit.
+    pub connections_max: Option<NonZero<u32>>,
 impl MarkCondition {
     /// Returns a description of the mark, for messages.
     pub fn text(&self) -> String {

@@ -208,6 +208,8 @@ fn routes() -> Vec<Arc<Route>> {
                 port: 443,
                 weight: Weight::ONE,
                 locality: Locality::default(),
+                is_backup: false,
+                connections_max: None,
             })
             .collect(),
         tuning: tuning().into(),

@@ -206,3 +206,5 @@ pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
         Host::Name(name) => resolved.get(name.as_str()).map_or(&[], |addresses| addresses),
     }
 }
+            is_backup: endpoint.is_backup,
+            connections_max: endpoint.connections_max,

@@ -711,6 +711,8 @@ impl WaypointView {
         Self { identity: told.identity.clone(), candidates }
     }
 }
+            is_backup: false,
+            connections_max: None,
 
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
     let own = &site.inputs.policy.node.locality;
@@ -752,3 +754,5 @@ fn candidate(
 
 #[cfg(test)]
 mod tests;
+        is_backup: false,
+        connections_max: None,

@@ -235,6 +235,8 @@ pub fn candidate(port: u16, weight: u32, health: Health, distance: Distance) -> 
         left: isthmus_model::drain::PARTS,
         key: EndpointKey { group: "g".into(), address: SocketAddr::from(([10, 0, 0, 1], port)) },
         others: None,
+        is_backup: false,
+        connections_max: None,
         weight: Weight::new(weight).expect("not 0"),
         health,
         cluster: ClusterId::default(),

@@ -99,6 +99,12 @@ keys! {
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for some services.
     pub(crate) Policy "policy" {
+        /// If `true`, the endpoint gets connections only while no other endpoint of the route can be used: each is unhealthy, ejected,
+        /// full, or taken out by an operator.
+        BACKUP "backup": form::Boolean = false;
+        /// Largest number of concurrent connections to the endpoint, of each replica. A full endpoint is passed over; while all are
+        /// full, connections are refused (`limit_service`).
+        MAX_CONNECTIONS "maxConnections": form::Integer<u32, 1, 1_000_000> => "none";
         /// Host names of the services. The same name may not be in two policies.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
         /// How the calls of xDS clients are divided among networks.
