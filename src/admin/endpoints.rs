@@ -82,7 +82,7 @@ fn of_part(
 
 fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Shown> {
     let RouteTarget::Endpoints { endpoints, .. } = &route.to else { return Vec::new() };
-    let group = route.key.shared();
+    let group = route.name.clone();
     let node = &snapshot.policy.node;
     let view = |endpoint: &RouteEndpoint| {
         let found = addresses(&endpoint.host, snapshot.resolved());

@@ -20,7 +20,7 @@ use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::{admit, admit_source};
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
-use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMatch, Trace};
+use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMatch, Trace, alert_of};
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
@@ -193,6 +193,7 @@ fn explain_by(
         listener,
         requested: match &authority {
             Some(Ok(authority)) => Requested::Authority(authority),
+            None if listener.protocol == ListenerProtocol::Tcp => Requested::Nothing,
             Some(Err(_)) | None => Requested::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
         },
         source: inquiry.source,
@@ -248,7 +249,9 @@ fn explain_by(
                 status.as_u16()
             )
         });
-    } else if let Some(alert) = explanation.reason.alert() {
+    } else if listener.protocol == ListenerProtocol::Tcp {
+        // The client may not speak TLS, so it gets no alert.
+    } else if let Some(alert) = alert_of(explanation.reason, explanation.rule.as_deref()) {
         steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
@@ -272,19 +275,20 @@ fn explain_by(
 
 fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &ExplainRequest) -> Result<&'a Listener, String> {
     let listeners = &snapshot.policy.listeners;
-    let (other, way) = match inquiry.authority {
-        true => (ListenerProtocol::Sni, "HBONE"),
-        false => (ListenerProtocol::Hbone, "SNI"),
+    let (takes, way) = match inquiry.authority {
+        true => (ListenerProtocol::takes_hbone as fn(ListenerProtocol) -> bool, "HBONE"),
+        false => (ListenerProtocol::takes_sni as fn(ListenerProtocol) -> bool, "SNI"),
     };
     let Some(name) = inquiry.listener.as_deref() else {
-        let found = listeners.iter().find(|listener| listener.protocol != other);
+        let found = listeners.iter().find(|listener| takes(listener.protocol));
         return found.map(|listener| &**listener).ok_or_else(|| format!("no listener accepts {way}"));
     };
     let found = listeners.iter().find(|listener| &*listener.name == name).ok_or_else(|| {
         let names: Vec<&str> = listeners.iter().map(|listener| &*listener.name).collect();
         format!("there is no listener {name:?}; there are: {}", names.join(", "))
     })?;
-    if found.protocol == other {
+    // A listener of protocol tcp has one answer, whatever the name.
+    if !takes(found.protocol) && (inquiry.authority || found.protocol != ListenerProtocol::Tcp) {
         Err(format!("the listener {name:?} does not accept {way}"))
     } else {
         Ok(found)
@@ -423,12 +427,12 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
             cluster: candidate.cluster.to_string(),
             locality: candidate.locality.to_string(),
             weight: candidate.weight.value(),
+            is_backup: candidate.is_backup,
+            connections_max: candidate.connections_max,
             health: candidate.health,
             odds,
             key: candidate.key.clone(),
             state: None,
-            is_backup: candidate.is_backup,
-            connections_max: candidate.connections_max,
             connect_timeout: ask.candidates.tuning.connect_timeout,
             probe: None,
         })
@@ -559,15 +563,15 @@ impl Explanation {
             cluster: candidate.cluster.clone(),
             locality: candidate.locality.clone(),
             weight: candidate.weight,
-            health: candidate.word().text().to_owned(),
-            odds: (candidate.odds * 1e6).round() / 1e6,
-            state: candidate.word().text().to_owned(),
-            last_failure: candidate.state.as_ref().and_then(last_failure),
             backup: candidate.is_backup,
             max_connections: candidate.connections_max.map(NonZero::get),
             connections: candidate
                 .connections_max
                 .map(|_| candidate.state.as_ref().map_or(0, |state| state.in_flight)),
+            health: candidate.word().text().to_owned(),
+            odds: (candidate.odds * 1e6).round() / 1e6,
+            state: candidate.word().text().to_owned(),
+            last_failure: candidate.state.as_ref().and_then(last_failure),
             probe: candidate.probe.clone(),
         };
         let omitted = |omitted: &Omitted| api::explanation::Omitted {

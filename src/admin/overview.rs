@@ -332,10 +332,9 @@ fn rows(
         row(&service.name, SERVICE, reachable, worst.unwrap_or_default())
     });
     let routes = snapshot.policy.routes.iter().map(|route| {
-        let key = route.key.to_string();
-        let entry = snapshot.routes().named(&key);
+        let entry = snapshot.routes().named(&route.name);
         let candidates = entry.and_then(|entry| entry.candidates.as_ref());
-        row(&key, ROUTE, true, candidates.map_or((0, 0), |of| health(of)))
+        row(&route.name, ROUTE, true, candidates.map_or((0, 0), |of| health(of)))
     });
     services.chain(routes).collect()
 }

@@ -189,7 +189,7 @@ fn absent(snapshot: &Snapshot) -> Vec<Problem> {
     });
     let routes = policy.routes.iter().filter_map(|route| match &route.to {
         RouteTarget::Service { hostname, .. } => {
-            Some((hostname.clone(), format!("the route {:?}", route.key.to_string())))
+            Some((hostname.clone(), format!("the route {:?}", &*route.name)))
         }
         RouteTarget::Endpoints { .. } => None,
     });

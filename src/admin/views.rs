@@ -183,11 +183,13 @@ fn report(report: &Report) -> api::registry::Report {
 /// Returns one object per route, in the order of the file.
 pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
     let view = |route: &Arc<Route>| {
-        let entry = snapshot.routes().named(&route.key.shared());
+        let entry = snapshot.routes().named(&route.name);
         let candidates = entry.and_then(|entry| entry.candidates.as_ref());
+        let own = route.own_of.iter().map(ToString::to_string);
         api::listener::Route {
-            name: route.key.to_string(),
-            listeners: texts(&route.listeners),
+            name: route.name.to_string(),
+            listeners: texts(&route.listeners).into_iter().chain(own).collect(),
+            from: texts(&route.from),
             leads_to: leads_to(route),
             endpoints: candidates.map(|candidates| candidates.endpoints().len()),
         }
@@ -306,9 +308,9 @@ fn texts<T: ToString>(all: &[T]) -> Vec<String> {
 pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
     let mut rows = Vec::new();
     for listener in &snapshot.policy.listeners {
-        // HBONE callers can reach services, but not routes.
-        if listener.protocol != ListenerProtocol::Hbone {
-            exposed_routes(snapshot, listener, &mut rows);
+        exposed_routes(snapshot, listener, &mut rows);
+        if listener.protocol == ListenerProtocol::Tcp {
+            continue;
         }
         for service in snapshot.services() {
             for port in &service.ports {
@@ -324,15 +326,15 @@ pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
 
 fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Exposed>) {
     for route in &snapshot.policy.routes {
-        if !route.listeners.is_empty() && !route.listeners.contains(&listener.name) {
+        if !applies_on(route, listener) {
             continue;
         }
         rows.push(Exposed {
-            name: route.key.to_string(),
+            name: route.name.to_string(),
             listener: listener.name.to_string(),
             by: "route".to_owned(),
             leads_to: leads_to(route),
-            sources: sources_text(&[&listener.from]),
+            sources: sources_text(&[&listener.from, &route.from]),
             identities: Identities::not_checked(),
             marked_by: None,
             hidden_by: Vec::new(),
@@ -340,16 +342,26 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Expos
     }
 }
 
+/// Returns true if clients of a listener can reach the route.
+fn applies_on(route: &Route, listener: &Listener) -> bool {
+    match &route.own_of {
+        Some(name) => *name == listener.name,
+        // HBONE callers can reach services, but not routes.
+        None if !listener.protocol.takes_sni() => false,
+        None => route.listeners.is_empty() || route.listeners.contains(&listener.name),
+    }
+}
+
 fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, rows: &mut Vec<Exposed>) {
     for rule in port.rules.iter().filter(|rule| rule.on_listener(&listener.name)) {
         let by_hostname = service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
         let mut names = Vec::new();
-        if listener.protocol != ListenerProtocol::Hbone {
+        if listener.protocol.takes_sni() {
             names.extend(mesh_names(port, &service.name));
             names.extend(by_hostname.then(|| service.name.to_string()));
         }
         // The authority that HBONE callers send.
-        if listener.protocol != ListenerProtocol::Sni {
+        if listener.protocol.takes_hbone() {
             names.push(format!("{}:{}", service.name, port.port));
         }
         for name in names {
@@ -365,9 +377,8 @@ fn mesh_names(port: &PortView, hostname: &str) -> impl Iterator<Item = String> {
 
 /// Adds the names under which a peer reaches services on a listener.
 fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: &mut Vec<Exposed>) {
-    let by_sni = listener.protocol != ListenerProtocol::Hbone && !peer.from.is_empty();
-    let alias =
-        peer.who.as_ref().map(|who| &who.alias).filter(|_| listener.protocol != ListenerProtocol::Sni);
+    let by_sni = listener.protocol.takes_sni() && !peer.from.is_empty();
+    let alias = peer.who.as_ref().map(|who| &who.alias).filter(|_| listener.protocol.takes_hbone());
     for Exported { name, service, rule } in snapshot.exports_to(&peer.name) {
         let only = service.tls_port().map(|port| port.port);
         for port in &service.ports {

@@ -607,7 +607,7 @@ fn users_of(name: &HostName, current: &Snapshot, own: &Shard, registries: &[Foll
     let networks =
         networks.filter(|(_, network)| network.gateways.iter().any(|entry| is_named(&entry.gateway)));
     let gateways = networks.map(|(network, _)| format!("a gateway of network {:?}", network.as_str()));
-    let routes = current.routes().users_of(name).map(|key| format!("route {:?}", key.to_string()));
+    let routes = current.routes().users_of(name).map(|name| format!("route {:?}", &**name));
     let registries = registries.iter().map(|followed| &followed.life);
     let registries = registries.filter(|life| life.shard.uses_name(name));
     let registries = registries.map(|life| format!("registry {}", life.spec.name));

@@ -12,7 +12,7 @@ pub struct Listener {
     pub bind: String,
     /// The bound address; `None` before the listener is open and after it is closed.
     pub address: Option<String>,
-    /// The protocol: `sni`, `hbone` or `auto`; `dns` for the DNS server.
+    /// The protocol: `sni`, `hbone`, `auto` or `tcp`; `dns` for the DNS server.
     pub protocol: String,
     /// The protocols of which a client must offer one by ALPN; empty: ALPN is not checked.
     pub alpn: Vec<String>,
@@ -45,10 +45,14 @@ impl ProxyProtocol {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Route {
-    /// The route's key.
+    /// The route's key; for a route of one listener, `LISTENER/KEY`, `LISTENER/target` or `LISTENER/fallback`; for one of `byAlpn`,
+    /// `KEY#PROTOCOL`.
     pub name: String,
     /// The listeners that have the route; empty: all.
     pub listeners: Vec<String>,
+    /// The source addresses that the route admits; absent: all that the listener admits.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub from: Vec<String>,
     /// The route's targets.
     pub leads_to: Vec<String>,
     /// The number of the route's endpoints.

@@ -19,9 +19,7 @@ use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServiceKey;
 use isthmus_peer::addresses::takes_links;
 use isthmus_snapshot::listing::Listing;
-use isthmus_snapshot::policy::{
-    Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts, Tuning,
-};
+use isthmus_snapshot::policy::{Limits, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts, Tuning};
 
 use super::file::Files;
 use super::listeners::Listeners;
@@ -210,8 +208,11 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
     let list = Path::Root.key(keys::Root::LISTENERS.name());
     for listener in &policy.listeners {
         // Routes apply to SNI clients only.
-        let by_name = listener.protocol != ListenerProtocol::Hbone;
-        let routed = by_name && policy.routes.iter().any(|route| here(&route.listeners, &listener.name));
+        let by_name = listener.protocol.takes_sni();
+        let routed = policy.routes.iter().any(|route| match &route.own_of {
+            Some(name) => *name == listener.name,
+            None => by_name && here(&route.listeners, &listener.name),
+        });
         let exported = policy.exports.iter().any(|rule| here(&rule.listeners, &listener.name));
         // Peers open links at the listener, and call the services that they are offered.
         let peered = !policy.peers.is_empty() && takes_links(listener);

@@ -22,7 +22,7 @@ use super::Config;
 use super::file::relative_to;
 use super::listeners::DEFAULT_NAME;
 use super::routes::TUNING_KEYS;
-use super::table::Root;
+use super::table::{Listener, Root};
 use super::table::{peers, registries, routes, steering};
 
 type Members = Map<String, Value>;
@@ -96,6 +96,12 @@ pub fn effective(config: &Config) -> Value {
     write_out_listener(&mut document);
     for route in each(document.get_mut(Root::ROUTES.name())) {
         write_out_route(route);
+    }
+    for listener in each(document.get_mut(Root::LISTENERS.name())) {
+        each(listener.get_mut(Listener::ROUTES.name())).for_each(write_out_route);
+        if let Some(target) = listener.get_mut(Listener::TARGET.name()) {
+            write_out_route(target);
+        }
     }
     for (peer, link) in each(document.get_mut(Root::PEERS.name())).zip(&config.links) {
         add_link(peer, link);
@@ -229,12 +235,17 @@ fn add_dependent_defaults(shown: &mut Value) {
         let steering = &mut policy[routes::Policy::STEERING.name()];
         absent(&mut steering[steering::PolicySteering::MODE.name()], || mode.clone());
     }
-    for route in each(shown.get_mut(Root::ROUTES.name())) {
+    let of_route = |route: &mut Value| {
         match route.as_object_mut().filter(|route| route.contains_key(routes::Route::SERVICE.name())) {
             // The policies of the service apply.
             Some(route) => TUNING_KEYS.iter().for_each(|key| drop(route.remove(key.name()))),
             None => tuning(route, LocalityMode::Prefer),
         }
+    };
+    each(shown.get_mut(Root::ROUTES.name())).for_each(of_route);
+    for listener in each(shown.get_mut(Root::LISTENERS.name())) {
+        each(listener.get_mut(Listener::ROUTES.name())).for_each(of_route);
+        listener.get_mut(Listener::TARGET.name()).into_iter().for_each(of_route);
     }
     for registry in each(shown.get_mut(Root::REGISTRIES.name())) {
         for kind in

@@ -7,7 +7,7 @@ use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_model::identity::{Identity, TrustDomain};
-use isthmus_snapshot::policy::{HboneLimits, Listener, ListenerProtocol, Mesh, Node};
+use isthmus_snapshot::policy::{HboneLimits, Listener, Mesh, Node};
 use isthmus_tls::roots::PeerTrust;
 use isthmus_tls::source::{IstioCa, Options, Source, TrustFile};
 
@@ -129,7 +129,7 @@ pub(super) fn needed(
     options: &Options,
     problems: &mut Problems,
 ) {
-    let takes = |listener: &&Arc<Listener>| listener.protocol != ListenerProtocol::Sni;
+    let takes = |listener: &&Arc<Listener>| listener.protocol.takes_hbone();
     let of_listener = listeners.iter().find(takes).map(|listener| {
         let protocol = listener.protocol.text();
         (LISTENERS, format!("the listener {:?} has protocol {protocol}", &*listener.name))

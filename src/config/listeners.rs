@@ -9,6 +9,8 @@ use isthmus_document::key::Key;
 use isthmus_document::nearest::nearest;
 use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
+use isthmus_document::table::AnyKey;
+use isthmus_document::tree::Node;
 use isthmus_snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol};
 
 use super::addresses::Opened;
@@ -47,7 +49,7 @@ impl Listeners {
                 listeners.list.push(Arc::new(Listener::sni(name, bind)));
             }
         }
-        for (index, fields, _) in root.maps(&keys::Root::LISTENERS) {
+        for (index, fields, node) in root.maps(&keys::Root::LISTENERS) {
             let path = Path::Root.key(keys::Root::LISTENERS.name());
             let path = path.index(index);
             let bind = fields.found(&keys::Listener::BIND);
@@ -68,10 +70,18 @@ impl Listeners {
             listeners.names.push(name.clone());
             let Some((bind, _)) = bind else { continue };
             let protocol = fields.get(&keys::Listener::PROTOCOL);
-            if let (ListenerProtocol::Hbone, Some(node)) = (protocol, fields.at(&keys::Listener::ALPN)) {
-                let fault = "found alpn on a listener of protocol hbone; remove alpn, because HBONE always requires h2";
+            if let (false, Some(node)) = (protocol.takes_sni(), fields.at(&keys::Listener::ALPN)) {
+                let fault = match protocol {
+                    ListenerProtocol::Tcp => {
+                        "found alpn on a listener of protocol tcp; remove alpn, because no hello is read there"
+                    }
+                    _ => {
+                        "found alpn on a listener of protocol hbone; remove alpn, because HBONE always requires h2"
+                    }
+                };
                 problems.error(node.position, &path.key(keys::Listener::ALPN.name()), fault);
             }
+            fits_protocol(protocol, &fields, node, &path, problems);
             listeners.list.push(Arc::new(Listener {
                 name,
                 bind,
@@ -109,6 +119,47 @@ impl Listeners {
             }
         }
         found
+    }
+}
+
+/// Reports keys that do not fit the protocol of the listener.
+fn fits_protocol(
+    protocol: ListenerProtocol,
+    fields: &Fields<'_>,
+    listener: &Node,
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
+    let of_sni: [&dyn AnyKey; 2] = [&keys::Listener::ROUTES, &keys::Listener::FALLBACK];
+    for key in of_sni.into_iter().filter(|_| !protocol.takes_sni()) {
+        if let Some(node) = fields.at(key) {
+            let fault = format!(
+                "found {} on a listener of protocol {}; it is allowed only with protocol sni or auto",
+                key.name(),
+                protocol.text()
+            );
+            problems.error(node.position, &path.key(key.name()), fault);
+        }
+    }
+    let target = fields.at(&keys::Listener::TARGET);
+    match (protocol, target) {
+        (ListenerProtocol::Tcp, None) => {
+            problems.error(
+                listener.position,
+                path,
+                "protocol: tcp needs the key target, where all connections lead",
+            );
+        }
+        (ListenerProtocol::Tcp, Some(_)) if fields.at(&keys::Listener::FROM).is_none() => {
+            let fault = "a listener of protocol tcp without from lets everyone reach its target; set from, or from: [0.0.0.0/0, \"::/0\"] \
+                         if that is meant";
+            problems.warn(listener.position, path, fault);
+        }
+        (ListenerProtocol::Sni | ListenerProtocol::Hbone | ListenerProtocol::Auto, Some(node)) => {
+            let fault = "target is allowed only with protocol: tcp; other listeners lead by name, with routes or exports";
+            problems.error(node.position, &path.key(keys::Listener::TARGET.name()), fault);
+        }
+        (_, Some(_) | None) => {}
     }
 }
 

@@ -18,9 +18,7 @@ use isthmus_peer::options::{DIAL_MAX, LinkOptions, Stored};
 use isthmus_snapshot::peer::{
     IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
-use isthmus_snapshot::policy::{
-    AddressScope, Listener, ListenerProtocol, Mesh, NetworkPolicy, RegistryScope,
-};
+use isthmus_snapshot::policy::{AddressScope, Listener, Mesh, NetworkPolicy, RegistryScope};
 use isthmus_tls::roots::PeerTrust;
 use isthmus_tls::source::TrustFile;
 
@@ -84,7 +82,7 @@ fn needed(
         let fault = "found peers, but no identity, so the gateway has no certificate for links with peers";
         problems.error(position, list, fault);
     }
-    let takes_links = listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni);
+    let takes_links = listeners.iter().any(|listener| listener.protocol.takes_hbone());
     // Enrolled links are left out: an enrolment must not make the file illegal.
     if peers.links.iter().any(|link| link.accept && link.stored != Stored::InUse) && !takes_links {
         let fault = "found accept: true, but peers can connect only to a listener of protocol auto or hbone, and there is none";

@@ -1,4 +1,4 @@
-//! `routes`: server names that the operator chooses, and their targets.
+//! `routes`: server names that the operator chooses, and their targets; and the routes, the target and the fallback of listeners.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use isthmus_document::form::{self, Form, TextForm};
 use isthmus_document::problem::{InvalidValue, Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
-use isthmus_document::tree::{Node, Value, shortened};
+use isthmus_document::tree::{Key, Node, Value, shortened};
 use isthmus_model::address::Host;
 use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
 
 use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;
-use super::table::Root;
 use super::table::routes as keys;
+use super::table::{Listener, Root};
 use super::tuning::tuning;
 
 /// Keys that tune the choice among a route's own endpoints.
@@ -44,13 +44,64 @@ pub(super) struct Placed {
     pub(super) position: Position,
 }
 
-/// Reads the routes in the order of the file.
+/// The place of a map of routes, or of a single target: the common table, or a listener.
+#[derive(Clone, Copy)]
+struct Place<'p> {
+    path: &'p Path<'p>,
+    /// The listener whose own routes these are.
+    listener: Option<&'p Arc<str>>,
+}
+
+impl Place<'_> {
+    /// Returns the name of a route with this key.
+    fn name_of(&self, key: &str) -> Arc<str> {
+        match self.listener {
+            Some(listener) => named(&format!("{listener}/{key}")),
+            None => named(key),
+        }
+    }
+}
+
+/// Returns a text as the name of a route. The name of a group of endpoints has a colon only if the group is that of a service.
+fn named(text: &str) -> Arc<str> {
+    text.replace(':', "_").into()
+}
+
+/// Reads the routes in the order of the file: those of the common table, and then those of listeners.
 pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut Problems) -> Vec<Placed> {
-    let list = Path::Root.key(Root::ROUTES.name());
+    let path = Path::Root.key(Root::ROUTES.name());
+    let common = Place { path: &path, listener: None };
+    let mut routes = table(root.entries(&Root::ROUTES), common, around, problems);
+    let listeners = Path::Root.key(Root::LISTENERS.name());
+    for (index, fields, _) in root.maps(&Root::LISTENERS) {
+        let Some(name) = fields.get(&Listener::NAME) else { continue };
+        let path = listeners.index(index);
+        let own = path.key(Listener::ROUTES.name());
+        let own = Place { path: &own, listener: Some(&name) };
+        routes.extend(table(fields.entries(&Listener::ROUTES), own, around, problems));
+        let raw: [&dyn AnyKey; 2] = [&Listener::TARGET, &Listener::FALLBACK];
+        for key in raw {
+            let Some(node) = fields.at(key) else { continue };
+            let path = path.key(key.name());
+            let place = Place { path: &path, listener: Some(&name) };
+            let found = (RouteName::Raw, node.position, node);
+            routes.extend(route(found, place.name_of(key.name()), place, &mut Vec::new(), around, problems));
+        }
+    }
+    routes
+}
+
+/// Reads a map of routes.
+fn table(
+    entries: &[(Key, Node)],
+    place: Place<'_>,
+    around: &Surroundings<'_>,
+    problems: &mut Problems,
+) -> Vec<Placed> {
     let mut places: HashMap<RouteName, Position> = HashMap::new();
     let mut routes = Vec::new();
-    for (key, node) in root.entries(&Root::ROUTES) {
-        let path = list.key(&key.text);
+    for (key, node) in entries {
+        let path = place.path.key(&key.text);
         let Ok(name) = keys::RouteKey::parse(&key.text) else { continue };
         if let Some(first) = places.get(&name) {
             let first = problems.place(*first);
@@ -69,20 +120,70 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
             ));
             problems.warn(key.position, &path, fault.hint(Some("*")));
         }
-        let fields = Fields::of::<keys::Route>(Some(node));
-        let long = matches!(node.value, Value::Mapping(_));
-        let listeners = if long {
-            around.listeners.references(&fields, &keys::Route::LISTENERS, &path, problems)
-        } else {
-            Vec::new()
-        };
-        if let Some(to) = target(node, &fields, &path, around, problems) {
-            let route = Arc::new(Route { key: name, listeners, to });
-            let position = fields.at(&keys::Route::SERVICE).map_or(key.position, |node| node.position);
-            routes.push(Placed { route, path: path.to_string(), position });
-        }
+        let (of_name, below) = (place.name_of(&name.to_string()), Place { path: &path, ..place });
+        let mut by_alpn = Vec::new();
+        let placed = route((name, key.position, node), of_name, below, &mut by_alpn, around, problems);
+        routes.extend(placed.into_iter().chain(by_alpn));
     }
     routes
+}
+
+/// Reads one route. The routes that it leads to by ALPN are added to `by_alpn`.
+fn route(
+    (key, position, node): (RouteName, Position, &Node),
+    name: Arc<str>,
+    place: Place<'_>,
+    by_alpn: &mut Vec<Placed>,
+    around: &Surroundings<'_>,
+    problems: &mut Problems,
+) -> Option<Placed> {
+    let path = place.path;
+    let is_map = matches!(node.value, Value::Mapping(_));
+    let fields = Fields::of::<keys::Route>(Some(node).filter(|_| is_map));
+    refuse_keys_of_others(&fields, &key, place, problems);
+    let listeners = around.listeners.references(&fields, &keys::Route::LISTENERS, path, problems);
+    let alternatives = path.key(keys::Route::BY_ALPN.name());
+    let mut protocols: Vec<(Box<[u8]>, Arc<str>)> = Vec::new();
+    for (protocol, node) in fields.entries(&keys::Route::BY_ALPN) {
+        let Ok(wanted) = form::Alpn::parse(&protocol.text) else { continue };
+        let path = alternatives.key(&protocol.text);
+        let fields = Fields::of::<keys::Route>(None);
+        let Some(to) = target(node, &fields, &path, around, problems) else { continue };
+        let name = named(&format!("{name}#{}", protocol.text));
+        protocols.push((wanted, name.clone()));
+        let route = Route { name, own_of: place.listener.cloned(), ..Route::new(RouteName::Alpn, to) };
+        let (path, position) = (path.to_string(), protocol.position);
+        by_alpn.push(Placed { route: Arc::new(route), path, position });
+    }
+    let to = target(node, &fields, path, around, problems)?;
+    let position = fields.at(&keys::Route::SERVICE).map_or(position, |node| node.position);
+    let route = Route {
+        name,
+        key,
+        own_of: place.listener.cloned(),
+        listeners,
+        from: fields.get(&keys::Route::FROM).unwrap_or_default(),
+        by_alpn: protocols,
+        to,
+    };
+    Some(Placed { route: Arc::new(route), path: path.to_string(), position })
+}
+
+/// Reports the keys of a route that have no meaning at its place.
+fn refuse_keys_of_others(fields: &Fields<'_>, key: &RouteName, place: Place<'_>, problems: &mut Problems) {
+    let of_names: [&dyn AnyKey; 2] = [&keys::Route::FROM, &keys::Route::BY_ALPN];
+    let of_names = of_names.iter().filter(|_| *key == RouteName::Raw).map(|key| {
+        (*key, "this key is not allowed here; `from` is a key of the listener, and there is no hello with protocols")
+    });
+    let of_common: [&dyn AnyKey; 1] = [&keys::Route::LISTENERS];
+    let of_common = of_common.iter().filter(|_| place.listener.is_some());
+    let of_common =
+        of_common.map(|key| (*key, "this key is not allowed here; the route applies to this listener only"));
+    for (key, fault) in of_names.chain(of_common) {
+        if let Some(node) = fields.at(key) {
+            problems.error(node.position, &place.path.key(key.name()), fault);
+        }
+    }
 }
 
 fn target(
@@ -195,7 +296,7 @@ fn endpoint(
         port,
         weight: fields.get(&keys::RouteEndpoint::WEIGHT),
         locality: fields.get(&keys::RouteEndpoint::LOCALITY).unwrap_or_default(),
-    })
-}
         is_backup: fields.get(&keys::RouteEndpoint::BACKUP),
         connections_max: fields.get(&keys::RouteEndpoint::MAX_CONNECTIONS).and_then(NonZero::new),
+    })
+}

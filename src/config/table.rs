@@ -140,7 +140,7 @@ keys! {
         BIND "bind": form::Bind => required;
         /// `sni`: TLS connections are routed by server name and passed through unchanged. `hbone`: HTTP/2 CONNECT
         /// over mutual TLS, which the gateway terminates. `auto`: both; a hello without a server name whose only
-        /// ALPN is `h2` is treated as HBONE.
+        /// ALPN is `h2` is treated as HBONE. `tcp`: any bytes, passed through unchanged to `target`; no hello is read.
         PROTOCOL "protocol": form::Choice<ListenerProtocol> = ListenerProtocol::default();
         /// ALPN protocols for SNI: a client must offer at least one of them. HBONE always requires `h2`.
         ALPN "alpn": form::NonEmpty<form::Alpn> => "no check";
@@ -152,6 +152,14 @@ keys! {
         PROXY_PROTOCOL "proxyProtocol": ProxyProtocol => "forbidden";
         /// Limits of a ClientHello.
         HELLO "hello": Hello => "defaults";
+        /// Routes of this listener, in addition to those of the top level. Of two equal keys, that of the listener wins.
+        ROUTES "routes": form::MapOf<RouteKey, RouteForms> => "none";
+        /// Address for connections whose first bytes are not TLS, such as SSH on port 443. A client that sends nothing is still
+        /// refused (`hello_timeout`), and so is one that sends a PROXY header.
+        FALLBACK "fallback": form::Target => "they are refused (`not_tls`)";
+        /// Where a listener of protocol `tcp` leads; required there. A service needs no export rule for it. Of its endpoints those
+        /// with `tls: none` are chosen, or else those with `tls: own`, but never those with `tls: mesh`.
+        TARGET "target": RouteForms => "none";
     }
 
     /// Whether connections begin with a PROXY header.

@@ -16,6 +16,7 @@ mod bad;
 mod files;
 mod generated;
 mod identity;
+mod listeners;
 mod peers;
 mod registries;
 mod tracing;

@@ -48,11 +48,11 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
         // would keep other clients out, so this one is refused without waiting.
         Ending::Refused(reason) if entry.is_unannounced() => {
             core.finish(entry, reason);
-            refuse::at_once(core, &client, reason);
+            refuse::at_once(core, &client, entry.alert(reason));
         }
         Ending::Refused(reason) => {
             core.finish(entry, reason);
-            Box::pin(refuse::refuse(core, &client, reason)).await;
+            Box::pin(refuse::refuse(core, &client, entry.alert(reason))).await;
         }
         Ending::Parked(parked) => {
             let (connected, parked) = *parked;
@@ -107,7 +107,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
         Peeked::Refused(reason) => return Ending::Refused(reason),
     };
-    let mut replay: Option<Replay> = Some(replay);
+    let mut replay: Option<Replay> = replay;
     let mut attempts = Attempts::new(core, admission);
     loop {
         let connected = match connect(core, entry, &mut attempts, &mut replay).await {

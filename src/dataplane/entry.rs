@@ -11,12 +11,13 @@ use super::permits::{Permit, Refused};
 use super::retirement::Retirement;
 use super::shares::Shares;
 use super::standstill::Standstill;
+use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::{ConnectionRecord, Proxied, Side};
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied, Side};
 use isthmus_net::admission::Holder;
 use isthmus_net::own::OwnDial;
 use isthmus_snapshot::candidates::Candidate;
-use isthmus_snapshot::decision::{self, Admission, Refusal};
+use isthmus_snapshot::decision::{self, Admission, Refusal, alert_of};
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
 use isthmus_tls::proof::Proof;
@@ -269,6 +270,19 @@ impl Entry {
             None => text.to_owned(),
         };
         record.detail = Some(detail.into());
+    }
+
+    /// Returns true if no hello is read from the connection, so that its client may not speak TLS.
+    pub(crate) fn is_raw(&self) -> bool {
+        self.record.borrow().protocol == ConnectionProtocol::Tcp
+    }
+
+    /// Returns the TLS alert with which the client is refused; `None` if it gets none.
+    pub(crate) fn alert(&self, reason: Reason) -> Option<Alert> {
+        let record = self.record.borrow();
+        (record.protocol != ConnectionProtocol::Tcp)
+            .then(|| alert_of(reason, record.route.as_deref()))
+            .flatten()
     }
 
     /// Returns true if this is the entry of a CONNECT stream.

@@ -102,7 +102,7 @@ fn is_movable(entry: &Entry) -> bool {
 
 fn may_become_movable(entry: &Entry) -> bool {
     let record = entry.record.borrow();
-    record.protocol == ConnectionProtocol::Sni && record.stream.is_none() && !entry.is_cut()
+    record.protocol != ConnectionProtocol::Hbone && record.stream.is_none() && !entry.is_cut()
 }
 
 /// Says which process goes on with parked connections: this one ([`Transit::Here`], or [`Transit::Kept`] if it does not offer them
@@ -220,6 +220,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
     Some(Record {
         id: is.id,
         listener: entry.listener.name.to_string(),
+        raw: is.protocol == ConnectionProtocol::Tcp,
         source: is.source,
         proxied: proxied.map(|is| record::Proxied { proxy: is.proxy, destination: is.destination }),
         local: is.local,
@@ -322,6 +323,7 @@ fn connection_record(is: &Record) -> ConnectionRecord {
     let accepted = UNIX_EPOCH + Duration::from_micros(times.accepted);
     let trace = is.trace.as_ref().and_then(|Hex(bytes)| bytes.as_slice().try_into().ok()).map(TraceId);
     ConnectionRecord {
+        protocol: if is.raw { ConnectionProtocol::Tcp } else { ConnectionProtocol::Sni },
         proxied: is
             .proxied
             .as_ref()

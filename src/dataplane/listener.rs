@@ -22,9 +22,9 @@ use super::refuse;
 use super::shared::Queue;
 use super::socket_key::SocketKey;
 use isthmus_model::address::{Bind, canonical_socket};
-use isthmus_model::record::ConnectionRecord;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
 use isthmus_net::admission::Holder;
-use isthmus_snapshot::policy::{Listener, ProxyProtocol, admits};
+use isthmus_snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol, admits};
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::local::ListenerCounts;
 
@@ -166,7 +166,11 @@ impl Incoming {
             }
         };
         counts.accepted();
-        let record = ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), source);
+        let mut record =
+            ConnectionRecord::new(core.next_id(), SystemTime::now(), counts.name.clone(), source);
+        if listener.protocol == ListenerProtocol::Tcp {
+            record.protocol = ConnectionProtocol::Tcp;
+        }
         let entry = Rc::new(Entry::new(counts, record, core.clock.now()));
         let mut admitted = eviction::admit(core, &entry, holder.clone());
         if admitted.is_err() && holder == Holder::Unannounced {
@@ -182,7 +186,7 @@ impl Incoming {
                 // reported.
                 let by_listener = admit_accepted(&listener, &entry).err();
                 let reason = by_listener.unwrap_or_else(|| entry.refused(refused));
-                refuse::at_once(core, &client, reason);
+                refuse::at_once(core, &client, entry.alert(reason));
                 core.finish(&entry, reason);
                 return;
             }

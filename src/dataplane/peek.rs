@@ -15,7 +15,7 @@ use super::entry::Entry;
 use super::eviction::announced;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::ConnectionRecord;
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
 use isthmus_model::trace::TraceId;
 use isthmus_net::admission::{Holder, Limit};
 use isthmus_net::handed::Purpose;
@@ -32,8 +32,8 @@ use isthmus_wire::proxy_protocol::{self, Announced, begins_header};
 
 /// The result of reading the first bytes.
 pub(crate) enum Peeked {
-    /// The client may connect; the bytes read so far go to the endpoint first.
-    Admitted(Admission, Replay),
+    /// The client may connect; the bytes read so far, if there are any, go to the endpoint first.
+    Admitted(Admission, Option<Replay>),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
     /// The connection is a peer's link or enrolment, which another part of the program serves. Contains the bytes read so far.
@@ -66,6 +66,9 @@ pub(crate) async fn peek(
     listener: &Arc<Listener>,
     client: &TcpStream,
 ) -> Peeked {
+    if listener.protocol == ListenerProtocol::Tcp && listener.proxy_protocol == ProxyProtocol::Forbid {
+        return admit_raw(core, entry, client, listener, &[]);
+    }
     let mut peek = Peek {
         core,
         entry,
@@ -240,6 +243,9 @@ impl<'a> Peek<'a> {
                     bytes = &bytes[length..];
                 }
             }
+            if self.listener.protocol == ListenerProtocol::Tcp {
+                return Break(admit_raw(self.core, self.entry, client, self.listener, bytes));
+            }
             if bytes.is_empty() {
                 return Continue(bytes);
             }
@@ -340,6 +346,9 @@ fn conclude(
     let hello = match verdict {
         Verdict::NeedMore => return None,
         Verdict::Whole(hello) => hello,
+        Verdict::Refused(HelloFault::NotTls) if has_fallback(core, listener, bytes) => {
+            return Some(admit_raw(core, entry, client, listener, bytes));
+        }
         Verdict::Refused(fault) => {
             entry.record.borrow_mut().detail = fault_detail(fault, listener, bytes);
             return Some(Peeked::Refused(match fault {
@@ -377,13 +386,48 @@ fn conclude(
         entry.explain(text);
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
-    Some(match ask(core, &snapshot, entry, listener, hello) {
+    note_hello(&mut entry.record.borrow_mut(), hello);
+    let alpn = Some(hello.alpn.unwrap_or(Protocols::NONE));
+    Some(match ask(core, &snapshot, entry, listener, Requested::ServerName(hello.server_name), alpn) {
         Ok(admission) => {
             let replay = Replay { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
-            Peeked::Admitted(admission, replay)
+            Peeked::Admitted(admission, Some(replay))
         }
         Err(reason) => Peeked::Refused(reason),
     })
+}
+
+/// Returns true if connections whose first bytes are these go to the fallback of the listener. A PROXY header that the listener
+/// forbids does not: the endpoint might believe it.
+fn has_fallback(core: &Core, listener: &Listener, bytes: &[u8]) -> bool {
+    !begins_header(bytes) && core.snapshot().routes().on(&listener.name).raw().is_some()
+}
+
+/// Decides on a connection from which no hello is read. `bytes` are those that were read.
+fn admit_raw(
+    core: &Core,
+    entry: &Entry,
+    client: &TcpStream,
+    listener: &Arc<Listener>,
+    bytes: &[u8],
+) -> Peeked {
+    if is_own(core, entry, client) {
+        return Peeked::Own;
+    }
+    entry.record.borrow_mut().protocol = ConnectionProtocol::Tcp;
+    let snapshot = core.snapshot();
+    let listener = newest(&snapshot, listener);
+    if let Err(reason) = admit_caller(listener, entry) {
+        return Peeked::Refused(reason);
+    }
+    match ask(core, &snapshot, entry, listener, Requested::Nothing, None) {
+        Ok(admission) => {
+            // The bytes may be a request, so they are sent to one endpoint only.
+            let replay = Replay { bytes: bytes.into(), sent: 0, repeatable: false };
+            Peeked::Admitted(admission, (!bytes.is_empty()).then_some(replay))
+        }
+        Err(reason) => Peeked::Refused(reason),
+    }
 }
 
 /// Returns the detail for a route with endpoints whose host names have no address. Its first word is the code of the
@@ -422,7 +466,7 @@ fn fault_detail(fault: &HelloFault, listener: &Listener, bytes: &[u8]) -> Option
 /// Returns the purpose of a connection from a peer's gateway, recognised by its hello: no server name, and a single ALPN
 /// protocol (SPEC §18). Returns `None` for other connections.
 fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> {
-    if protocol == ListenerProtocol::Sni || hello.server_name.is_some() {
+    if !protocol.takes_hbone() || hello.server_name.is_some() {
         return None;
     }
     let mut offered = hello.alpn?.iter();
@@ -438,7 +482,7 @@ fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> 
 /// server name that offers `h2` alone (SPEC §4).
 fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     match protocol {
-        ListenerProtocol::Sni => false,
+        ListenerProtocol::Sni | ListenerProtocol::Tcp => false,
         ListenerProtocol::Hbone => true,
         ListenerProtocol::Auto => {
             let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
@@ -452,16 +496,11 @@ fn ask(
     snapshot: &Snapshot,
     entry: &Entry,
     listener: &Listener,
-    hello: &Hello<'_>,
+    requested: Requested<'_>,
+    alpn: Option<Protocols<'_>>,
 ) -> Result<Admission, Reason> {
-    note_hello(&mut entry.record.borrow_mut(), hello);
-    let question = AdmissionRequest {
-        listener,
-        requested: Requested::ServerName(hello.server_name),
-        source: Some(entry.source().ip()),
-        alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
-        identity: None,
-    };
+    let source = Some(entry.source().ip());
+    let question = AdmissionRequest { listener, requested, source, alpn, identity: None };
     let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
         let missing = || missing_for(snapshot, refusal.reason, question.requested).map(Into::into);

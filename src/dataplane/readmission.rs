@@ -78,6 +78,7 @@ pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         listener,
         requested: match &authority {
             Some(authority) => Requested::Authority(authority),
+            None if entry.is_raw() => Requested::Nothing,
             None => Requested::ServerName(record.sni.as_deref()),
         },
         source: Some(record.source.ip()),

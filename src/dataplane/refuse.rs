@@ -9,16 +9,16 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::core::Core;
-use isthmus_model::reason::Reason;
+use isthmus_model::alert::Alert;
 
 /// The largest number of bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;
 /// The longest time for which bytes from a client are read and discarded after the last bytes were sent to it.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Sends the client the alert of a reason, and waits until the client has had a chance to read it.
-pub(crate) async fn refuse(core: &Core, client: &TcpStream, reason: Reason) {
-    if send_alert(client, reason) {
+/// Sends the client an alert, and waits until the client has had a chance to read it.
+pub(crate) async fn refuse(core: &Core, client: &TcpStream, alert: Option<Alert>) {
+    if send_alert(client, alert) {
         linger(core, client).await;
     }
 }
@@ -46,15 +46,15 @@ pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     }
 }
 
-/// Sends the client the alert of a reason without waiting, for connections without an admission slot.
-pub(crate) fn at_once(core: &Core, client: &impl AsFd, reason: Reason) {
-    send_alert(client, reason);
+/// Sends the client an alert without waiting, for connections without an admission slot.
+pub(crate) fn at_once(core: &Core, client: &impl AsFd, alert: Option<Alert>) {
+    send_alert(client, alert);
     let _ = rustix::net::recv(client, &mut *core.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
 }
 
-/// Sends the alert and FIN. Returns false if the reason has no alert or the client has gone.
-fn send_alert(client: &impl AsFd, reason: Reason) -> bool {
-    let Some(alert) = reason.alert() else {
+/// Sends the alert and FIN. Returns false if there is no alert or the client has gone.
+fn send_alert(client: &impl AsFd, alert: Option<Alert>) -> bool {
+    let Some(alert) = alert else {
         return false;
     };
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

@@ -88,7 +88,10 @@ pub(crate) async fn relay(
     retire::limit_age(core, entry, attempts.tuning().max_connection_age);
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     examine::begin(core, Some(client), &connected.socket);
-    core.shared.upstreams.asked(&connected.in_flight);
+    let is_raw = entry.is_raw();
+    if !is_raw {
+        core.shared.upstreams.asked(&connected.in_flight);
+    }
     let mut relay = Relay {
         core,
         entry,
@@ -99,6 +102,7 @@ pub(crate) async fn relay(
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
+        is_raw,
         asked: Some(Instant::now()),
         not_tls: false,
         tuned: false,
@@ -121,6 +125,8 @@ struct Relay<'a> {
     down: Direction,
     /// True once the endpoint has sent its first byte.
     taken: bool,
+    /// True if the bytes may not be TLS, so that the first bytes of the endpoint say nothing about it.
+    is_raw: bool,
     /// The time of the client's last byte, until the endpoint's next one.
     asked: Option<Instant>,
     /// True if the endpoint's first bytes are not TLS.
@@ -231,7 +237,7 @@ impl Relay<'_> {
     /// Adds a detail for the operator if the endpoint has not answered the hello for a while.
     fn explain_silence(&self) {
         let waited = self.asked.map_or(Duration::ZERO, |asked| asked.elapsed());
-        if !self.taken && waited >= SILENT_AFTER {
+        if !self.taken && !self.is_raw && waited >= SILENT_AFTER {
             self.entry.explain(format!(
                 "endpoint_silent: the endpoint has sent no byte for {} s after the hello",
                 waited.as_secs()
@@ -285,7 +291,7 @@ impl Relay<'_> {
         loop {
             ready!(self.flush(way, context))?;
             if self.direction(way).read_out {
-                if way == Way::Down && !self.taken && !self.up.read_out {
+                if way == Way::Down && !self.taken && !self.is_raw && !self.up.read_out {
                     self.entry.explain("the endpoint ended the connection before it sent a byte");
                     return Poll::Ready(Err(Reason::EndpointClosed));
                 }
@@ -533,7 +539,7 @@ impl Relay<'_> {
         let (source, _) = self.source(way);
         let count = receive(source, &mut scratch.bytes)?;
         let bytes = &scratch.bytes[..count];
-        if way == Way::Down && !self.taken {
+        if way == Way::Down && !self.taken && !self.is_raw {
             self.look_at_answer(bytes);
         }
         self.pass_on(way, bytes);

@@ -11,6 +11,7 @@ use super::examine;
 use super::hbone::held;
 use super::retire;
 use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionProtocol;
 use isthmus_snapshot::policy::Timeouts;
 
 /// The time for which a half-closed connection may continue if its endpoint has not sent a byte.
@@ -88,7 +89,8 @@ fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
         return None;
     }
     let record = entry.record.borrow();
-    let unanswered = record.bytes_down == 0 && record.stream.is_none();
+    let unanswered =
+        record.bytes_down == 0 && record.stream.is_none() && record.protocol == ConnectionProtocol::Sni;
     let most = unanswered.then_some(UNANSWERED);
     timeouts.half_close.into_iter().chain(most).min()
 }

@@ -17,6 +17,8 @@ pub enum ConnectionProtocol {
     Sni,
     /// HBONE: a CONNECT stream, or the HTTP/2 connection that carries streams.
     Hbone,
+    /// Bytes of any kind, from which no hello is read: those of a listener of protocol `tcp`, or those of its `fallback`.
+    Tcp,
 }
 
 impl ConnectionProtocol {
@@ -25,6 +27,7 @@ impl ConnectionProtocol {
         match self {
             Self::Sni => "sni",
             Self::Hbone => "hbone",
+            Self::Tcp => "tcp",
         }
     }
 }

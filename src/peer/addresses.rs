@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use super::enrolled::GatewayAddress;
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::policy::{Listener, ListenerProtocol};
+use isthmus_snapshot::policy::Listener;
 
 /// Returns true if peers can open links and redeem tokens at a listener.
 pub fn takes_links(listener: &Listener) -> bool {
-    listener.protocol != ListenerProtocol::Sni
+    listener.protocol.takes_hbone()
 }
 
 /// Returns the addresses of the gateways of this gateway's own network, which are its replicas; empty if this gateway itself

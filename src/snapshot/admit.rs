@@ -13,8 +13,8 @@ use super::decision::{
 use super::exported::PeersOf;
 use super::exports::{Caller, grant};
 use super::peer::Peer;
-use super::policy::{ExportRule, Listener, ProxyProtocol, RouteTarget, admits};
-use super::routes::RouteEntry;
+use super::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, Route, RouteTarget, admits};
+use super::routes::{ListenerRoutes, RouteEntry};
 use super::service_view::{AskedBy, PortView, ServiceView};
 use isthmus_model::address::Host;
 use isthmus_model::mesh_name::{Dialect, MeshName, read};
@@ -35,6 +35,11 @@ impl<'a> Asking<'a> {
     fn new(snapshot: &'a Snapshot, request: &'a AdmissionRequest<'a>) -> Self {
         let peers = snapshot.peer_names.of_caller(request.source, request.identity);
         Self { snapshot, request, peers }
+    }
+
+    /// Returns the routes that apply on the listener.
+    fn routes(&self) -> ListenerRoutes<'a> {
+        self.snapshot.routes.on(&self.request.listener.name)
     }
 
     /// Returns the caller as export rules see it.
@@ -157,6 +162,7 @@ fn admit_requested(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admiss
     trace_peers(asking, trace);
     let answer = match asking.request.requested {
         Requested::ServerName(name) => admit_name(asking, name, trace),
+        Requested::Nothing => admit_raw(asking, trace),
         Requested::Authority(authority) => match &authority.host {
             Host::Name(name) => admit_hostname(asking, name, authority.port, trace),
             Host::Ip(ip) => admit_address(asking, SocketAddr::new(*ip, authority.port), trace),
@@ -367,12 +373,12 @@ fn admit_name(
     if let Some(answer) = admit_exported_name(asking, name, trace) {
         return answer;
     }
-    let listener = &*asking.request.listener.name;
-    if let Some(entry) = asking.snapshot.routes.exact(name).filter(|entry| entry.on_listener(listener)) {
-        trace.step(|| format!("route {name:?} has exactly this name"));
-        return follow(asking.snapshot, entry, MatchKind::ExactRoute, trace);
+    let routes = asking.routes();
+    if let Some(entry) = routes.exact(name) {
+        trace.step(|| format!("route {:?} has exactly this name", &*entry.route.name));
+        return follow(asking, entry, MatchKind::ExactRoute, trace);
     }
-    trace.step(|| match asking.snapshot.routes.exact(name) {
+    trace.step(|| match routes.elsewhere(name) {
         Some(entry) => {
             format!(
                 "a route has exactly this name, but applies only to the listeners {}",
@@ -396,14 +402,34 @@ fn admit_name(
 }
 
 fn admit_nameless(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
-    match asking.snapshot.routes.no_sni().filter(|entry| entry.on_listener(&asking.request.listener.name)) {
+    match asking.routes().no_sni() {
         Some(entry) => {
             trace.step(|| "the client sends no server name; route \"-\" applies to such clients".to_owned());
-            follow(asking.snapshot, entry, MatchKind::NoSniRoute, trace)
+            follow(asking, entry, MatchKind::NoSniRoute, trace)
         }
         None => {
             trace.step(|| "the client sends no server name, and there is no route \"-\"".to_owned());
             Err(Reason::NoSni.into())
+        }
+    }
+}
+
+/// Decides on a connection from which no hello is read.
+fn admit_raw(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
+    let Listener { name, protocol, .. } = asking.request.listener;
+    let is_tcp = *protocol == ListenerProtocol::Tcp;
+    match asking.routes().raw() {
+        Some(entry) if is_tcp => {
+            trace.step(|| format!("the listener {name:?} is of protocol tcp: no hello is read"));
+            follow(asking, entry, MatchKind::Target, trace)
+        }
+        Some(entry) => {
+            trace.step(|| format!("the first bytes are not TLS, and the listener {name:?} has a fallback"));
+            follow(asking, entry, MatchKind::Fallback, trace)
+        }
+        None => {
+            trace.step(|| format!("the listener {name:?} has no fallback"));
+            Err(Reason::NotTls.into())
         }
     }
 }
@@ -473,10 +499,9 @@ fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Resul
     } else {
         trace.step(|| format!("no service {name} is known"));
     }
-    let mut wildcards = asking.snapshot.routes.wildcards(name);
-    if let Some(entry) = wildcards.find(|entry| entry.on_listener(listener)) {
-        trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.key));
-        return follow(asking.snapshot, entry, MatchKind::WildcardRoute, trace);
+    if let Some(entry) = asking.routes().wildcard(name) {
+        trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.route.name));
+        return follow(asking, entry, MatchKind::WildcardRoute, trace);
     }
     trace.step(|| "no wildcard route matches".to_owned());
     let Some(service) = service else {
@@ -560,15 +585,25 @@ fn lead(
     connectable(candidates(), clusters, permit, matched, trace)
 }
 
-/// Decides by the target of the route that the name matched.
+/// Decides by the route that the name matched: by its sources, by the client's ALPN protocols, and by its target.
 fn follow(
-    snapshot: &Snapshot,
+    asking: &Asking<'_>,
     entry: &RouteEntry,
     kind: MatchKind,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let mut matched =
-        RouteMatch { kind: Some(kind), rule: Some(entry.key.clone()), service: None, peer: None };
+    let snapshot = asking.snapshot;
+    let matched = |entry: &RouteEntry| RouteMatch {
+        kind: Some(kind),
+        rule: Some(entry.route.name.clone()),
+        service: None,
+        peer: None,
+    };
+    if !admits_source(&entry.route, asking.request, trace) {
+        return Err(Refusal { reason: Reason::SourceDenied, matched: matched(entry) });
+    }
+    let entry = by_alpn(asking, entry, trace).unwrap_or(entry);
+    let mut matched = matched(entry);
     let RouteTarget::Service { hostname, port, subset } = &entry.route.to else {
         return connectable(entry.candidates.clone(), None, Permit::Route, matched, trace);
     };
@@ -581,8 +616,52 @@ fn follow(
         return Err(Refusal { reason: Reason::NoEndpoints, matched });
     };
     matched.service = Some(target(service, Some(*port), subset));
-    let candidates = view.candidates(&subset.to_ascii_lowercase(), AskedBy::Hostname);
+    let asked = match asking.request.requested {
+        Requested::Nothing => AskedBy::Tcp,
+        Requested::ServerName(_) | Requested::Authority(_) => AskedBy::Hostname,
+    };
+    let candidates = view.candidates(&subset.to_ascii_lowercase(), asked);
     connectable(candidates.cloned(), None, Permit::Route, matched, trace)
+}
+
+/// Returns true if the route admits the source.
+fn admits_source(route: &Route, request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> bool {
+    if route.from.is_empty() {
+        return true;
+    }
+    let is_admitted = request.source.is_none_or(|source| admits(&route.from, source));
+    trace.step(|| {
+        let list = route.from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let verdict = match request.source {
+            None => "not checked: no source address was given",
+            Some(_) if is_admitted => "the source matches",
+            Some(_) => "the source does not match, and the client is told that the name is unknown",
+        };
+        format!("the route admits the sources {list} ({verdict})")
+    });
+    is_admitted
+}
+
+/// Returns the route of the first of the client's ALPN protocols that the route names, if there is one.
+fn by_alpn<'a>(asking: &Asking<'a>, entry: &RouteEntry, trace: &mut impl Trace) -> Option<&'a RouteEntry> {
+    let by_alpn = &entry.route.by_alpn;
+    if by_alpn.is_empty() {
+        return None;
+    }
+    let Some(offered) = asking.request.alpn else {
+        trace.step(|| "the route's byAlpn is not applied: no protocols were given".to_owned());
+        return None;
+    };
+    let named = |protocol: &[u8]| by_alpn.iter().find(|(known, _)| **known == *protocol);
+    let Some((protocol, name)) = offered.iter().find_map(named) else {
+        trace.step(|| "the client offers no protocol that the route's byAlpn names".to_owned());
+        return None;
+    };
+    trace.step(|| {
+        let protocol = String::from_utf8_lossy(protocol);
+        format!("{protocol} is the first of the client's protocols that the route's byAlpn names")
+    });
+    asking.snapshot.routes.named(name).map(|entry| &**entry)
 }
 
 fn connectable(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::candidates::Candidates;
 use super::policy::Listener;
+use isthmus_model::alert::Alert;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::authority::Authority;
 use isthmus_model::identity::Identity;
@@ -38,6 +39,8 @@ pub enum Requested<'a> {
     ServerName(Option<&'a [u8]>),
     /// The authority of a CONNECT.
     Authority(&'a Authority),
+    /// None: the listener is of protocol `tcp`, or the first bytes are not TLS.
+    Nothing,
 }
 
 /// Receives each step of a decision. The data path passes `()`, which compiles to nothing.
@@ -66,6 +69,10 @@ pub enum MatchKind {
     WildcardRoute,
     /// The route `"-"`, for hellos without SNI.
     NoSniRoute,
+    /// The target of a listener of protocol `tcp`.
+    Target,
+    /// The fallback of a listener, for first bytes that are not TLS.
+    Fallback,
     /// A service port, matched by an authority with a host name.
     Authority,
     /// A service port, matched by an authority with a virtual address.
@@ -83,6 +90,8 @@ impl MatchKind {
             Self::Hostname => "service hostname",
             Self::WildcardRoute => "wildcard route",
             Self::NoSniRoute => "route for no SNI",
+            Self::Target => "target of the listener",
+            Self::Fallback => "fallback of the listener",
             Self::Authority => "authority (host:port) of a service",
             Self::VirtualAddress => "virtual address of a service",
             Self::EndpointAddress => "endpoint of a service",
@@ -173,6 +182,13 @@ pub struct Refusal {
     pub reason: Reason,
     /// The rule that the name matched, if any.
     pub matched: RouteMatch,
+}
+
+/// Returns the TLS alert that a refused SNI client gets; `None` if it gets none. `rule` is the rule that its name matched: a client
+/// whose source a route does not admit learns no more than that of an unknown name.
+pub fn alert_of(reason: Reason, rule: Option<&str>) -> Option<Alert> {
+    let told = if reason == Reason::SourceDenied && rule.is_some() { Reason::SniUnknown } else { reason };
+    told.alert()
 }
 
 impl From<Reason> for Refusal {

@@ -13,6 +13,7 @@ use super::{Snapshot, routes::RouteTable};
 #[derive(Clone, Debug, Default)]
 pub struct Dialled {
     takes_sni: bool,
+    takes_tcp: bool,
     takes_hbone: bool,
     /// The service ports that are targets of routes.
     aliased: HashSet<(Arc<str>, u16)>,
@@ -26,7 +27,8 @@ impl Dialled {
             RouteTarget::Endpoints { .. } => None,
         };
         Self {
-            takes_sni: policy.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Hbone),
+            takes_sni: policy.listeners.iter().any(|listener| listener.protocol.takes_sni()),
+            takes_tcp: policy.listeners.iter().any(|listener| listener.protocol == ListenerProtocol::Tcp),
             takes_hbone: policy.takes_hbone(),
             aliased: policy.routes.iter().filter_map(target).collect(),
         }
@@ -50,10 +52,12 @@ impl Dialled {
         let is_exported = !port.rules.is_empty();
         let by_hostname = is_exported && port.protocol.is_tls()
             || self.aliased.contains(&(service.name.clone(), port.port));
+        let is_target = self.aliased.contains(&(service.name.clone(), port.port));
         let ways = [
             (self.takes_sni && is_exported, AskedBy::MeshName),
             (self.takes_sni && by_hostname, AskedBy::Hostname),
             (self.takes_hbone && is_exported, AskedBy::Authority),
+            (self.takes_tcp && is_target, AskedBy::Tcp),
         ];
         for asked in ways.into_iter().filter(|(is_met, _)| *is_met).map(|(_, asked)| asked) {
             for candidates in port.subsets().filter_map(|subset| port.candidates(subset, asked)) {
@@ -66,12 +70,12 @@ impl Dialled {
 
     /// Returns the candidates of a route of this policy. Returns `None` if the route leads to a service, whose candidates
     /// [`of_service`](Self::of_service) returns. Also returns `None` if no listener accepts SNI, because only SNI callers can
-    /// use routes.
+    /// use routes, but those of listeners.
     pub fn of_route<'a>(&self, route: &Route, routes: &'a RouteTable) -> Option<&'a Arc<Candidates>> {
-        if !self.takes_sni {
+        if !self.takes_sni && route.own_of.is_none() {
             return None;
         }
-        routes.named(&route.key.shared())?.candidates.as_ref()
+        routes.named(&route.name)?.candidates.as_ref()
     }
 
     /// Returns the candidates of all services and routes.
@@ -108,7 +112,7 @@ mod tests {
         assert_eq!(dialled(&mesh), ["out.mesh:443", "out.mesh:80"]);
         // A route needs no export rule, but it needs a listener that accepts SNI.
         let to = RouteTarget::Service { hostname: host_name("kept.mesh"), port: 443, subset: "".into() };
-        let route = Route { key: RouteName::Name(pattern("a.test")), listeners: Vec::new(), to };
+        let route = Route::new(RouteName::Name(pattern("a.test")), to);
         Arc::make_mut(&mut mesh.policy).routes = vec![route.into()];
         assert_eq!(dialled(&mesh), ["out.mesh:443", "out.mesh:80"]);
         let sni = Listener::sni("sni".into(), Bind::Any { port: 15_443 });

@@ -151,7 +151,7 @@ impl Snapshot {
         if group.contains(':') {
             return Some(self.policy.tuning.of(service_of(group)));
         }
-        let route = self.policy.routes.iter().find(|route| *route.key.shared() == *group)?;
+        let route = self.policy.routes.iter().find(|route| *route.name == *group)?;
         match &route.to {
             RouteTarget::Endpoints { tuning, .. } => Some(tuning),
             RouteTarget::Service { .. } => None,

@@ -28,6 +28,7 @@ pub fn missing_for(snapshot: &Snapshot, reason: Reason, requested: Requested<'_>
             Host::Name(name) => name.as_str(),
             Host::Ip(_) | Host::Ips(_) => return None,
         },
+        Requested::Nothing => return None,
     };
     let registry = snapshot.unread.that_may_have(hostname).next()?;
     Some(format!(

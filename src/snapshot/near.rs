@@ -3,6 +3,7 @@
 use strsim::osa_distance;
 
 use super::Snapshot;
+use super::policy::RouteName;
 use isthmus_model::mesh_name::{Dialect, MeshName, read};
 
 const NEAR_MAX: usize = 3;
@@ -27,7 +28,9 @@ fn known_names(snapshot: &Snapshot, name: &str) -> Vec<String> {
     let services = snapshot.services.iter().map(|(_, service)| service);
     match read(name) {
         Dialect::Plain => {
-            let routes = snapshot.policy.routes.iter().map(|route| route.key.to_string());
+            let routes = snapshot.policy.routes.iter();
+            let routes = routes.filter(|route| matches!(route.key, RouteName::Name(_)));
+            let routes = routes.map(|route| route.key.to_string());
             routes.chain(services.map(|service| service.name.to_string())).collect()
         }
         Dialect::Mesh(_) | Dialect::Malformed => services

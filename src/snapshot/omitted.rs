@@ -200,7 +200,13 @@ impl Count {
 pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &RouteMatch) -> Vec<Omitted> {
     let by_route = matches!(
         matched.kind,
-        Some(MatchKind::ExactRoute | MatchKind::WildcardRoute | MatchKind::NoSniRoute)
+        Some(
+            MatchKind::ExactRoute
+                | MatchKind::WildcardRoute
+                | MatchKind::NoSniRoute
+                | MatchKind::Target
+                | MatchKind::Fallback
+        )
     );
     if by_route && matched.service.is_none() {
         let route = matched.rule.as_ref().and_then(|key| snapshot.routes.named(key));
@@ -219,6 +225,7 @@ pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &Ro
             MatchKind::Hostname | MatchKind::ExactRoute | MatchKind::WildcardRoute | MatchKind::NoSniRoute,
         )
         | None => AskedBy::Hostname,
+        Some(MatchKind::Target | MatchKind::Fallback) => AskedBy::Tcp,
     };
     // Export rules do not apply to a caller that a route, or the export to its peer, admits.
     let by_rules = !by_route && matched.peer.is_none();

@@ -56,7 +56,7 @@ pub struct Policy {
 impl Policy {
     /// Returns true if a listener accepts HBONE, so that callers can request services by address.
     pub fn takes_hbone(&self) -> bool {
-        self.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni)
+        self.listeners.iter().any(|listener| listener.protocol.takes_hbone())
     }
 
     /// Returns true if active checks are configured for any route or service.
@@ -269,11 +269,23 @@ pub enum ListenerProtocol {
     Hbone,
     /// Both SNI and HBONE: a hello without server name that offers `h2` alone is HBONE.
     Auto,
+    /// Any bytes, passed on as they are to the target of the listener.
+    Tcp,
 }
 
 impl ListenerProtocol {
     /// All values, in the order that documents list them.
-    pub const ALL: [Self; 3] = [Self::Sni, Self::Hbone, Self::Auto];
+    pub const ALL: [Self; 4] = [Self::Sni, Self::Hbone, Self::Auto, Self::Tcp];
+
+    /// Returns true if connections are routed by the server name of their hello.
+    pub fn takes_sni(self) -> bool {
+        matches!(self, Self::Sni | Self::Auto)
+    }
+
+    /// Returns true if connections may be HBONE.
+    pub fn takes_hbone(self) -> bool {
+        matches!(self, Self::Hbone | Self::Auto)
+    }
 
     /// Returns the value as the config file writes it.
     pub const fn text(self) -> &'static str {
@@ -281,6 +293,7 @@ impl ListenerProtocol {
             Self::Sni => "sni",
             Self::Hbone => "hbone",
             Self::Auto => "auto",
+            Self::Tcp => "tcp",
         }
     }
 }
@@ -337,15 +350,30 @@ impl Default for HelloLimits {
 /// A route of the config file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
+    /// The name in logs and labels, unique: the key, for a route of one listener `LISTENER/KEY`, and for one that another route
+    /// leads to `KEY#PROTOCOL`.
+    pub name: Arc<str>,
     /// The names that the route matches.
     pub key: RouteName,
+    /// The listener whose own route this is; `None`: the route is in the table that all listeners share.
+    pub own_of: Option<Arc<str>>,
     /// The names of the listeners on which the route applies; empty: all.
     pub listeners: Vec<Arc<str>>,
+    /// The source addresses that the route admits; empty: all.
+    pub from: Vec<IpNet>,
+    /// The names of the routes that clients take whose ALPN protocols are named here, in the order of the file.
+    pub by_alpn: Vec<(Box<[u8]>, Arc<str>)>,
     /// The destination of the route's connections.
     pub to: RouteTarget,
 }
 
 impl Route {
+    /// Returns a route of the table that all listeners share, which admits every source.
+    pub fn new(key: RouteName, to: RouteTarget) -> Self {
+        let (listeners, from, by_alpn) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name: key.shared(), key, own_of: None, listeners, from, by_alpn, to }
+    }
+
     /// Returns true if the route has its own endpoints and they are checked actively.
     pub fn is_checked(&self) -> bool {
         matches!(&self.to, RouteTarget::Endpoints { tuning, .. } if tuning.health.is_some())
@@ -359,6 +387,10 @@ pub enum RouteName {
     NoSni,
     /// A name, `*.suffix`, or `"*"`.
     Name(NamePattern),
+    /// Connections from which no hello is read: those of a listener of protocol `tcp`, and those whose first bytes are not TLS.
+    Raw,
+    /// None: another route leads to this one, by the client's ALPN protocols.
+    Alpn,
 }
 
 impl RouteName {
@@ -366,7 +398,7 @@ impl RouteName {
     pub fn shared(&self) -> Arc<str> {
         match self {
             Self::Name(NamePattern::Exact(name)) => name.shared(),
-            Self::NoSni | Self::Name(_) => self.to_string().into(),
+            Self::NoSni | Self::Name(_) | Self::Raw | Self::Alpn => self.to_string().into(),
         }
     }
 }
@@ -376,6 +408,8 @@ impl std::fmt::Display for RouteName {
         match self {
             Self::NoSni => f.write_str("-"),
             Self::Name(pattern) => pattern.fmt(f),
+            Self::Raw => f.write_str("raw"),
+            Self::Alpn => f.write_str("byAlpn"),
         }
     }
 }
@@ -412,6 +446,10 @@ pub struct RouteEndpoint {
     pub weight: Weight,
     /// The locality of the endpoint; may be empty.
     pub locality: Locality,
+    /// True if the endpoint is chosen only while no other endpoint of the route is healthy.
+    pub is_backup: bool,
+    /// The number of connections with which the endpoint is full, on each replica; `None`: there is no limit.
+    pub connections_max: Option<NonZero<u32>>,
 }
 
 /// A rule that lets callers reach services. Without a rule no service can be reached.
@@ -446,10 +484,6 @@ pub enum MarkCondition {
     NamespaceLabels(Labels),
 }
 
-    /// True if the endpoint is chosen only while no other endpoint of the route is healthy.
-    pub is_backup: bool,
-    /// The number of connections with which the endpoint is full, on each replica; `None`: there is no limit.
-    pub connections_max: Option<NonZero<u32>>,
 impl MarkCondition {
     /// Returns a description of the mark, for messages.
     pub fn text(&self) -> String {

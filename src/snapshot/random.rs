@@ -215,7 +215,7 @@ fn routes() -> Vec<Arc<Route>> {
         tuning: tuning().into(),
     };
     let alias = RouteTarget::Service { hostname: host_name("s0.shop.mesh"), port: 443, subset: "".into() };
-    let route = |key, to| Arc::new(Route { key, listeners: Vec::new(), to });
+    let route = |key, to| Arc::new(Route::new(key, to));
     let name = |text| RouteName::Name(pattern(text));
     vec![
         route(name("one.test"), to(&["e0.dns", "10.9.9.9"])),

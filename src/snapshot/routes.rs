@@ -1,9 +1,10 @@
 //! The routes of the config file, indexed for look-up.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::bucket_map::BucketMap;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::name_index::{NameMap, PatternMap};
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
@@ -20,8 +21,6 @@ pub type Resolved = NameMap<Arc<[IpAddr]>>;
 pub struct RouteEntry {
     /// The route as the config file has it.
     pub route: Arc<Route>,
-    /// The key as text, for logs and labels.
-    pub key: Arc<str>,
     /// The candidates; `None` for a route to a service.
     pub candidates: Option<Arc<Candidates>>,
 }
@@ -33,13 +32,37 @@ impl RouteEntry {
     }
 }
 
-/// All routes by key.
+/// All routes.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
+    by_name: BucketMap<Arc<str>, Arc<RouteEntry>>,
+    common: Scope,
+    /// The routes of single listeners.
+    of_listeners: BTreeMap<Arc<str>, Scope>,
+    /// The names of the routes that use a host name as an endpoint, by that host name.
+    by_host: NameMap<Arc<BTreeSet<Arc<str>>>>,
+}
+
+/// The routes that all listeners share, or those of one listener, by key.
+#[derive(Clone, Debug, Default)]
+struct Scope {
     by_name: PatternMap<Arc<RouteEntry>>,
     no_sni: Option<Arc<RouteEntry>>,
-    /// The keys of the routes that use a host name as an endpoint, by that host name.
-    by_host: NameMap<Arc<BTreeSet<RouteName>>>,
+    raw: Option<Arc<RouteEntry>>,
+}
+
+impl Scope {
+    /// Sets or removes the route of a key.
+    fn set(&mut self, key: &RouteName, entry: Option<Arc<RouteEntry>>) {
+        match (key, entry) {
+            (RouteName::NoSni, entry) => self.no_sni = entry,
+            (RouteName::Raw, entry) => self.raw = entry,
+            (RouteName::Name(pattern), Some(entry)) => self.by_name.insert(pattern.clone(), entry),
+            (RouteName::Name(pattern), None) => self.by_name.remove(pattern),
+            // Another route leads to this one, by its name.
+            (RouteName::Alpn, _) => {}
+        }
+    }
 }
 
 impl RouteTable {
@@ -53,59 +76,58 @@ impl RouteTable {
     }
 
     fn insert(&mut self, entry: Arc<RouteEntry>) {
+        let name = &entry.route.name;
         for host in hosts_of(&entry.route) {
             let mut users = self.by_host.get(host.as_str()).cloned().unwrap_or_default();
-            if !users.contains(&entry.route.key) {
-                Arc::make_mut(&mut users).insert(entry.route.key.clone());
+            if !users.contains(name) {
+                Arc::make_mut(&mut users).insert(name.clone());
                 self.by_host.insert(host.clone(), users);
             }
         }
-        match entry.route.key.clone() {
-            RouteName::NoSni => self.no_sni = Some(entry),
-            RouteName::Name(pattern) => self.by_name.insert(pattern, entry),
+        self.scope(&entry.route).set(&entry.route.key, Some(entry.clone()));
+        self.by_name.insert(name.clone(), entry);
+    }
+
+    fn remove(&mut self, route: &Route) {
+        self.forget_hosts(route);
+        self.scope(route).set(&route.key, None);
+        self.by_name.remove(&*route.name);
+    }
+
+    fn scope(&mut self, route: &Route) -> &mut Scope {
+        match &route.own_of {
+            None => &mut self.common,
+            Some(listener) => self.of_listeners.entry(listener.clone()).or_default(),
         }
     }
 
     /// Returns the table for the policy `new`, which must have the same node as `old`. Routes that did not change are shared.
     pub fn with_policy(&self, old: &Policy, new: &Policy, resolved: &Resolved) -> Self {
         let mut table = self.clone();
-        for route in &new.routes {
-            let known = table.get(&route.key).cloned();
-            if known.as_ref().is_none_or(|known| known.route != *route) {
-                known.iter().for_each(|known| table.forget_hosts(&known.route));
-                table.insert(entry(route, &new.node, resolved));
-            }
+        // Routes that are gone are removed first, because another route may have got the key of one.
+        let kept: HashSet<&str> = new.routes.iter().map(|route| &*route.name).collect();
+        for gone in old.routes.iter().filter(|route| !kept.contains(&*route.name)) {
+            table.remove(gone);
         }
-        let kept: HashSet<&RouteName> = new.routes.iter().map(|route| &route.key).collect();
-        for gone in old.routes.iter().filter(|route| !kept.contains(&route.key)) {
-            table.forget_hosts(gone);
-            match &gone.key {
-                RouteName::NoSni => table.no_sni = None,
-                RouteName::Name(pattern) => table.by_name.remove(pattern),
+        for route in &new.routes {
+            let known = table.named(&route.name).cloned();
+            if known.as_ref().is_none_or(|known| known.route != *route) {
+                known.iter().for_each(|known| table.remove(&known.route));
+                table.insert(entry(route, &new.node, resolved));
             }
         }
         table
     }
 
-    /// Returns the route with this key; the key is in the form of logs and labels.
-    pub fn named(&self, key: &str) -> Option<&Arc<RouteEntry>> {
-        match key {
-            "-" => self.no_sni.as_ref(),
-            key => self.by_name.get(&NamePattern::parse(key).ok()?),
-        }
-    }
-
-    fn get(&self, key: &RouteName) -> Option<&Arc<RouteEntry>> {
-        match key {
-            RouteName::NoSni => self.no_sni.as_ref(),
-            RouteName::Name(pattern) => self.by_name.get(pattern),
-        }
+    /// Returns the route with this name.
+    pub fn named(&self, name: &str) -> Option<&Arc<RouteEntry>> {
+        self.by_name.get(name)
     }
 
     fn forget_hosts(&mut self, route: &Route) {
         for host in hosts_of(route) {
             let Some(users) = self.by_host.get_mut(host.as_str()) else { continue };
-            Arc::make_mut(users).remove(&route.key);
+            Arc::make_mut(users).remove(&route.name);
             if users.is_empty() {
                 self.by_host.remove(host.as_str());
             }
@@ -115,9 +137,9 @@ impl RouteTable {
     /// Returns the table with new addresses of the names in `changed`.
     pub fn with_resolved(&self, node: &Node, resolved: &Resolved, changed: &BTreeSet<HostName>) -> Self {
         let users = changed.iter().filter_map(|name| self.by_host.get(name.as_str()));
-        let keys: BTreeSet<&RouteName> = users.flat_map(|users| users.iter()).collect();
+        let names: BTreeSet<&Arc<str>> = users.flat_map(|users| users.iter()).collect();
         let mut table = self.clone();
-        for known in keys.into_iter().filter_map(|key| self.get(key)) {
+        for known in names.into_iter().filter_map(|name| self.named(name)) {
             table.insert(entry(&known.route, node, resolved));
         }
         table
@@ -133,24 +155,66 @@ impl RouteTable {
         self.by_host.iter().map(|(name, _)| name)
     }
 
-    /// Returns the keys of the routes with an endpoint that uses this host name.
-    pub fn users_of(&self, name: &HostName) -> impl Iterator<Item = &RouteName> {
+    /// Returns the names of the routes with an endpoint that uses this host name.
+    pub fn users_of(&self, name: &HostName) -> impl Iterator<Item = &Arc<str>> {
         self.by_host.get(name.as_str()).into_iter().flat_map(|users| users.iter())
     }
 
+    /// Returns the routes that apply on a listener.
+    pub fn on<'a>(&'a self, listener: &'a str) -> ListenerRoutes<'a> {
+        ListenerRoutes { own: self.of_listeners.get(listener), common: &self.common, listener }
+    }
+}
+
+/// The routes that apply on a listener: its own, and those that all listeners share.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenerRoutes<'a> {
+    own: Option<&'a Scope>,
+    common: &'a Scope,
+    listener: &'a str,
+}
+
+impl<'a> ListenerRoutes<'a> {
     /// Returns the route whose key is this name.
-    pub fn exact(&self, name: &str) -> Option<&Arc<RouteEntry>> {
-        self.by_name.exact(name)
+    pub fn exact(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
+        self.first(|scope| scope.by_name.exact(name))
     }
 
-    /// Returns the wildcard routes that match a name, longest suffix first, `"*"` last.
-    pub fn wildcards<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Arc<RouteEntry>> {
-        self.by_name.suffixes(name).chain(self.by_name.any())
+    /// Returns the route whose key is this name, and which applies only on other listeners.
+    pub fn elsewhere(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
+        self.common.by_name.exact(name).filter(|entry| !entry.on_listener(self.listener))
+    }
+
+    /// Returns the wildcard route with the longest suffix that matches a name; `"*"` is the shortest.
+    pub fn wildcard(&self, name: &'a str) -> Option<&'a Arc<RouteEntry>> {
+        let longest = |scope: &'a Scope| {
+            let mut all = scope.by_name.suffixes(name).chain(scope.by_name.any());
+            all.find(|entry| entry.on_listener(self.listener))
+        };
+        let length = |entry: &Arc<RouteEntry>| match &entry.route.key {
+            RouteName::Name(NamePattern::Suffix(suffix)) => suffix.as_str().len(),
+            RouteName::Name(_) | RouteName::NoSni | RouteName::Raw | RouteName::Alpn => 0,
+        };
+        match (self.own.and_then(longest), longest(self.common)) {
+            (Some(own), Some(common)) if length(common) > length(own) => Some(common),
+            (own, common) => own.or(common),
+        }
     }
 
     /// Returns the route `"-"`, for hellos without SNI.
-    pub fn no_sni(&self) -> Option<&Arc<RouteEntry>> {
-        self.no_sni.as_ref()
+    pub fn no_sni(&self) -> Option<&'a Arc<RouteEntry>> {
+        self.first(|scope| scope.no_sni.as_ref())
+    }
+
+    /// Returns the route of connections from which no hello is read: the listener's `target` or `fallback`.
+    pub fn raw(&self) -> Option<&'a Arc<RouteEntry>> {
+        self.first(|scope| scope.raw.as_ref())
+    }
+
+    /// Returns the listener's own route if there is one, and otherwise the common one if it applies on the listener.
+    fn first(&self, of: impl Fn(&'a Scope) -> Option<&'a Arc<RouteEntry>>) -> Option<&'a Arc<RouteEntry>> {
+        let common = || of(self.common).filter(|entry| entry.on_listener(self.listener));
+        self.own.and_then(&of).or_else(common)
     }
 }
 
@@ -164,16 +228,17 @@ fn hosts_of(route: &Route) -> impl Iterator<Item = &HostName> {
 }
 
 fn entry(route: &Arc<Route>, node: &Node, resolved: &Resolved) -> Arc<RouteEntry> {
-    let key = route.key.shared();
     let candidates = match &route.to {
         RouteTarget::Service { .. } => None,
         RouteTarget::Endpoints { endpoints, tuning } => {
-            let list =
-                endpoints.iter().flat_map(|endpoint| candidates_of(endpoint, &key, node, resolved)).collect();
-            Some(Arc::new(Candidates::new(key.clone(), tuning.clone(), list)))
+            let list = endpoints
+                .iter()
+                .flat_map(|endpoint| candidates_of(endpoint, &route.name, node, resolved))
+                .collect();
+            Some(Arc::new(Candidates::new(route.name.clone(), tuning.clone(), list)))
         }
     };
-    Arc::new(RouteEntry { route: route.clone(), key, candidates })
+    Arc::new(RouteEntry { route: route.clone(), candidates })
 }
 
 fn candidates_of(
@@ -186,6 +251,8 @@ fn candidates_of(
         .iter()
         .map(|ip| Candidate {
             left: PARTS,
+            is_backup: endpoint.is_backup,
+            connections_max: endpoint.connections_max,
             key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, endpoint.port) },
             others: None,
             weight: endpoint.weight,
@@ -206,5 +273,3 @@ pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
         Host::Name(name) => resolved.get(name.as_str()).map_or(&[], |addresses| addresses),
     }
 }
-            is_backup: endpoint.is_backup,
-            connections_max: endpoint.connections_max,

@@ -156,6 +156,8 @@ struct SubsetCandidates {
     by_mesh_name: Arc<Candidates>,
     by_hostname: Arc<Candidates>,
     by_authority: Arc<Candidates>,
+    /// `None` if all endpoints are of mode `mesh`.
+    by_tcp: Option<Arc<Candidates>>,
 }
 
 /// The kind of name by which a caller asks for a service. It decides which TLS mode the caller expects of the endpoint.
@@ -167,15 +169,20 @@ pub enum AskedBy {
     Hostname,
     /// By the authority of a CONNECT. The stream may carry TLS or plain bytes.
     Authority,
+    /// By a connection to a listener of protocol `tcp`.
+    Tcp,
 }
 
 /// The TLS modes in order of preference for callers by mesh name.
 pub const MESH_NAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Mesh, TlsMode::Own];
 /// The TLS modes in order of preference for callers by host name.
 pub const HOSTNAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Own, TlsMode::Mesh];
+/// The TLS modes in order of preference for connections to a listener of protocol `tcp`.
+pub const TCP_PREFERENCE: [TlsMode; 2] = [TlsMode::None, TlsMode::Own];
 
 impl PortView {
-    /// Returns the candidates on this network; `None` if the service does not have the subset.
+    /// Returns the candidates on this network; `None` if the service does not have the subset, or if no endpoint is of a mode
+    /// that the caller can use.
     pub fn candidates(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
         let at = self.subsets.binary_search_by(|(name, _)| (**name).cmp(subset)).ok()?;
         let candidates = &self.subsets[at].1;
@@ -183,6 +190,7 @@ impl PortView {
             AskedBy::MeshName => &candidates.by_mesh_name,
             AskedBy::Hostname => &candidates.by_hostname,
             AskedBy::Authority => &candidates.by_authority,
+            AskedBy::Tcp => candidates.by_tcp.as_ref()?,
         })
     }
 
@@ -649,6 +657,8 @@ fn subset_candidates(
     let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
     let by_mesh_name = with(mesh);
     let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
+    let tcp = mode_of(&chosen, TCP_PREFERENCE);
+    let by_tcp = tcp.map(|_| if tcp == own { by_hostname.clone() } else { with(tcp) });
     let alike =
         chosen.iter().all(|here| Some(here.tls) == mesh && here.encapsulation() == Encapsulation::None);
     let by_authority = if alike {
@@ -665,7 +675,7 @@ fn subset_candidates(
         });
         Arc::new(Candidates::new(group.clone(), tuning.clone(), list.collect()))
     };
-    SubsetCandidates { by_mesh_name, by_hostname, by_authority }
+    SubsetCandidates { by_mesh_name, by_hostname, by_authority, by_tcp }
 }
 
 /// Returns HBONE if a ready endpoint accepts it, or if no endpoint works without it; else no encapsulation (SPEC §4). If the
@@ -701,6 +711,8 @@ impl WaypointView {
             weight: Weight::ONE,
             health: Health::Healthy,
             left: PARTS,
+            is_backup: false,
+            connections_max: None,
             cluster: origin.cluster.clone(),
             locality: Locality::default(),
             distance: Distance::Elsewhere,
@@ -711,8 +723,6 @@ impl WaypointView {
         Self { identity: told.identity.clone(), candidates }
     }
 }
-            is_backup: false,
-            connections_max: None,
 
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
     let own = &site.inputs.policy.node.locality;
@@ -745,6 +755,8 @@ fn candidate(
         weight: endpoint.endpoint.weight,
         health: endpoint.endpoint.health,
         left: endpoint.left,
+        is_backup: false,
+        connections_max: None,
         cluster: endpoint.origin.cluster.clone(),
         locality: endpoint.endpoint.locality.clone(),
         distance: own.distance(&endpoint.endpoint.locality),
@@ -754,5 +766,3 @@ fn candidate(
 
 #[cfg(test)]
 mod tests;
-        is_backup: false,
-        connections_max: None,

@@ -279,7 +279,7 @@ impl Local {
         // The gateway cannot see the identities in TLS that it does not terminate.
         let security = match record.protocol {
             ConnectionProtocol::Hbone => "mutual_tls",
-            ConnectionProtocol::Sni => "unknown",
+            ConnectionProtocol::Sni | ConnectionProtocol::Tcp => "unknown",
         };
         let labels = [
             ("reporter", "gateway"),

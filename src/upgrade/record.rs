@@ -17,6 +17,9 @@ pub struct Record {
     pub id: u64,
     /// The name of the listener that accepted the connection.
     pub listener: String,
+    /// True if no hello was read from the connection; absent if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub raw: bool,
     /// The address of the client.
     pub source: SocketAddr,
     /// The proxy that announced `source`.
@@ -251,6 +254,7 @@ mod tests {
                     Record {
                         id,
                         listener: "edge".to_owned(),
+                        raw: attempts % 2 == 1,
                         source,
                         proxied: texts.as_ref().map(|_| Proxied { proxy: endpoint, destination: source }),
                         local: None,

@@ -60,6 +60,7 @@ fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     let name = match record.protocol {
         ConnectionProtocol::Sni => "isthmus sni",
         ConnectionProtocol::Hbone => "isthmus hbone",
+        ConnectionProtocol::Tcp => "isthmus tcp",
     };
     let trace_state = record.stream.as_ref().and_then(|stream| stream.trace_state.as_deref());
     let remote = if place.parent.is_some() { SpanFlags::ContextIsRemoteMask as u32 } else { 0 };

@@ -82,6 +82,13 @@ keys! {
         PORT "port": form::Port => "none";
         /// Subset of the service.
         SUBSET "subset": form::Subset => "all endpoints";
+        /// Source addresses that may use the route. To other clients the name is unknown, even if a wildcard route matches it; the
+        /// log says `source_denied`.
+        FROM "from": form::NonEmpty<form::Cidr> => "everyone whom the listener admits";
+        /// Endpoints for clients that offer certain ALPN protocols, by protocol; the first of the client's protocols that is named
+        /// here decides. The other settings of these endpoints have their defaults. If the listener has `alpn`, that list must
+        /// name the protocols too.
+        BY_ALPN "byAlpn": form::MapOf<form::Alpn, AlpnForms> => "none";
     } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL + MAX_CONNECTION_AGE
 
     /// One endpoint of a route.
@@ -92,6 +99,12 @@ keys! {
         WEIGHT "weight": form::Weight = Weight::ONE;
         /// Region, zone and subzone of the endpoint.
         LOCALITY "locality": form::Locality => "unknown";
+        /// If `true`, the endpoint gets connections only while no other endpoint of the route can be used: each is unhealthy, ejected,
+        /// full, or taken out by an operator.
+        BACKUP "backup": form::Boolean = false;
+        /// Largest number of concurrent connections to the endpoint, of each replica. A full endpoint is passed over; while all are
+        /// full, connections are refused (`limit_service`).
+        MAX_CONNECTIONS "maxConnections": form::Integer<u32, 1, 1_000_000> => "none";
     }
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for all services of the mesh.
@@ -99,12 +112,6 @@ keys! {
 
     /// Load balancing, health checks, ejection, connect timeout and PROXY header for some services.
     pub(crate) Policy "policy" {
-        /// If `true`, the endpoint gets connections only while no other endpoint of the route can be used: each is unhealthy, ejected,
-        /// full, or taken out by an operator.
-        BACKUP "backup": form::Boolean = false;
-        /// Largest number of concurrent connections to the endpoint, of each replica. A full endpoint is passed over; while all are
-        /// full, connections are refused (`limit_service`).
-        MAX_CONNECTIONS "maxConnections": form::Integer<u32, 1, 1_000_000> => "none";
         /// Host names of the services. The same name may not be in two policies.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
         /// How the calls of xDS clients are divided among networks.
@@ -166,6 +173,23 @@ impl Form for RouteForms {
     }
 }
 
+/// The forms of the endpoints for an ALPN protocol; their reader looks at the type of the node.
+#[derive(Debug)]
+pub(crate) struct AlpnForms;
+
+impl Form for AlpnForms {
+    type Value = ();
+    const KIND: Kind = Kind::Union(&Union {
+        name: "alpnForms",
+        expects: "an address with its port (\"10.0.0.1:443\"), or a list of them",
+        kinds: &[form::Target::KIND, form::NonEmpty::<RouteEndpointForms>::KIND],
+    });
+
+    fn read(_: &Node) -> Option<()> {
+        Some(())
+    }
+}
+
 /// The forms of an endpoint of a route; its reader looks at the type of the node.
 #[derive(Debug)]
 pub(crate) struct RouteEndpointForms;
@@ -174,7 +198,7 @@ impl Form for RouteEndpointForms {
     type Value = ();
     const KIND: Kind = Kind::Union(&Union {
         name: "routeEndpointForms",
-        expects: "an address with its port (\"10.0.0.1:443\"), or a map with address, weight and locality",
+        expects: "an address with its port (\"10.0.0.1:443\"), or a map with `address` and, for example, `weight`",
         kinds: &[form::Target::KIND, Kind::Object(RouteEndpoint::OBJECT)],
     });
 

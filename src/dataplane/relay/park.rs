@@ -52,7 +52,8 @@ pub(crate) async fn resume(
 ) -> End {
     core.clock.resume(entry);
     bandwidth::begin(core, entry, Some(client), &connected.socket);
-    if !parked.taken {
+    let is_raw = entry.is_raw();
+    if !parked.taken && !is_raw {
         core.shared.upstreams.asked(&connected.in_flight);
     }
     let Parked { up, down, taken, asked, not_tls } = parked;
@@ -66,6 +67,7 @@ pub(crate) async fn resume(
         up,
         down,
         taken,
+        is_raw,
         asked,
         not_tls,
         tuned: false,

@@ -49,12 +49,14 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
     }
     for route in &snapshot.policy.routes {
         let routes = snapshot.routes();
+        let routes = routes.on("sni");
         let found = match &route.key {
             RouteName::NoSni => routes.no_sni().cloned(),
             RouteName::Name(isthmus_model::name::NamePattern::Exact(name)) => {
                 routes.exact(name.as_str()).cloned()
             }
-            RouteName::Name(_) => routes.wildcards("a.test").next().cloned(),
+            RouteName::Name(_) => routes.wildcard("a.test").cloned(),
+            RouteName::Raw | RouteName::Alpn => None,
         };
         let candidates = found.and_then(|entry| entry.candidates.clone());
         writeln!(out, "{}: {:?}", route.key, candidates.map(|all| all.endpoints().to_vec())).expect("memory");

@@ -1,0 +1,79 @@
+//! The keys of listeners and routes for those who come from other routers.
+
+use super::bad::{refused, refused_with};
+use super::*;
+use isthmus_snapshot::policy::RouteTarget;
+
+#[test]
+fn routes_targets_and_fallbacks_of_listeners_are_routes_with_names() {
+    let config = loaded(
+        "listeners:\n  - {name: edge, bind: ':1', fallback: '10.0.0.1:22', routes: {a.test: '10.0.0.2:443', '-': ['10.0.0.3:443']}}\n  \
+         - {name: 'db:1', bind: ':2', protocol: tcp, from: [10.0.0.0/8], target: {service: pg.mesh, port: 5432}}\n\
+         routes: {a.test: {from: [10.0.0.0/8], byAlpn: {acme-tls/1: '10.0.0.9:443'}, endpoints: \
+         ['10.0.0.4:443', {address: '10.0.0.5:443', backup: true, maxConnections: 9}]}}\n\
+         services: [{hostname: pg.mesh, namespace: shop, ports: [{name: db, port: 5432}]}]\n",
+    );
+    let names: Vec<&str> = config.policy.routes.iter().map(|route| &*route.name).collect();
+    assert_eq!(
+        names,
+        ["a.test", "a.test#acme-tls/1", "edge/a.test", "edge/-", "edge/fallback", "db_1/target"]
+    );
+    let [common, alpn, ..] = &config.policy.routes[..] else { panic!("six routes") };
+    assert_eq!((common.own_of.as_deref(), common.from.len()), (None, 1));
+    assert_eq!(common.by_alpn, [(b"acme-tls/1"[..].into(), alpn.name.clone())]);
+    let RouteTarget::Endpoints { endpoints, .. } = &common.to else { panic!("endpoints") };
+    let of = |at: usize| (endpoints[at].is_backup, endpoints[at].connections_max.map(|max| max.get()));
+    assert_eq!((of(0), of(1)), ((false, None), (true, Some(9))));
+    assert!(matches!(&config.policy.routes[5].to, RouteTarget::Service { port: 5432, .. }));
+}
+
+#[test]
+fn keys_of_listeners_fit_their_protocols() {
+    refused(
+        "listeners: [{name: a, bind: ':1', protocol: tcp}]",
+        &[":1:13: listeners[0]: protocol: tcp needs the key target"],
+    );
+    refused(
+        "listeners: [{name: a, bind: ':1', target: 'h:1'}]",
+        &[":1:43: listeners[0].target: target is allowed only with protocol: tcp"],
+    );
+    refused(
+        "listeners: [{name: a, bind: ':1', protocol: tcp, target: 'h:1', from: [10.0.0.0/8], alpn: [h2], fallback: 'h:1'}]",
+        &[
+            ":1:91: listeners[0].alpn: found alpn on a listener of protocol tcp",
+            ":1:107: listeners[0].fallback: found fallback on a listener of protocol tcp",
+        ],
+    );
+    refused(
+        "listeners: [{name: a, bind: ':1', routes: {a.b: {endpoints: ['h:1'], listeners: [a]}}}]",
+        &[
+            ":1:81: listeners[0].routes[\"a.b\"].listeners: this key is not allowed here; the route applies to this listener only",
+        ],
+    );
+    refused(
+        "listeners: [{name: a, bind: ':1', protocol: tcp, from: [::/0], target: {endpoints: ['h:1'], from: [::/0]}}]",
+        &[":1:99: listeners[0].target.from: this key is not allowed here; `from` is a key of the listener"],
+    );
+    refused_with(
+        "routes: {a.b: {endpoints: ['h:1'], byAlpn: {h2: {service: c.d}}}}",
+        &[":2:49: routes[\"a.b\"].byAlpn.h2: …expected an address with its port"],
+    );
+}
+
+#[test]
+fn a_listener_does_not_lead_to_the_gateway_itself() {
+    for key in ["fallback: '127.0.0.1:15443'", "protocol: tcp, from: [::/0], target: ['127.0.0.1:15443']"] {
+        let text = format!(
+            "listen: ':15443'\nlisteners: [{{name: a, bind: '127.0.0.1:1', {key}}}]\nroutes: {{a.b: 'h:1'}}"
+        );
+        let problems = load_text(&text).expect_err("a loop");
+        assert!(problems.len() == 1 && problems[0].contains("15443"), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_tcp_listener_that_lets_everyone_in_is_a_warning() {
+    let text = "listeners: [{name: a, bind: ':1', protocol: tcp, target: '10.0.0.1:5432'}]\n";
+    let warnings: Vec<String> = loaded(text).warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("without from"), "{warnings:?}");
+}
