@@ -10,7 +10,7 @@
 //!                      Held ───failed────┘
 //! ```
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -46,6 +46,9 @@ pub(super) struct Lifecycle {
     withheld: Option<Draft>,
     /// True if the task has completed a listing. Before that, single changes are dropped.
     is_listed: bool,
+    /// Items that a listing keeps because of their mistakes, although the registry does not have them: those of the last good copy
+    /// are used.
+    lacking: BTreeSet<Key>,
     /// Services that lost their last ready endpoint recently.
     lost: LostServices,
     /// The reasons why the registry cannot be read, or why its newest state is not in use.
@@ -120,6 +123,7 @@ impl Lifecycle {
             listing: None,
             withheld: None,
             is_listed: false,
+            lacking: BTreeSet::new(),
             lost: LostServices::default(),
             problems: Vec::new(),
             flaws: BTreeMap::new(),
@@ -178,10 +182,19 @@ impl Lifecycle {
             self.changes += 1;
             match change {
                 Change::Begin => self.listing = Some(Draft::of(&self.shard)),
-                Change::Put(item) => self.change(&mut draft, |draft| draft.put(item)),
-                Change::Remove(key) => self.change(&mut draft, |draft| draft.remove(&key)),
+                Change::Put(item) => {
+                    self.found(|| item.key());
+                    self.change(&mut draft, |draft| draft.put(item));
+                }
+                Change::Remove(key) => {
+                    self.found(|| key.clone());
+                    self.change(&mut draft, |draft| draft.remove(&key));
+                }
                 Change::Keep(key) => {
                     if let Some(listing) = &mut self.listing {
+                        if !listing.shard.has(&key) {
+                            self.lacking.insert(key.clone());
+                        }
                         listing.named.insert(key);
                     }
                 }
@@ -234,6 +247,13 @@ impl Lifecycle {
         };
         self.entered(before);
         effect
+    }
+
+    /// Records that the state of an item is known. Its key is made only if an item is lacking.
+    fn found(&mut self, key: impl FnOnce() -> Key) {
+        if !self.lacking.is_empty() {
+            self.lacking.remove(&key());
+        }
     }
 
     /// Applies one change to the listing in progress, or to the registry's newest state.
@@ -338,10 +358,14 @@ impl Lifecycle {
         Some(effect)
     }
 
-    /// Starts from a copy of an earlier process, unless the registry was read meanwhile.
+    /// Starts from a copy of an earlier process. If the registry was read meanwhile, only the items are used that it lacks because of
+    /// their mistakes.
     pub(super) fn start_from_copy(&mut self, items: Vec<Item>, written: SystemTime, now: Instant) -> Effect {
         if self.is_known() {
-            return Effect::default();
+            let lacking = std::mem::take(&mut self.lacking);
+            let mut draft = Draft::of(&self.shard);
+            items.into_iter().filter(|item| lacking.contains(&item.key())).for_each(|item| draft.put(item));
+            return if draft.named.is_empty() { Effect::default() } else { self.put(draft) };
         }
         let before = self.state();
         tracing::warn!(
@@ -401,12 +425,12 @@ impl Lifecycle {
     }
 
     /// Returns true if the last good copy on disk is needed: the registry was not read, and reading it has failed, or the start of
-    /// the gateway soon stops waiting for it.
+    /// the gateway soon stops waiting for it; or an item has mistakes, and no earlier state is known.
     pub(super) fn needs_copy(&self, now: Instant, options: &Options) -> bool {
         // The copy is asked for when time limits are checked, once a second; reading it takes time, too.
         let wait = (options.start_timeout * 3 / 4).saturating_sub(Duration::from_secs(1));
         let is_late = self.from_start.is_some_and(|start| now.duration_since(start) >= wait);
-        !self.is_known() && (is_late || !self.problems.is_empty())
+        (!self.is_known() && (is_late || !self.problems.is_empty())) || !self.lacking.is_empty()
     }
 
     pub(super) fn status(&self) -> RegistryStatus {

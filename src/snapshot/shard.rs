@@ -187,6 +187,19 @@ impl Shard {
         services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(denied)
     }
 
+    /// Returns true if the shard has the item.
+    pub fn has(&self, key: &Key) -> bool {
+        match key {
+            Key::Service(key) => self.service(key).is_some(),
+            Key::Endpoints(key) => {
+                self.sets.get(&key.service).is_some_and(|sets| sets.endpoints.contains_key(&key.name))
+            }
+            Key::Gateway(key) => self.gateways.contains_key(key),
+            Key::Mark(key) => self.mark(key).is_some(),
+            Key::Drain(object) => self.drains.contains_key(object),
+        }
+    }
+
     /// Returns all items. If they are put into an empty shard, it becomes equal to this shard. Services with endpoint sets are
     /// returned without the endpoints of the sets.
     pub fn items(&self) -> impl Iterator<Item = Item> {

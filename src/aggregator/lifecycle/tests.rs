@@ -177,6 +177,31 @@ fn a_copy_stands_in_for_the_first_word_only() {
 }
 
 #[test]
+fn an_item_with_mistakes_that_was_never_good_here_is_that_of_the_copy() {
+    let mut scenario = Scenario::new();
+    let mut listing = listing(2);
+    listing.insert(3, Change::Keep(key(4)));
+    listing.insert(3, Change::Keep(key(9)));
+    scenario.apply(listing);
+    scenario.is(RegistryState::Live, 2);
+    assert!(scenario.registry.needs_copy(scenario.now, &scenario.options));
+    scenario.registry.start_from_copy(items(6), SystemTime::UNIX_EPOCH, scenario.now);
+    scenario.is(RegistryState::Live, 3);
+    assert!(!scenario.registry.needs_copy(scenario.now, &scenario.options), "once");
+
+    // It was corrected, or removed, before the copy was read.
+    for change in [Change::Put(Item::Service(service(4))), Change::Remove(key(4))] {
+        let mut scenario = Scenario::new();
+        scenario.apply(vec![Change::Begin, Change::Keep(key(4)), Change::Complete]);
+        scenario.apply(vec![change]);
+        assert!(!scenario.registry.needs_copy(scenario.now, &scenario.options));
+        let before = scenario.registry.status().items.services;
+        scenario.registry.start_from_copy(items(6), SystemTime::UNIX_EPOCH, scenario.now);
+        scenario.is(RegistryState::Live, before);
+    }
+}
+
+#[test]
 fn a_suspicious_word_waits_and_is_dropped_by_a_better_one() {
     let mut scenario = Scenario::new();
     scenario.good(20);
