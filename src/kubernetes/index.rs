@@ -6,9 +6,10 @@ pub(super) mod items;
 mod unreadable;
 pub(super) mod watches;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use self::items::{ServiceItems, annotation};
 use self::unreadable::Unreadable;
 use self::watches::Watches;
 use super::exports::Exports;
@@ -44,8 +45,8 @@ pub(super) struct Index {
     sent_gateways: BTreeMap<Key, RegistryGateway>,
     /// Problems of gateways, a line each.
     pub(super) gateway_notes: Vec<String>,
-    /// The mistakes in annotations with drains, by Service.
-    pub(super) drain_notes: BTreeMap<ObjectKey, String>,
+    /// The Services whose annotation with a drain was reported as flawed.
+    flawed_drains: BTreeSet<ObjectKey>,
 }
 
 impl Index {
@@ -69,7 +70,7 @@ impl Index {
             withheld: BTreeMap::new(),
             sent_gateways: BTreeMap::new(),
             gateway_notes: Vec::new(),
-            drain_notes: BTreeMap::new(),
+            flawed_drains: BTreeSet::new(),
         }
     }
 
@@ -179,13 +180,23 @@ impl Index {
     /// Makes the items of a service again, and adds the changes.
     fn renew(&mut self, key: &ObjectKey, changes: &mut Vec<Change>) {
         self.renew_conditions(key);
-        let items = self.items(key);
-        let keys: Vec<Key> = items.iter().map(Item::key).collect();
+        let ServiceItems { items, kept, mistake } = self.items(key);
+        let keys: Vec<Key> = items.iter().map(Item::key).chain(kept.iter().cloned()).collect();
         if let Some(before) = self.sent.get(key) {
             let gone = before.iter().filter(|before| !keys.contains(before));
             changes.extend(gone.cloned().map(Change::Remove));
         }
         changes.extend(items.into_iter().map(Change::Put));
+        changes.extend(kept.into_iter().map(Change::Keep));
+        let is_flawed = mistake.is_some();
+        if is_flawed || self.flawed_drains.contains(key) {
+            let object = annotation(key).into();
+            changes.push(Change::Flawed { object, problems: mistake.into_iter().collect() });
+        }
+        match is_flawed {
+            true => drop(self.flawed_drains.insert(key.clone())),
+            false => drop(self.flawed_drains.remove(key)),
+        }
         match keys.is_empty() {
             true => drop(self.sent.remove(key)),
             false => drop(self.sent.insert(key.clone(), keys)),

@@ -528,7 +528,6 @@ impl Session {
         self.export_writing.borrow().describe(report);
         report.problems.extend(self.index.unusable_exports());
         report.problems.extend(self.index.gateway_notes.iter().cloned());
-        report.problems.extend(self.index.drain_notes.values().cloned());
         for watch in self.index.watches.all.iter().filter(|watch| watch.too_many > 0) {
             let (count, kind) = (watch.too_many, watch.kind.plural());
             report.problems.push(format!("at least {count} {kind} are ignored, because there are too many"));

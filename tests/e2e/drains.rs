@@ -1,5 +1,6 @@
 //! Planned drains by real processes: what clients get while one goes on, what operators see, and where an order is kept.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
@@ -10,6 +11,7 @@ use crate::support::backend::Backend;
 use crate::support::client::{call, tls};
 use crate::support::etcd::{self, Etcd};
 use crate::support::federated::World;
+use crate::support::fake_kube::FakeKube;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::organisation::start;
 use crate::support::pki::PKI;
@@ -259,22 +261,75 @@ fn a_drain_reaches_peers_with_the_endpoints() {
     weighs(&east, RATINGS, 1.0);
 }
 
+/// Starts a gateway that reads the Services of an API server, and keeps its state in this folder.
+fn reads(fake: &FakeKube, state: &Path) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("east.kubeconfig"), fake.kubeconfig()).expect("written");
+    let config = format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
+         state: {{dir: {}}}\nregistries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, network: net}}, \
+         allow: {{addresses: [127.0.0.0/8]}}}}]\n",
+        state.display()
+    );
+    Gateway::start_in(folder, &config, &[])
+}
+
 #[test]
-fn the_annotation_of_a_kubernetes_service_is_a_drain() {
-    let rig = Rig::live(Rig::fake());
+fn the_annotation_of_a_kubernetes_service_is_a_drain_and_a_mistake_in_it_changes_nothing() {
+    const OBJECT: &str = "annotation isthmus.io/drain of Service shop/web";
+    let (fake, _backend) = Rig::fake();
     let annotated = |value: &str| {
         let mut service = crate::kubernetes_hostile::service("web", 443);
         service["metadata"]["annotations"] = json!({"isthmus.io/drain": value});
-        rig.fake.put(&service);
+        fake.put(&service);
     };
+    let state = tempfile::tempdir().expect("a folder");
+    let mut gateway = reads(&fake, state.path());
     annotated(r#"{"since": "2026-01-01T00:00:00Z", "over": "1m", "to": "25%", "reason": "CHG-2"}"#);
-    let drain = eventually("the drain", || rig.gateway.json("/api/v1/drains").as_array()?.first().cloned());
+    let drain = eventually("the drain", || gateway.json("/api/v1/drains").as_array()?.first().cloned());
     assert_eq!((&drain["kind"], &drain["name"]), (&json!("service"), &json!("web.shop.svc.cluster.local")));
     assert_eq!((&drain["left_percent"], &drain["reason"]), (&json!(25), &json!("CHG-2")));
-    annotated("{\"over\": \"1m\"}");
-    eventually("the mistake", || {
-        let report = rig.gateway.get("/api/v1/registries").1;
-        report.contains("annotation isthmus.io/drain of Service shop/web").then_some(())
+    let flaw = |gateway: &Gateway| -> Option<String> {
+        let problems = gateway.json("/api/v1/status")["problems"].clone();
+        let text = |problem: &Value| problem["text"].as_str().map(str::to_owned);
+        problems.as_array()?.iter().filter_map(text).find(|text| text.contains(OBJECT))
+    };
+    let stays = |gateway: &Gateway, why: &str| {
+        eventually(why, || flaw(gateway).filter(|text| text.contains(why)));
+        let drains = gateway.json("/api/v1/drains");
+        assert_eq!(
+            (&drains[0]["left_percent"], &drains[0]["reason"]),
+            (&json!(25), &json!("CHG-2")),
+            "{why}"
+        );
+    };
+    for (value, why) in [
+        ("{\"over\": \"1m\"}", "are counted from `since`"),
+        ("25%", "no JSON object"),
+        ("{\"network\": \"net\"}", "its object is the target"),
+        (&*format!("{{\"reason\": {:?}}}", "x".repeat(5_000)), "more than 4096 bytes"),
+    ] {
+        annotated(value);
+        stays(&gateway, why);
+    }
+    eventually("a copy with the drain", || {
+        let files = std::fs::read_dir(state.path().join("registries")).ok()?.flatten();
+        let mut copies =
+            files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "copy"));
+        copies.find(|path| std::fs::read_to_string(path).is_ok_and(|text| text.contains("CHG-2")))
     });
-    assert_eq!(rig.gateway.json("/api/v1/drains"), json!([]));
+    gateway.kill();
+    let gateway = reads(&fake, state.path());
+    eventually("the drain of the copy", || {
+        (gateway.json("/api/v1/drains")[0]["reason"] == "CHG-2").then_some(())
+    });
+    stays(&gateway, "more than 4096 bytes");
+    annotated("{\"to\": \"50%\"}");
+    eventually("the next order", || {
+        (gateway.json("/api/v1/drains")[0]["left_percent"] == 50 && flaw(&gateway).is_none()).then_some(())
+    });
+    fake.put(&crate::kubernetes_hostile::service("web", 443));
+    eventually("no drain", || {
+        (gateway.json("/api/v1/drains") == json!([]) && flaw(&gateway).is_none()).then_some(())
+    });
 }

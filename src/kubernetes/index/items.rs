@@ -8,7 +8,7 @@ use super::super::endpoints::{Made, NODE_LABEL, Sources, made};
 use super::super::kinds::Tables;
 use super::super::kinds::destination_rule::RuleRecord;
 use super::super::kinds::service::{
-    DRAIN, EXPORT_TO, Entrance, PortRecord, ServiceClass, ServiceRecord, Unmarkable,
+    DRAIN, DRAIN_BYTES_MAX, EXPORT_TO, Entrance, PortRecord, ServiceClass, ServiceRecord, TooLong, Unmarkable,
 };
 use super::super::table::{ObjectKey, Rows as _};
 use super::Index;
@@ -17,10 +17,20 @@ use isthmus_model::drain::DrainTarget;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{Service, ServiceKey, ServicePort};
-use isthmus_snapshot::change::{Export, Item, Mark, MarkKey, MarkKind, RegistryDrain};
+use isthmus_snapshot::change::{Export, Item, Key, Mark, MarkKey, MarkKind, RegistryDrain};
 
 /// The domain of the names under which a service is known in all clusters that export it (KEP-1645).
 const CLUSTERSET: &str = "clusterset.local";
+
+/// The items of a Service.
+#[derive(Default)]
+pub(super) struct ServiceItems {
+    pub(super) items: Vec<Item>,
+    /// The drains that stay as they are, because the annotation [`DRAIN`] has a mistake.
+    pub(super) kept: Vec<Key>,
+    /// The mistake in the annotation [`DRAIN`].
+    pub(super) mistake: Option<String>,
+}
 
 /// Returns the name of a service in the cluster set.
 pub(crate) fn alias(key: &ObjectKey) -> Option<HostName> {
@@ -30,22 +40,21 @@ pub(crate) fn alias(key: &ObjectKey) -> Option<HostName> {
 impl Index {
     /// Returns the items of a Service: the service itself, its alias if it is exported, each named pod of a headless service,
     /// and the export marks of all of them.
-    pub(super) fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
+    pub(super) fn items(&mut self, key: &ObjectKey) -> ServiceItems {
         self.withheld.remove(key);
-        self.drain_notes.remove(key);
         let tables = &self.tables;
         let namespace = tables.labels_of(&key.namespace);
         if !tables.spec.namespaces.takes(&key.namespace, namespace) {
-            return Vec::new();
+            return ServiceItems::default();
         }
-        let Some(record) = tables.services.get(key) else { return Vec::new() };
+        let Some(record) = tables.services.get(key) else { return ServiceItems::default() };
         if record.class == ServiceClass::ExternalName || record.ports.is_empty() {
-            return Vec::new();
+            return ServiceItems::default();
         }
         let Ok(hostname) =
             HostName::parse(&format!("{}.{}.svc.{}", key.name, key.namespace, tables.spec.cluster_domain))
         else {
-            return Vec::new();
+            return ServiceItems::default();
         };
         let network = tables.network();
         let subsets = subsets(tables, key, &hostname);
@@ -124,56 +133,74 @@ impl Index {
             let marks: Vec<Item> = marks.collect();
             std::iter::once(Item::Service(Arc::new(service))).chain(marks)
         };
-        let drains = record.drain.as_ref().map(|text| drains(key, text, record, &hostname, alias.as_ref()));
-        let (drains, fault) = match drains.transpose() {
-            Ok(drains) => (drains.unwrap_or_default(), None),
-            Err(fault) => (Vec::new(), Some(fault)),
+        let mut made = ServiceItems {
+            items: services.into_iter().flat_map(of_service).collect(),
+            ..ServiceItems::default()
         };
-        if let Some(fault) = fault {
-            self.drain_notes.insert(key.clone(), fault);
+        if let Some(text) = &record.drain {
+            let targets = drained(record, &hostname, alias.as_ref());
+            match drains(key, text, &targets) {
+                Ok(drains) => made.items.extend(drains.into_iter().map(Item::Drain)),
+                Err(mistake) => {
+                    let kept = targets.iter().map(|(_, name)| Key::Drain(drain_object(name, key)));
+                    made.kept = kept.collect();
+                    made.mistake = Some(format!("{}: {mistake}", annotation(key)));
+                }
+            }
         }
-        services.into_iter().flat_map(of_service).chain(drains).collect()
+        made
     }
 }
 
-/// Returns the drains that the annotation [`DRAIN`] orders: of the service under each of its names, or of the addresses of the
-/// gateway whose Service it is. The error names the mistake.
-fn drains(
-    key: &ObjectKey,
-    text: &str,
+/// Returns the name of the annotation [`DRAIN`] of a Service, which registries report with its mistakes.
+pub(super) fn annotation(key: &ObjectKey) -> String {
+    format!("annotation {DRAIN} of Service {key}")
+}
+
+/// Returns the name of the drain of one target of a Service.
+fn drain_object(target: &str, key: &ObjectKey) -> Arc<str> {
+    format!("{target} of Service {key}").into()
+}
+
+/// Returns the kinds and names of the targets of the annotation [`DRAIN`]: the service under each of its names, or the addresses of
+/// the gateway whose Service it is.
+fn drained(
     record: &ServiceRecord,
     hostname: &HostName,
     alias: Option<&HostName>,
-) -> Result<Vec<Item>, String> {
-    let object = format!("annotation {DRAIN} of Service {key}");
-    let of_gateway = |entrance: &Entrance| -> Vec<(&'static str, String)> {
-        let overrides = entrance.overrides.iter().map(|(host, _)| host);
-        let hosts = if entrance.overrides.is_empty() {
-            entrance.hosts.iter().collect()
-        } else {
-            overrides.collect::<Vec<_>>()
-        };
-        hosts.into_iter().map(|host| ("gateway", host.to_string())).collect()
-    };
-    let targets = match record.entrance.as_deref() {
-        Some(entrance) => of_gateway(entrance),
+) -> Vec<(&'static str, String)> {
+    match record.entrance.as_deref() {
         None => [hostname].into_iter().chain(alias).map(|name| ("service", name.to_string())).collect(),
-    };
+        Some(Entrance { overrides, hosts, .. }) if overrides.is_empty() => {
+            hosts.iter().map(|host| ("gateway", host.to_string())).collect()
+        }
+        Some(Entrance { overrides, .. }) => {
+            overrides.iter().map(|(host, _)| ("gateway", host.to_string())).collect()
+        }
+    }
+}
+
+/// Returns the drains of these targets that the annotation [`DRAIN`] orders. The error is its mistake.
+fn drains(
+    key: &ObjectKey,
+    text: &Result<Arc<str>, TooLong>,
+    targets: &[(&'static str, String)],
+) -> Result<Vec<RegistryDrain>, String> {
+    let text = text.as_ref().map_err(|TooLong| format!("its value has more than {DRAIN_BYTES_MAX} bytes"))?;
     let mut fields: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(text).map_err(|error| format!("{object}: it is no JSON object: {error}"))?;
+        serde_json::from_str(text).map_err(|error| format!("it is no JSON object: {error}"))?;
     if let Some(kind) = DrainTarget::KINDS.into_iter().find(|kind| fields.contains_key(*kind)) {
-        return Err(format!("{object}: it has the key {kind:?}, but its object is the target"));
+        return Err(format!("it has the key {kind:?}, but its object is the target"));
     }
-    let mut items = Vec::new();
+    let mut drains = Vec::new();
     for (kind, name) in targets {
-        fields.insert(kind.to_owned(), name.clone().into());
+        fields.insert((*kind).to_owned(), name.clone().into());
         let document = serde_json::Value::Object(fields.clone()).to_string();
-        let drain = read(Path::new(&object), &document)
+        let drain = read(Path::new("drain"), &document)
             .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-        let object = format!("{name} of Service {key}").into();
-        items.push(Item::Drain(RegistryDrain { object, drain: drain.into() }));
+        drains.push(RegistryDrain { object: drain_object(name, key), drain: drain.into() });
     }
-    Ok(items)
+    Ok(drains)
 }
 
 /// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets

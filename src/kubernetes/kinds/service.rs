@@ -25,7 +25,7 @@ const FAMILIES_MAX: usize = 2;
 /// The annotation with a planned drain of the service, or of the gateways whose Service it is.
 pub(crate) const DRAIN: &str = "isthmus.io/drain";
 /// The longest value of [`DRAIN`] that is read, in bytes.
-const DRAIN_BYTES_MAX: usize = 4_096;
+pub(crate) const DRAIN_BYTES_MAX: usize = 4_096;
 
 /// The annotation with the namespaces in which a service is visible.
 pub(crate) const EXPORT_TO: &str = "networking.istio.io/exportTo";
@@ -106,9 +106,13 @@ pub(crate) struct ServiceRecord {
     pub(crate) traffic_distribution: Arc<str>,
     /// The IP families in order of name, with commas between them.
     pub(crate) ip_families: Arc<str>,
-    /// The annotation [`DRAIN`].
-    pub(crate) drain: Option<Arc<str>>,
+    /// The value of the annotation [`DRAIN`]; `Err` if it has more than [`DRAIN_BYTES_MAX`] bytes.
+    pub(crate) drain: Option<Result<Arc<str>, TooLong>>,
 }
+
+/// A value that is longer than its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooLong;
 
 /// The reason why the marks of a service cannot export it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,7 +216,7 @@ impl ServiceRecord {
             })
         });
         let ports: Box<[PortRecord]> = ports.collect();
-        let drain = metadata.annotations.get(DRAIN).filter(|text| text.len() <= DRAIN_BYTES_MAX);
+        let drain = metadata.annotations.get(DRAIN);
         let families: BTreeSet<&String> = spec.ip_families.iter().take(FAMILIES_MAX).collect();
         Self {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
@@ -225,7 +229,10 @@ impl ServiceRecord {
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
             traffic_distribution: texts.text(&cut(&spec.traffic_distribution)),
             ip_families: texts.text(&families.into_iter().map(cut).collect::<Vec<_>>().join(", ")),
-            drain: drain.map(|text| text.as_str().into()),
+            drain: drain.map(|text| match text.len() <= DRAIN_BYTES_MAX {
+                true => Ok(text.as_str().into()),
+                false => Err(TooLong),
+            }),
             labels: texts.labels(&metadata.labels),
             class,
             vips,
