@@ -44,7 +44,7 @@ use isthmus_model::reason::Reason;
 use isthmus_model::record::Side;
 use isthmus_net::pipe::Pipe;
 use isthmus_net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
-use isthmus_telemetry::local::RelayPath;
+use isthmus_telemetry::local::{RelayPath, RetirementEnd};
 use isthmus_wire::client_hello::{answers_tls, looks_like};
 
 /// The size in bytes of a read after which the next bytes are spliced, so that they stay in the kernel.
@@ -219,7 +219,7 @@ impl Relay<'_> {
         let down = self.pump(Way::Down, context);
         let up = self.pump(Way::Up, context);
         if is_quiet && down.is_pending() && up.is_pending() && self.is_in_pause() {
-            self.entry.explain(self.entry.retirement.in_a_pause(self.core.is_draining()));
+            retire::note_end(self.core, self.entry, RetirementEnd::Pause);
             return Poll::Ready(self.closed(Reason::Ok));
         }
         self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());

@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime};
 
 use super::core::Core;
 use super::entry::{Entry, Peer};
-use super::retirement::{Begun, Stage, Step};
+use super::retirement::{Begun, Stage, Step, detail};
 use isthmus_model::reason::Reason;
 use isthmus_model::time::unix_seconds;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::drain_scope::Emptied;
 use isthmus_snapshot::drains::ActiveDrain;
+use isthmus_telemetry::local::RetirementEnd;
 
 /// The number of ticks between two looks for connections that have opened since a drain began.
 const LOOK_EVERY: u32 = 5;
@@ -54,10 +55,18 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
             Some(next)
         }
         Step::Reset => {
-            entry.explain(retirement.without_a_pause(core.is_draining()));
+            note_end(core, entry, RetirementEnd::Reset);
             entry.cut(Reason::Drained);
             None
         }
+    }
+}
+
+/// Counts the end of a connection that is due, and explains it in the connection's record.
+pub(super) fn note_end(core: &Core, entry: &Entry, end: RetirementEnd) {
+    if let Some(cause) = entry.retirement.cause(core.is_draining()) {
+        core.local.retired(cause, end);
+        detail(cause, end).into_iter().for_each(|detail| entry.explain(detail));
     }
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use isthmus_model::drain::Drain;
 use isthmus_snapshot::drains::{DrainSource, Drains};
+use isthmus_telemetry::local::{RetirementCause, RetirementEnd};
 
 /// The number of ticks, each a second, for which a connection that is due may wait for a pause of a second.
 const PATIENCE: u32 = 30;
@@ -86,25 +87,14 @@ impl Retirement {
         self.due().is_some_and(|due| due <= now)
     }
 
-    /// Returns why the connection ends, for its record.
-    fn cause(&self, is_stopping: bool, end: &str) -> String {
-        let is_aged = self.aged.get() > 0 && self.due() == Some(self.aged.get());
-        let cause = match is_aged {
-            true => "the connection was older than maxConnectionAge",
-            false if is_stopping => "the gateway stops",
-            false => "a planned drain ended the connection",
-        };
-        format!("{cause}; it was {end}")
-    }
-
-    /// Returns the detail of a connection that is closed in a pause. `is_stopping` is true if the gateway stops.
-    pub(super) fn in_a_pause(&self, is_stopping: bool) -> String {
-        self.cause(is_stopping, "closed in a pause")
-    }
-
-    /// Returns the detail of a connection that is reset.
-    pub(super) fn without_a_pause(&self, is_stopping: bool) -> String {
-        self.cause(is_stopping, &format!("reset, as it had no pause for {PATIENCE} s"))
+    /// Returns why the connection ends. `is_stopping` is true if the gateway stops. `None`: for no cause of this module.
+    pub(super) fn cause(&self, is_stopping: bool) -> Option<RetirementCause> {
+        let due = self.due();
+        match due.is_some() && due == Some(self.aged.get()) {
+            true => Some(RetirementCause::Age),
+            false if is_stopping => Some(RetirementCause::Stop),
+            false => due.map(|_| RetirementCause::Drain),
+        }
     }
 
     /// Sets the tick at which a drain or the stop of the gateway ends the connection, unless it is due earlier. Returns true if it has
@@ -125,6 +115,20 @@ impl Retirement {
     /// Undoes what a drain has set.
     pub(super) fn stay(&self) {
         self.drained.set(0);
+    }
+}
+
+/// Returns the detail of a connection that has ended; `None` for an HBONE connection, which ends later.
+pub(super) fn detail(cause: RetirementCause, end: RetirementEnd) -> Option<String> {
+    let cause = match cause {
+        RetirementCause::Age => "the connection was older than maxConnectionAge",
+        RetirementCause::Stop => "the gateway stops",
+        RetirementCause::Drain => "a planned drain ended the connection",
+    };
+    match end {
+        RetirementEnd::Pause => Some(format!("{cause}; it was closed in a pause")),
+        RetirementEnd::GoAway => None,
+        RetirementEnd::Reset => Some(format!("{cause}; it was reset, as it had no pause for {PATIENCE} s")),
     }
 }
 
@@ -192,7 +196,11 @@ mod tests {
         assert_eq!(retirement.step(70, 70), Step::Ask(71), "a shorter pause");
         assert_eq!(retirement.step(74, 74), Step::Ask(75));
         assert_eq!(retirement.step(75, 0), Step::Reset);
+        assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
+        assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
         retirement.drained.set(0);
         assert_eq!(retirement.due(), Some(50));
+        assert_eq!(retirement.cause(true), Some(RetirementCause::Age));
+        assert_eq!(Retirement::default().cause(false), None, "another cause");
     }
 }

@@ -121,6 +121,12 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
         "isthmus_connections_total",
         "Ended connections, by listener, by service (or the route that matched), and by reason.",
     ),
+    (
+        "isthmus_connections_retired_total",
+        "Connections that the gateway itself ended, by cause: age (maxConnectionAge), drain (a planned drain), or stop (of the gateway, or \
+         its upgrade); and by end: pause (closed in a pause), goaway (an HBONE connection that ends with its last stream), or reset (no \
+         pause until the end of the time).",
+    ),
     ("isthmus_connections_active", "Open connections and CONNECT streams, from accept to their end."),
     (
         "isthmus_hbone_connections_total",

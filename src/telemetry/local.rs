@@ -44,6 +44,28 @@ pub enum RelayPath {
     Hbone,
 }
 
+/// The cause for which the gateway itself ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetirementCause {
+    /// The connection is older than `maxConnectionAge`.
+    Age,
+    /// A planned drain.
+    Drain,
+    /// The gateway stops, or hands over to a new process.
+    Stop,
+}
+
+/// The way in which the gateway itself ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetirementEnd {
+    /// The connection was closed in a pause.
+    Pause,
+    /// An HBONE connection was asked to leave.
+    GoAway,
+    /// The connection had no pause, and was reset.
+    Reset,
+}
+
 /// The metrics of one worker, and its access to the logs.
 pub struct Local {
     telemetry: Telemetry,
@@ -248,6 +270,23 @@ impl Local {
     pub fn hbone_ended(&self, listener: &Arc<str>, reason: Reason) {
         let labels = [("listener", &**listener), ("reason", reason.text())];
         self.recorder.counter("isthmus_hbone_connections_total", &labels).increment(1);
+    }
+
+    /// Counts a connection that the gateway itself ends.
+    pub fn retired(&self, cause: RetirementCause, end: RetirementEnd) {
+        let cause = match cause {
+            RetirementCause::Age => "age",
+            RetirementCause::Drain => "drain",
+            RetirementCause::Stop => "stop",
+        };
+        let end = match end {
+            RetirementEnd::Pause => "pause",
+            RetirementEnd::GoAway => "goaway",
+            RetirementEnd::Reset => "reset",
+        };
+        self.recorder
+            .counter("isthmus_connections_retired_total", &[("cause", cause), ("end", end)])
+            .increment(1);
     }
 
     /// Counts the end of a connection or stream of a peer's caller; [`Self::ended`] counts it too.

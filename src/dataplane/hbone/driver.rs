@@ -31,9 +31,11 @@ use super::transport::RECORDS;
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::refuse;
+use crate::retire;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_snapshot::policy::{HboneLimits, Listener};
+use isthmus_telemetry::local::RetirementEnd;
 
 /// The time without received bytes after which the client gets a PING.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -207,6 +209,7 @@ impl Driver<'_> {
             let streams = self.shared.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
         } else if !self.retired && (self.entry.is_retiring() || self.core.is_draining()) {
+            retire::note_end(self.core, self.entry, RetirementEnd::GoAway);
             self.retire();
         }
     }
