@@ -148,7 +148,11 @@ fn schedule(
 pub(super) fn end_all(core: &Core, within: Duration) {
     let entries = core.entries();
     let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
-    spread_ends(core, ending.collect(), within.as_secs() * 4 / 5);
+    let ending: Vec<&Rc<Entry>> = ending.collect();
+    let ticks = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
+    let stops = core.clock.now().saturating_add(ticks);
+    ending.iter().for_each(|entry| entry.retirement.stop_at(stops));
+    spread_ends(core, ending, within.as_secs() * 4 / 5);
 }
 
 /// Spreads the ends of connections evenly over a time in seconds: the oldest first. A connection that ends earlier anyway keeps its

@@ -10,6 +10,8 @@
 //!                                       └──▶ reset
 //! ```
 //!
+//! The last tries come before the end of `drain.timeout`, too, if the gateway stops.
+//!
 //! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A connection that carries
 //! CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
 
@@ -36,6 +38,8 @@ pub(crate) struct Retirement {
     aged: Cell<u32>,
     /// The tick at which a drain ends the connection.
     drained: Cell<u32>,
+    /// The tick at which the gateway, which stops, resets the connection; 0: it does not stop.
+    stopped: Cell<u32>,
 }
 
 /// The way in which a tick treats a connection that may be due.
@@ -75,8 +79,12 @@ impl Retirement {
         if now >= due.saturating_add(GRACE) {
             return Step::Reset;
         }
+        // The last tries come before the reset, whichever it is.
+        let stopped = Some(self.stopped.get()).filter(|stopped| *stopped > 0);
+        let before_stop = stopped.map_or(u32::MAX, |stopped| stopped.saturating_sub(LAST_TRIES));
+        let last_tries = due.saturating_add(PATIENCE).min(before_stop);
         // The tick in which a byte moved may not be over for a whole second.
-        if moved.saturating_add(1) < now || now >= due.saturating_add(PATIENCE) {
+        if moved.saturating_add(1) < now || now >= last_tries {
             return Step::Ask(now + 1);
         }
         Step::Wait(now + 1)
@@ -105,6 +113,11 @@ impl Retirement {
             self.drained.set(due);
         }
         is_sooner
+    }
+
+    /// Sets the tick at which the gateway, which stops, resets the connection.
+    pub(super) fn stop_at(&self, tick: u32) {
+        self.stopped.set(tick);
     }
 
     /// Returns true if a drain has set an end.
@@ -198,6 +211,10 @@ mod tests {
         assert_eq!(retirement.step(75, 0), Step::Reset);
         assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
         assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
+        // The gateway stops before the connection would be reset.
+        retirement.stop_at(60);
+        assert_eq!(retirement.step(54, 54), Step::Wait(55));
+        assert_eq!(retirement.step(55, 55), Step::Ask(56), "a shorter pause");
         retirement.drained.set(0);
         assert_eq!(retirement.due(), Some(50));
         assert_eq!(retirement.cause(true), Some(RetirementCause::Age));

@@ -159,6 +159,14 @@ fn a_gateway_that_stops_closes_what_is_open_in_pauses() {
         client
     };
     let (idle, mut waiting): (Vec<Tls>, Tls) = ((0..4).map(|_| connected()).collect(), connected());
+    let mut busy = connected();
+    let loops = thread::spawn(move || {
+        // It has no pause of a second.
+        while let Ok(answer) = call(&mut busy, "again") {
+            assert_eq!(answer, "again");
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
     let asks = thread::spawn(move || (call(&mut waiting, "slow"), ends_with_fin(&mut waiting)));
     gateway.signal("TERM");
     for mut client in idle {
@@ -166,7 +174,8 @@ fn a_gateway_that_stops_closes_what_is_open_in_pauses() {
     }
     let (answer, fin) = asks.join().expect("no panic");
     assert_eq!((answer.expect("an answer, however late"), fin), ("slow".to_owned(), true));
+    loops.join().expect("no panic");
     assert!(gateway.ended().success());
     let reasons: Vec<_> = gateway.access_log().into_iter().map(|line| line["reason"].clone()).collect();
-    assert_eq!(reasons, ["ok"; 5]);
+    assert_eq!(reasons, ["ok"; 6]);
 }
