@@ -19,7 +19,7 @@ use super::parts::{Parts, Prepared, Succession};
 use super::peers;
 use super::systemd::ServiceManager;
 use super::upgrade::giving::{self, Step, Upgrades};
-use super::upgrade::moving::Giving;
+use super::upgrade::moving::{Given, Giving};
 use super::upgrade::sockets::{LISTENER, Sockets, name, name_of};
 use super::upgrade::taking::Taking;
 use super::xds::Xds;
@@ -33,6 +33,7 @@ use isthmus_files::watch::FileWatch;
 use isthmus_net::budget::raise_descriptor_limit;
 use isthmus_net::inherited::Inherited;
 use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::Stop as StopOrder;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{ReloadResult, UpgradeResult};
 use isthmus_tls::files;
@@ -77,6 +78,8 @@ pub(super) struct Program {
     /// The socket file of the admin listener, which a second stop signal removes.
     admin_file: servers::AdminFile,
     upgrades: Upgrades,
+    /// The order to stop, for the task that follows the old process of an upgrade.
+    stopping: StopOrder,
 }
 
 /// The reason to end.
@@ -182,7 +185,8 @@ impl Program {
             parts.update_status(|status| status.taken_over = Some(taken_over));
             manager.main_process(std::process::id());
         }
-        let program = Self { config, parts, watch, openings, manager, admin_file, upgrades };
+        let stopping = StopOrder::default();
+        let program = Self { config, parts, watch, openings, manager, admin_file, upgrades, stopping };
         program.manager.watch_workers(program.parts.dataplane.control(), &scope);
         program.manager.ready(&program.serving());
         program.parts.update_status(|status| status.serving = true);
@@ -192,7 +196,8 @@ impl Program {
     /// Goes on with the connections of the earlier process, in a task.
     pub(super) fn follow(&self, taking: Taking) {
         let Handles { telemetry, scope, .. } = self.parts.handles.clone();
-        scope.spawn(taking.follow(self.parts.dataplane.control(), telemetry, self.parts.status.clone()));
+        let (control, status) = (self.parts.dataplane.control(), self.parts.status.clone());
+        scope.spawn(taking.follow(control, telemetry, status, self.stopping.receiver()));
     }
 
     /// Returns the status line for the service manager: the addresses of the listeners.
@@ -229,6 +234,7 @@ impl Program {
         drop(loader);
         // Peers are told first. Each continues with the services that it has received, and sends calls to other gateways.
         self.parts.links.stop();
+        self.stopping.order();
         self.manager.notify(&format!("STOPPING=1\nSTATUS=draining: {why}"));
         supervisor.set_draining();
         self.parts.handles.telemetry.control.draining();
@@ -343,10 +349,13 @@ impl Program {
                 return Ok(());
             }
             Step::Agreed(mut agreed) => {
+                // Kept for another process, if the new one dies.
+                let sockets = supervisor.during(self.offer(&control)).await?.unwrap_or_default();
                 let begun = supervisor.during(agreed.go(&control, &telemetry.recorder)).await?;
                 match begun {
                     Ok(began) => {
-                        return Err(Stop::HandedOver(Box::new(self.upgrades.hand_over(*agreed, began))));
+                        let giving = self.upgrades.hand_over(*agreed, began, sockets);
+                        return Err(Stop::HandedOver(Box::new(giving)));
                     }
                     Err(why) => why,
                 }
@@ -372,7 +381,7 @@ impl Program {
 
     /// Hands the connections over to a process that serves, and ends when none is left.
     async fn hand_over(self, mut giving: Giving, mut supervisor: Supervisor) -> Result<(), Failed> {
-        let Self { parts, config, admin_file, manager, upgrades, .. } = self;
+        let Self { parts, config, admin_file, manager, mut upgrades, .. } = self;
         supervisor.set_draining();
         manager.main_process(giving.process());
         if giving.takes_admin
@@ -394,10 +403,21 @@ impl Program {
         }
         giving.commit().await;
         let (control, within) = (dataplane.control(), config.drain.timeout);
+        let gives = async {
+            while let Given::Died(sockets) = giving.give(&control, &handles.telemetry, within).await {
+                let tools = (&*handles.telemetry.recorder, &handles.scope);
+                match upgrades.replace(sockets, &control, tools).await {
+                    Ok(next) => {
+                        giving = next;
+                        manager.main_process(giving.process());
+                        giving.commit().await;
+                    }
+                    Err(_) => tracing::error!("nobody listens any more; restart the gateway"),
+                }
+            }
+        };
         let ending = async {
-            let (left, gives) =
-                (shutdown::leave(dataplane, within), giving.give(&control, &handles.telemetry, within));
-            tokio::join!(left, gives);
+            tokio::join!(shutdown::leave(dataplane, within), gives);
             exporter.finish().await;
             // The callers of `isthmus upgrade` get their answer, and other requests theirs.
             let _ = tokio::time::timeout(ANSWERED_WITHIN, handles.stop.finished()).await;

@@ -12,9 +12,39 @@ pub(super) mod taking;
 
 use std::time::Duration;
 
+use rustix::process::{Pid, test_kill_process};
+use tokio::time::{Instant, sleep};
+
 /// The time from the order until the new process must be ready; then the old one goes on.
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
 /// The time that a single answer may take.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The option of `isthmus run` that names the upgrade socket.
 pub(super) const OPTION: &str = "--take-over";
+/// The time in which the end of a process that has closed the upgrade socket becomes visible.
+const DEAD_WITHIN: Duration = Duration::from_millis(500);
+/// The interval at which a process is looked at that may end.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Returns true if a process that has closed the upgrade socket has ended, or ends at once.
+pub(super) async fn has_died(process: u32) -> bool {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+    let lives = || process.is_some_and(|process| test_kill_process(process).is_ok() && !is_zombie(process));
+    let until = Instant::now() + DEAD_WITHIN;
+    while lives() {
+        if Instant::now() >= until {
+            return false;
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    true
+}
+
+/// Returns true if the process has ended, and its parent does not know yet.
+fn is_zombie(process: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid()));
+    // The state follows the name, which is in brackets and may contain any character.
+    status.is_ok_and(|status| {
+        status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
+    })
+}

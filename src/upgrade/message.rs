@@ -14,7 +14,8 @@
 //!   │◀─────────── Passed, Counters, … Left ─│   until the old process is empty
 //! ```
 //!
-//! Before `Serving`, an error or the end of either process changes nothing in the other. Members that a process does not know
+//! Before `Serving`, an error or the end of either process changes nothing in the other. After it, the new process may send `Stopping`
+//! at any time; if it dies without, the old one starts another new process with the sockets. Members that a process does not know
 //! are ignored in all messages but the records of connections.
 
 use serde::{Deserialize, Serialize};
@@ -111,6 +112,8 @@ pub enum Message {
     },
     /// The old process is empty and ends.
     Left {},
+    /// The new process was ordered to stop. The old one must not replace it.
+    Stopping {},
 }
 
 /// The name of a listening socket.

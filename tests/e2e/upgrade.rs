@@ -70,13 +70,15 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        for process in self.processes() {
-            // Only processes of the binary are killed, should an id belong to another process meanwhile.
+        // Only processes of the binary are killed, should an id belong to another process meanwhile.
+        let is_ours = |process: &u64| {
             let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-            if process != u64::from(std::process::id()) && name.trim() == "isthmus" {
-                let _ = Command::new("kill").args(["-9", &process.to_string()]).status();
-            }
-        }
+            *process != u64::from(std::process::id()) && name.trim() == "isthmus"
+        };
+        let all = self.processes().into_iter().chain([self.0.process().into()]);
+        // In one command, since an old process replaces a new one that is killed.
+        let all = all.filter(is_ours).map(|process| process.to_string());
+        let _ = Command::new("kill").arg("-9").args(all).status();
     }
 }
 

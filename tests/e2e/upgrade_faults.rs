@@ -7,15 +7,19 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::hbone;
 use crate::support::backend::Backend;
-use crate::support::eventually;
+use crate::support::client::hello;
 use crate::support::gateway::{BINARY, Gateway, http};
 use crate::support::handover::Handover;
+use crate::support::hbone::Hbone;
+use crate::support::{Stop, eventually};
 use crate::upgrade::{Line, NAME, config, open, put, replace, start_copy, works};
 
 #[test]
@@ -139,6 +143,67 @@ fn a_new_process_that_dies_in_any_step_costs_only_what_it_holds() {
     drop((new, sockets, given));
     works(&mut client);
     assert!(TcpStream::connect(line.address()).is_err(), "nobody listens");
+}
+
+fn kill(signal: &str, process: &Value) {
+    let status = Command::new("kill").args([signal, &process.to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()), "{process}");
+}
+
+#[test]
+fn a_new_process_that_is_killed_while_the_old_one_has_connections_is_replaced() {
+    let (echo, sni) = (Backend::echo(), Backend::echo());
+    let config = format!(
+        "{}state: {{dir: state}}\ndrain: {{timeout: 60s}}\nroutes: {{{NAME}: \"{}\"}}\nservices:\n{}",
+        hbone::BASE,
+        sni.address,
+        hbone::service("echo.shop.mesh", 80, &echo, "")
+    );
+    let line =
+        Line(Gateway::start_in(hbone::folder(), &config.replace("protocol: hbone", "protocol: auto"), &[]));
+    let address = line.0.listener("hbone");
+    let caller = Hbone::connect(address, hbone::caller()).expect("let in");
+    let mut stream = caller.open("echo.shop.mesh:80").expect("admitted");
+    let mut client = open(address);
+    let done = AtomicBool::new(false);
+    let opened = AtomicUsize::new(0);
+    let second = thread::scope(|scope| {
+        let _stop = Stop(&done);
+        scope.spawn(|| {
+            // No connection is refused. One that the killed process has accepted is its loss.
+            while !done.load(Ordering::Relaxed) {
+                let mut client = TcpStream::connect(address).expect("somebody listens");
+                client.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+                let sent = hello(NAME);
+                let echoed =
+                    client.write_all(&sent).and_then(|()| client.read_exact(&mut vec![0; sent.len()]));
+                opened.fetch_add(usize::from(echoed.is_ok()), Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let first = line.upgrade()["process"].clone();
+        works(&mut client);
+        kill("-KILL", &first);
+        client.read_exact(&mut [0]).expect_err("the connection of the killed process");
+        let second = eventually("another process", || {
+            let is_told = |text: &&String| text.contains("another one of this program was started");
+            let told = line.0.log().into_iter().find(|text| is_told(&text))?;
+            serde_json::from_str::<Value>(&told).ok()?.get("process").cloned()
+        });
+        // A request waits until the other process answers.
+        eventually("the other process to serve", || {
+            (line.0.json("/api/v1/status")["taken_over"]["process"] == line.0.process()).then_some(())
+        });
+        let before = opened.load(Ordering::Relaxed);
+        eventually("new connections", || (opened.load(Ordering::Relaxed) > before + 5).then_some(()));
+        assert_eq!(stream.echo("the old process goes on"), Ok("the old process goes on".to_owned()));
+        second
+    });
+    // A process that is ordered to stop is not replaced.
+    kill("-TERM", &second);
+    eventually("nobody listens", || TcpStream::connect(address).is_err().then_some(()));
+    assert_eq!(stream.echo("and on"), Ok("and on".to_owned()));
+    assert!(TcpStream::connect(address).is_err());
 }
 
 #[test]

@@ -5,10 +5,9 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::UnixStream;
@@ -17,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::moving::{Giving, Waiter, answer, receive};
 use super::sockets::{self, Sockets, UPGRADE};
-use super::{ANSWER_WITHIN, OPTION, READY_WITHIN, counters};
+use super::{ANSWER_WITHIN, LOOK_EVERY, OPTION, READY_WITHIN, counters};
 use isthmus_admin::ProgramStatus;
 use isthmus_dataplane::handle::Control;
 use isthmus_dataplane::withdrawals::{Standing, Which, Withdrawal};
@@ -29,11 +28,13 @@ use isthmus_upgrade::channel::Channel;
 use isthmus_upgrade::frame::DESCRIPTORS_MAX;
 use isthmus_upgrade::message::{Message, PROTOCOL, SocketName, Withdrawn};
 
-/// The interval at which a process that was started is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The distance of the ids of the new process from the last one of this process, which accepts connections for a few more
 /// milliseconds.
 const IDS_BETWEEN: u64 = 1 << 20;
+/// The program file of this process, also if another file is at its path.
+const OWN_FILE: &str = "/proc/self/exe";
+/// The end of the path of a program file that has been replaced.
+const REPLACED: &str = " (deleted)";
 /// The variables that are meant for the process that the service manager has started.
 const OF_THIS_PROCESS: [&str; 5] =
     ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID", "LISTEN_PIDFDID"];
@@ -49,8 +50,12 @@ impl Program {
     /// Takes the path of the program file and the arguments of this process. Must be called at the start, because the path
     /// changes when the file is replaced.
     pub(crate) fn of_this_process() -> Result<Self, String> {
-        let path = std::env::current_exe()
+        let mut path = std::env::current_exe()
             .map_err(|error| format!("the path of the program file is not known: {error}"))?;
+        // A process that replaces one that has died runs an earlier file.
+        if let Some(replaced) = path.to_str().and_then(|path| path.strip_suffix(REPLACED)) {
+            path = replaced.into();
+        }
         let mut arguments: Vec<OsString> = Vec::new();
         let mut given = std::env::args_os().skip(1);
         while let Some(argument) = given.next() {
@@ -64,14 +69,14 @@ impl Program {
         Ok(Self { path, arguments })
     }
 
-    /// Starts the program file that is at the path now.
-    fn start(&self, socket: &std::path::Path) -> Result<Child, String> {
-        let mut command = Command::new(&self.path);
+    /// Starts a program file with the arguments of this process.
+    fn start(&self, file: &Path, socket: &Path) -> Result<Child, String> {
+        let mut command = Command::new(file);
         command.args(&self.arguments).arg(OPTION).arg(socket);
         for name in OF_THIS_PROCESS {
             command.env_remove(name);
         }
-        command.spawn().map_err(|error| format!("cannot start {}: {error}", self.path.display()))
+        command.spawn().map_err(|error| format!("cannot start {}: {error}", file.display()))
     }
 }
 
@@ -147,16 +152,10 @@ impl Upgrades {
         Self { program, door, instance, status, attempt: None }
     }
 
-    /// Starts a new process.
+    /// Starts a new process of the program file that is at the path now.
     pub(crate) fn begin(&mut self, waiters: Vec<Waiter>) {
-        let child = match (self.busy(), &self.door, &self.program) {
-            (Some(why), ..) => Err(why),
-            (None, Err(why), _) | (None, _, Err(why)) => Err(why.clone()),
-            (None, Ok(door), Ok(program)) => {
-                isthmus_upgrade::place::check(&door.path).and_then(|()| program.start(&door.path))
-            }
-        };
-        match child {
+        let file = self.program.as_ref().map(|program| program.path.clone()).map_err(String::clone);
+        match file.and_then(|file| self.start(&file)) {
             Ok(child) => {
                 tracing::info!(process = child.id(), "an upgrade begins: the new process was started");
                 self.attempt = Some(Attempt::new(waiters, Some(child)));
@@ -166,6 +165,49 @@ impl Upgrades {
                 answer(waiters, &Err(why));
             }
         }
+    }
+
+    /// Starts a new process of this file.
+    fn start(&self, file: &Path) -> Result<Child, String> {
+        match (self.busy(), &self.door, &self.program) {
+            (Some(why), ..) => Err(why),
+            (None, Err(why), _) | (None, _, Err(why)) => Err(why.clone()),
+            (None, Ok(door), Ok(program)) => {
+                isthmus_upgrade::place::check(&door.path).and_then(|()| program.start(file, &door.path))
+            }
+        }
+    }
+
+    /// Starts another process, of the program file of this one, because the new process has died. It gets the sockets, in whose queues
+    /// clients wait meanwhile. Returns the hand-over to it.
+    pub(crate) async fn replace(
+        &mut self,
+        sockets: Vec<(SocketName, OwnedFd)>,
+        control: &Control,
+        (recorder, scope): (&Recorder, &Scope),
+    ) -> Result<Giving, String> {
+        let child = self.start(Path::new(OWN_FILE))?;
+        tracing::error!(
+            process = child.id(),
+            "the new process has died; another one of this program was started"
+        );
+        self.attempt = Some(Attempt::new(Vec::new(), Some(child)));
+        let mut offer = Some(sockets);
+        let why = loop {
+            match self.next().await {
+                Step::Arrived(stream) => {
+                    let offer = offer.take().ok_or_else(|| io::Error::other("they were offered before"));
+                    self.arrive(stream, offer, scope);
+                }
+                Step::Agreed(mut agreed) => match agreed.go(control, recorder).await {
+                    Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new())),
+                    Err(why) => break why,
+                },
+                Step::Failed(why) => break why,
+            }
+        };
+        self.fail(&why);
+        Err(why)
     }
 
     /// Returns why no upgrade can begin at present, if none can. While the earlier process of the last upgrade has connections, none
@@ -254,8 +296,14 @@ impl Upgrades {
         answer(waiters, &Err(why.to_owned()));
     }
 
-    /// Returns the hand-over to a process that serves. The upgrade socket belongs to it, if it has taken it.
-    pub(crate) fn hand_over(&mut self, agreed: Agreed, Began { known, taken }: Began) -> Giving {
+    /// Returns the hand-over to a process that serves. The upgrade socket belongs to it, if it has taken it. `sockets` are descriptors
+    /// of the listening sockets; this process keeps those that the new one has taken, and gives them to another one if it dies.
+    pub(crate) fn hand_over(
+        &mut self,
+        agreed: Agreed,
+        Began { known, taken }: Began,
+        mut sockets: Vec<(SocketName, OwnedFd)>,
+    ) -> Giving {
         let Agreed { channel, version } = agreed;
         let attempt = self.attempt.take();
         let (waiters, begun) =
@@ -266,7 +314,9 @@ impl Upgrades {
         {
             socket.file().leave();
         }
-        Giving { takes_admin: takes("admin"), channel, version, known, waiters, begun, is_broken: false }
+        let takes_admin = takes("admin");
+        sockets.retain(|(name, _)| taken.contains(name));
+        Giving { takes_admin, sockets, channel, version, known, waiters, begun, is_broken: false }
     }
 
     /// Returns a descriptor of the upgrade socket.
@@ -437,12 +487,17 @@ async fn abort(channel: &Channel, why: &str) {
 
 impl Agreed {
     /// Lets the new process accept connections, and waits until it does.
-    pub(crate) async fn go(&mut self, control: &Control, recorder: &Recorder) -> Result<Began, String> {
+    pub(crate) async fn go(
+        &mut self,
+        control: &Control,
+        recorder: &Recorder,
+    ) -> Result<Began, String> {
         let (_, unused_id) = control.sockets().await;
         let mut known = Known::default();
         let going = async {
             counters::send(&self.channel, recorder, &mut known).await?;
-            let go = Message::Go { next_id: unused_id + IDS_BETWEEN, withdrawn: withdrawn(control) };
+            let next_id = unused_id + IDS_BETWEEN;
+            let go = Message::Go { next_id, withdrawn: withdrawn(control) };
             self.channel.send(&go).await?;
             receive(&mut self.channel).await
         };

@@ -1,13 +1,13 @@
 //! The hand-over of live connections, from the moment when the new process serves until the old one is empty.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::counters;
+use super::{counters, has_died};
 use isthmus_admin::Upgraded;
 use isthmus_dataplane::handle::{Control, GoesOn};
 use isthmus_dataplane::parcel::{Parcel, Place};
@@ -16,7 +16,7 @@ use isthmus_telemetry::control::UpgradedConnection;
 use isthmus_telemetry::recorder::Known;
 use isthmus_upgrade::channel::Channel;
 use isthmus_upgrade::frame::TAIL_BYTES_MAX;
-use isthmus_upgrade::message::{CONNECTIONS_MAX, Message};
+use isthmus_upgrade::message::{CONNECTIONS_MAX, Message, SocketName};
 
 /// The interval at which connections are looked for that could not be moved before.
 const LATER: Duration = Duration::from_millis(20);
@@ -27,6 +27,9 @@ const COMPLETE_WITHIN: Duration = Duration::from_millis(1_500);
 const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 /// The interval at which the increases of metrics are sent.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
+/// The time after which a new process that dies is not replaced. Until then this process has the listening sockets, so that an address
+/// that a reload removes from the config of the new process stays in use.
+const REPLACED_WITHIN: Duration = Duration::from_secs(60);
 /// Sends the result of an upgrade to a caller.
 pub(crate) type Waiter = oneshot::Sender<Result<Upgraded, String>>;
 
@@ -34,6 +37,8 @@ pub(crate) type Waiter = oneshot::Sender<Result<Upgraded, String>>;
 pub(crate) struct Giving {
     /// True if the new process has taken the admin socket.
     pub(crate) takes_admin: bool,
+    /// Descriptors of the listening sockets that the new process uses; none if it must not be replaced.
+    pub(super) sockets: Vec<(SocketName, OwnedFd)>,
     pub(super) channel: Channel,
     pub(super) version: String,
     pub(super) known: Known,
@@ -41,6 +46,15 @@ pub(crate) struct Giving {
     pub(super) begun: Instant,
     /// True if the new process does not answer any more: all connections that are left end here.
     pub(super) is_broken: bool,
+}
+
+/// The end of a hand-over.
+#[derive(Debug)]
+pub(crate) enum Given {
+    /// No connection is left in this process.
+    All,
+    /// The new process has died. These are the listening sockets, of which nobody accepts connections.
+    Died(Vec<(SocketName, OwnedFd)>),
 }
 
 impl Giving {
@@ -56,9 +70,10 @@ impl Giving {
 
     /// Moves connections until none is left in this process, and passes on metrics. `within` is the time after which connections
     /// that are left here are reset.
-    pub(crate) async fn give(&mut self, control: &Control, telemetry: &Telemetry, within: Duration) {
+    pub(crate) async fn give(&mut self, control: &Control, telemetry: &Telemetry, within: Duration) -> Given {
         let (mut moved, mut passed, mut counted) = (0, false, Instant::now());
-        let patience = Instant::now() + COMPLETE_WITHIN;
+        let begun = Instant::now();
+        let patience = begun + COMPLETE_WITHIN;
         loop {
             let (mut is_alive, mut given, mut left, mut waiting) = (false, 0, 0, 0);
             for worker in 0..control.workers() {
@@ -86,12 +101,34 @@ impl Giving {
                     counters::send(&self.channel, &telemetry.recorder, &mut self.known).await.is_err();
             }
             if given == 0 {
-                sleep(LATER).await;
+                self.listen().await;
+            }
+            if begun.elapsed() >= REPLACED_WITHIN {
+                self.sockets.clear();
+            }
+            if self.is_broken && !self.sockets.is_empty() {
+                let sockets = std::mem::take(&mut self.sockets);
+                if has_died(self.process()).await {
+                    return Given::Died(sockets);
+                }
             }
         }
         tracing::info!(moved, "no connection is left in this process");
         if counters::send(&self.channel, &telemetry.recorder, &mut self.known).await.is_ok() {
             let _ = self.channel.send(&Message::Left {}).await;
+        }
+        Given::All
+    }
+
+    /// Waits for [`LATER`], or less if the new process sends something or dies.
+    async fn listen(&mut self) {
+        if self.is_broken {
+            return sleep(LATER).await;
+        }
+        match timeout(LATER, receive(&mut self.channel)).await {
+            Err(_) => {}
+            Ok(Ok(Message::Stopping {})) => self.sockets.clear(),
+            Ok(_) => self.is_broken = true,
         }
     }
 
@@ -146,7 +183,7 @@ impl Giving {
         let sending = self.channel.send_with(&message, &tail, &descriptors);
         let sent = timeout(TAKEN_WITHIN, sending).await;
         let answer = match sent {
-            Ok(Ok(())) => timeout(TAKEN_WITHIN, receive(&mut self.channel)).await,
+            Ok(Ok(())) => timeout(TAKEN_WITHIN, self.answer()).await,
             Ok(Err(error)) => Ok(Err(error)),
             Err(late) => Err(late),
         };
@@ -156,7 +193,7 @@ impl Giving {
                 // The new process goes on with the connections only if its answer was sent. After this call it cannot be.
                 self.channel.stop_receiving();
                 self.is_broken = true;
-                timeout(TAKEN_WITHIN, receive(&mut self.channel)).await.ok().and_then(Result::ok)
+                timeout(TAKEN_WITHIN, self.answer()).await.ok().and_then(Result::ok)
             }
         };
         match answer {
@@ -166,6 +203,16 @@ impl Giving {
                     "the new process does not answer, so the connections that are left end in this process"
                 );
                 None
+            }
+        }
+    }
+
+    /// Waits for the answer of the new process.
+    async fn answer(&mut self) -> io::Result<Message> {
+        loop {
+            match receive(&mut self.channel).await? {
+                Message::Stopping {} => self.sockets.clear(),
+                message => return Ok(message),
             }
         }
     }

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use rustix::process::{Pid, test_kill_process};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::sockets::{PASSED, Sockets};
-use super::{ANSWER_WITHIN, READY_WITHIN, counters};
+use super::{ANSWER_WITHIN, LOOK_EVERY, READY_WITHIN, counters, has_died};
 use isthmus_admin::{ProgramStatus, TakenOver};
 use isthmus_dataplane::handle::{Control, GoesOn};
 use isthmus_dataplane::parcel::{Parcel, Place};
 use isthmus_dataplane::withdrawals::{Which, Withdrawal};
 use isthmus_net::inherited::Inherited;
+use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{UpgradeResult, UpgradedConnection};
 use isthmus_upgrade::channel::{Channel, Received};
@@ -25,12 +25,8 @@ use isthmus_upgrade::message::{Message, PROTOCOL, Withdrawn};
 use isthmus_upgrade::place;
 use isthmus_upgrade::record::Record;
 
-/// The interval at which the readiness gates are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The time from the start until this process says that it is not ready, before the old one stops waiting.
 const SAY_WITHIN: Duration = Duration::from_secs(READY_WITHIN.as_secs() - 5);
-/// The time in which the end of a process that has closed the upgrade socket becomes visible.
-const DEAD_WITHIN: Duration = Duration::from_millis(500);
 
 /// The conversation with the old process.
 pub(crate) struct Taking {
@@ -58,7 +54,8 @@ impl Taking {
         let channel = Channel::connect(path).await.map_err(cannot)?;
         let (instance, version) = (Arc::from(""), String::new());
         let begun = Instant::now();
-        let mut taking = Self { channel, begun, instance, version, process: 0, is_alone: false };
+        let mut taking =
+            Self { channel, begun, instance, version, process: 0, is_alone: false };
         match timeout(ANSWER_WITHIN, taking.greet(sockets)).await {
             Ok(greeted) => greeted?,
             Err(_) => return Err("the gateway does not answer at its upgrade socket".to_owned()),
@@ -168,15 +165,8 @@ impl Taking {
 
     /// Goes on without the old process, if it has died. While it lives, only one of the two may serve.
     async fn take_alone(&mut self, error: &io::Error) -> Result<(), String> {
-        let process = i32::try_from(self.process).ok().and_then(Pid::from_raw);
-        let lives =
-            || process.is_some_and(|process| test_kill_process(process).is_ok() && !is_zombie(process));
-        let until = Instant::now() + DEAD_WITHIN;
-        while lives() {
-            if Instant::now() >= until {
-                return Err(format!("the old process has closed the upgrade socket: {error}"));
-            }
-            sleep(LOOK_EVERY).await;
+        if !has_died(self.process).await {
+            return Err(format!("the old process has closed the upgrade socket: {error}"));
         }
         tracing::warn!(
             process = self.process,
@@ -218,21 +208,33 @@ impl Taking {
         }
     }
 
-    /// Goes on with the connections of the old process, until it has ended.
+    /// Goes on with the connections of the old process, until it has ended. Tells the old process when this one is ordered to stop.
     pub(crate) async fn follow(
         mut self,
         control: Control,
         telemetry: Telemetry,
         status: Arc<ArcSwap<ProgramStatus>>,
+        mut stopping: Stopped,
     ) {
         telemetry.control.upgraded(UpgradeResult::Done);
         let mut taken = self.taken_over();
         let show = |taken: &TakenOver| {
             status.rcu(|status| ProgramStatus { taken_over: Some(taken.clone()), ..(**status).clone() });
         };
-        let mut next_worker = 0;
+        let (mut next_worker, mut is_stopping) = (0, false);
         while !taken.has_ended {
-            match self.channel.receive().await {
+            let received = tokio::select! {
+                // The old process may end at any time, so it learns first.
+                biased;
+                () = stopping.ordered(), if !is_stopping => {
+                    is_stopping = true;
+                    // An old process that has ended needs no message.
+                    let _ = self.channel.send(&Message::Stopping {}).await;
+                    continue;
+                }
+                received = self.channel.receive() => received,
+            };
+            match received {
                 Ok(Received { message: Message::Connections { records, held }, tail, descriptors }) => {
                     let parcels = parcels(records, &held, tail, descriptors);
                     let Ok(parcels) = parcels.inspect_err(|why| tracing::error!("{why}")) else { break };
@@ -321,15 +323,6 @@ fn withdraw(control: &Control, withdrawn: &[Withdrawn]) {
             );
         }
     }
-}
-
-/// Returns true if the process has ended, and its parent does not know yet.
-fn is_zombie(process: Pid) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid()));
-    // The state follows the name, which is in brackets and may contain any character.
-    status.is_ok_and(|status| {
-        status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
-    })
 }
 
 /// Returns the connections of a message, each by itself: one whose record cannot be read stays in the old process. The error is a
