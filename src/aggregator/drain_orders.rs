@@ -110,6 +110,36 @@ impl DrainOrders {
         all
     }
 
+    /// Returns the documents of all orders, which [`take_over`](Self::take_over) reads.
+    pub fn documents(&self) -> Vec<String> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.orders.iter().map(|drain| line(drain)).collect()
+    }
+
+    /// Replaces all orders by those of an earlier process, and keeps them in the state folder. Returns those that have an effect.
+    pub async fn take_over(&self, documents: &[String]) -> Vec<Arc<Drain>> {
+        let _turn = self.turn.lock().await;
+        let read = |document: &String| match drains::read(Path::new(FILE), document) {
+            Ok(drain) => Some(Arc::new(drain)),
+            Err(problems) => {
+                tracing::warn!(document, ?problems, "an order to drain of the old process has no effect");
+                None
+            }
+        };
+        let orders: Vec<Arc<Drain>> = documents.iter().filter_map(read).take(ORDERS_MAX).collect();
+        let before = {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut kept.orders, orders.clone())
+        };
+        if before != orders {
+            self.publish();
+            if let Some(Err(failed)) = self.store().await {
+                tracing::error!("the orders to drain of the old process are not kept: {failed}");
+            }
+        }
+        orders
+    }
+
     /// Uses the places of another config.
     pub fn configure(&self, state: Option<&Path>, registries: &[RegistrySpec]) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,22 +206,13 @@ impl DrainOrders {
 
     /// Writes the orders to the state folder, and the value of one target, or its absence, to the registries in etcd.
     async fn keep(&self, target: &DrainTarget, value: Option<String>) -> Places {
-        let (orders, state, registries) = {
-            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            (kept.orders.clone(), kept.state.clone(), kept.registries.clone())
-        };
         let mut places = Places::default();
-        if let Some(state) = state {
-            let path = state.join(FILE);
-            let work = move || LIST.store(&path, orders.iter().map(|drain| line(drain)));
-            match background::run(work).await {
-                Ok(Ok(())) => places.state = Some(state),
-                Ok(Err(error)) => {
-                    places.failed.push(format!("it cannot be written to {}: {error}", state.display()))
-                }
-                Err(_) => places.failed.push("internal error: writing the state folder panicked".to_owned()),
-            }
+        match self.store().await {
+            Some(Ok(state)) => places.state = Some(state),
+            Some(Err(failed)) => places.failed.push(failed),
+            None => {}
         }
+        let registries = self.kept.lock().unwrap_or_else(PoisonError::into_inner).registries.clone();
         for registry in registries {
             let RegistryKind::Etcd(etcd) = &registry.kind else { continue };
             match store::drain(etcd, &self.scope, target, value.clone()).await {
@@ -204,6 +225,21 @@ impl DrainOrders {
             }
         }
         places
+    }
+
+    /// Writes the orders to the state folder, and returns the folder; `None`: the config has none.
+    async fn store(&self) -> Option<Result<PathBuf, String>> {
+        let (orders, state) = {
+            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            (kept.orders.clone(), kept.state.clone()?)
+        };
+        let path = state.join(FILE);
+        let work = move || LIST.store(&path, orders.iter().map(|drain| line(drain)));
+        Some(match background::run(work).await {
+            Ok(Ok(())) => Ok(state),
+            Ok(Err(error)) => Err(format!("it cannot be written to {}: {error}", state.display())),
+            Err(_) => Err("internal error: writing the state folder panicked".to_owned()),
+        })
     }
 }
 

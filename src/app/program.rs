@@ -164,6 +164,9 @@ impl Program {
         if let Some(taking) = &mut taking {
             let closed = || closed_gates(&sources, &config);
             taking.ready(closed, &sources.dataplane, &parts.handles.telemetry).await?;
+            if let Some(drains) = taking.drains() {
+                parts.registries.take_over(&drains, &sources.reader).await;
+            }
         }
         // The xDS and DNS servers start after the registries have been read. Otherwise an xDS client that reconnects would lose
         // the endpoints of registries that are not read yet, and DNS clients would learn that names do not exist.
@@ -351,7 +354,8 @@ impl Program {
             Step::Agreed(mut agreed) => {
                 // Kept for another process, if the new one dies.
                 let sockets = supervisor.during(self.offer(&control)).await?.unwrap_or_default();
-                let begun = supervisor.during(agreed.go(&control, &telemetry.recorder)).await?;
+                let drains = Some(self.parts.registries.drain_orders.documents());
+                let begun = supervisor.during(agreed.go(&control, &telemetry.recorder, drains)).await?;
                 match begun {
                     Ok(began) => {
                         let giving = self.upgrades.hand_over(*agreed, began, sockets);
@@ -405,8 +409,11 @@ impl Program {
         let (control, within) = (dataplane.control(), config.drain.timeout);
         let gives = async {
             while let Given::Died(sockets) = giving.give(&control, &handles.telemetry, within).await {
+                // In the state folder are the orders of the process that has died, too.
+                let is_kept = config.aggregator.state.is_some();
+                let drains = (!is_kept).then(|| registries.drain_orders.documents());
                 let tools = (&*handles.telemetry.recorder, &handles.scope);
-                match upgrades.replace(sockets, &control, tools).await {
+                match upgrades.replace(sockets, drains, &control, tools).await {
                     Ok(next) => {
                         giving = next;
                         manager.main_process(giving.process());

@@ -6,7 +6,7 @@ mod kubernetes;
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
 
@@ -22,9 +22,13 @@ use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status};
 use isthmus_config::Config;
 #[cfg(feature = "kubernetes")]
 use isthmus_kubernetes::sources as kubernetes;
+use isthmus_model::drain::Drain;
+use isthmus_model::time::unix_seconds;
 use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::imports::registry::PeerRegistry;
+use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Change;
+use isthmus_snapshot::drains::DrainSource;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::Stop;
@@ -33,6 +37,8 @@ use isthmus_world::{LaterReader, Reader};
 
 /// The time for which a reload waits for newly added sources of Kubernetes clusters.
 const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
+/// The time for which a new process waits until the orders to drain of the old one are in force.
+const DRAINS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The registries of the config in use.
 pub(super) struct Registries {
@@ -79,6 +85,27 @@ impl Registries {
         let drain_orders = background::run(orders).await;
         let drain_orders = drain_orders.map_err(|_| "reading the orders to drain panicked".to_owned())?;
         Ok((Self { aggregator, drain_orders, liveness, clusters }, reader))
+    }
+
+    /// Uses the orders to drain of an earlier process, and waits until they are in force.
+    pub(super) async fn take_over(&self, drains: &[String], reader: &Reader) {
+        let orders = self.drain_orders.take_over(drains).await;
+        let now = unix_seconds(SystemTime::now());
+        let wanted: Vec<&Arc<Drain>> =
+            orders.iter().filter(|drain| drain.parts_left(now).is_some()).collect();
+        let are_in_force = |snapshot: &Snapshot| {
+            let of_operators = snapshot.drains.0.iter().filter(|one| one.source == DrainSource::Operator);
+            of_operators.map(|active| &active.drain).eq(wanted.iter().copied())
+        };
+        let applied = async {
+            let mut snapshot = reader.latest();
+            while !are_in_force(&snapshot) && reader.changed(snapshot.generation).await {
+                snapshot = reader.latest();
+            }
+        };
+        if timeout(DRAINS_WITHIN, applied).await.is_err() {
+            tracing::warn!("the orders to drain of the old process are not in force yet");
+        }
     }
 
     /// Replaces the config; on an error, the previous one stays in use.

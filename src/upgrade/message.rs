@@ -83,6 +83,9 @@ pub enum Message {
         /// The endpoints that operators have taken out of service.
         #[serde(default)]
         withdrawn: Vec<Withdrawn>,
+        /// The documents of the planned drains that operators have ordered; `None`: those in the state folder.
+        #[serde(default)]
+        drains: Option<Vec<String>>,
     },
     /// The new process accepts connections.
     Serving {

@@ -441,6 +441,35 @@ fn hbone_connections_end_in_the_old_process_after_goaway() {
     works(&mut sni);
 }
 
+#[test]
+fn drains_without_a_state_folder_hold_in_the_new_process() {
+    let backend = Backend::echo();
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).expect("set");
+    let run = folder.path().to_str().expect("a path").to_owned();
+    let config = config(&backend, "").replace("state: {dir: state}\n", "");
+    let line = Line(Gateway::start_in(folder, &config, &[("RUNTIME_DIRECTORY", &run)]));
+    let admin = format!("http://{}", line.0.admin());
+    let order = |arguments: &[&str]| {
+        let done = Command::new(BINARY).args(arguments).args(["--admin", &admin]).output().expect("it runs");
+        assert!(done.status.success(), "{done:?}");
+    };
+    order(&["drain", "network", "west", "--over", "1h", "--until", "2h", "--force", "--reason", "CHG-1"]);
+    order(&["drain", "peer", "globex", "--over", "0s", "--to", "25%", "--force"]);
+    let lasting = || {
+        let mut drains = line.0.json("/api/v1/drains");
+        drains.as_array_mut().expect("a list").iter_mut().for_each(|one| one["ramp_left_s"] = Value::Null);
+        drains
+    };
+    let before = eventually("two drains", || Some(lasting()).filter(|all| all[1]["name"].is_string()));
+    line.upgrade();
+    assert_eq!(lasting(), before, "at once");
+    order(&["undrain", "network", "west"]);
+    eventually("one drain", || (lasting().as_array()?.len() == 1).then_some(()));
+    line.upgrade();
+    assert_eq!(lasting(), json!([before[1]]));
+}
+
 /// Puts the binary at a path, in one step.
 pub(crate) fn put(path: &Path) {
     let next = path.with_extension("next");

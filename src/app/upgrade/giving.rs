@@ -179,10 +179,11 @@ impl Upgrades {
     }
 
     /// Starts another process, of the program file of this one, because the new process has died. It gets the sockets, in whose queues
-    /// clients wait meanwhile. Returns the hand-over to it.
+    /// clients wait meanwhile. Returns the hand-over to it. `drains` are the orders to drain that are kept nowhere else.
     pub(crate) async fn replace(
         &mut self,
         sockets: Vec<(SocketName, OwnedFd)>,
+        drains: Option<Vec<String>>,
         control: &Control,
         (recorder, scope): (&Recorder, &Scope),
     ) -> Result<Giving, String> {
@@ -199,7 +200,7 @@ impl Upgrades {
                     let offer = offer.take().ok_or_else(|| io::Error::other("they were offered before"));
                     self.arrive(stream, offer, scope);
                 }
-                Step::Agreed(mut agreed) => match agreed.go(control, recorder).await {
+                Step::Agreed(mut agreed) => match agreed.go(control, recorder, drains.clone()).await {
                     Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new())),
                     Err(why) => break why,
                 },
@@ -491,13 +492,14 @@ impl Agreed {
         &mut self,
         control: &Control,
         recorder: &Recorder,
+        drains: Option<Vec<String>>,
     ) -> Result<Began, String> {
         let (_, unused_id) = control.sockets().await;
         let mut known = Known::default();
         let going = async {
             counters::send(&self.channel, recorder, &mut known).await?;
             let next_id = unused_id + IDS_BETWEEN;
-            let go = Message::Go { next_id, withdrawn: withdrawn(control) };
+            let go = Message::Go { next_id, withdrawn: withdrawn(control), drains };
             self.channel.send(&go).await?;
             receive(&mut self.channel).await
         };

@@ -38,6 +38,8 @@ pub(crate) struct Taking {
     process: u32,
     /// True once the old process has died.
     is_alone: bool,
+    /// The documents of the operators' orders to drain, if the old process has passed them on.
+    drains: Option<Vec<String>>,
 }
 
 impl Taking {
@@ -55,7 +57,7 @@ impl Taking {
         let (instance, version) = (Arc::from(""), String::new());
         let begun = Instant::now();
         let mut taking =
-            Self { channel, begun, instance, version, process: 0, is_alone: false };
+            Self { channel, begun, instance, version, process: 0, is_alone: false, drains: None };
         match timeout(ANSWER_WITHIN, taking.greet(sockets)).await {
             Ok(greeted) => greeted?,
             Err(_) => return Err("the gateway does not answer at its upgrade socket".to_owned()),
@@ -142,9 +144,10 @@ impl Taking {
                 Ok(Received { message: Message::Counters { counters, histograms }, .. }) => {
                     counters::add(&telemetry.recorder, &counters, &histograms);
                 }
-                Ok(Received { message: Message::Go { next_id, withdrawn }, .. }) => {
+                Ok(Received { message: Message::Go { next_id, withdrawn, drains }, .. }) => {
                     control.number_from(next_id);
                     withdraw(control, &withdrawn);
+                    self.drains = drains;
                     return Ok(());
                 }
                 other => return self.expect_nothing(other).await,
@@ -161,6 +164,11 @@ impl Taking {
             Ok(_) => Err("the old process has sent a message that does not fit here".to_owned()),
             Err(error) => self.take_alone(&error).await,
         }
+    }
+
+    /// Returns the documents of the operators' orders to drain, if the old process has passed them on.
+    pub(crate) fn drains(&mut self) -> Option<Vec<String>> {
+        self.drains.take()
     }
 
     /// Goes on without the old process, if it has died. While it lives, only one of the two may serve.
