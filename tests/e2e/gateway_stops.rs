@@ -2,8 +2,10 @@
 //! two gateways, at which east's control plane points it.
 
 use std::ffi::OsString;
+use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,13 +14,15 @@ use serde_json::Value;
 use crate::horizon_envoy::{Traffic, envoy};
 use crate::peer_replicas::linked;
 use crate::support::backend::Backend;
-use crate::support::client::connect;
+use crate::support::client::{call, connect};
 use crate::support::envoy::Envoy;
-use crate::support::eventually;
 use crate::support::federated::{WEB, World, client, loopback, workload};
 use crate::support::gateway::Gateway;
 use crate::support::organisation::start;
+use crate::support::{PATIENCE, Stop, eventually};
 
+/// The number of kept connections, and the time between two calls over each.
+const KEPT: (usize, Duration) = (8, Duration::from_millis(1_500));
 const CLUSTER: &str = "outbound|80||ratings.pay.west.global";
 
 /// West's two gateways, east's control plane, and an Envoy of east.
@@ -56,6 +60,11 @@ impl Rig {
         loopback(self.world.west_ports[at])
     }
 
+    /// Returns true if a gateway of west has exited.
+    fn has_ended(&self, at: usize) -> bool {
+        self.west[at].log().iter().any(|line| line.contains("drained"))
+    }
+
     /// Starts a gateway of west again. `links` says how it comes to links with east.
     #[track_caller]
     fn restart(&mut self, at: usize, links: &str) {
@@ -81,6 +90,26 @@ impl Rig {
         (calls.len(), failed.map(|call| call.began - begun).collect())
     }
 
+    /// Does the same while some connections are kept as well. Also returns how many were opened, and each end that came within a call
+    /// or was no FIN.
+    fn under_kept_calls(&self, work: impl FnOnce()) -> ((usize, Vec<Duration>), (usize, Vec<String>)) {
+        let listener = self.envoy.listener("ratings");
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let stop = Stop(&done);
+            let kept: Vec<_> = (0..KEPT.0).map(|_| scope.spawn(|| keep_calling(listener, &done))).collect();
+            let called = self.under_calls(work);
+            drop(stop);
+            let mut all = (0, Vec::new());
+            for one in kept {
+                let (opened, faults) = one.join().expect("no panic");
+                all.0 += opened;
+                all.1.extend(faults);
+            }
+            (called, all)
+        })
+    }
+
     /// Kills a gateway under calls, and starts it again.
     #[track_caller]
     fn kill(&mut self, at: usize, what: &str) {
@@ -98,6 +127,36 @@ impl Rig {
     }
 }
 
+/// Calls over one connection, and over another one whenever it ends between two calls. Returns the number of connections, and each
+/// other end.
+fn keep_calling(listener: SocketAddr, done: &AtomicBool) -> (usize, Vec<String>) {
+    let (mut opened, mut faults) = (0, Vec::new());
+    while !done.load(Ordering::Relaxed) {
+        let mut stream = connect(listener);
+        opened += 1;
+        while !done.load(Ordering::Relaxed) {
+            stream.set_read_timeout(Some(PATIENCE)).expect("set");
+            match call(&mut stream, "hello") {
+                Ok(answer) if answer.starts_with("ratings ") => {}
+                other => {
+                    faults.push(format!("a call: {other:?}"));
+                    break;
+                }
+            }
+            stream.set_read_timeout(Some(KEPT.1)).expect("set");
+            match stream.read(&mut [0]) {
+                Ok(0) => break,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                other => {
+                    faults.push(format!("between two calls: {other:?}"));
+                    break;
+                }
+            }
+        }
+    }
+    (opened, faults)
+}
+
 /// Starts the gateway of west at this place. `links` says how it comes to links with east.
 fn start_west(world: &World, at: usize, endpoint: &Backend, links: &str) -> Gateway {
     let config = world.west_config_of(at, endpoint, links);
@@ -110,7 +169,8 @@ fn outages(form: &str) {
     let Some(binary) = envoy() else { return };
     let mut rig = Rig::new(&binary, form);
     for at in [0, 1] {
-        let (calls, failed) = rig.under_calls(|| {
+        let ((calls, failed), (opened, faults)) = rig.under_kept_calls(|| {
+            thread::sleep(KEPT.1);
             rig.west[at].signal("TERM");
             rig.uses(1);
             let gateway = rig.gateway(at);
@@ -123,8 +183,11 @@ fn outages(form: &str) {
             eventually("its listener to close", || {
                 TcpStream::connect(rig.address(at)).is_err().then_some(())
             });
-            thread::sleep(Duration::from_secs(1));
+            eventually("its end", || rig.has_ended(at).then_some(()));
+            thread::sleep(KEPT.1);
         });
+        eprintln!("a gateway stops: {calls} calls, {opened} connections in place of {}", KEPT.0);
+        assert!(faults.is_empty() && opened > KEPT.0, "{opened} kept connections: {faults:?}");
         assert!(
             failed.is_empty(),
             "{} of {calls} calls failed while a gateway stops: {failed:?}",
