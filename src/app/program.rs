@@ -224,7 +224,7 @@ impl Program {
         let why = match self.handle_events(&mut supervisor, &mut loader).await {
             Ok(never) => match never {},
             Err(Stop::Ordered(why)) => why,
-            Err(Stop::HandedOver(giving)) => return self.hand_over(*giving, supervisor).await,
+            Err(Stop::HandedOver(giving)) => return Box::pin(self.hand_over(*giving, supervisor)).await,
         };
         self.upgrades.fail("the old process was ordered to stop");
         let internal = why == AGGREGATOR_ENDED;
