@@ -127,7 +127,7 @@ fn a_tcp_listener_passes_all_bytes_on_and_waits_for_none() {
 
 #[test]
 fn the_ends_of_a_tcp_connection_are_no_faults_of_tls() {
-    let closing = Backend::start(|stream| drop(stream));
+    let closing = Backend::start(drop);
     let gateway = tcp("", &format!("\"{}\"", closing.address), "");
     let mut client = connect(gateway.listener("db"));
     assert_eq!(client.read_to_end(&mut Vec::new()).expect("a FIN"), 0);

@@ -185,7 +185,7 @@ fn two_sides_that_both_dial_keep_their_links() {
         .map(|gateway| peer(gateway, "a link in each direction", |peer| directions(peer) == [false, true]));
     weighs(&east, "ratings.pay.west.global", 1.0);
     // A link that were replaced would be a new one, with another time.
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(3));
     let since = |peer: &Value| {
         peer["links"]
             .as_array()

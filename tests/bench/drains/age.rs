@@ -91,7 +91,7 @@ impl Protocol {
     fn pause(self, number: u64) -> Option<Duration> {
         match self {
             Self::Requests => Some(Duration::from_millis(200)),
-            Self::Database if number % 5 == 0 => Some(Duration::from_millis(number * 977 % 3_000)),
+            Self::Database if number.is_multiple_of(5) => Some(Duration::from_millis(number * 977 % 3_000)),
             Self::Database | Self::LongPoll => Some(Duration::ZERO),
             Self::Bulk => Some(Duration::from_millis(100)),
             Self::Idle => (number == 0).then_some(Duration::ZERO),
