@@ -19,17 +19,20 @@ pub fn far(to: SocketAddr) -> SocketAddr {
 pub fn far_as(source: Ipv4Addr, to: SocketAddr, round_trip: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
-    thread::spawn(move || {
-        for near in listener.incoming().map_while(Result::ok) {
-            let far = connect_from(source, to);
-            far.set_read_timeout(None).expect("set");
-            for (from, to) in [(&near, &far), (&far, &near)] {
-                from.set_nodelay(true).expect("set");
-                delay(from.try_clone().expect("cloned"), to.try_clone().expect("cloned"), round_trip / 2);
-            }
-        }
-    });
+    thread::spawn(move || relay(&listener, source, to, round_trip));
     address
+}
+
+/// Relays the connections of a socket that is already listening.
+pub fn relay(listener: &TcpListener, source: Ipv4Addr, to: SocketAddr, round_trip: Duration) {
+    for near in listener.incoming().map_while(Result::ok) {
+        let far = connect_from(source, to);
+        far.set_read_timeout(None).expect("set");
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            from.set_nodelay(true).expect("set");
+            delay(from.try_clone().expect("cloned"), to.try_clone().expect("cloned"), round_trip / 2);
+        }
+    }
 }
 
 fn delay(mut from: TcpStream, mut to: TcpStream, by: Duration) {
