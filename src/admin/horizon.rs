@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use num_bigint::BigUint;
 use serde_json::Number;
 
-use super::steering::{self, Distances};
+use super::steering;
+use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
 use isthmus_document::nearest::nearest;
 use isthmus_model::endpoint::Health;
@@ -134,7 +135,7 @@ pub fn horizon(
     let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
     let found = found.ok_or_else(|| no_subset(service, &inquiry.subset))?;
     let mut answer = answer(inquiry, service, port, &found);
-    answer.groups = steering::groups(snapshot, &found.groups, distances);
+    answer.groups = steering::groups(snapshot, &inquiry.viewer.network, &found.groups, distances);
     Ok(Answer::One(Box::new(answer)))
 }
 
@@ -149,7 +150,7 @@ fn everything(
         for port in service.ports.iter().filter(|port| inquiry.port.is_none_or(|asked| asked == port.port)) {
             let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
             answers.extend(found.map(|found| api::horizon::Horizon {
-                groups: steering::groups(snapshot, &found.groups, distances),
+                groups: steering::groups(snapshot, &inquiry.viewer.network, &found.groups, distances),
                 ..answer(inquiry, service, port, &found)
             }));
         }

@@ -1,12 +1,13 @@
 //! Steering, explained: the groups among which a viewer's calls are divided, each with the sentence that says why (SPEC §19), and
 //! the metric of the shares that clients beside this replica get.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
-use isthmus_aggregator::liveness::Measured;
+use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::peer::peer_of;
 use isthmus_snapshot::steering::{Group, PARTS, Source, Takes, own_least};
 use isthmus_snapshot::view::{Viewer, view};
 use isthmus_telemetry::exposition::{Exposition, Kind};
@@ -18,35 +19,49 @@ pub const METRIC_HELP: &str = "Share of calls, from 0 to 1, that Envoys on the g
 /// The largest number of series of the metric.
 const SERIES_MAX: usize = 10_000;
 
-/// The measured distances of networks.
-pub type Distances = BTreeMap<Network, Measured>;
-
-/// Returns the groups of a view in the form of the API.
+/// Returns the groups of the view of a viewer on this network in the form of the API.
 pub(super) fn groups(
     snapshot: &Snapshot,
+    viewer: &Network,
     groups: &[Group],
     distances: &Distances,
 ) -> Vec<api::horizon::Group> {
     let max_remote = snapshot.policy.steering.max_remote_percent;
-    groups.iter().map(|group| shown(group, groups, max_remote, distances)).collect()
+    let age = |group: &Group| {
+        let source = group.distance?.source;
+        age(snapshot, viewer, &group.network, source, distances)
+    };
+    groups.iter().map(|group| shown(group, groups, max_remote, age(group))).collect()
 }
 
-fn shown(group: &Group, all: &[Group], max_remote: u8, distances: &Distances) -> api::horizon::Group {
-    let source = group.distance.map(|distance| distance.source);
-    let (text, round_trip) = match source {
-        None => ("", None),
-        Some(Source::Config(time)) => ("config", Some(time)),
-        Some(Source::Measured(time)) => ("measured", Some(time)),
-        Some(Source::Locality(level)) => (level.text(), None),
-    };
-    let measured = distances.get(&group.network).filter(|_| matches!(source, Some(Source::Measured(_))));
+/// Returns the time since the distance of a network was last measured; `None` if it is not measured.
+fn age(
+    snapshot: &Snapshot,
+    viewer: &Network,
+    network: &Network,
+    source: Source,
+    distances: &Distances,
+) -> Option<Duration> {
+    match source {
+        Source::Config(_) | Source::Locality(_) => None,
+        Source::Measured(_) => {
+            let is_here = *viewer == snapshot.policy.node.network;
+            let other = if is_here { network } else { viewer };
+            distances.measured.get(other).map(|measured| measured.age)
+        }
+        Source::Reported(_) => distances.reported.get(&(network.clone(), viewer.clone())).copied(),
+    }
+}
+
+fn shown(group: &Group, all: &[Group], max_remote: u8, age: Option<Duration>) -> api::horizon::Group {
+    let (source, round_trip) = source(&group.network, group.distance.map(|distance| distance.source));
     let cost = group.distance.map(|distance| distance.cost.to_string()).filter(|cost| cost != "0");
     api::horizon::Group {
         network: group.network.to_string(),
         ring: group.ring,
-        round_trip_ms: round_trip.map(|time| (time.as_secs_f64() * 1e6).round() / 1e3),
-        source: text.to_owned(),
-        age_seconds: measured.map(|measured| measured.age.as_secs()),
+        round_trip_ms: round_trip,
+        source,
+        age_seconds: age.map(|age| age.as_secs()),
         cost,
         ready: group.ready,
         not_ready: group.not_ready,
@@ -54,6 +69,20 @@ fn shown(group: &Group, all: &[Group], max_remote: u8, distances: &Distances) ->
         priority: group.priority,
         why: why(group, all, max_remote),
     }
+}
+
+/// Returns how the distance of a network is known, and the round-trip time in milliseconds.
+fn source(network: &Network, source: Option<Source>) -> (String, Option<f64>) {
+    let (text, time) = match source {
+        None => (String::new(), None),
+        Some(Source::Config(time)) => ("by hand".to_owned(), Some(time)),
+        Some(Source::Measured(time)) => ("measured here".to_owned(), Some(time)),
+        Some(Source::Reported(time)) => {
+            (format!("from peer {}", peer_of(network).unwrap_or_default()), Some(time))
+        }
+        Some(Source::Locality(level)) => (format!("by locality: {}", level.text()), None),
+    };
+    (text, time.map(|time| (time.as_secs_f64() * 1e6).round() / 1e3))
 }
 
 /// Returns the sentence that says why the group has its share.
@@ -164,8 +193,6 @@ pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use isthmus_model::place::Distance as Level;
     use isthmus_snapshot::steering::{Cost, Distance, Steering, divide};

@@ -7,7 +7,8 @@
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
 //! - `drain_orders`: the operators' orders to drain.
-//! - `liveness`: probes of gateways. `round_trip`: the distances that they measure. `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
+//! - `liveness`: probes of gateways. `round_trip`: the distances that they measure. `reported`: the distances that peers measure.
+//! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 
 pub mod copies;
 pub mod drain_orders;
@@ -20,6 +21,7 @@ pub mod offline;
 pub mod options;
 pub mod owner;
 pub mod registry;
+pub mod reported;
 pub mod resolver;
 mod round_trip;
 pub mod spec;

@@ -17,10 +17,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::owner::Handle;
+use crate::reported::{Report, Reports};
 use crate::round_trip::{Minimum, Settled};
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::inputs::Probes;
+use isthmus_snapshot::inputs::{MeasuredBy, Probes, RoundTrip, RoundTrips};
 use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_snapshot::peer::{is_network_of, is_place_of_peer};
 use isthmus_snapshot::policy::Access;
@@ -95,6 +96,11 @@ struct Probed {
 }
 
 impl Probed {
+    /// Returns true if the last probe has succeeded.
+    fn answers(&self) -> bool {
+        self.took.is_some() && self.failed == 0
+    }
+
     fn state(&self) -> State {
         if let Some(since) = self.stopping_since {
             return State::Stopping { since };
@@ -114,11 +120,24 @@ impl Probed {
 struct Results {
     own: Network,
     probed: BTreeMap<SocketAddr, Probed>,
+    /// The addresses that answer: those of other networks, and of the own one.
+    answering: [BTreeSet<SocketAddr>; 2],
     /// The round-trip times of other networks, as steering uses them.
     settled: BTreeMap<Network, Settled>,
+    /// What peers report.
+    reports: Reports,
     /// The round-trip times that the aggregator has, and since when.
-    sent: BTreeMap<Network, Duration>,
+    sent: BTreeMap<Network, RoundTrips>,
     sent_at: Option<Instant>,
+}
+
+/// The ages of the distances that are measured.
+#[derive(Clone, Debug, Default)]
+pub struct Distances {
+    /// What this replica has measured from its own network, by network.
+    pub measured: BTreeMap<Network, Measured>,
+    /// The age of what a peer reports, by the network of the peer, and ours.
+    pub reported: BTreeMap<(Network, Network), Duration>,
 }
 
 /// The measured distance of a network.
@@ -142,6 +161,12 @@ impl Results {
                 Probed::default()
             });
             self.probed.insert(address, Probed { networks, ..probed });
+        }
+        self.answering = Default::default();
+        for (address, probed) in &self.probed {
+            if probed.answers() {
+                self.answering[usize::from(probed.networks.contains(own))].insert(*address);
+            }
         }
         let networks: BTreeSet<&Network> = self
             .probed
@@ -182,13 +207,33 @@ impl Results {
                 );
             }
         }
-        let used =
-            self.settled.iter().filter_map(|(network, settled)| Some((network.clone(), settled.used?)));
-        let used: BTreeMap<Network, Duration> = used.collect();
+        self.reports.settle(now);
+        let used = self.round_trips();
         let is_due = self.sent_at.is_none_or(|sent| now.duration_since(sent) >= ROUND_TRIPS_EVERY);
         if used != self.sent && is_due {
             (self.sent, self.sent_at) = (used, Some(now));
         }
+    }
+
+    /// Returns the round-trip times that steering uses, by network and by the network of the viewer. What this replica has
+    /// measured holds in both directions, and before what a peer reports.
+    fn round_trips(&self) -> BTreeMap<Network, RoundTrips> {
+        let mut all: BTreeMap<Network, RoundTrips> = BTreeMap::new();
+        let mut add = |to: &Network, from: &Network, time, by| {
+            let of_network = all.entry(to.clone()).or_default();
+            of_network.entry(from.clone()).or_insert(RoundTrip { time, by });
+        };
+        let is_named = !self.own.is_unknown();
+        for (network, settled) in self.settled.iter().filter(|_| is_named) {
+            if let Some(time) = settled.used {
+                add(network, &self.own, time, MeasuredBy::Here);
+                add(&self.own, network, time, MeasuredBy::Here);
+            }
+        }
+        for (to, from, time) in self.reports.used() {
+            add(to, from, time, MeasuredBy::Peer);
+        }
+        all
     }
 
     /// Records the result of a probe: the time of the connect, or `None`. Returns true if the address was taken out or is used
@@ -199,11 +244,9 @@ impl Results {
         took: Option<Duration>,
         (now, at): (SystemTime, Instant),
     ) -> Option<bool> {
-        let is_own = self.is_own(address);
-        let others = self.probed.iter().filter(|(other, _)| **other != address);
-        let mut others = others.filter(|(other, _)| self.is_own(**other) == is_own);
-        let another_answers = others.any(|(_, other)| other.took.is_some() && other.failed == 0);
         let probed = self.probed.get_mut(&address)?;
+        let answering = &mut self.answering[usize::from(probed.networks.contains(&self.own))];
+        let another_answers = answering.iter().any(|other| *other != address);
         let was_out = probed.is_out;
         let is_stopping = probed
             .stopping_since
@@ -232,6 +275,10 @@ impl Results {
                 probed.is_out |= probed.took.is_some() && probed.failed >= FAILED && another_answers;
             }
         }
+        match probed.answers() {
+            true => answering.insert(address),
+            false => answering.remove(&address),
+        };
         Some(probed.is_out != was_out)
     }
 
@@ -250,10 +297,6 @@ impl Results {
             }
         }
         changed
-    }
-
-    fn is_own(&self, address: SocketAddr) -> bool {
-        self.probed.get(&address).is_some_and(|probed| probed.networks.contains(&self.own))
     }
 
     fn unreachable(&self) -> BTreeSet<SocketAddr> {
@@ -303,17 +346,25 @@ impl Liveness {
         measured.collect()
     }
 
-    /// Returns the measured distances of other networks.
-    pub fn distances(&self) -> BTreeMap<Network, Measured> {
+    /// Records the round-trip times that a peer reports.
+    pub fn note_reports(&self, peer: &str, reports: &[Report]) {
+        self.results().reports.note(peer, reports, Instant::now());
+    }
+
+    /// Returns the distances that are measured, with their ages.
+    pub fn distances(&self) -> Distances {
         let (results, now) = (self.results(), Instant::now());
         let minima = results.minima(now);
-        let measured = |network: &Network| {
-            let of_network = results.probed.values().filter(|probed| probed.networks.contains(network));
-            let last = of_network.filter_map(|probed| probed.minimum.last()).max()?;
-            let age = now.duration_since(last);
-            Some((network.clone(), Measured { minimum: minima.get(network).copied(), age }))
-        };
-        results.settled.keys().filter_map(measured).collect()
+        let mut measured: BTreeMap<Network, Measured> = BTreeMap::new();
+        for probed in results.probed.values() {
+            let Some(age) = probed.minimum.last().map(|last| now.duration_since(last)) else { continue };
+            for network in probed.networks.iter().filter(|network| **network != results.own) {
+                let minimum = minima.get(network).copied();
+                let of_network = measured.entry(network.clone()).or_insert(Measured { minimum, age });
+                of_network.age = of_network.age.min(age);
+            }
+        }
+        Distances { measured, reported: results.reports.ages(now) }
     }
 
     /// Returns true if the last probe of a gateway of one of these networks has succeeded.
@@ -323,7 +374,7 @@ impl Liveness {
             .probed
             .values()
             .filter(|probed| probed.networks.iter().any(|network| networks.contains(network)));
-        of_these.into_iter().any(|probed| probed.took.is_some() && probed.failed == 0)
+        of_these.into_iter().any(Probed::answers)
     }
 
     /// Probes the gateways of the newest snapshot for ever.
@@ -390,165 +441,4 @@ async fn probe(address: SocketAddr, after: Duration) -> (SocketAddr, Duration, b
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use isthmus_snapshot::testing::{Mesh, gateway, network};
-
-    const MS: Option<Duration> = Some(Duration::from_millis(1));
-
-    fn at(number: u8) -> SocketAddr {
-        SocketAddr::from(([192, 0, 2, number], 15443))
-    }
-
-    /// Returns results for the gateway 1 of the own network, 2 and 3 of `west`, and 4 of `south`.
-    fn results() -> Results {
-        let mut results = Results::default();
-        let networks = [(1, "east"), (2, "west"), (3, "west"), (4, "south")];
-        let known = networks.map(|(number, network)| (at(number), BTreeSet::from([Network::new(network)])));
-        assert_eq!(results.replace(&Network::new("east"), known.into()).len(), 4);
-        results
-    }
-
-    fn note(results: &mut Results, good: &[u8], failed: &[u8]) {
-        for (numbers, took) in [(good, MS), (failed, None)] {
-            for number in numbers {
-                assert!(results.note(at(*number), took, (SystemTime::UNIX_EPOCH, Instant::now())).is_some());
-            }
-        }
-    }
-
-    fn out(results: &Results) -> Vec<SocketAddr> {
-        results.unreachable().into_iter().collect()
-    }
-
-    #[test]
-    fn two_failures_take_a_gateway_out_and_three_good_probes_bring_it_back() {
-        let mut results = results();
-        note(&mut results, &[1, 2, 3, 4], &[]);
-        note(&mut results, &[3, 4], &[2]);
-        assert_eq!(
-            (out(&results), results.probed[&at(2)].state()),
-            (vec![], State::Answers { took: MS.unwrap_or_default() })
-        );
-        note(&mut results, &[3, 4], &[2]);
-        assert_eq!(out(&results), [at(2)]);
-        note(&mut results, &[2], &[]);
-        note(&mut results, &[2], &[]);
-        assert_eq!(out(&results), [at(2)]);
-        note(&mut results, &[2], &[]);
-        assert_eq!(out(&results), []);
-    }
-
-    #[test]
-    fn the_state_of_a_gateway_is_the_largest_of_its_addresses() {
-        let unreachable = State::Unreachable { since: SystemTime::UNIX_EPOCH, is_out: true };
-        let answers = State::Answers { took: MS.unwrap_or_default() };
-        assert_eq!([answers, State::NeverAnswered].into_iter().max(), Some(answers));
-        assert_eq!([unreachable, answers].into_iter().max(), Some(unreachable));
-    }
-
-    #[test]
-    fn a_gateway_that_has_never_answered_is_not_judged() {
-        let mut results = results();
-        for _ in 0..5 {
-            note(&mut results, &[3, 4], &[2]);
-        }
-        assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![], State::NeverAnswered));
-    }
-
-    #[test]
-    fn if_no_other_network_answers_nothing_changes() {
-        let mut results = results();
-        note(&mut results, &[1, 2, 3, 4], &[]);
-        for _ in 0..2 {
-            note(&mut results, &[1, 3, 4], &[2]);
-        }
-        for _ in 0..5 {
-            note(&mut results, &[1], &[2, 3, 4]);
-        }
-        assert_eq!(out(&results), [at(2)]);
-        let since = SystemTime::UNIX_EPOCH;
-        assert_eq!(results.probed[&at(3)].state(), State::Unreachable { since, is_out: false });
-        note(&mut results, &[1, 4], &[2, 3]);
-        note(&mut results, &[1, 4], &[2, 3]);
-        assert_eq!(out(&results), [at(2), at(3)]);
-    }
-
-    #[test]
-    fn a_gateway_of_a_peer_that_stops_is_out_until_it_says_or_shows_otherwise() {
-        let mut results = Results::default();
-        let [x, y, own] = ["peer/x/n", "peer/xy/n", "east"].map(Network::new);
-        let known = [(1, &own), (2, &x), (3, &y)];
-        let known = known.map(|(number, network)| (at(number), BTreeSet::from([network.clone()])));
-        results.replace(&own, known.into());
-        note(&mut results, &[1, 2, 3], &[]);
-        let now = Some(SystemTime::UNIX_EPOCH);
-        assert!(
-            !results.note_stop("x", &[at(1), at(3), at(9)], now),
-            "a peer speaks for its own gateways alone"
-        );
-        assert!(results.note_stop("x", &[at(2)], now));
-        note(&mut results, &[2, 2, 2, 2], &[]);
-        let since = SystemTime::UNIX_EPOCH;
-        assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![at(2)], State::Stopping { since }));
-        assert!(results.note_stop("x", &[at(2)], None));
-        assert_eq!(out(&results), [], "its successor takes calls");
-        results.note_stop("x", &[at(2)], now);
-        note(&mut results, &[2], &[2]);
-        assert_eq!(out(&results), [at(2)]);
-        assert!(matches!(results.probed[&at(2)].state(), State::Unreachable { is_out: true, .. }));
-        note(&mut results, &[2, 2, 2], &[]);
-        assert_eq!(out(&results), []);
-        results.note_stop("x", &[at(2)], now);
-        for _ in 0..GOOD {
-            results.note(at(2), MS, (SystemTime::UNIX_EPOCH + STOPS_WITHIN, Instant::now()));
-        }
-        assert_eq!(out(&results), [], "it has not stopped");
-    }
-
-    #[test]
-    fn a_peer_with_many_gateways_takes_no_place_of_others() {
-        let many =
-            (0..PROBED_MAX).map(|number| gateway(&format!("10.0.{}.{}", number / 256, number % 256), 1));
-        let mut off = network("off", vec![gateway("192.0.2.9", 1)]);
-        off.is_probed = false;
-        let networks =
-            vec![network("peer/x/n", many.collect()), network("west", vec![gateway("192.0.2.1", 1)]), off];
-        let known = known(&Mesh::new(networks, Vec::new()).snapshot());
-        assert_eq!(known.len(), PROBED_MAX);
-        assert_eq!(known.get(&at(1)), Some(&BTreeSet::from([Network::new("west")])));
-        assert!(!known.contains_key(&at(9)));
-    }
-
-    #[test]
-    fn the_distance_of_a_network_is_that_of_its_nearest_gateway() {
-        let (mut results, start) = (results(), Instant::now());
-        let mut note = |second: u64, number: u8, ms: u64| {
-            let now = start + Duration::from_secs(second);
-            let took = Some(Duration::from_millis(ms));
-            assert!(results.note(at(number), took, (SystemTime::UNIX_EPOCH, now)).is_some());
-            results.settle(now);
-            let sent = |(network, took): (&Network, &Duration)| (network.to_string(), took.as_millis());
-            results.probes().round_trips.iter().map(sent).collect::<Vec<_>>()
-        };
-        let west = [("west".to_owned(), 20)];
-        assert_eq!(note(0, 2, 30), []);
-        assert_eq!(note(1, 1, 1), []);
-        assert_eq!(note(5, 3, 20), west, "the own network has none");
-        assert_eq!(note(6, 4, 90), west);
-        assert_eq!(note(12, 4, 80), west, "changes are sent together");
-        assert_eq!(note(15, 4, 80), [("south".to_owned(), 80), ("west".to_owned(), 20)]);
-        let own = Network::new("east");
-        results.replace(&own, [(at(4), BTreeSet::from([Network::new("south")]))].into());
-        results.settle(start + Duration::from_secs(30));
-        assert_eq!(results.probes().round_trips.len(), 1, "a network without gateways is forgotten");
-    }
-
-    #[test]
-    fn an_address_that_is_no_gateway_any_more_is_forgotten() {
-        let mut results = results();
-        note(&mut results, &[2, 3, 4], &[]);
-        assert_eq!(results.replace(&Network::new("east"), BTreeMap::new()), []);
-        assert_eq!(results.note(at(2), None, (SystemTime::UNIX_EPOCH, Instant::now())), None);
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The time over which the minimum is taken: queues along the way make single connects slow.
-const WINDOW: Duration = Duration::from_secs(60);
+pub(super) const WINDOW: Duration = Duration::from_secs(60);
 /// The time from the first measurement until it is used, so that a single slow connect counts for nothing.
 const FIRST: Duration = Duration::from_secs(5);
 /// The time for which a measurement must differ from the value in use before it replaces that.

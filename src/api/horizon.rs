@@ -35,7 +35,8 @@ pub struct Group {
     /// The round-trip time in milliseconds; absent for the viewer's own network, and if only localities are known.
     #[serde(rename = "roundTripMs", skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
-    /// How the distance is known: `config`, `measured`, `same zone`, `same region` or `elsewhere`; empty for the own network.
+    /// How the distance is known: `by hand`, `measured here`, `from peer NAME`, or `by locality: same zone`, `same region` or
+    /// `elsewhere`; empty for the own network.
     pub source: String,
     /// The seconds since the last measurement; absent if the distance is not measured.
     #[serde(rename = "ageSeconds", skip_serializing_if = "Option::is_none")]

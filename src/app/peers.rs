@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::handles::Handles;
 use isthmus_aggregator::liveness::Liveness;
+use isthmus_aggregator::reported::Report;
 use isthmus_config::Config;
 use isthmus_model::link::LinkKey;
 use isthmus_net::handed::HandedOver;
@@ -47,6 +48,10 @@ impl Importer for InboxImporter {
 
     fn stops(&self, peer: &Arc<str>, gateways: &[SocketAddr], stops: bool) {
         self.liveness.note_stop(peer, gateways, stops);
+    }
+
+    fn measured(&self, peer: &Arc<str>, reports: &[Report]) {
+        self.liveness.note_reports(peer, reports);
     }
 
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::arguments::Reading;
 use super::offline::{Names, offline};
 use isthmus_admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
-use isthmus_admin::steering::Distances;
+use isthmus_aggregator::liveness::Distances;
 use isthmus_api::horizon::{Entry, Group, Horizon as View, Missing, Viewer};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use isthmus_aggregator::reported::Report;
 use isthmus_model::link::{Extent, LinkKey};
 use isthmus_proto::isthmus::peer::v1 as proto;
 
@@ -36,6 +37,8 @@ pub trait Importer: Send + Sync {
     fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool);
     /// Notifies the importer that the process of the peer's gateways at these addresses stops, or that it takes calls.
     fn stops(&self, peer: &Arc<str>, gateways: &[SocketAddr], stops: bool);
+    /// Delivers the round-trip times that the peer has measured.
+    fn measured(&self, peer: &Arc<str>, reports: &[Report]);
     /// Returns a counter that changes when the task that keeps the peer's services was restarted and needs a full listing.
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64>;
 }

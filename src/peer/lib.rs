@@ -8,7 +8,7 @@
 //!   decoded. `budget`: the memory of a peer's records. `session`: one link, from Hello to Goodbye.
 //! - `instances`: the newest link of each process of a peer.
 //! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
-//!   time of each service's first export. `taken`: the items that the peer has sent. `record`: a service as the link carries
+//!   time of each service's first export. `distances`: round-trip times between networks of both sides. `taken`: the items that the peer has sent. `record`: a service as the link carries
 //!   it.
 //! - `status`: the links for operators. `refusals`: the items that an importer has refused.
 //! - `enrolment`: two gateways exchange identities and roots by a token. `token`: the token. `invitations`: the secrets that
@@ -22,6 +22,7 @@ pub mod addresses;
 mod budget;
 mod codec;
 mod dialling;
+mod distances;
 pub mod enrolled;
 pub mod enrolment;
 mod export_times;

@@ -9,7 +9,7 @@ use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::networks::NetworkTable;
+use isthmus_snapshot::networks::{NetworkEntry, NetworkTable};
 use isthmus_snapshot::peer::{Peer, is_place_of_peer};
 use isthmus_snapshot::port_endpoint::PortEndpoint;
 use isthmus_snapshot::service_view::ServiceView;
@@ -113,16 +113,28 @@ fn way(network: &Network, cluster: &ClusterId) -> String {
     format!("{network}/{cluster}")
 }
 
+/// Returns the keys under which the gateways of a network of ours are sent to peers: that of the network, and those of its
+/// clusters that have gateways of their own.
+pub(super) fn ways(network: &Network, entry: &NetworkEntry) -> BTreeSet<String> {
+    let clusters = entry.gateways.iter().map(|known| &known.gateway.cluster);
+    let of_clusters = clusters.filter(|cluster| !cluster.as_str().is_empty());
+    let of_clusters = of_clusters.map(|cluster| way(network, cluster));
+    std::iter::once(network.to_string()).chain(of_clusters).collect()
+}
+
+/// Returns our networks that have gateways for peers.
+pub(super) fn own_networks(snapshot: &Snapshot) -> impl Iterator<Item = (&Network, &NetworkEntry)> {
+    let is_own = |network: &Network| !is_place_of_peer(network.as_str()) && !network.is_unknown();
+    snapshot.networks().iter().filter(move |(network, _)| is_own(network))
+}
+
 /// Returns the gateways of our networks by the key under which each is sent to a peer. A gateway is listed under its network,
 /// and a second time under its cluster if its cluster is known. SNI callers have no identity and are known by their address alone,
 /// so a peer without `from` gets no port for them.
 pub(super) fn gateways(snapshot: &Snapshot, peer: &Peer) -> BTreeMap<String, proto::Gateway> {
     let takes_sni = !peer.from.is_empty();
     let mut all = BTreeMap::new();
-    for (network, entry) in snapshot.networks().iter() {
-        if is_place_of_peer(network.as_str()) || network.is_unknown() {
-            continue;
-        }
+    for (network, entry) in own_networks(snapshot) {
         for known in &entry.gateways {
             let gateway = &known.gateway;
             let sni = gateway.sni_port.filter(|_| takes_sni).unwrap_or(0);

@@ -13,6 +13,7 @@ use tonic::{Status, Streaming};
 use super::addresses::{of_gateways, of_process};
 use super::budget::Budget;
 use super::codec::Excess;
+use super::distances::{ToldDistances, reported};
 use super::enrolled::GatewayAddress;
 use super::export_times::ExportTimes;
 use super::importer::{Importer, Received};
@@ -198,6 +199,7 @@ struct Exchange {
     listed_at: Option<Instant>,
     /// The addresses of this mesh that the peer has been told.
     addresses: proto::Addresses,
+    distances: ToldDistances,
     /// The addresses of the peer's gateways at which the process at the other end takes calls.
     gateways: Vec<SocketAddr>,
     /// True if the message with the number `sequence` has our roots.
@@ -207,9 +209,10 @@ struct Exchange {
     subscribes: Costly,
     announcements: Costly,
     relocations: Costly,
+    measurements: Costly,
 }
 
-/// A kind of message that costs much to handle: Subscribe, new roots, or new addresses.
+/// A kind of message that costs much to handle: Subscribe, new roots, new addresses, or distances.
 struct Costly {
     /// The time from which the peer may send another one without a pause.
     from: Instant,
@@ -324,12 +327,14 @@ impl Session {
             next_flush: Instant::now(),
             listed_at: None,
             addresses: proto::Addresses::default(),
+            distances: ToldDistances::new(),
             gateways: Vec::new(),
             has_roots: false,
             reads_from: Instant::now(),
             subscribes: Costly::new(),
             announcements: Costly::new(),
             relocations: Costly::new(),
+            measurements: Costly::new(),
         }
     }
 
@@ -385,7 +390,7 @@ impl Session {
         }
     }
 
-    /// Sends a heartbeat, or ends the link if too many were not answered. Requests a full listing if services that were refused
+    /// Sends a heartbeat, and what has changed of our addresses and distances, or ends the link if too many were not answered. Requests a full listing if services that were refused
     /// because of `limits.services` may get places that have become free.
     async fn beat(&self, exchange: &mut Exchange) -> Result<(), Ended> {
         let missed = u32::try_from(exchange.beat - exchange.answered).unwrap_or(u32::MAX);
@@ -399,6 +404,9 @@ impl Session {
         let heartbeat = proto::Heartbeat { number: exchange.beat, answer: false };
         self.outgoing.send(Kind::Heartbeat(heartbeat)).await?;
         self.announce(exchange).await?;
+        if let Some(distances) = exchange.distances.next(&self.reader.latest(), &self.peer, Instant::now()) {
+            self.outgoing.send(Kind::Distances(distances)).await?;
+        }
         match exchange.taken.has_place(self.peer.limits.services) {
             true => self.list_again(HAS_PLACE, exchange).await,
             false => Ok(()),
@@ -502,6 +510,12 @@ impl Session {
             Kind::Addresses(addresses) => {
                 exchange.reads_from = exchange.reads_from.max(exchange.relocations.received());
                 self.take_addresses(&addresses, exchange);
+                Ok(())
+            }
+            Kind::Distances(distances) => {
+                exchange.reads_from = exchange.reads_from.max(exchange.measurements.received());
+                let reports = reported(&self.reader.latest(), &self.peer, &distances);
+                self.importer.measured(&self.peer.name, &reports);
                 Ok(())
             }
             Kind::Goodbye(goodbye) => Err(Ended::by(goodbye)),

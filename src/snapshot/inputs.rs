@@ -19,7 +19,28 @@ pub struct Probes {
     /// The addresses and ports of gateways that have ceased to answer.
     pub unreachable: BTreeSet<SocketAddr>,
     /// The round-trip times to the gateways of networks. A small or short change is no change, so that rings are stable.
-    pub round_trips: BTreeMap<Network, Duration>,
+    pub round_trips: BTreeMap<Network, RoundTrips>,
+}
+
+/// The round-trip times to one network, from viewers on other networks.
+pub type RoundTrips = BTreeMap<Network, RoundTrip>;
+
+/// A round-trip time between two networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundTrip {
+    /// The time.
+    pub time: Duration,
+    /// The side that has measured it.
+    pub by: MeasuredBy,
+}
+
+/// The side that has measured a round-trip time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeasuredBy {
+    /// This replica, from its own network.
+    Here,
+    /// A gateway of the peer whose network it is.
+    Peer,
 }
 
 /// All inputs of a snapshot.

@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
 use super::drains::{ActiveDrain, Drains};
-use super::inputs::{Inputs, Probes};
+use super::inputs::{Inputs, Probes, RoundTrips};
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;
@@ -54,8 +54,8 @@ pub struct NetworkEntry {
     pub distance: BTreeMap<Network, Duration>,
     /// The costs of traffic from viewers on other networks.
     pub cost: BTreeMap<Network, Cost>,
-    /// The round-trip time from this replica, if it was measured.
-    pub round_trip: Option<Duration>,
+    /// The round-trip times from viewers on other networks, as far as they were measured.
+    pub round_trips: RoundTrips,
     /// The gateways of the config file, followed by those of the registries in their order.
     pub gateways: Vec<GatewayEntry>,
     /// The gateways of expired registries. No viewer gets them, but they are probed: one that answers shows that the endpoints
@@ -290,7 +290,10 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
         is_probed: configured.is_none_or(|policy| policy.is_probed),
         distance: configured.map(|policy| policy.distance.clone()).unwrap_or_default(),
         cost: configured.map(|policy| policy.cost.clone()).unwrap_or_default(),
-        round_trip: inputs.probes.and_then(|probes| probes.round_trips.get(network).copied()),
+        round_trips: inputs
+            .probes
+            .and_then(|probes| probes.round_trips.get(network).cloned())
+            .unwrap_or_default(),
         gateways,
         expired,
     })

@@ -176,6 +176,11 @@ pub fn is_network_of(network: &Network, peer: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with('/'))
 }
 
+/// Returns the name of the peer whose network this is; `None` if it is no network of a peer.
+pub fn peer_of(network: &Network) -> Option<&str> {
+    network.as_str().strip_prefix(PLACES)?.split_once('/').map(|(peer, _)| peer)
+}
+
 /// Returns the name of a peer's registry, which is also the name of its cluster and the prefix of its networks' names.
 pub fn place_of(peer: &str) -> String {
     format!("{PLACES}{peer}")

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::drains::Drains;
-use crate::inputs::Probes;
+use crate::inputs::{MeasuredBy, Probes, RoundTrip, RoundTrips};
 use crate::listing::Listing;
 use crate::peer::Peer;
 use crate::policy::{
@@ -248,11 +248,16 @@ fn resolved() -> impl Strategy<Value = Resolved> {
 pub(crate) fn probes() -> impl Strategy<Value = Probes> {
     let address = |ip: &str| SocketAddr::new(ip.parse().expect("legal"), 15_443);
     let unreachable = btree_set(select(SHARED.to_vec()).prop_map(address), 0..3);
-    let round_trip = (select(NETWORKS.to_vec()).prop_map(Network::new), select(vec![1, 10, 50, 500]));
-    let round_trips = vec(round_trip.prop_map(|(network, ms)| (network, Duration::from_millis(ms))), 0..4);
-    (unreachable, round_trips).prop_map(|(unreachable, round_trips)| Probes {
-        unreachable,
-        round_trips: round_trips.into_iter().collect(),
+    let network = || select(NETWORKS.to_vec()).prop_map(Network::new);
+    let by = select(vec![MeasuredBy::Here, MeasuredBy::Peer]);
+    let round_trip = (network(), network(), select(vec![1, 10, 50, 500]), by);
+    (unreachable, vec(round_trip, 0..6)).prop_map(|(unreachable, all)| {
+        let mut round_trips: BTreeMap<Network, RoundTrips> = BTreeMap::new();
+        for (to, from, ms, by) in all {
+            let time = Duration::from_millis(ms);
+            round_trips.entry(to).or_default().insert(from, RoundTrip { time, by });
+        }
+        Probes { unreachable, round_trips }
     })
 }
 

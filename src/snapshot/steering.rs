@@ -111,6 +111,8 @@ pub enum Source {
     Config(Duration),
     /// This replica has measured the round-trip time.
     Measured(Duration),
+    /// The peer whose network it is has measured the round-trip time.
+    Reported(Duration),
     /// Only the localities are known.
     Locality(Level),
 }
@@ -131,7 +133,7 @@ impl Distance {
         let bound =
             |at: usize| steering.rings.get(at).or_else(|| steering.rings.last()).copied().unwrap_or_default();
         let time = match self.source {
-            Source::Config(time) | Source::Measured(time) => time,
+            Source::Config(time) | Source::Measured(time) | Source::Reported(time) => time,
             Source::Locality(Level::SameZone) => bound(0),
             Source::Locality(Level::SameRegion) => bound(1),
             Source::Locality(Level::Elsewhere) => Duration::MAX,

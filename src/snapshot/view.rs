@@ -30,6 +30,7 @@ mod gateways;
 mod steered;
 
 use self::gateways::UsableGateway;
+pub use self::steered::distance;
 
 /// The client that asks for endpoints. Equal viewers get the same endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

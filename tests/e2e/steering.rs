@@ -1,8 +1,15 @@
 //! Steering by real processes: what clients of the xDS server get, and the table of `horizon --why`.
 
+use std::net::TcpListener;
 use std::process::Command;
+use std::time::Duration;
 
+use serde_json::Value;
+
+use crate::problems::run as isthmus;
 use crate::support::gateway::{BINARY, Gateway};
+use crate::support::organisation::{Organisation, free_port, start};
+use crate::support::within;
 use crate::xds::{python, run};
 
 /// The clients of this server are on `east`; the network behind the first gateway is near, that behind the second far.
@@ -87,4 +94,65 @@ fn the_table_of_reasons_explains_each_share() {
     let names = ["well.mesh", "few.mesh", "gone.mesh", "shared.mesh", "plain.mesh"];
     let all: String = names.map(|name| format!("{name}\n{}\n", shown(name))).concat();
     assert_eq!(all, include_str!("steering.txt"), "{all}");
+}
+
+/// Returns the group of a network in the view of a viewer on another one.
+fn group(gateway: &Gateway, viewer: &str, service: &str, network: &str) -> Option<Value> {
+    let view = gateway.json(&format!("/api/v1/horizon?network={viewer}&service={service}"));
+    view["groups"].as_array()?.iter().find(|group| group["network"] == network).cloned()
+}
+
+/// The aggregator of east, on net-east, serves viewers of net-south too. Only west can measure what is between net-south and
+/// west, and says so over the link.
+#[test]
+fn an_aggregator_knows_the_distances_of_viewers_on_its_other_networks() {
+    let (west, east) = (Organisation::new("west", "west.example"), Organisation::new("east", "east.example"));
+    let (west_port, east_port) = (free_port(), free_port());
+    // The gateway of net-south; nothing but probes connects to it.
+    let south = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let south_port = south.local_addr().expect("bound").port();
+    let from_east = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.pay.svc.cluster.local\"], as: \"{service}.{namespace}.west.global\"}]\n    import: [{services: [\"*.east.global\"]}]\n";
+    let at_west = format!(
+        "{}networks: {{net-west: {{gateways: [{{address: 127.0.0.1, hbonePort: {west_port}}}]}}}}\npeers:\n{}services:\n  \
+         - {{hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{{name: http, port: 80, targetPort: 8080}}], \
+         endpoints: [{{address: 10.2.0.1}}]}}\n",
+        west.base(west_port),
+        east.as_peer("accept: true", from_east)
+    );
+    let dial = format!("dial: \"127.0.0.1:{west_port}\"");
+    let from_west = "    import: [{services: [\"*.pay.west.global\"]}]\n";
+    let at_east = format!(
+        "{}steering: {{mode: nearest}}\nnetworks:\n  net-east: {{gateways: [{{address: 127.0.0.1, hbonePort: {east_port}}}]}}\n  \
+         net-south: {{gateways: [{{address: 127.0.0.1, hbonePort: {south_port}}}]}}\n  net-dark: {{}}\n\
+         peers:\n{}services:\n  - {{hostname: own.mesh, ports: [{{name: http, port: 80}}], endpoints: [{{address: 10.1.0.1, \
+         network: net-east}}]}}\n",
+        east.base(east_port),
+        west.as_peer(&dial, from_west)
+    );
+    let mut west_gateway = start(west.folder(&[&east]), &at_west);
+    let east_gateway = start(east.folder(&[&west]), &at_east);
+    let source = |viewer: &str, service: &str, network: &str| {
+        let group = group(&east_gateway, viewer, service, network)?;
+        Some((group["source"].as_str()?.to_owned(), group["ring"].as_u64()?, group["ageSeconds"].as_u64()))
+    };
+    let (ratings, network) = ("ratings.pay.west.global", "peer/west/net-west");
+    let limit = Duration::from_secs(90);
+    let reported = || source("net-south", ratings, network).filter(|(source, ..)| source == "from peer west");
+    let (_, ring, age) = within(limit, "west's report", reported);
+    assert!(ring == 1 && age.is_some_and(|age| age <= 70), "ring {ring}, age {age:?}");
+    let (own, _, age) = source("net-east", ratings, network).expect("a group");
+    assert!(own == "measured here" && age.is_some_and(|age| age <= 2), "{own} {age:?}");
+    // A round trip is the same from both ends.
+    assert_eq!(
+        source("net-south", "own.mesh", "net-east").map(|(source, ..)| source).as_deref(),
+        Some("measured here")
+    );
+    let (dark, ring, _) = source("net-dark", ratings, network).expect("a group");
+    assert_eq!((dark.as_str(), ring), ("by locality: elsewhere", 4));
+    let table = isthmus(&east_gateway, &["horizon", "--why", "--network", "net-south", ratings]);
+    assert!(table.contains("ms (from peer west, "), "{table}");
+    // Without a link the last report holds for a while.
+    west_gateway.kill();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(reported().is_some());
 }

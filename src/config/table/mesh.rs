@@ -26,8 +26,8 @@ keys! {
         /// If on, this replica connects to each gateway once a second. Clients do not get a gateway that has ceased to answer
         /// while another gateway of the network answers.
         PROBE "probe": form::Boolean = true;
-        /// Round-trip time from clients on each of these networks. It wins over the time that this replica measures.
-        DISTANCE "distance": form::MapOf<form::NetworkName, form::Timeout> => "measured from the gateway's own network, or else by locality";
+        /// Round-trip time from clients on each of these networks. It wins over measured times.
+        DISTANCE "distance": form::MapOf<form::NetworkName, form::Timeout> => "measured by this replica or a peer, or else by locality";
         /// Cost per GiB of traffic from clients on each of these networks, in any currency. `steering.costWeight` makes it a
         /// distance.
         COST "cost": form::MapOf<form::NetworkName, CostPerGib> => "0";

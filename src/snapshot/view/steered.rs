@@ -7,6 +7,8 @@ use num_bigint::BigUint;
 use num_rational::Ratio;
 
 use super::{Entry, Horizon, whole_numbers};
+use crate::Snapshot;
+use crate::inputs::MeasuredBy;
 use crate::steering::{Distance, Group, Source, divide};
 use crate::weights::Share;
 use isthmus_model::drain::PARTS;
@@ -45,8 +47,9 @@ impl Horizon<'_> {
     pub(super) fn steer(&self, entries: &mut [Entry]) -> Vec<Group> {
         let ready = self.ready(entries);
         let networks: BTreeSet<&Network> = ready.keys().chain(self.not_ready.keys()).collect();
-        let mut groups: Vec<Group> =
-            networks.into_iter().map(|network| self.group(network, ready.get(network), entries)).collect();
+        let localities = localities(entries);
+        let group = |network| self.group(network, ready.get(network), localities.get(network));
+        let mut groups: Vec<Group> = networks.into_iter().map(group).collect();
         // Networks that do not answer are used only if there is nothing else: the probes may be wrong.
         if groups.iter().any(|group| group.answers && group.ready > 0) {
             for group in groups.iter_mut().filter(|group| !group.answers) {
@@ -109,13 +112,14 @@ impl Horizon<'_> {
         if !self.steering.is_on() {
             return;
         }
+        let localities = localities(entries);
         for (network, ready) in self.ready(entries) {
             let ready = whole(&ready.left);
             match groups.iter_mut().find(|group| group.network == network) {
                 Some(group) if group.ready > 0 => {}
                 Some(group) => (group.ready, group.priority) = (ready, Some(priority)),
                 None => {
-                    let group = self.group(&network, None, entries);
+                    let group = self.group(&network, None, localities.get(&network));
                     groups.push(Group { ready, priority: Some(priority), ..group });
                 }
             }
@@ -124,9 +128,17 @@ impl Horizon<'_> {
     }
 
     /// Returns the group of a network, not divided yet.
-    fn group(&self, network: &Network, ready: Option<&Ready>, entries: &[Entry]) -> Group {
+    fn group(
+        &self,
+        network: &Network,
+        ready: Option<&Ready>,
+        localities: Option<&BTreeSet<&Locality>>,
+    ) -> Group {
         let is_own = *network == self.viewer.network;
-        let distance = (!is_own).then(|| self.distance(network, entries));
+        let distance = (!is_own).then(|| {
+            let localities = || localities.cloned().unwrap_or_default();
+            distance(self.snapshot, &self.viewer.network, network, localities)
+        });
         Group {
             ready: ready.map_or(0, |ready| whole(&(&ready.left + &ready.drained))),
             drained: ready.map_or(0, |ready| rounded(&(&ready.drained * BigUint::from(PARTS)))),
@@ -136,30 +148,45 @@ impl Horizon<'_> {
             ..Group::new(network.clone(), distance, &self.snapshot.policy.steering)
         }
     }
+}
 
-    /// Returns the distance from the viewer to another network: as the config sets it, or else as this replica has measured it,
-    /// if the viewer is on this replica's network, or else by the localities of both sides.
-    fn distance(&self, network: &Network, entries: &[Entry]) -> Distance {
-        let (own, node) = (&self.viewer.network, &self.snapshot.policy.node);
-        let entry = self.snapshot.networks.get(network);
-        let by_config = entry.and_then(|entry| entry.distance.get(own)).copied().map(Source::Config);
+/// Returns the localities of the entries of each network.
+fn localities(entries: &[Entry]) -> BTreeMap<&Network, BTreeSet<&Locality>> {
+    let mut all: BTreeMap<&Network, BTreeSet<&Locality>> = BTreeMap::new();
+    for entry in entries {
+        all.entry(&entry.network).or_default().insert(&entry.locality);
+    }
+    all
+}
+
+/// Returns the distance from a viewer on `own` to another network: as the config sets it, or else as this replica or a peer has
+/// measured it, or else by the localities of both sides; `localities` are those of the other network.
+pub fn distance<'a>(
+    snapshot: &'a Snapshot,
+    own: &Network,
+    network: &Network,
+    localities: impl FnOnce() -> BTreeSet<&'a Locality>,
+) -> Distance {
+    let (entry, node) = (snapshot.networks.get(network), &snapshot.policy.node);
+    let by_config = entry.and_then(|entry| entry.distance.get(own)).copied().map(Source::Config);
+    let measured = || {
+        let round_trip = entry.and_then(|entry| entry.round_trips.get(own))?;
+        Some(match round_trip.by {
+            MeasuredBy::Here => Source::Measured(round_trip.time),
+            MeasuredBy::Peer => Source::Reported(round_trip.time),
+        })
+    };
+    let by_locality = || {
+        let gateways = snapshot.networks.get(own).filter(|_| !own.is_unknown());
+        let mut from: BTreeSet<&Locality> = gateways.map(|entry| entry.localities()).unwrap_or_default();
         let is_here = !own.is_unknown() && *own == node.network;
-        let measured = || entry.filter(|_| is_here).and_then(|entry| entry.round_trip).map(Source::Measured);
-        let by_locality = || {
-            let gateways = self.snapshot.networks.get(own).filter(|_| !own.is_unknown());
-            let mut from: BTreeSet<&Locality> = gateways.map(|entry| entry.localities()).unwrap_or_default();
-            from.extend(is_here.then_some(&node.locality));
-            let to: BTreeSet<&Locality> = entries
-                .iter()
-                .filter(|entry| entry.network == *network)
-                .map(|entry| &entry.locality)
-                .collect();
-            let levels = from.iter().flat_map(|from| to.iter().map(|to| from.distance(to)));
-            Source::Locality(levels.min().unwrap_or(Level::Elsewhere))
-        };
-        Distance {
-            source: by_config.or_else(measured).unwrap_or_else(by_locality),
-            cost: entry.and_then(|entry| entry.cost.get(own)).copied().unwrap_or_default(),
-        }
+        from.extend(is_here.then_some(&node.locality));
+        let to = localities();
+        let levels = from.iter().flat_map(|from| to.iter().map(|to| from.distance(to)));
+        Source::Locality(levels.min().unwrap_or(Level::Elsewhere))
+    };
+    Distance {
+        source: by_config.or_else(measured).unwrap_or_else(by_locality),
+        cost: entry.and_then(|entry| entry.cost.get(own)).copied().unwrap_or_default(),
     }
 }

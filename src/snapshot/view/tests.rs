@@ -4,7 +4,7 @@ mod drained;
 mod properties;
 
 use super::*;
-use crate::inputs::Probes;
+use crate::inputs::{MeasuredBy, Probes, RoundTrip};
 use crate::policy::{Gateway, NetworkPolicy, Policy, Tuning};
 use crate::steering::{Distance, Source};
 use crate::testing::{Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard};
@@ -537,7 +537,8 @@ fn steered(of: usize) -> Mesh {
         networks,
         vec![services("n1", of, 2), services("near", 3, 2), services("middle", 1, 1), services("far", 6, 6)],
     );
-    let round_trips = [(Network::new("middle"), std::time::Duration::from_millis(30))].into();
+    let round_trip = RoundTrip { time: std::time::Duration::from_millis(30), by: MeasuredBy::Here };
+    let round_trips = [(Network::new("middle"), [(Network::new("n1"), round_trip)].into())].into();
     mesh.probes = Arc::new(Probes { round_trips, ..Probes::default() });
     let tuning = crate::testing::tuning();
     let steering = ServiceSteering { mode: SteeringMode::Nearest, ..tuning.steering.clone() };

@@ -1,0 +1,202 @@
+//! Tests of the results of probes, by numbered addresses and times of their own.
+
+use super::*;
+use isthmus_snapshot::testing::{Mesh, gateway, network};
+
+const MS: Option<Duration> = Some(Duration::from_millis(1));
+
+fn at(number: u8) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, number], 15443))
+}
+
+/// Returns results for the gateway 1 of the own network, 2 and 3 of `west`, and 4 of `south`.
+fn results() -> Results {
+    let mut results = Results::default();
+    let networks = [(1, "east"), (2, "west"), (3, "west"), (4, "south")];
+    let known = networks.map(|(number, network)| (at(number), BTreeSet::from([Network::new(network)])));
+    assert_eq!(results.replace(&Network::new("east"), known.into()).len(), 4);
+    results
+}
+
+fn note(results: &mut Results, good: &[u8], failed: &[u8]) {
+    for (numbers, took) in [(good, MS), (failed, None)] {
+        for number in numbers {
+            assert!(results.note(at(*number), took, (SystemTime::UNIX_EPOCH, Instant::now())).is_some());
+        }
+    }
+}
+
+fn out(results: &Results) -> Vec<SocketAddr> {
+    results.unreachable().into_iter().collect()
+}
+
+#[test]
+fn two_failures_take_a_gateway_out_and_three_good_probes_bring_it_back() {
+    let mut results = results();
+    note(&mut results, &[1, 2, 3, 4], &[]);
+    note(&mut results, &[3, 4], &[2]);
+    assert_eq!(
+        (out(&results), results.probed[&at(2)].state()),
+        (vec![], State::Answers { took: MS.unwrap_or_default() })
+    );
+    note(&mut results, &[3, 4], &[2]);
+    assert_eq!(out(&results), [at(2)]);
+    note(&mut results, &[2], &[]);
+    note(&mut results, &[2], &[]);
+    assert_eq!(out(&results), [at(2)]);
+    note(&mut results, &[2], &[]);
+    assert_eq!(out(&results), []);
+}
+
+#[test]
+fn the_state_of_a_gateway_is_the_largest_of_its_addresses() {
+    let unreachable = State::Unreachable { since: SystemTime::UNIX_EPOCH, is_out: true };
+    let answers = State::Answers { took: MS.unwrap_or_default() };
+    assert_eq!([answers, State::NeverAnswered].into_iter().max(), Some(answers));
+    assert_eq!([unreachable, answers].into_iter().max(), Some(unreachable));
+}
+
+#[test]
+fn a_gateway_that_has_never_answered_is_not_judged() {
+    let mut results = results();
+    for _ in 0..5 {
+        note(&mut results, &[3, 4], &[2]);
+    }
+    assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![], State::NeverAnswered));
+}
+
+#[test]
+fn if_no_other_network_answers_nothing_changes() {
+    let mut results = results();
+    note(&mut results, &[1, 2, 3, 4], &[]);
+    for _ in 0..2 {
+        note(&mut results, &[1, 3, 4], &[2]);
+    }
+    for _ in 0..5 {
+        note(&mut results, &[1], &[2, 3, 4]);
+    }
+    assert_eq!(out(&results), [at(2)]);
+    let since = SystemTime::UNIX_EPOCH;
+    assert_eq!(results.probed[&at(3)].state(), State::Unreachable { since, is_out: false });
+    note(&mut results, &[1, 4], &[2, 3]);
+    note(&mut results, &[1, 4], &[2, 3]);
+    assert_eq!(out(&results), [at(2), at(3)]);
+}
+
+#[test]
+fn a_gateway_of_a_peer_that_stops_is_out_until_it_says_or_shows_otherwise() {
+    let mut results = Results::default();
+    let [x, y, own] = ["peer/x/n", "peer/xy/n", "east"].map(Network::new);
+    let known = [(1, &own), (2, &x), (3, &y)];
+    let known = known.map(|(number, network)| (at(number), BTreeSet::from([network.clone()])));
+    results.replace(&own, known.into());
+    note(&mut results, &[1, 2, 3], &[]);
+    let now = Some(SystemTime::UNIX_EPOCH);
+    assert!(!results.note_stop("x", &[at(1), at(3), at(9)], now), "a peer speaks for its own gateways alone");
+    assert!(results.note_stop("x", &[at(2)], now));
+    note(&mut results, &[2, 2, 2, 2], &[]);
+    let since = SystemTime::UNIX_EPOCH;
+    assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![at(2)], State::Stopping { since }));
+    assert!(results.note_stop("x", &[at(2)], None));
+    assert_eq!(out(&results), [], "its successor takes calls");
+    results.note_stop("x", &[at(2)], now);
+    note(&mut results, &[2], &[2]);
+    assert_eq!(out(&results), [at(2)]);
+    assert!(matches!(results.probed[&at(2)].state(), State::Unreachable { is_out: true, .. }));
+    note(&mut results, &[2, 2, 2], &[]);
+    assert_eq!(out(&results), []);
+    results.note_stop("x", &[at(2)], now);
+    for _ in 0..GOOD {
+        results.note(at(2), MS, (SystemTime::UNIX_EPOCH + STOPS_WITHIN, Instant::now()));
+    }
+    assert_eq!(out(&results), [], "it has not stopped");
+}
+
+#[test]
+fn a_peer_with_many_gateways_takes_no_place_of_others() {
+    let many = (0..PROBED_MAX).map(|number| gateway(&format!("10.0.{}.{}", number / 256, number % 256), 1));
+    let mut off = network("off", vec![gateway("192.0.2.9", 1)]);
+    off.is_probed = false;
+    let networks =
+        vec![network("peer/x/n", many.collect()), network("west", vec![gateway("192.0.2.1", 1)]), off];
+    let known = known(&Mesh::new(networks, Vec::new()).snapshot());
+    assert_eq!(known.len(), PROBED_MAX);
+    assert_eq!(known.get(&at(1)), Some(&BTreeSet::from([Network::new("west")])));
+    assert!(!known.contains_key(&at(9)));
+}
+
+#[test]
+fn the_distance_of_a_network_is_that_of_its_nearest_gateway() {
+    let (mut results, start) = (results(), Instant::now());
+    let mut note = |second: u64, number: u8, ms: u64| {
+        let now = start + Duration::from_secs(second);
+        let took = Some(Duration::from_millis(ms));
+        assert!(results.note(at(number), took, (SystemTime::UNIX_EPOCH, now)).is_some());
+        results.settle(now);
+        let sent = |(network, from): (&Network, &RoundTrips)| {
+            let took = from.get(&Network::new("east"))?;
+            Some((network.to_string(), took.time.as_millis()))
+        };
+        results.probes().round_trips.iter().filter_map(sent).collect::<Vec<_>>()
+    };
+    let west = [("west".to_owned(), 20)];
+    assert_eq!(note(0, 2, 30), []);
+    assert_eq!(note(1, 1, 1), []);
+    assert_eq!(note(5, 3, 20), west, "the own network has none");
+    assert_eq!(note(6, 4, 90), west);
+    assert_eq!(note(12, 4, 80), west, "changes are sent together");
+    assert_eq!(note(15, 4, 80), [("south".to_owned(), 80), ("west".to_owned(), 20)]);
+    let own = Network::new("east");
+    results.replace(&own, [(at(4), BTreeSet::from([Network::new("south")]))].into());
+    results.settle(start + Duration::from_secs(30));
+    let pairs = results.probes().round_trips;
+    let of =
+        |to: &str, from: &str| pairs.get(&Network::new(to))?.get(&Network::new(from)).map(|found| found.time);
+    assert_eq!(pairs.len(), 2, "a network without gateways is forgotten");
+    assert_eq!(of("south", "east"), Some(Duration::from_millis(80)));
+    assert_eq!(of("east", "south"), of("south", "east"), "a round trip is the same from both ends");
+}
+
+/// Connect times, clocks, gateways and peers that change each second push a service at most six times a minute.
+#[test]
+fn however_distances_change_they_are_sent_at_most_once_in_ten_seconds() {
+    let (mut results, start, mut random) = (Results::default(), Instant::now(), 7_u64);
+    let mut number = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    let own = Network::new("east");
+    let of_gateway = |number: u8| BTreeSet::from([Network::new(&format!("n{number}"))]);
+    let (mut sent, mut changes) = (BTreeMap::new(), Vec::new());
+    for second in 0..3_600_u64 {
+        // Each minute some gateways are gone, and their networks with them.
+        let mut there = |gateway: &u8| second % 60 < 55 || *gateway % 2 == 0 || number(2) == 0;
+        let known: Vec<u8> = (1..20).filter(|gateway| there(gateway)).collect();
+        results.replace(&own, known.iter().map(|gateway| (at(*gateway), of_gateway(*gateway))).collect());
+        let now = start + Duration::from_secs(second);
+        for gateway in known {
+            let took = (number(10) > 0).then(|| Duration::from_millis(1 + (number(9) << (second / 400))));
+            let clock = SystemTime::UNIX_EPOCH + Duration::from_secs(number(1 << 32));
+            results.note(at(gateway), took, (clock, now));
+            let to = Network::new(&format!("peer/x/{}", number(400)));
+            let round_trip = Duration::from_millis(number(12_000));
+            results.reports.note("x", &[Report { to, from: own.clone(), round_trip }], now);
+        }
+        results.settle(now);
+        let next = results.probes().round_trips;
+        if next != sent {
+            sent = next;
+            changes.push(second);
+        }
+    }
+    assert!(changes.len() > 20, "they do change: {changes:?}");
+    assert!(changes.is_sorted_by(|one, next| next - one >= ROUND_TRIPS_EVERY.as_secs()), "{changes:?}");
+}
+
+#[test]
+fn an_address_that_is_no_gateway_any_more_is_forgotten() {
+    let mut results = results();
+    note(&mut results, &[2, 3, 4], &[]);
+    assert_eq!(results.replace(&Network::new("east"), BTreeMap::new()), []);
+    assert_eq!(results.note(at(2), None, (SystemTime::UNIX_EPOCH, Instant::now())), None);
+}
