@@ -6,7 +6,7 @@
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway; `left_out`: what the scopes of registries leave out. `readiness`: its gates.
 //! - `maintenance`, `drains`, `enrolment`: requests for changes.
-//! - `steering`: why each network gets its share of calls.
+//! - `steering`: why each network gets its share of calls. `share_log`: the log lines about changes of shares.
 //! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`, `time_metrics`: metrics that are
 //!   computed at each scrape.
 
@@ -36,6 +36,7 @@ pub mod readiness;
 mod recent;
 pub mod registry_metrics;
 pub mod server;
+pub mod share_log;
 pub mod steering;
 pub mod time_metrics;
 mod traces;
@@ -217,6 +218,8 @@ pub struct Sources {
     pub history: Arc<problems::history::History>,
     /// The list of services for the overview, made at most once a second.
     pub overviews: Arc<overview::Cache>,
+    /// The shares of calls that networks have.
+    pub shares: share_log::Shares,
 }
 
 impl Sources {

@@ -166,20 +166,32 @@ fn why_elsewhere(group: &Group, all: &[Group], has_beside: bool) -> String {
     }
 }
 
+/// Returns the groups of a service as Envoys on this replica's network have them, on the first port; none if the service is not
+/// steered, and `None` if it does not exist.
+pub(super) fn groups_here(snapshot: &Snapshot, hostname: &str) -> Option<Vec<Group>> {
+    let service = snapshot.service(hostname)?;
+    if !snapshot.policy.tuning.of(&service.name).steering.is_on() {
+        return Some(Vec::new());
+    }
+    let node = &snapshot.policy.node;
+    let viewer = Viewer { network: node.network.clone(), cluster: node.cluster.clone(), ..Viewer::default() };
+    Some(view(snapshot, service, service.ports.first()?, "", &viewer)?.groups)
+}
+
+/// Returns a share in percent.
+pub(super) fn as_percent(share: u32) -> String {
+    format!("{:.1} %", f64::from(share) / f64::from(PARTS) * 100.0)
+}
+
 /// Adds the shares of steered services to the metrics of a scrape, as Envoys on this replica's network have them.
 pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
     if !snapshot.policy.steers() {
         return;
     }
-    let node = &snapshot.policy.node;
-    let (network, cluster) = (node.network.clone(), node.cluster.clone());
-    let viewer = Viewer { network, cluster, ..Viewer::default() };
     let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
     let mut series = 0;
-    let is_steered = |name: &str| snapshot.policy.tuning.of(name).steering.is_on();
-    for service in snapshot.services().into_iter().filter(|service| is_steered(&service.name)) {
-        let Some(port) = service.ports.first() else { continue };
-        let groups = view(snapshot, service, port, "", &viewer).map(|view| view.groups).unwrap_or_default();
+    for service in snapshot.services() {
+        let groups = groups_here(snapshot, &service.name).unwrap_or_default();
         series += groups.len();
         if series > SERIES_MAX {
             return;

@@ -25,6 +25,7 @@ use super::registries::Registries;
 use super::upgrade::sockets::Sockets;
 use super::xds::Xds;
 use isthmus_admin::certificates::Identities;
+use isthmus_admin::share_log::Shares;
 use isthmus_admin::{Command, InUse, ProgramStatus, Sources};
 use isthmus_config::Config;
 use isthmus_dataplane::handle::Dataplane;
@@ -56,6 +57,8 @@ pub(super) struct Parts {
     /// The links with peers.
     pub(super) links: Links,
     pub(super) status: Arc<ArcSwap<ProgramStatus>>,
+    /// The shares of calls that networks have.
+    shares: Shares,
     /// True until this process, which takes over from an earlier one, serves. Links with peers wait until then, because both have
     /// the same name.
     pub(super) waits: bool,
@@ -112,6 +115,8 @@ impl Parts {
         .map_err(|error| format!("cannot start the data plane: {error}"))?;
         let links =
             peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals, instance)?;
+        let shares = Shares::default();
+        scope.spawn(shares.clone().run(handles.reader.clone()));
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus::new(path, workers)));
         Ok(Self {
             handles,
@@ -123,6 +128,7 @@ impl Parts {
             exporter,
             links,
             status,
+            shares,
             waits,
         })
     }
@@ -241,6 +247,7 @@ impl Parts {
             started: Instant::now(),
             history: Arc::default(),
             overviews: Arc::default(),
+            shares: self.shares.clone(),
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::problems::run as isthmus;
 use crate::support::gateway::{BINARY, Gateway};
-use crate::support::organisation::{Organisation, free_port, start};
+use crate::support::organisation::{Organisation, free_port, start, write};
 use crate::support::within;
 use crate::xds::{python, run};
 
@@ -155,4 +155,25 @@ fn an_aggregator_knows_the_distances_of_viewers_on_its_other_networks() {
     west_gateway.kill();
     std::thread::sleep(Duration::from_secs(3));
     assert!(reported().is_some());
+}
+
+#[test]
+fn each_change_of_shares_is_logged_with_its_cause() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let services = |ready: usize| {
+        format!("services:\n{}", service("cart.mesh", &[("east", ready, 4 - ready), ("west", 4, 0)]))
+    };
+    write(folder.path(), "east.yaml", &services(4));
+    let config = CONFIG.replace("services:\n", "registries: [{file: {path: east.yaml, cluster: east, network: east}, allow: {networks: [east, west]}}]\n");
+    let gateway = Gateway::start_in(folder, &config, &[]);
+    write(gateway.folder(), "east.yaml", &services(1));
+    gateway.told("east 100.0 % \u{2192} 34.4 %, west 0.0 % \u{2192} 65.6 %");
+    let lines = gateway.log();
+    let line = lines.iter().find(|line| line.contains("the shares of calls have changed")).expect("a line");
+    assert!(line.contains("cart.mesh") && line.contains("east has 1 of 4 ready, had 4 of 4"), "{line}");
+    write(gateway.folder(), "east.yaml", &services(4));
+    gateway.told("east 34.4 % \u{2192} 100.0 %");
+    let changes =
+        gateway.log().iter().filter(|line| line.contains("the shares of calls have changed")).count();
+    assert_eq!(changes, 2, "one line for each change");
 }
