@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use isthmus_aggregator::liveness::State;
+use super::Sources;
+use super::share_log::Shares;
+use super::steering::distance_here;
+use isthmus_aggregator::liveness::{Distances, State};
 use isthmus_api as api;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Network;
@@ -90,9 +93,20 @@ struct Count {
     ready_weight: u64,
 }
 
+/// Returns the networks of the newest snapshot.
+pub(super) fn of(sources: &Sources) -> Vec<api::network::Network> {
+    let (states, distances) = (sources.liveness.states(), sources.liveness.distances());
+    networks(&sources.reader.latest(), &states, &distances, &sources.shares)
+}
+
 /// Returns one object per network, in order of name, for networks of the config, networks with gateways, and networks of
 /// endpoints. An endpoint of several services is counted once for each of them.
-pub fn networks(snapshot: &Snapshot) -> Vec<api::network::Network> {
+pub fn networks(
+    snapshot: &Snapshot,
+    states: &States,
+    distances: &Distances,
+    shares: &Shares,
+) -> Vec<api::network::Network> {
     let mut counts: BTreeMap<&Network, Count> =
         snapshot.networks().iter().map(|(name, _)| (name, Count::default())).collect();
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
@@ -105,7 +119,21 @@ pub fn networks(snapshot: &Snapshot) -> Vec<api::network::Network> {
             }
         }
     }
-    counts.into_iter().map(|(name, count)| network(snapshot, name, &count)).collect()
+    let shares = shares.means();
+    let network = |(name, count): (&Network, Count)| {
+        let up = |entry: &&GatewayEntry| {
+            let state = entry.entrances().filter_map(|address| states.get(&address)).max();
+            matches!(state, Some(State::Answers { .. }))
+        };
+        let gateways = snapshot.networks().get(name).map_or(&[][..], |entry| &entry.gateways);
+        api::network::Network {
+            gateways_up: gateways.iter().filter(up).count(),
+            distance: distance_here(snapshot, name, distances),
+            share: shares.as_ref().map(|shares| shares.get(name).copied().unwrap_or_default()),
+            ..network(snapshot, name, &count)
+        }
+    };
+    counts.into_iter().map(network).collect()
 }
 
 fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> api::network::Network {
@@ -122,5 +150,6 @@ fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> api::network::
         gateways: snapshot.networks().get(name).map_or(0, |network| network.gateways.len()),
         endpoints: count.endpoints,
         ready_weight: count.ready_weight,
+        ..api::network::Network::default()
     }
 }

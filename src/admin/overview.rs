@@ -233,7 +233,7 @@ fn board(sources: &Sources) -> Board {
     });
     let troubled = services.iter().filter(|service| rank(&service.state) < HEALTHY).count();
     let own = snapshot.policy.node.network.to_string();
-    let mut networks = networks::networks(&snapshot);
+    let mut networks = networks::of(sources);
     networks.sort_by_key(|network| {
         (network.name != own, std::cmp::Reverse(network.endpoints), network.name.clone())
     });

@@ -249,7 +249,7 @@ async fn gateways(State(sources): State<Sources>) -> Response {
 }
 
 async fn networks_list(State(sources): State<Sources>) -> Response {
-    json_response(&networks::networks(&sources.reader.latest()))
+    json_response(&networks::of(&sources))
 }
 
 async fn drains_list(State(sources): State<Sources>) -> Response {

@@ -7,9 +7,10 @@ use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_snapshot::peer::peer_of;
 use isthmus_snapshot::steering::{Group, PARTS, Source, Takes, own_least};
-use isthmus_snapshot::view::{Viewer, view};
+use isthmus_snapshot::view::{Viewer, distance, view};
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The name of the metric.
@@ -69,6 +70,28 @@ fn shown(group: &Group, all: &[Group], max_remote: u8, age: Option<Duration>) ->
         priority: group.priority,
         why: why(group, all, max_remote),
     }
+}
+
+/// Returns the distance of a network from this replica's own network, in the form of the API.
+pub(super) fn distance_here(
+    snapshot: &Snapshot,
+    network: &Network,
+    distances: &Distances,
+) -> Option<api::network::Distance> {
+    let own = &snapshot.policy.node.network;
+    if network == own || network.is_unknown() || own.is_unknown() {
+        return None;
+    }
+    let entry = snapshot.networks().get(network);
+    let localities = || entry.map(NetworkEntry::localities).unwrap_or_default();
+    let found = distance(snapshot, own, network, localities);
+    let (source, round_trip_ms) = source(network, Some(found.source));
+    Some(api::network::Distance {
+        ring: found.ring(&snapshot.policy.steering),
+        round_trip_ms,
+        source,
+        age_seconds: age(snapshot, own, network, found.source, distances).map(|age| age.as_secs()),
+    })
 }
 
 /// Returns how the distance of a network is known, and the round-trip time in milliseconds.

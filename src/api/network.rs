@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::text::counted;
 
 /// A network of the mesh, with its address blocks and the numbers of its gateways and endpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Network {
     /// The network's name; empty: the unknown network.
@@ -20,12 +20,57 @@ pub struct Network {
     pub endpoints: usize,
     /// The sum of the weights of the network's ready endpoints.
     pub ready_weight: u64,
+    /// The number of gateways that answer probes.
+    pub gateways_up: usize,
+    /// The distance from the gateway's own network; absent for that network itself and for the unknown one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distance: Option<Distance>,
+    /// The mean share, from 0 to 1, of the calls from the gateway's own network to services with steering; absent if there are no
+    /// such services.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
+}
+
+/// The distance of a network, by which steering orders networks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Distance {
+    /// The ring, from 1: the nearest.
+    pub ring: u32,
+    /// The round-trip time in milliseconds; absent if only localities are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round_trip_ms: Option<f64>,
+    /// How the distance is known: as in the groups of a horizon.
+    pub source: String,
+    /// The seconds since the last measurement; absent if the distance is not measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age_seconds: Option<u64>,
+}
+
+impl Distance {
+    /// Returns the distance in words.
+    pub fn text(&self) -> String {
+        match self.round_trip_ms {
+            None => self.source.clone(),
+            Some(time) => format!("{time} ms ({})", self.source),
+        }
+    }
 }
 
 impl Network {
     /// Returns the number of endpoints and their weight in words.
     pub fn size(&self) -> String {
         format!("{}, ready weight {}", counted(self.endpoints, "endpoint"), self.ready_weight)
+    }
+
+    /// Returns the ring; empty for the gateway's own network and for the unknown one.
+    pub fn ring(&self) -> String {
+        self.distance.as_ref().map(|distance| distance.ring.to_string()).unwrap_or_default()
+    }
+
+    /// Returns the share of calls in percent; empty if no service has steering.
+    pub fn percent(&self) -> String {
+        self.share.map(|share| format!("{:.1} %", share * 100.0)).unwrap_or_default()
     }
 }
 

@@ -104,11 +104,15 @@ pub(super) const ROUTES: [Column<Route>; 4] = [
     ("ENDPOINTS", |route| optional(route.endpoints.as_ref())),
 ];
 
-pub(super) const NETWORKS: [Column<Network>; 6] = [
+pub(super) const NETWORKS: [Column<Network>; 10] = [
     ("NAME", |network| text(&network.name)),
     ("ACCESS", |network| text(&network.access)),
     ("CIDRS", |network| list(&network.cidrs)),
     ("GATEWAYS", |network| network.gateways.to_string()),
+    ("UP", |network| network.gateways_up.to_string()),
+    ("DISTANCE", |network| optional(network.distance.as_ref().map(|distance| distance.text()).as_ref())),
+    ("RING", |network| text(&network.ring())),
+    ("SHARE", |network| text(&network.percent())),
     ("ENDPOINTS", |network| network.endpoints.to_string()),
     ("READY WEIGHT", |network| network.ready_weight.to_string()),
 ];

@@ -1,7 +1,7 @@
 //! The dashboard of a real gateway: its headers, names that contain markup, a large mesh, slow readers, and a real browser.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::problems::run;
 use crate::support::client::{connect, tls};
 use crate::support::gateway::{Gateway, raw_http};
 use crate::support::raw::{hello, read_out};
-use crate::support::{eventually, python, skip};
+use crate::support::{eventually, python, skip, within};
 
 /// The config of a gateway that has everything that the dashboard shows, some of it with faults.
 const CONFIG: &str = "node: {name: eastwest-0, cluster: east, network: net-east}\nlisteners: [{name: mesh-sni, bind: \"127.0.0.1:0\"}]\n\
@@ -98,6 +98,36 @@ fn the_page_is_complete_without_scripts_and_no_name_becomes_markup() {
     let services = body.split("id=\"services\"").nth(1).and_then(|rest| rest.split("</section>").next());
     let services = services.expect("the section");
     assert!(services.contains("*.billing.mesh") && !services.contains("api.example.com"), "{services}");
+}
+
+/// Half of the own endpoints are ready, so that other networks take calls: both, until the gateway of one is dead.
+#[test]
+fn the_map_shows_distances_shares_and_dead_gateways() {
+    let listen = || TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (west, south) = (listen(), listen());
+    let port = |listener: &TcpListener| listener.local_addr().expect("bound").port();
+    let config = format!(
+        "node: {{name: gw, cluster: east, network: net-east}}\nlisten: \"127.0.0.1:0\"\nsteering: {{mode: nearest}}\nnetworks:\n  \
+         net-west: {{gateways: [{{address: 127.0.0.1, sniPort: {}}}]}}\n  net-south: {{gateways: [{{address: 127.0.0.1, sniPort: \
+         {}}}]}}\nexports: [{{services: [\"*.mesh\"]}}]\nservices:\n  - hostname: cart.mesh\n    namespace: shop\n    ports: [{{name: \
+         https, port: 443, protocol: TLS}}]\n    endpoints: [{{address: 10.2.0.1, network: net-east}}, {{address: 10.2.0.2, network: \
+         net-east, health: unhealthy}}, {{address: 10.2.0.3, network: net-west}}, {{address: 10.2.0.4, network: net-south}}]\n",
+        port(&west),
+        port(&south)
+    );
+    let gateway = Gateway::start(&config);
+    let shows = |wanted: &[&str]| {
+        let (_, body) = page(&gateway, "/");
+        wanted.iter().all(|wanted| body.contains(wanted)).then_some(body)
+    };
+    let measured = ["(measured here), ring 1<", ">15.6 % of calls<", ">68.8 % of its calls stay<"];
+    let body = within(Duration::from_secs(40), "the distances", || shows(&measured));
+    assert!(!body.contains("does not answer"), "{body}");
+    let table = run(&gateway, &["get", "networks"]);
+    assert!(table.contains("ms (measured here)") && table.contains("15.6 %"), "{table}");
+    drop(south);
+    let dead = [", does not answer<", ">unreachable<", ">31.2 % of calls<", ">0 of 1<"];
+    eventually("the dead gateway", || shows(&dead));
 }
 
 #[test]

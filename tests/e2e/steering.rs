@@ -166,6 +166,12 @@ fn each_change_of_shares_is_logged_with_its_cause() {
     write(folder.path(), "east.yaml", &services(4));
     let config = CONFIG.replace("services:\n", "registries: [{file: {path: east.yaml, cluster: east, network: east}, allow: {networks: [east, west]}}]\n");
     let gateway = Gateway::start_in(folder, &config, &[]);
+    assert_eq!(
+        gateway.json("/api/v1/networks")[1]["share"],
+        1.0,
+        "all calls stay: {}",
+        gateway.json("/api/v1/networks")
+    );
     write(gateway.folder(), "east.yaml", &services(1));
     gateway.told("east 100.0 % \u{2192} 34.4 %, west 0.0 % \u{2192} 65.6 %");
     let lines = gateway.log();

@@ -88,6 +88,7 @@ fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
     terminal.shows("REASON");
     terminal.press("Right");
     terminal.shows("NETWORK AND GATEWAYS");
+    terminal.shows("DISTANCE");
     for key in ["/", "z", "z", "Enter"] {
         terminal.press(key);
     }

@@ -54,10 +54,17 @@ fn picture(html: &mut Html, overview: &Overview, others: &[&Network], form: &For
     let shown = &others[..others.len().min(NETWORKS_MAX)];
     let height_of = |network: &Network| {
         let gateways = of(overview, network).len();
-        (2 + gateways.min(GATEWAYS_MAX) + usize::from(gateways > GATEWAYS_MAX)) * LINE + 12
+        (2 + usize::from(network.distance.is_some())
+            + gateways.min(GATEWAYS_MAX)
+            + usize::from(gateways > GATEWAYS_MAX))
+            * LINE
+            + 12
     };
+    let node = &overview.status.node.network;
     let listeners = overview.status.listeners.len().min(GATEWAYS_MAX);
-    let own_height = (3 + listeners) * LINE + 12;
+    let is_steered =
+        overview.networks.shown.iter().any(|network| network.name == *node && network.share.is_some());
+    let own_height = (3 + usize::from(is_steered) + listeners) * LINE + 12;
     let hidden = others.len() - shown.len();
     let stack: usize = shown.iter().map(|network| height_of(network) + GAP).sum::<usize>()
         + if hidden > 0 { LINE + GAP } else { 0 };
@@ -143,6 +150,9 @@ fn own_box(html: &mut Html, overview: &Overview, form: &Form, top: usize, height
     let own = overview.networks.shown.iter().find(|network| network.name == node.network);
     words(html, "dim", left, next(), &own.map_or_else(|| "no endpoints".to_owned(), |own| own.size()));
     let name = if node.name.is_empty() { "this gateway" } else { &node.name };
+    if let Some(share) = own.filter(|own| own.share.is_some()) {
+        words(html, "plain", left, next(), &format!("{} of its calls stay", share.percent()));
+    }
     words(html, "plain", left, next(), &format!("this gateway: {name}"));
     for listener in overview.status.listeners.iter().take(GATEWAYS_MAX) {
         let address = listener.address.as_deref().unwrap_or("closed");
@@ -167,13 +177,27 @@ fn other_box(
     };
     words(html, "name", left, next(), &named(&network.name));
     words(html, "dim", left, next(), &network.size());
+    for line in way(network) {
+        words(html, "plain", left, next(), &line);
+    }
     for gateway in gateways.iter().take(GATEWAYS_MAX) {
-        let class = if gateway.usable || network.access == "direct" { "plain" } else { "bad" };
-        words(html, class, left, next(), &gateway.place());
+        let is_dead = gateway.state == "unreachable";
+        let is_well = gateway.usable && !is_dead || network.access == "direct";
+        let dead = if is_dead { ", does not answer" } else { "" };
+        let class = if is_well { "plain" } else { "bad" };
+        words(html, class, left, next(), &format!("{}{dead}", gateway.place()));
     }
     if gateways.len() > GATEWAYS_MAX {
         words(html, "dim", left, next(), &format!("and {} more gateways", gateways.len() - GATEWAYS_MAX));
     }
+}
+
+/// Returns lines with the distance of a network, and the share of the calls that it gets if any service has steering.
+fn way(network: &Network) -> Vec<String> {
+    let distance =
+        network.distance.as_ref().map(|distance| format!("{}, ring {}", distance.text(), distance.ring));
+    let share = network.share.map(|_| format!("{} of calls", network.percent()));
+    distance.into_iter().chain(share).collect()
 }
 
 /// Returns the name of a network, or a phrase for the unknown network.

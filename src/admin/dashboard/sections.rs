@@ -275,14 +275,26 @@ pub(super) fn networks(html: &mut Html, overview: &Overview) {
     }
     map::draw(html, overview);
     html.raw("<details id=\"gateways\"><summary>As tables</summary>\n");
-    let columns =
-        [Text("network"), Wide("access"), Number("endpoints"), Number("ready weight"), Number("gateways")];
+    let columns = [
+        Text("network"),
+        Wide("access"),
+        Text("distance"),
+        Number("ring"),
+        Number("share of calls"),
+        Number("gateways up"),
+        WideNumber("endpoints"),
+        WideNumber("ready weight"),
+    ];
     table(html, &columns, &overview.networks.shown, |html, network| {
         td(html, "name", map::named(&network.name));
         td(html, "wide-only", &network.access);
-        td(html, "number", network.endpoints.to_string());
-        td(html, "number", network.ready_weight.to_string());
-        td(html, "number", network.gateways.to_string());
+        let distance = network.distance.as_ref().map(|distance| distance.text()).unwrap_or_default();
+        td(html, "word", or_dash(&distance));
+        td(html, "number", or_dash(&network.ring()));
+        td(html, "number", or_dash(&network.percent()));
+        td(html, "number", format!("{} of {}", network.gateways_up, network.gateways));
+        td(html, "number wide-only", network.endpoints.to_string());
+        td(html, "number wide-only", network.ready_weight.to_string());
     });
     more(html, overview.networks.hidden(), "isthmus get networks");
     if !overview.gateways.shown.is_empty() {
@@ -293,6 +305,7 @@ pub(super) fn networks(html: &mut Html, overview: &Overview) {
             td(html, "name", map::named(&gateway.network));
             match &gateway.why {
                 Some(why) => td(html, "bad", why),
+                None if gateway.state == "unreachable" => td(html, "bad", "unreachable"),
                 None => td(html, "good", "usable"),
             }
             td(html, "number wide-only", gateway.weight.to_string());

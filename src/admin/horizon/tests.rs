@@ -178,10 +178,18 @@ fn gateways_say_whether_they_are_of_use() {
 #[test]
 fn networks_are_counted() {
     assert_eq!(
-        serde_json::to_value(networks_list(&snapshot())).expect("JSON"),
+        serde_json::to_value(networks_list(
+            &snapshot(),
+            &Default::default(),
+            &Default::default(),
+            &Default::default()
+        ))
+        .expect("JSON"),
         json!([
-            {"name": "net-east", "access": "gateway", "cidrs": [], "gateways": 0, "endpoints": 1, "ready_weight": 0},
-            {"name": "net-west", "access": "gateway", "cidrs": [], "gateways": 4, "endpoints": 2, "ready_weight": 1},
+            {"name": "net-east", "access": "gateway", "cidrs": [], "gateways": 0, "endpoints": 1, "ready_weight": 0,
+             "gateways_up": 0, "distance": {"ring": 4, "source": "by locality: elsewhere"}},
+            {"name": "net-west", "access": "gateway", "cidrs": [], "gateways": 4, "endpoints": 2, "ready_weight": 1,
+             "gateways_up": 0, "distance": {"ring": 4, "source": "by locality: elsewhere"}},
         ])
     );
 }

@@ -419,21 +419,40 @@ fn networks(overview: &Overview) -> Vec<Line> {
     let mut rows = Vec::new();
     for network in &overview.networks.shown {
         let name = if network.name.is_empty() { "(unknown)" } else { &network.name };
+        let is_dead = network.gateways > 0 && network.gateways_up == 0 && network.distance.is_some();
+        let distance = network.distance.as_ref().map(|distance| distance.text()).unwrap_or_default();
         rows.push(vec![
             (Style::Bold, name.to_owned()),
             (Style::Dim, network.access.clone()),
-            (Style::Plain, network.size()),
+            (Style::Plain, distance),
+            (Style::Plain, network.ring()),
+            (
+                if is_dead { Style::Bad } else { Style::Plain },
+                format!("{} of {}", network.gateways_up, network.gateways),
+            ),
+            (Style::Plain, network.percent()),
+            (Style::Dim, network.size()),
         ]);
         for gateway in overview.gateways.shown.iter().filter(|gateway| gateway.network == network.name) {
-            let (style, state) = match &gateway.why {
-                None => (Style::Good, "usable".to_owned()),
-                Some(why) => (Style::Bad, why.clone()),
+            let (style, state) = match (&gateway.why, gateway.state.as_str()) {
+                (_, "unreachable") => (Style::Bad, "unreachable"),
+                (Some(_), _) => (Style::Bad, "not usable"),
+                (None, _) => (Style::Good, "usable"),
             };
-            let address = format!("  {}", gateway.place());
-            rows.push(vec![(Style::Plain, address), (style, state), (Style::Dim, gateway.locality.clone())]);
+            let empty = || (Style::Plain, String::new());
+            let detail = gateway.why.clone().unwrap_or_else(|| gateway.locality.clone());
+            rows.push(vec![
+                (Style::Plain, format!("  {}", gateway.place())),
+                (style, state.to_owned()),
+                empty(),
+                empty(),
+                empty(),
+                empty(),
+                (Style::Dim, detail),
+            ]);
         }
     }
-    table(&["NETWORK AND GATEWAYS", "ACCESS OR STATE", ""], rows)
+    table(&["NETWORK AND GATEWAYS", "ACCESS OR STATE", "DISTANCE", "RING", "UP", "SHARE", "ENDPOINTS"], rows)
 }
 
 fn registries(overview: &Overview) -> Vec<Line> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use isthmus_api::connection::Connection;
+use isthmus_api::network::{Distance, Gateway, Network};
 use isthmus_api::overview::Services;
 use isthmus_api::status::Problem;
 use isthmus_api::text::is_deceptive;
@@ -45,6 +46,49 @@ fn each_view_fits_the_screen_and_the_keys_are_on_it() {
     }
     let lines = text(&top.lines((120, 24)));
     assert!(lines[0].contains("ready, no problems") && lines[23].starts_with("q quit"), "{lines:?}");
+}
+
+#[test]
+fn networks_have_distance_ring_gateways_up_and_share() {
+    let distance = Distance {
+        ring: 2,
+        round_trip_ms: Some(12.5),
+        source: "measured here".to_owned(),
+        age_seconds: Some(1),
+    };
+    let network = Network {
+        name: "net-west".to_owned(),
+        access: "gateway".to_owned(),
+        gateways: 2,
+        gateways_up: 1,
+        distance: Some(distance),
+        share: Some(0.3125),
+        ..Network::default()
+    };
+    let dead = Gateway {
+        network: "net-west".to_owned(),
+        address: "192.0.2.1".to_owned(),
+        sni_port: Some(15443),
+        usable: true,
+        state: "unreachable".to_owned(),
+        ..Gateway::default()
+    };
+    let mut overview = overview(&[], 0);
+    (overview.networks.shown, overview.gateways.shown) = (vec![network], vec![dead]);
+    let mut top = Top::new(String::new());
+    top.received(Ok(overview), Instant::now());
+    top.pressed(Key::Character('3'));
+    let lines = text(&top.lines((140, 24)));
+    let words = |at: usize| lines[at].split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown: Vec<String> = (3..6).map(words).collect();
+    assert_eq!(
+        shown,
+        [
+            "NETWORK AND GATEWAYS ACCESS OR STATE DISTANCE RING UP SHARE ENDPOINTS",
+            "net-west gateway 12.5 ms (measured here) 2 1 of 2 31.2 % 0 endpoints, ready weight 0",
+            "192.0.2.1 sni 15443 unreachable",
+        ]
+    );
 }
 
 #[test]
