@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::problems::run as isthmus;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::organisation::{Organisation, free_port, start, write};
-use crate::support::within;
+use crate::support::{eventually, within};
 use crate::xds::{python, run};
 
 /// The clients of this server are on `east`; the network behind the first gateway is near, that behind the second far.
@@ -98,7 +98,7 @@ fn the_table_of_reasons_explains_each_share() {
 
 /// Returns the group of a network in the view of a viewer on another one.
 fn group(gateway: &Gateway, viewer: &str, service: &str, network: &str) -> Option<Value> {
-    let view = gateway.json(&format!("/api/v1/horizon?network={viewer}&service={service}"));
+    let view = gateway.json(&format!("/api/v1/horizon?network={viewer}&service={service}&tunnel=hbone"));
     view["groups"].as_array()?.iter().find(|group| group["network"] == network).cloned()
 }
 
@@ -111,6 +111,7 @@ fn an_aggregator_knows_the_distances_of_viewers_on_its_other_networks() {
     // The gateway of net-south; nothing but probes connects to it.
     let south = TcpListener::bind("127.0.0.1:0").expect("a port");
     let south_port = south.local_addr().expect("bound").port();
+    std::thread::spawn(move || south.incoming().for_each(drop));
     let from_east = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.pay.svc.cluster.local\"], as: \"{service}.{namespace}.west.global\"}]\n    import: [{services: [\"*.east.global\"]}]\n";
     let at_west = format!(
         "{}networks: {{net-west: {{gateways: [{{address: 127.0.0.1, hbonePort: {west_port}}}]}}}}\npeers:\n{}services:\n  \
@@ -122,9 +123,9 @@ fn an_aggregator_knows_the_distances_of_viewers_on_its_other_networks() {
     let dial = format!("dial: \"127.0.0.1:{west_port}\"");
     let from_west = "    import: [{services: [\"*.pay.west.global\"]}]\n";
     let at_east = format!(
-        "{}steering: {{mode: nearest}}\nnetworks:\n  net-east: {{gateways: [{{address: 127.0.0.1, hbonePort: {east_port}}}]}}\n  \
+        "{}steering: {{mode: nearest}}\nexports: [{{services: [\"*.mesh\"]}}]\nnetworks:\n  net-east: {{gateways: [{{address: 127.0.0.1, hbonePort: {east_port}}}]}}\n  \
          net-south: {{gateways: [{{address: 127.0.0.1, hbonePort: {south_port}}}]}}\n  net-dark: {{}}\n\
-         peers:\n{}services:\n  - {{hostname: own.mesh, ports: [{{name: http, port: 80}}], endpoints: [{{address: 10.1.0.1, \
+         peers:\n{}services:\n  - {{hostname: own.mesh, namespace: shop, ports: [{{name: http, port: 80}}], endpoints: [{{address: 10.1.0.1, \
          network: net-east}}]}}\n",
         east.base(east_port),
         west.as_peer(&dial, from_west)
@@ -149,7 +150,8 @@ fn an_aggregator_knows_the_distances_of_viewers_on_its_other_networks() {
     );
     let (dark, ring, _) = source("net-dark", ratings, network).expect("a group");
     assert_eq!((dark.as_str(), ring), ("by locality: elsewhere", 4));
-    let table = isthmus(&east_gateway, &["horizon", "--why", "--network", "net-south", ratings]);
+    let table =
+        isthmus(&east_gateway, &["horizon", "--why", "--network", "net-south", "--tunnel", "hbone", ratings]);
     assert!(table.contains("ms (from peer west, "), "{table}");
     // Without a link the last report holds for a while.
     west_gateway.kill();
@@ -166,12 +168,11 @@ fn each_change_of_shares_is_logged_with_its_cause() {
     write(folder.path(), "east.yaml", &services(4));
     let config = CONFIG.replace("services:\n", "registries: [{file: {path: east.yaml, cluster: east, network: east}, allow: {networks: [east, west]}}]\n");
     let gateway = Gateway::start_in(folder, &config, &[]);
-    assert_eq!(
-        gateway.json("/api/v1/networks")[1]["share"],
-        1.0,
-        "all calls stay: {}",
-        gateway.json("/api/v1/networks")
-    );
+    eventually("all calls stay", || {
+        let networks = gateway.json("/api/v1/networks");
+        let own = networks.as_array()?.iter().find(|network| network["name"] == "east")?;
+        (own["share"] == 1.0).then_some(())
+    });
     write(gateway.folder(), "east.yaml", &services(1));
     gateway.told("east 100.0 % \u{2192} 34.4 %, west 0.0 % \u{2192} 65.6 %");
     let lines = gateway.log();
