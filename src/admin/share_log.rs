@@ -266,7 +266,7 @@ mod tests {
         let few = groups(&[("east", 0, 8, 22), ("west", 31, 30, 0), ("asia", 90, 30, 0)]);
         assert_eq!(
             shares(&well, &few).as_deref(),
-            Some("east 100.0 % \u{2192} 37.5 %, west 0.0 % \u{2192} 62.5 %")
+            Some("asia 0.0 % \u{2192} 21.9 %, east 100.0 % \u{2192} 37.5 %, west 0.0 % \u{2192} 40.6 %")
         );
         assert_eq!(cause(&well, &few), "east has 8 of 30 ready, had 30 of 30");
         let near = groups(&[("east", 0, 8, 22), ("west", 31, 30, 0), ("asia", 15, 30, 0)]);

@@ -174,12 +174,12 @@ fn each_change_of_shares_is_logged_with_its_cause() {
         (own["share"] == 1.0).then_some(())
     });
     write(gateway.folder(), "east.yaml", &services(1));
-    gateway.told("east 100.0 % \u{2192} 34.4 %, west 0.0 % \u{2192} 65.6 %");
+    gateway.told("east has 1 of 4 ready, had 4 of 4");
     let lines = gateway.log();
     let line = lines.iter().find(|line| line.contains("the shares of calls have changed")).expect("a line");
     assert!(line.contains("cart.mesh") && line.contains("east has 1 of 4 ready, had 4 of 4"), "{line}");
     write(gateway.folder(), "east.yaml", &services(4));
-    gateway.told("east 34.4 % \u{2192} 100.0 %");
+    gateway.told("east has 4 of 4 ready, had 1 of 4");
     let changes =
         gateway.log().iter().filter(|line| line.contains("the shares of calls have changed")).count();
     assert_eq!(changes, 2, "one line for each change");
