@@ -15,7 +15,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteTarget};
 use isthmus_snapshot::port_endpoint::network_of;
-use isthmus_snapshot::routes::addresses;
+use isthmus_snapshot::routes::{EndpointPlace, addresses, places};
 use isthmus_snapshot::service_view::{Part, ServiceView};
 use isthmus_telemetry::clock::rfc3339;
 
@@ -85,11 +85,12 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Sh
     let group = route.name.clone();
     let node = &snapshot.policy.node;
     let view = |endpoint: &RouteEndpoint| {
-        let found = addresses(&endpoint.host, snapshot.resolved());
-        let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, endpoint.port) };
+        let found = places(endpoint, snapshot.resolved());
+        let key = |place: &EndpointPlace| EndpointKey { group: group.clone(), address: place.address };
+        let resolution = if found.is_empty() { Resolution::Unresolved } else { Resolution::Resolved };
         let shown = Shown {
             route: Some(group.to_string()),
-            address: format!("{}:{}", endpoint.host, endpoint.port),
+            address: endpoint.to_string(),
             cluster: node.cluster.to_string(),
             network: node.network.to_string(),
             locality: endpoint.locality.to_string(),
@@ -99,8 +100,8 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Sh
             health: Health::Healthy.text().to_owned(),
             ..Shown::default()
         };
-        let keys: Vec<EndpointKey> = found.iter().copied().map(key).collect();
-        with_state(shown, Health::Healthy, resolution(found), &keys, upstreams)
+        let keys: Vec<EndpointKey> = found.iter().map(key).collect();
+        with_state(shown, Health::Healthy, resolution, &keys, upstreams)
     };
     endpoints.iter().map(view).collect()
 }

@@ -200,9 +200,7 @@ pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
 /// Returns the targets of a route in the form of the config file.
 fn leads_to(route: &Route) -> Vec<String> {
     match &route.to {
-        RouteTarget::Endpoints { endpoints, .. } => {
-            endpoints.iter().map(|endpoint| format!("{}:{}", endpoint.host, endpoint.port)).collect()
-        }
+        RouteTarget::Endpoints { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
         RouteTarget::Service { hostname, port, subset } => {
             let subset = if subset.is_empty() { String::new() } else { format!(" ({subset})") };
             vec![format!("{hostname}:{port}{subset}")]

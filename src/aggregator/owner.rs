@@ -30,7 +30,7 @@ use super::status::Status;
 use isthmus_model::drain::Drain;
 use isthmus_model::name::HostName;
 use isthmus_model::time::unix_seconds;
-use isthmus_net::lookup::Resolution;
+use isthmus_net::lookup::LookedUp;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::Change;
@@ -194,7 +194,7 @@ struct Owner {
     /// The planned drains in force, as of the last build.
     drains: Arc<Drains>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
-    answers: mpsc::Sender<(HostName, Resolution)>,
+    answers: mpsc::Sender<(HostName, LookedUp)>,
     status: watch::Sender<Arc<Status>>,
 }
 
@@ -205,7 +205,7 @@ struct Inbox {
     probes: watch::Receiver<Arc<Probes>>,
     drain_orders: watch::Receiver<DrainOrders>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
-    answers: mpsc::Receiver<(HostName, Resolution)>,
+    answers: mpsc::Receiver<(HostName, LookedUp)>,
     copies: mpsc::Receiver<CopyEvent>,
 }
 
@@ -216,7 +216,7 @@ enum Message {
     Probes(Arc<Probes>),
     DrainOrders(DrainOrders),
     Changes(Epoch, Vec<Change>),
-    Resolution(HostName, Resolution),
+    Resolution(HostName, LookedUp),
     Copy(CopyEvent),
     Sweep,
 }
@@ -536,7 +536,7 @@ impl Owner {
     }
 
     /// Applies the result of a name look-up.
-    fn resolve(&mut self, name: HostName, answer: Resolution, now: Instant, round: &mut Round) {
+    fn resolve(&mut self, name: HostName, answer: LookedUp, now: Instant, round: &mut Round) {
         let (current, own, registries) = (self.publisher.current(), &self.own, &self.registries);
         let used_by = |name: &HostName| users_of(name, &current, own, registries);
         let hold = (self.options.dns.hold_missing, now.into_std());

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use isthmus_model::name::HostName;
-use isthmus_net::lookup::{Lookup, Resolution};
+use isthmus_net::lookup::{LookedUp, Lookup};
 use isthmus_snapshot::name_index::NameMap;
 
 /// The time until a name is looked up again after a look-up that failed or found no addresses.
@@ -46,7 +46,7 @@ impl Default for Options {
 pub async fn run(
     options: Options,
     mut wanted: watch::Receiver<NameMap<()>>,
-    answers: mpsc::Sender<(HostName, Resolution)>,
+    answers: mpsc::Sender<(HostName, LookedUp)>,
 ) {
     let lookup = match Lookup::at(&options.servers) {
         Ok(lookup) => lookup,
@@ -129,8 +129,8 @@ impl Schedule {
 }
 
 /// Looks up a name; returns the result, with its TTL if it has one.
-async fn look_up(lookup: &Lookup, name: HostName) -> (HostName, Resolution, Option<Duration>) {
-    let (answer, ttl) = lookup.addresses(&name).await;
+async fn look_up(lookup: &Lookup, name: HostName) -> (HostName, LookedUp, Option<Duration>) {
+    let (answer, ttl) = lookup.name(&name).await;
     (name, answer, ttl)
 }
 

@@ -5,8 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -21,6 +20,7 @@ use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
 use isthmus_model::time::unix_seconds;
 use isthmus_net::dial;
+use isthmus_net::lookup::{Cause, Lookup};
 use isthmus_net::unix::UnixSocket;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
@@ -185,14 +185,38 @@ fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved
         Ok(runtime) => runtime,
         Err(error) => return (Resolved::default(), vec![format!("names cannot be looked up: {error}")]),
     };
+    let (services, hosts): (Vec<&HostName>, Vec<&HostName>) =
+        names.iter().partition(|name| name.is_service());
+    let records = runtime.block_on(async {
+        let Ok(lookup) = Lookup::at(name_servers) else { return Vec::new() };
+        let answer = async |name| (name, timeout(LOOK_UPS_WITHIN, lookup.records(name)).await);
+        join_all(services.into_iter().map(answer)).await
+    });
     let answers = runtime.block_on(async {
         let look_up = async |name: &HostName| dial::addresses(&Host::Name(name.clone()), name_servers).await;
         let answer = async |name| (name, timeout(LOOK_UPS_WITHIN, look_up(name)).await);
-        join_all(names.iter().map(answer)).await
+        join_all(hosts.into_iter().map(answer)).await
     });
     // A look-up of the system cannot be cancelled, so its thread is left behind.
     runtime.shutdown_background();
     let (mut resolved, mut warnings, mut late) = (Resolved::default(), Vec::new(), Vec::new());
+    for (name, answer) in records {
+        let Ok((found, _)) = answer else {
+            late.push(name.as_str());
+            continue;
+        };
+        let (targets, doubt) = found.settle(&Arc::default(), None, Duration::ZERO, Instant::now());
+        if targets.is_empty() {
+            let why = match doubt.map(|doubt| doubt.cause) {
+                Some(Cause::Failed(error)) => error,
+                Some(Cause::Missing) | None => "it has no SRV record whose target has an address".to_owned(),
+            };
+            warnings.push(format!(
+                "{name} does not resolve, so the endpoints with this name have no address: {why}"
+            ));
+        }
+        resolved.targets.insert(name.clone(), targets);
+    }
     for (name, answer) in answers {
         match answer {
             Ok(Ok(found)) => {

@@ -274,13 +274,28 @@ fn endpoint(
     problems: &mut Problems,
 ) -> Option<RouteEndpoint> {
     let fields = Fields::of::<keys::RouteEndpoint>(Some(node));
-    let below = path.key(keys::RouteEndpoint::ADDRESS.name());
+    let (whole, below) = (path, path.key(keys::RouteEndpoint::ADDRESS.name()));
     let (address, path) = match fields.at(&keys::RouteEndpoint::ADDRESS) {
         Some(address) => (address, &below),
         None => (node, path),
     };
-    let (host, port) = form::Target::read(address)?;
-    if let Host::Ip(ip) = host
+    let (host, port) = match fields.found(&keys::RouteEndpoint::SRV) {
+        Some((name, _)) => {
+            if let Some(weight) = fields.at(&keys::RouteEndpoint::WEIGHT) {
+                let fault = "this key is allowed only with `address`; SRV records have their own weights";
+                problems.error(weight.position, &whole.key(keys::RouteEndpoint::WEIGHT.name()), fault);
+            }
+            (Host::Name(name), 0)
+        }
+        None => form::Target::read(address)?,
+    };
+    if let (Host::Name(name), true) = (&host, port != 0)
+        && name.is_service()
+    {
+        let fault =
+            InvalidValue::new(format!("found {name}, which is a name of SRV records; write {{srv: {name}}}"));
+        problems.error(address.position, path, fault);
+    } else if let Host::Ip(ip) = host
         && let Some(own) = around.own.listener_at(ip, port)
     {
         problems.error(address.position, path, own_fault(ip, port, own));

@@ -83,6 +83,21 @@ impl Host {
     }
 }
 
+/// A target of SRV records, with its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SrvTarget {
+    /// The host name of the target.
+    pub host: HostName,
+    /// The port.
+    pub port: u16,
+    /// The priority: targets of the lowest one are used first.
+    pub priority: u16,
+    /// The weight among the targets of one priority.
+    pub weight: u16,
+    /// The addresses of the host; not empty.
+    pub addresses: Arc<[IpAddr]>,
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -109,6 +109,13 @@ impl HostName {
         &self.0
     }
 
+    /// Returns true if the name is one of SRV records (RFC 2782), such as `_https._tcp.shop.internal`.
+    pub fn is_service(&self) -> bool {
+        let mut labels = self.0.split('.');
+        let mut begins = || labels.next().is_some_and(|label| label.len() > 1 && label.starts_with('_'));
+        begins() && begins() && labels.next().is_some()
+    }
+
     /// Returns the shared text of the name, for callers that store text instead of this type (labels, log fields).
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()

@@ -10,7 +10,10 @@
 //! | some | one family | those found, and the last ones of the family that failed |
 //! | none | one family or both | the last ones |
 //! | none | none | the last ones for a while, then none |
+//!
+//! A name of SRV records has targets, which are settled in the same way; the addresses of each target are looked up with it.
 
+use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,13 +22,18 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{NameServerConfig, ResolverConfig};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::RecordType;
+use hickory_resolver::proto::rr::{RData, RecordType};
 
-use isthmus_model::address::canonical_ip;
+use isthmus_model::address::{SrvTarget, canonical_ip};
 use isthmus_model::name::HostName;
 
 /// The deadline of one look-up, with its retries.
 const LOOKUP: Duration = Duration::from_secs(10);
+
+/// The deadline of looking up the SRV records of a name and the addresses of all of their targets.
+const RECORDS: Duration = Duration::from_secs(30);
+/// The largest number of targets of a name; those of the lowest priority come first.
+const TARGETS_MAX: usize = 64;
 
 /// Looks up host names.
 pub struct Lookup(TokioResolver);
@@ -46,6 +54,38 @@ pub struct Resolution {
     pub ipv4: Answer,
     /// The answer to the question for AAAA records.
     pub ipv6: Answer,
+}
+
+/// The records of a name of SRV records, each with the addresses of its target; or the failure of the look-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Records(pub Result<Vec<(SrvRecord, Resolution)>, String>);
+
+/// One SRV record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SrvRecord {
+    /// The host name of the target.
+    pub host: HostName,
+    /// The port.
+    pub port: u16,
+    /// The priority; the lowest is used first.
+    pub priority: u16,
+    /// The weight among the records of one priority.
+    pub weight: u16,
+}
+
+/// The result of looking up a name of either kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LookedUp {
+    /// The name is one of a host.
+    Host(Resolution),
+    /// The name is one of SRV records.
+    Service(Records),
+}
+
+impl From<Resolution> for LookedUp {
+    fn from(resolution: Resolution) -> Self {
+        Self::Host(resolution)
+    }
 }
 
 /// The reason why a look-up does not confirm all addresses of a name.
@@ -94,6 +134,51 @@ impl Lookup {
         let ((ipv4, ttl), (ipv6, other_ttl)) =
             tokio::join!(self.family(name, RecordType::A), self.family(name, RecordType::AAAA));
         (Resolution { ipv4, ipv6 }, ttl.into_iter().chain(other_ttl).min())
+    }
+
+    /// Looks up a name of either kind; returns the result, with its TTL if it has one.
+    pub async fn name(&self, name: &HostName) -> (LookedUp, Option<Duration>) {
+        if !name.is_service() {
+            let (resolution, ttl) = self.addresses(name).await;
+            return (LookedUp::Host(resolution), ttl);
+        }
+        let (records, ttl) = match tokio::time::timeout(RECORDS, self.records(name)).await {
+            Ok(found) => found,
+            Err(_) => (Records(Err("the DNS queries for the targets timed out".to_owned())), None),
+        };
+        (LookedUp::Service(records), ttl)
+    }
+
+    /// Looks up the SRV records of a name, and the addresses of their targets; returns them with the shortest TTL.
+    pub async fn records(&self, name: &HostName) -> (Records, Option<Duration>) {
+        let lookup = self.0.lookup(format!("{name}."), RecordType::SRV);
+        let found = match tokio::time::timeout(LOOKUP, lookup).await {
+            Err(_) => return (Records(Err("the DNS query timed out".to_owned())), None),
+            Ok(Err(error)) if error.is_no_records_found() => return (Records(Ok(Vec::new())), None),
+            Ok(Err(error)) => return (Records(Err(error.to_string())), None),
+            Ok(Ok(found)) => found,
+        };
+        let mut ttl = found.valid_until().saturating_duration_since(Instant::now());
+        let records = found.answers().iter().filter_map(|record| match &record.data {
+            RData::SRV(srv) => {
+                // The target `.` says that there is no service (RFC 2782); it is no host name.
+                let host = HostName::parse(srv.target.to_utf8().trim_end_matches('.')).ok()?;
+                let (port, priority, weight) = (srv.port, srv.priority, srv.weight);
+                (port > 0).then_some(SrvRecord { host, port, priority, weight })
+            }
+            _ => None,
+        });
+        let mut records: Vec<SrvRecord> = records.collect();
+        records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
+        records.truncate(TARGETS_MAX);
+        let mut all = Vec::with_capacity(records.len());
+        for record in records {
+            let (resolution, of_target) = self.addresses(&record.host).await;
+            ttl = ttl.min(of_target.unwrap_or(ttl));
+            all.push((record, resolution));
+        }
+        let ttl = (!all.is_empty()).then_some(ttl);
+        (Records(Ok(all)), ttl)
     }
 
     async fn family(&self, name: &HostName, kind: RecordType) -> (Answer, Option<Duration>) {
@@ -156,6 +241,47 @@ impl Resolution {
     }
 }
 
+impl Records {
+    /// Returns the targets that a name has after this look-up, and the doubt about them, as [`Resolution::settle`] does for
+    /// addresses. A target without an address is left out.
+    pub fn settle(
+        self,
+        last: &Arc<[SrvTarget]>,
+        doubt: Option<&Doubt>,
+        hold: Duration,
+        now: Instant,
+    ) -> (Arc<[SrvTarget]>, Option<Doubt>) {
+        let missing_since = doubt.and_then(|doubt| doubt.missing_since);
+        let records = match self.0 {
+            Ok(records) => records,
+            Err(error) => return (last.clone(), Some(Doubt { cause: Cause::Failed(error), missing_since })),
+        };
+        let (mut found, mut failure) = (Vec::new(), None);
+        for (record, resolution) in records {
+            let known = last.iter().find(|target| target.host == record.host);
+            let known = known.map(|target| target.addresses.clone()).unwrap_or_default();
+            let (addresses, doubt) = resolution.settle(&known, None, Duration::ZERO, now);
+            if let Some(Doubt { cause: cause @ Cause::Failed(_), .. }) = doubt {
+                failure.get_or_insert(cause);
+            }
+            if !addresses.is_empty() {
+                let SrvRecord { host, port, priority, weight } = record;
+                found.push(SrvTarget { host, port, priority, weight, addresses });
+            }
+        }
+        match (found.is_empty(), failure) {
+            (true, Some(cause)) => (last.clone(), Some(Doubt { cause, missing_since })),
+            (true, None) => {
+                let since = missing_since.unwrap_or(now);
+                let is_held = now.saturating_duration_since(since) < hold;
+                let targets = if is_held { last.clone() } else { Arc::default() };
+                (targets, Some(Doubt { cause: Cause::Missing, missing_since: Some(since) }))
+            }
+            (false, failure) => (found.into(), failure.map(|cause| Doubt { cause, missing_since: None })),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +322,41 @@ mod tests {
             let (addresses, doubt) = asked(ipv4, ipv6).settle(&ips(last).into(), None, HOLD, now);
             assert_eq!(addresses[..], ips(wanted), "{last}: {ipv4}, {ipv6}");
             assert_eq!(doubt.is_some(), is_doubted, "{last}: {ipv4}, {ipv6}");
+        }
+    }
+
+    #[test]
+    fn the_targets_of_a_name_are_settled_as_addresses_are() {
+        let now = Instant::now();
+        let record = |host: &str, priority| SrvRecord {
+            host: HostName::parse(host).expect("legal"),
+            port: 443,
+            priority,
+            weight: 1,
+        };
+        let settled =
+            |records: Result<Vec<(SrvRecord, Resolution)>, String>, last: &Arc<[SrvTarget]>, hold| {
+                let (targets, doubt) = Records(records).settle(last, None, hold, now);
+                let shown = targets.iter().map(|target| format!("{} {:?}", target.host, target.addresses));
+                (shown.collect::<Vec<_>>().join(", "), doubt.is_some(), targets)
+            };
+        let both = vec![
+            (record("a.test", 1), asked("192.0.2.1", "")),
+            (record("b.test", 2), asked("192.0.2.2", "")),
+        ];
+        let (shown, doubted, last) = settled(Ok(both), &Arc::default(), HOLD);
+        assert_eq!((shown.as_str(), doubted), ("a.test [192.0.2.1], b.test [192.0.2.2]", false));
+        // A target whose addresses cannot be asked for keeps them; one that has none is left out.
+        let some = vec![(record("a.test", 1), asked("failed", "")), (record("b.test", 2), asked("", ""))];
+        let (shown, doubted, _) = settled(Ok(some), &last, HOLD);
+        assert_eq!((shown.as_str(), doubted), ("a.test [192.0.2.1]", true));
+        for (records, hold, count) in [
+            (Err("no answer".to_owned()), HOLD, 2),
+            (Ok(Vec::new()), HOLD, 2),
+            (Ok(Vec::new()), Duration::ZERO, 0),
+        ] {
+            let (_, doubted, targets) = settled(records, &last, hold);
+            assert_eq!((targets.len(), doubted), (count, true));
         }
     }
 

@@ -9,7 +9,7 @@ use super::decision::{AdmissionRequest, MatchKind, RouteMatch};
 use super::exports::{Caller, grant};
 use super::policy::RouteTarget;
 use super::port_endpoint::{PortEndpoint, on_own_network};
-use super::routes::{RouteEntry, addresses};
+use super::routes::{RouteEntry, addresses, places};
 use super::service_view::{AskedBy, PortView, ServiceView};
 use super::shard::Standing;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT};
@@ -240,7 +240,7 @@ fn of_route(snapshot: &Snapshot, route: &RouteEntry) -> Vec<Omitted> {
     let mut count = Count::default();
     if let RouteTarget::Endpoints { endpoints, .. } = &route.route.to {
         for endpoint in endpoints {
-            if addresses(&endpoint.host, &snapshot.resolved).is_empty() {
+            if places(endpoint, &snapshot.resolved).is_empty() {
                 count.add_to(
                     OmissionReason::Unresolved,
                     &snapshot.policy.node.network,

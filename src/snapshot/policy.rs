@@ -2,6 +2,7 @@
 //! [`Policy`]; a reload replaces all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZero;
 use std::sync::{Arc, LazyLock};
@@ -403,8 +404,8 @@ impl RouteName {
     }
 }
 
-impl std::fmt::Display for RouteName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for RouteName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSni => f.write_str("-"),
             Self::Name(pattern) => pattern.fmt(f),
@@ -438,9 +439,9 @@ pub enum RouteTarget {
 /// An endpoint of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteEndpoint {
-    /// The address of the endpoint, or a host name that is resolved.
+    /// The address of the endpoint, or a host name that is resolved, or a name of SRV records.
     pub host: Host,
-    /// The port that is dialled.
+    /// The port that is dialled; 0 with a name of SRV records, which have the ports.
     pub port: u16,
     /// The weight of the endpoint among the endpoints of the route.
     pub weight: Weight,
@@ -450,6 +451,15 @@ pub struct RouteEndpoint {
     pub is_backup: bool,
     /// The number of connections with which the endpoint is full, on each replica; `None`: there is no limit.
     pub connections_max: Option<NonZero<u32>>,
+}
+
+impl fmt::Display for RouteEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.name() {
+            Some(name) if name.is_service() => name.fmt(f),
+            Some(_) | None => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
 }
 
 /// A rule that lets callers reach services. Without a rule no service can be reached.

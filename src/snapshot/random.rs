@@ -13,6 +13,7 @@ use proptest::sample::select;
 use crate::drains::Drains;
 use crate::inputs::{MeasuredBy, Probes, RoundTrip, RoundTrips};
 use crate::listing::Listing;
+use crate::name_index::NameMap;
 use crate::peer::Peer;
 use crate::policy::{
     Access, ExportRule, ExportScope, Gateway, NetworkPolicy, Policy, Route, RouteEndpoint, RouteName,
@@ -240,7 +241,8 @@ fn resolved() -> impl Strategy<Value = Resolved> {
     let one = |name: usize| option::weighted(0.8, answers(name)).prop_map(move |found| (name, found));
     (one(0), one(1), one(2), one(3), one(4), one(5)).prop_map(|(a, b, c, d, e, f)| {
         let all = [a, b, c, d, e, f].into_iter();
-        all.filter_map(|(name, found)| Some((host_name(NAMES[name]), found?))).collect()
+        let all = all.filter_map(|(name, found)| Some((host_name(NAMES[name]), found?)));
+        all.collect::<NameMap<Arc<[IpAddr]>>>().into()
     })
 }
 

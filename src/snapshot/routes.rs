@@ -2,19 +2,46 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::bucket_map::BucketMap;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::name_index::{NameMap, PatternMap};
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
-use isthmus_model::address::Host;
+use isthmus_model::address::{Host, SrvTarget};
 use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, Health};
+use isthmus_model::endpoint::{Encapsulation, Health, Weight};
 use isthmus_model::name::{HostName, NamePattern};
 
-/// The addresses of host names at their last look-up.
-pub type Resolved = NameMap<Arc<[IpAddr]>>;
+/// The results of the last look-ups: the addresses of host names, as which this value can be used, and the targets of names of SRV
+/// records.
+#[derive(Clone, Debug, Default)]
+pub struct Resolved {
+    addresses: NameMap<Arc<[IpAddr]>>,
+    /// The targets of names of SRV records.
+    pub targets: NameMap<Arc<[SrvTarget]>>,
+}
+
+impl Deref for Resolved {
+    type Target = NameMap<Arc<[IpAddr]>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.addresses
+    }
+}
+
+impl DerefMut for Resolved {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.addresses
+    }
+}
+
+impl From<NameMap<Arc<[IpAddr]>>> for Resolved {
+    fn from(addresses: NameMap<Arc<[IpAddr]>>) -> Self {
+        Self { addresses, targets: NameMap::default() }
+    }
+}
 
 /// A route with the addresses of its endpoints.
 #[derive(Clone, Debug)]
@@ -247,15 +274,15 @@ fn candidates_of(
     node: &Node,
     resolved: &Resolved,
 ) -> Vec<Candidate> {
-    addresses(&endpoint.host, resolved)
-        .iter()
-        .map(|ip| Candidate {
+    places(endpoint, resolved)
+        .into_iter()
+        .map(|place| Candidate {
             left: PARTS,
-            is_backup: endpoint.is_backup,
+            is_backup: place.is_backup,
             connections_max: endpoint.connections_max,
-            key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, endpoint.port) },
+            key: EndpointKey { group: group.clone(), address: place.address },
             others: None,
-            weight: endpoint.weight,
+            weight: place.weight,
             health: Health::Healthy,
             cluster: node.cluster.clone(),
             distance: node.locality.distance(&endpoint.locality),
@@ -263,6 +290,40 @@ fn candidates_of(
             encapsulation: Encapsulation::None,
         })
         .collect()
+}
+
+/// An address of an endpoint of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointPlace {
+    /// The address and port.
+    pub address: SocketAddr,
+    /// The weight.
+    pub weight: Weight,
+    /// True if the address is used only while no other endpoint can be used.
+    pub is_backup: bool,
+}
+
+/// Returns the addresses of an endpoint of a route; none for a name that has not been resolved. Targets of SRV records have the
+/// weights of the records, and those that are not of the lowest priority are backups.
+pub fn places(endpoint: &RouteEndpoint, resolved: &Resolved) -> Vec<EndpointPlace> {
+    let Some(name) = endpoint.host.name().filter(|name| name.is_service()) else {
+        let place = |ip: &IpAddr| EndpointPlace {
+            address: SocketAddr::new(*ip, endpoint.port),
+            weight: endpoint.weight,
+            is_backup: endpoint.is_backup,
+        };
+        return addresses(&endpoint.host, resolved).iter().map(place).collect();
+    };
+    let targets = resolved.targets.get(name.as_str()).map_or(&[][..], |targets| targets);
+    let first = targets.iter().map(|target| target.priority).min();
+    let of_target = |target: &SrvTarget| {
+        let (port, weight) = (target.port, Weight::new(target.weight.max(1).into()).unwrap_or(Weight::ONE));
+        let is_backup = endpoint.is_backup || Some(target.priority) != first;
+        let place =
+            move |ip: &IpAddr| EndpointPlace { address: SocketAddr::new(*ip, port), weight, is_backup };
+        target.addresses.iter().map(place).collect::<Vec<_>>()
+    };
+    targets.iter().flat_map(of_target).collect()
 }
 
 /// Returns the addresses of a host; none for a name that has not been resolved.

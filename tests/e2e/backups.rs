@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::support::backend::{Backend, refusing};
 use crate::support::client::{connect, hello, read_alert};
+use crate::support::dns::{Answer, NameServer};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::pki::PKI;
@@ -209,4 +210,59 @@ fn the_first_of_the_clients_protocols_that_a_route_names_decides() {
     assert!(answer["steps"].to_string().contains("acme-tls/1 is the first"), "{answer}");
     let endpoints = gateway.json("/api/v1/endpoints").to_string();
     assert!(endpoints.contains("a.test#h3"), "{endpoints}");
+}
+
+#[test]
+fn srv_records_are_endpoints_with_their_ports_weights_and_priorities() {
+    let names = NameServer::start();
+    let (first, second, last) = (marked(b'1'), marked(b'2'), marked(b'b'));
+    let record =
+        |priority, weight, backend: &Backend, target| (priority, weight, backend.address.port(), target);
+    let all = vec![
+        record(10, 3, &first, "a.dns.test"),
+        record(10, 1, &second, "b.dns.test"),
+        record(20, 5, &last, "c.dns.test"),
+    ];
+    for name in ["a.dns.test", "b.dns.test", "c.dns.test"] {
+        names.points(name, [127, 0, 0, 1].into());
+    }
+    names.answer("_https._tcp.dns.test", Answer::Services(all.clone()));
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\ndns: {{servers: [\"{}\"], minTtl: 1s, holdMissing: 2s}}\nroutes:\n  a.test:\n    \
+         endpoints: [{{srv: _https._tcp.dns.test}}]\n    loadBalancing: {{policy: roundRobin}}\n",
+        names.address
+    ));
+    let weights = || {
+        let explained = explained(&gateway, "sni=a.test");
+        let of = |one: &Value| (one["weight"].as_u64().expect("a weight"), one["backup"] == true);
+        explained["candidates"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(of)
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    eventually("the look-up", || (weights().len() == 3).then_some(()));
+    assert_eq!(weights(), [(1, false), (3, false), (5, true)].into());
+    let marks: Vec<u8> = (0..8).filter_map(|_| reached(&gateway, "a.test")).collect();
+    let count = |mark| marks.iter().filter(|other| **other == mark).count();
+    assert_eq!((count(b'1'), count(b'2'), count(b'b')), (6, 2, 0));
+    // Without the targets of the lowest priority, the next ones are used.
+    names.answer("_https._tcp.dns.test", Answer::Services(all[2..].to_vec()));
+    eventually("the change", || (reached(&gateway, "a.test") == Some(b'b')).then_some(()));
+    // A name that ceases to exist keeps its targets for a while, and is then unresolved.
+    names.answer("_https._tcp.dns.test", Answer::Unknown);
+    eventually("the end of the hold", || {
+        let mut client = open(&gateway, "default", &hello("a.test"));
+        (mark_or_alert(&mut client).is_none()).then_some(())
+    });
+    let line = gateway.logged("the refusal", |line| line["reason"] == "no_endpoints");
+    assert!(line["detail"].as_str().is_some_and(|detail| detail.starts_with("name_unresolved")), "{line}");
+    // A failing name server changes nothing.
+    names.answer("_https._tcp.dns.test", Answer::Services(all));
+    eventually("the return", || (weights().len() == 3).then_some(()));
+    let asked = names.asked("_https._tcp.dns.test");
+    names.answer("_https._tcp.dns.test", Answer::Failure);
+    eventually("more look-ups", || (names.asked("_https._tcp.dns.test") > asked + 4).then_some(()));
+    assert_eq!(weights().len(), 3);
 }

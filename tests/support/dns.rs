@@ -23,6 +23,8 @@ pub enum Answer {
     Truncated,
     /// An alias (CNAME), and for a question for A records this address as that of its target.
     Alias { target: &'static str, address: [u8; 4] },
+    /// SRV records (priority, weight, port, target), with a TTL of one second.
+    Services(Vec<(u16, u16, u16, &'static str)>),
     /// One answer to questions for A records, another to those for AAAA records.
     ByFamily(Box<[Self; 2]>),
 }
@@ -76,6 +78,7 @@ const HEADER: usize = 12;
 /// Record types.
 const A: u16 = 1;
 const AAAA: u16 = 28;
+const SRV: u16 = 33;
 
 fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     let (name, end) = name(query)?;
@@ -95,8 +98,11 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     if let Answer::Alias { target, address } = answer {
         return Some(respond_alias(query, end, target, (kind == A).then_some(address)));
     }
+    if let Answer::Services(records) = answer {
+        return Some(respond_services(query, end, if kind == SRV { &records } else { &[] }));
+    }
     let (code, records, ttl) = match answer {
-        Answer::ByFamily(_) | Answer::Alias { .. } => unreachable!("answered above"),
+        Answer::ByFamily(_) | Answer::Alias { .. } | Answer::Services(_) => unreachable!("answered above"),
         Answer::Silence => return None,
         Answer::Failure => (2, Vec::new(), 0),
         Answer::Unknown => (3, Vec::new(), 0),
@@ -124,6 +130,28 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
         response.extend_from_slice(&record);
     }
     Some(response)
+}
+
+/// Makes the answer with SRV records (RFC 2782).
+fn respond_services(query: &[u8], end: usize, records: &[(u16, u16, u16, &str)]) -> Vec<u8> {
+    let count = u8::try_from(records.len()).expect("few");
+    let mut response = vec![query[0], query[1], 0x81, 0x80, 0, 1, 0, count, 0, 0, 0, 0];
+    response.extend_from_slice(&query[HEADER..end + 4]);
+    for (priority, weight, port, target) in records {
+        let mut data: Vec<u8> =
+            [priority, weight, port].into_iter().flat_map(|part| part.to_be_bytes()).collect();
+        for label in target.split('.') {
+            data.push(u8::try_from(label.len()).expect("short"));
+            data.extend_from_slice(label.as_bytes());
+        }
+        data.push(0);
+        response.extend_from_slice(&[0xc0, 12]);
+        response.extend_from_slice(&SRV.to_be_bytes());
+        response.extend_from_slice(&[0, 1, 0, 0, 0, 1]);
+        response.extend_from_slice(&u16::try_from(data.len()).expect("short").to_be_bytes());
+        response.extend_from_slice(&data);
+    }
+    response
 }
 
 /// Makes the answer with an alias, and with an address of its target.

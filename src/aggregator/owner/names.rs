@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use isthmus_model::address::Host;
 use isthmus_model::name::HostName;
-use isthmus_net::lookup::{Cause, Doubt, Resolution};
+use isthmus_net::lookup::{Cause, Doubt, LookedUp};
 use isthmus_snapshot::name_index::NameMap;
 use isthmus_snapshot::policy::Policy;
 use isthmus_snapshot::routes::{Resolved, RouteTable};
@@ -19,7 +19,7 @@ pub(super) struct Names {
     wanted: watch::Sender<NameMap<()>>,
     /// The names in `wanted` that the config's networks and routes use.
     of_policy: BTreeSet<HostName>,
-    /// The addresses of each name that was looked up; empty if it has none.
+    /// The addresses or targets of each name that was looked up; empty if it has none.
     resolved: Resolved,
     /// The names whose last look-up does not confirm their addresses.
     doubts: BTreeMap<HostName, Doubt>,
@@ -64,6 +64,7 @@ impl Names {
             }
         }
         self.resolved.retain(|name, _| wanted.contains_key(name.as_str()));
+        self.resolved.targets.retain(|name, _| wanted.contains_key(name.as_str()));
         self.doubts.retain(|name, _| wanted.contains_key(name.as_str()));
         self.wanted.send_replace(wanted);
     }
@@ -82,6 +83,7 @@ impl Names {
             } else {
                 self.wanted.send_modify(|wanted| _ = wanted.remove(name.as_str()));
                 self.resolved.remove(name.as_str());
+                self.resolved.targets.remove(name.as_str());
                 self.doubts.remove(name);
             }
         }
@@ -92,7 +94,7 @@ impl Names {
     pub(super) fn apply_resolution(
         &mut self,
         name: &HostName,
-        answer: Resolution,
+        answer: LookedUp,
         (hold, now): (Duration, Instant),
         used_by: impl Fn(&HostName) -> String,
     ) -> bool {
@@ -100,22 +102,40 @@ impl Names {
             // The look-up began before the name was removed.
             return false;
         }
-        let known = self.resolved.get(name.as_str());
-        let last = known.cloned().unwrap_or_default();
         let doubted = self.doubts.remove(name);
-        let (addresses, doubt) = answer.settle(&last, doubted.as_ref(), hold, now);
-        let differs = addresses != last;
-        if differs && !addresses.is_empty() {
-            tracing::info!(%name, addresses = ?addresses, "name resolved");
-        }
-        if known.is_none() || differs {
-            self.resolved.insert(name.clone(), addresses.clone());
-        }
+        let (differs, has_any, doubt) = match answer {
+            LookedUp::Host(resolution) => {
+                let known = self.resolved.get(name.as_str());
+                let last = known.cloned().unwrap_or_default();
+                let (addresses, doubt) = resolution.settle(&last, doubted.as_ref(), hold, now);
+                let differs = addresses != last;
+                if differs && !addresses.is_empty() {
+                    tracing::info!(%name, addresses = ?addresses, "name resolved");
+                }
+                if known.is_none() || differs {
+                    self.resolved.insert(name.clone(), addresses.clone());
+                }
+                (differs, !addresses.is_empty(), doubt)
+            }
+            LookedUp::Service(records) => {
+                let known = self.resolved.targets.get(name.as_str());
+                let last = known.cloned().unwrap_or_default();
+                let (targets, doubt) = records.settle(&last, doubted.as_ref(), hold, now);
+                let differs = targets != last;
+                if differs && !targets.is_empty() {
+                    tracing::info!(%name, targets = targets.len(), "SRV records resolved");
+                }
+                if known.is_none() || differs {
+                    self.resolved.targets.insert(name.clone(), targets.clone());
+                }
+                (differs, !targets.is_empty(), doubt)
+            }
+        };
         if let Some(doubt) = doubt {
             let is_alike = |before: Doubt| kind(&before.cause) == kind(&doubt.cause);
             // The name is looked up repeatedly: the log reports a change once.
             if differs || !doubted.is_some_and(is_alike) {
-                report(name, &doubt.cause, !addresses.is_empty(), &used_by(name));
+                report(name, &doubt.cause, has_any, &used_by(name));
             }
             self.doubts.insert(name.clone(), doubt);
         }
@@ -124,7 +144,8 @@ impl Names {
 
     /// Returns the number of names without any result yet, not even a failure.
     pub(super) fn looking_up(&self) -> usize {
-        let (answered, wanted) = (self.resolved.len(), self.wanted.borrow().len());
+        let answered = self.resolved.len() + self.resolved.targets.len();
+        let wanted = self.wanted.borrow().len();
         debug_assert!(answered <= wanted, "only wanted names are answered");
         wanted.saturating_sub(answered)
     }
@@ -140,7 +161,10 @@ impl Names {
     }
 
     fn doubted(&self, has_addresses: bool) -> Vec<(HostName, Cause)> {
-        let has = |name: &HostName| self.resolved.get(name.as_str()).is_some_and(|found| !found.is_empty());
+        let has = |name: &HostName| {
+            let has_targets = self.resolved.targets.get(name.as_str()).is_some_and(|found| !found.is_empty());
+            has_targets || self.resolved.get(name.as_str()).is_some_and(|found| !found.is_empty())
+        };
         let doubts = self.doubts.iter().filter(|(name, _)| has(name) == has_addresses);
         doubts.map(|(name, doubt)| (name.clone(), doubt.cause.clone())).collect()
     }

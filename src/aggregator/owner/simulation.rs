@@ -723,7 +723,7 @@ impl Run {
                     }
                 };
                 let answer = Resolution { ipv4, ipv6: Answer::Addresses(Vec::new()) };
-                self.owner.take(vec![Message::Resolution(name, answer)], self.now);
+                self.owner.take(vec![Message::Resolution(name, answer.into())], self.now);
             }
             8 if self.clients.len() < CLIENTS_MAX => {
                 self.clients.push(Client::join(&self.hub, &mut self.random));

@@ -9,6 +9,7 @@ use isthmus_document::scalar;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_model::endpoint::{ProxyVersion, Weight};
+use isthmus_model::name::HostName;
 use isthmus_snapshot::policy::{self, LocalityMode, RouteName, Timeouts, Tuning};
 
 use super::steering::PolicySteering;
@@ -17,10 +18,18 @@ text_forms! {
     /// The key of a route.
     pub(crate) RouteKey: RouteName = scalar::route_name, "routeKey", "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
         "a host name, \"*.suffix\", \"*\", or \"-\" for clients that send no server name";
+    /// A name of SRV records.
+    pub(crate) SrvName: HostName = srv_name, "srvName", "^_[A-Za-z0-9_-]+\\._[A-Za-z0-9_-]+\\..+$",
+        "a name of SRV records such as _https._tcp.shop.internal";
     /// The interval of checks.
     pub(crate) CheckInterval: Duration = check_interval, "checkInterval",
         "^0*([1-9][0-9]{2,}ms|[1-9][0-9]*(s|m|h))$",
         "a whole number with its unit, at least 100ms: 250ms, 5s, 1m or 1h", written by form::Timeout::write, shown by form::seconds;
+}
+
+fn srv_name(text: &str) -> Result<HostName, InvalidValue> {
+    let name = scalar::host_name(text)?;
+    if name.is_service() { Ok(name) } else { Err("it does not begin with _SERVICE._PROTOCOL".into()) }
 }
 
 /// The shortest interval of checks.
@@ -92,10 +101,13 @@ keys! {
     } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL + MAX_CONNECTION_AGE
 
     /// One endpoint of a route.
-    pub(crate) RouteEndpoint "routeEndpoint" {
+    pub(crate) RouteEndpoint "routeEndpoint" one of [ADDRESS, SRV] {
         /// Address and port of the endpoint. A host name is resolved, and resolved again when its TTL has passed.
-        ADDRESS "address": form::Target => required;
-        /// Share of new connections, relative to the weights of the other endpoints.
+        ADDRESS "address": form::Target => "`srv`";
+        /// Name of SRV records, which have host names, ports, weights and priorities; at most 64 are used. Targets that are not of
+        /// the lowest priority are backups. The records and the addresses are looked up again when their TTL has passed.
+        SRV "srv": SrvName => "`address`";
+        /// Share of new connections, relative to the weights of the other endpoints. Not with `srv`.
         WEIGHT "weight": form::Weight = Weight::ONE;
         /// Region, zone and subzone of the endpoint.
         LOCALITY "locality": form::Locality => "unknown";
@@ -198,7 +210,7 @@ impl Form for RouteEndpointForms {
     type Value = ();
     const KIND: Kind = Kind::Union(&Union {
         name: "routeEndpointForms",
-        expects: "an address with its port (\"10.0.0.1:443\"), or a map with `address` and, for example, `weight`",
+        expects: "an address with its port (\"10.0.0.1:443\"), or a map with `address` or `srv`",
         kinds: &[form::Target::KIND, Kind::Object(RouteEndpoint::OBJECT)],
     });
 

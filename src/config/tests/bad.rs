@@ -712,7 +712,7 @@ fn words_of_other_programs() {
         &[
             ":2:1: frontend: found the unknown key \"frontend\", expected one of include,…(did you mean \"listeners\"?)",
             ":3:1: backend: found the unknown key \"backend\" (did you mean \"routes\"?)",
-            ":4:28: routes[\"a.b\"].endpoints[0]: the key address is missing",
+            ":4:28: routes[\"a.b\"].endpoints[0]: found none of the keys address, srv",
             ":4:29: routes[\"a.b\"].endpoints[0].host: …(did you mean \"address\"?)",
             ":4:67: routes[\"c.d\"].lb_policy: …(did you mean \"loadBalancing\"?)",
         ],

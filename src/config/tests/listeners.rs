@@ -77,3 +77,23 @@ fn a_tcp_listener_that_lets_everyone_in_is_a_warning() {
     let warnings: Vec<String> = loaded(text).warnings.iter().map(ToString::to_string).collect();
     assert!(warnings.len() == 1 && warnings[0].contains("without from"), "{warnings:?}");
 }
+
+#[test]
+fn an_endpoint_is_an_address_or_a_name_of_srv_records() {
+    let config =
+        loaded("listen: ':1'\nroutes: {a.b: {endpoints: [{srv: _https._tcp.shop.internal, backup: true}]}}");
+    let RouteTarget::Endpoints { endpoints, .. } = &config.policy.routes[0].to else { panic!("endpoints") };
+    assert_eq!((endpoints[0].to_string(), endpoints[0].port), ("_https._tcp.shop.internal".to_owned(), 0));
+    refused_with(
+        "routes: {a.b: {endpoints: [{srv: shop.internal}]}}",
+        &[":2:34: routes[\"a.b\"].endpoints[0].srv: …a name of SRV records"],
+    );
+    refused_with(
+        "routes: {a.b: {endpoints: [{srv: _a._tcp.b.c, weight: 2}]}}",
+        &[":2:55: routes[\"a.b\"].endpoints[0].weight: this key is allowed only with `address`"],
+    );
+    refused_with(
+        "routes: {a.b: {endpoints: [{address: '_a._tcp.b.c:1'}]}}",
+        &[":2:38: routes[\"a.b\"].endpoints[0].address: found _a._tcp.b.c, which is a name of SRV records"],
+    );
+}
