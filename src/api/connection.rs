@@ -91,7 +91,8 @@ members! { |record, gateway|
     listener: String = record.listener.to_string(),
         "The name of the listener.";
     protocol: String = record.protocol.text().to_owned(),
-        "`sni`, or `hbone` once the TLS handshake of HBONE has begun; each CONNECT stream has a line of its own.";
+        "`sni`; `tcp` if no hello was read (`protocol: tcp`, `fallback`); `hbone` once the TLS handshake of HBONE has begun, where each CONNECT \
+         stream has a line of its own.";
     source: String = record.source.to_string(),
         "The client's address and port; behind a load balancer, the address and port that the PROXY header announces.";
     proxy: Option<String> = text(record.proxied.as_ref().map(|proxied| proxied.proxy)),
@@ -107,7 +108,8 @@ members! { |record, gateway|
     alpn: Option<String> = escaped(record.alpn.as_deref()),
         "The protocols that the client offered, comma-separated, escaped.";
     route: Option<String> = text(record.route.as_deref()),
-        "The rule that matched: the key of a route, or the host name of a service.";
+        "The rule that matched: the key of a route, or the host name of a service. `LISTENER/KEY` is a route of one listener, with \
+         `target` and `fallback` as further keys; `KEY#PROTOCOL` is one of `byAlpn`.";
     service: Option<String> = text(record.service.as_deref()),
         "The service's host name.";
     port: Option<u16> = record.port,

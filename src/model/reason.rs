@@ -97,7 +97,7 @@ reasons! {
     /// The client offered none of the protocols in the listener's `alpn`.
     AlpnRefused = "alpn_refused", alert Some(NoApplicationProtocol), status None,
         look at "`alpn`, `detail`; `listeners[].alpn`, `listeners[].protocol`";
-    /// The source address is outside the listener's `from`.
+    /// The source address is outside the `from` of the listener or of the route.
     SourceDenied = "source_denied", alert Some(AccessDenied), status Some(403),
         look at "`source`; `listeners[].from`";
     /// The PROXY header that the listener requires is missing or malformed, or its sender is not trusted.
@@ -170,7 +170,7 @@ reasons! {
     /// The source has reached a limit of `limits.perSource`: connections, new connections per second, or incomplete hellos.
     LimitSource = "limit_source", alert Some(InternalError), status Some(503),
         look at "`source`, `detail`; `isthmus explain NAME --from IP`; `limits.perSource`";
-    /// The service has reached its limit of connections (`limits.perService`).
+    /// The service has reached its limit of connections (`limits.perService`), or its healthy endpoints theirs (`maxConnections`).
     LimitService = "limit_service", alert Some(InternalError), status Some(503),
         look at "`service`, `route`; `isthmus explain NAME`; `limits.perService`";
     /// `limits.connections` or `limits.pendingHellos` was reached.
