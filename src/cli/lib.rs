@@ -1,6 +1,6 @@
 //! The commands of `isthmus`: the command line, and the choice of the command that runs. The commands are in files of their own:
 //!
-//! - `read`, `traces`, `horizon`, `watch`, `top`, `peers`: the state of a gateway; `tables`: its lists as tables.
+//! - `call`: a call as a client would make it. `read`, `traces`, `horizon`, `watch`, `top`, `peers`: the state of a gateway; `tables`: its lists as tables.
 //! - `orders`, `drains`: changes of the running gateway. `enrol`, `plan`: links with other organisations.
 //! - `check`, `validate`: problems of a gateway and of a config file. `config_file`: where that file is, and how it is loaded.
 //!   `offline`: a config with its registries, read without a gateway.
@@ -12,6 +12,7 @@
 //! `documents` (tests only): the generated parts of docs/.
 
 mod arguments;
+mod call;
 pub mod certs;
 mod check;
 mod config_file;
@@ -91,7 +92,7 @@ enum Command {
     /// Check config files as `run` does, without running the gateway
     #[command(after_help = validate::EXAMPLES)]
     Validate(validate::Arguments),
-    /// Make a config from the configuration of HAProxy, and list what cannot be carried over
+    /// Make a config from the configuration of HAProxy, nginx or sniproxy, and list what cannot be carried over
     #[command(after_help = convert::EXAMPLES)]
     Convert(convert::Arguments),
     /// Print the JSON Schema of the config, or its reference
@@ -107,6 +108,9 @@ enum Command {
     /// Show the endpoints that a client on a network gets for a service, and why others are left out
     #[command(after_help = examples::HORIZON)]
     Horizon(horizon::Horizon),
+    /// Call a name as a client would, and show each hop
+    #[command(subcommand, after_help = call::EXAMPLES)]
+    Test(call::Test),
     /// Show current problems, and the state of the gateway, its listeners and registries
     #[command(after_help = examples::STATUS)]
     Status(Reading),
@@ -264,6 +268,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             None => read::explain(&explain, out),
         },
         Command::Horizon(args) => horizon::run(&args, out),
+        Command::Test(call::Test::Call(call)) => call::run(&call, out),
         Command::Status(reading) => read::status(&reading, out),
         Command::Top(admin) => top::run(&admin),
         Command::Exposed(reading) => read::exposed(&reading, out),

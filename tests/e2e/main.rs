@@ -11,6 +11,7 @@ mod admission;
 mod backups;
 mod bandwidth;
 mod boundary;
+mod calls;
 mod checks;
 mod commands;
 mod contained;
