@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
+use super::values::covering;
 use isthmus_api::text::clean;
 use isthmus_model::address::Bind;
 
@@ -48,8 +49,35 @@ pub(super) struct Listener {
     pub(super) bind: Bind,
     /// True if connections begin with a PROXY header.
     pub(super) proxy: bool,
+    /// The addresses whose PROXY headers are believed; empty: all.
+    pub(super) proxy_from: Vec<String>,
     /// The value of `hello.timeout`.
     pub(super) hello_timeout: Option<String>,
+    /// The value of `from`; empty: none.
+    pub(super) from: Vec<String>,
+    /// The address for first bytes that are not TLS, with its line.
+    pub(super) fallback: Option<(usize, String)>,
+    /// The target of a listener of protocol `tcp`; `None`: the listener routes by name.
+    pub(super) target: Option<Target>,
+}
+
+impl Listener {
+    /// Makes a listener that routes by name and lets every source in.
+    pub(super) fn new(line: usize, name: String, bind: Bind, proxy: bool) -> Self {
+        let (proxy_from, from) = (Vec::new(), Vec::new());
+        Self { line, name, bind, proxy, proxy_from, hello_timeout: None, from, fallback: None, target: None }
+    }
+}
+
+/// Widens a listener that covers an address together with it, and removes those that it then covers. Returns the listener's
+/// address; `None` if there is no such listener.
+pub(super) fn merge(bind: Bind, proxy: bool, listeners: &mut Vec<Listener>) -> Option<Bind> {
+    let mut own = listeners.iter_mut().filter(|listener| listener.proxy == proxy);
+    let (known, both) =
+        own.find_map(|listener| covering(listener.bind, bind).map(|both| (&mut listener.bind, both)))?;
+    *known = both;
+    listeners.retain(|other| other.bind == both || covering(other.bind, both) != Some(both));
+    Some(both)
 }
 
 /// An endpoint of a backend.
@@ -59,6 +87,9 @@ pub(super) struct Endpoint {
     pub(super) name: String,
     pub(super) address: String,
     pub(super) weight: u32,
+    pub(super) backup: bool,
+    /// The value of `maxConnections`.
+    pub(super) connections_max: Option<u32>,
 }
 
 /// The settings of active health checks.
@@ -94,6 +125,34 @@ pub(super) struct Route {
     /// The names of the listeners on which the route applies.
     pub(super) listeners: Vec<String>,
     pub(super) target: Target,
+    /// The value of `from`; empty: none.
+    pub(super) from: Vec<String>,
+    /// The addresses for ALPN protocols.
+    pub(super) by_alpn: Vec<(String, Vec<String>)>,
+    /// True if the route is one of its listeners' own, because another listener sends the same name elsewhere.
+    pub(super) is_own: bool,
+}
+
+impl Route {
+    /// Makes a route on no listener.
+    pub(super) fn new(line: usize, key: String, target: Target) -> Self {
+        Self {
+            line,
+            key,
+            listeners: Vec::new(),
+            target,
+            from: Vec::new(),
+            by_alpn: Vec::new(),
+            is_own: false,
+        }
+    }
+}
+
+/// The value of `limits.perSource`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PerSource {
+    pub(super) connections: Option<u64>,
+    pub(super) new_per_second: Option<u64>,
 }
 
 /// The result of a conversion.
@@ -103,6 +162,7 @@ pub(super) struct Draft {
     pub(super) routes: Vec<Route>,
     /// The value of `limits.connections`.
     pub(super) connections: Option<u64>,
+    pub(super) per_source: PerSource,
     /// Members of `timeouts`.
     pub(super) timeouts: Vec<(&'static str, String)>,
     /// The value of `drain.timeout`.
@@ -115,10 +175,47 @@ fn quoted(text: &str) -> String {
     json!(text).to_string()
 }
 
+/// Returns texts as a YAML list of quoted values.
+fn all_quoted(texts: &[String]) -> String {
+    format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
+}
+
+/// Returns the members of a map in braces that have a value.
+fn members<const N: usize>(all: [(&str, Option<String>); N]) -> String {
+    let all = all.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", value?)));
+    all.collect::<Vec<_>>().join(", ")
+}
+
+impl Route {
+    /// Returns true if another route sends the same clients to the same endpoints.
+    fn is_like(&self, other: &Self) -> bool {
+        (&self.target.backend, &self.from, &self.by_alpn)
+            == (&other.target.backend, &other.from, &other.by_alpn)
+    }
+}
+
 impl Draft {
     /// Adds a remark.
     pub(super) fn remark(&mut self, line: usize, fate: Fate, text: impl Into<String>) {
         self.remarks.push(Remark { line, fate, text: text.into() });
+    }
+
+    /// Adds a route. If another listener sends the same name elsewhere, the route becomes one of its listeners' own. `is_first` is true
+    /// while the routes of the first listener are added: of two equal keys there, the first one stays.
+    pub(super) fn place(&mut self, mut route: Route, is_first: bool) {
+        if let Some(at) = self.routes.iter().position(|known| known.key == route.key && known.is_like(&route))
+        {
+            let known = &mut self.routes[at].listeners;
+            route.listeners.retain(|name| !known.contains(name));
+            known.append(&mut route.listeners);
+            return;
+        }
+        let is_taken = self.routes.iter().any(|known| known.key == route.key);
+        if is_taken && is_first {
+            return;
+        }
+        route.is_own = is_taken;
+        self.routes.push(route);
     }
 
     /// Returns the config, with the remarks that need a decision as comments.
@@ -141,21 +238,25 @@ impl Draft {
         for listener in &self.listeners {
             let _ = writeln!(text, "  - name: {}  # line {}", quoted(&listener.name), listener.line);
             let _ = writeln!(text, "    bind: {}", quoted(&listener.bind.to_string()));
-            if listener.proxy {
-                text.push_str("    proxyProtocol: {mode: require, from: [\"0.0.0.0/0\", \"::/0\"]}\n");
-            }
-            if let Some(timeout) = &listener.hello_timeout {
-                let _ = writeln!(text, "    hello: {{timeout: {timeout}}}");
-            }
+            self.listener(listener, &mut text);
         }
-        if !self.routes.is_empty() {
+        let mut common = self.routes.iter().filter(|route| !route.is_own).peekable();
+        if common.peek().is_some() {
             text.push_str("routes:\n");
         }
-        for route in &self.routes {
-            self.route(route, &mut text);
+        for route in common {
+            self.route(route, 2, &mut text);
         }
-        if let Some(connections) = self.connections {
-            let _ = writeln!(text, "limits: {{connections: {connections}}}");
+        let per_source =
+            [("connections", self.per_source.connections), ("newPerSecond", self.per_source.new_per_second)];
+        let per_source = members(per_source.map(|(key, value)| (key, value.map(|value| value.to_string()))));
+        let limits = [
+            ("connections", self.connections.map(|count| count.to_string())),
+            ("perSource", (!per_source.is_empty()).then(|| format!("{{{per_source}}}"))),
+        ];
+        let limits = members(limits);
+        if !limits.is_empty() {
+            let _ = writeln!(text, "limits: {{{limits}}}");
         }
         let timeouts: Vec<String> =
             self.timeouts.iter().map(|(key, time)| format!("{key}: {time}")).collect();
@@ -168,46 +269,90 @@ impl Draft {
         text
     }
 
-    fn route(&self, route: &Route, text: &mut String) {
+    /// Writes the settings of a listener below its address.
+    fn listener(&self, listener: &Listener, text: &mut String) {
+        if listener.target.is_some() {
+            text.push_str("    protocol: tcp\n");
+        }
+        if !listener.from.is_empty() {
+            let _ = writeln!(text, "    from: {}", all_quoted(&listener.from));
+        }
+        if listener.proxy {
+            let all = ["0.0.0.0/0".to_owned(), "::/0".to_owned()];
+            let from = if listener.proxy_from.is_empty() { &all[..] } else { &listener.proxy_from };
+            let _ = writeln!(text, "    proxyProtocol: {{mode: require, from: {}}}", all_quoted(from));
+        }
+        if let Some(timeout) = &listener.hello_timeout {
+            let _ = writeln!(text, "    hello: {{timeout: {timeout}}}");
+        }
+        if let Some((line, address)) = &listener.fallback {
+            let _ = writeln!(text, "    fallback: {}  # line {line}", quoted(address));
+        }
+        if let Some(target) = &listener.target {
+            let _ = writeln!(text, "    target:  # backend {}", clean(&target.backend));
+            self.target(target, 6, text);
+        }
+        let mut own =
+            self.routes.iter().filter(|route| route.is_own && route.listeners.contains(&listener.name));
+        if let Some(first) = own.next() {
+            text.push_str("    routes:\n");
+            std::iter::once(first).chain(own).for_each(|route| self.route(route, 6, text));
+        }
+    }
+
+    fn route(&self, route: &Route, indent: usize, text: &mut String) {
         let target = &route.target;
-        let _ = writeln!(
-            text,
-            "  {}:  # line {}, backend {}",
-            quoted(&route.key),
-            route.line,
-            clean(&target.backend)
-        );
-        text.push_str("    endpoints:\n");
+        let (key, backend) = (quoted(&route.key), clean(&target.backend));
+        let _ = writeln!(text, "{:indent$}{key}:  # line {}, backend {backend}", "", route.line);
+        self.target(target, indent + 2, text);
+        if !route.from.is_empty() {
+            let _ = writeln!(text, "{:indent$}  from: {}", "", all_quoted(&route.from));
+        }
+        if !route.by_alpn.is_empty() {
+            let each = route
+                .by_alpn
+                .iter()
+                .map(|(protocol, all)| format!("{}: {}", quoted(protocol), all_quoted(all)));
+            let _ = writeln!(text, "{:indent$}  byAlpn: {{{}}}", "", each.collect::<Vec<_>>().join(", "));
+        }
+        // A route without `listeners` applies to all listeners.
+        let by_name = self.listeners.iter().filter(|listener| listener.target.is_none()).count();
+        if !route.is_own && route.listeners.len() < by_name {
+            let _ = writeln!(text, "{:indent$}  listeners: {}", "", all_quoted(&route.listeners));
+        }
+    }
+
+    /// Writes the endpoints and their settings, each line indented.
+    fn target(&self, target: &Target, indent: usize, text: &mut String) {
+        let _ = writeln!(text, "{:indent$}endpoints:", "");
         for endpoint in &target.endpoints {
-            let weight =
-                if endpoint.weight == 1 { String::new() } else { format!(", weight: {}", endpoint.weight) };
             let (address, line, name) = (quoted(&endpoint.address), endpoint.line, clean(&endpoint.name));
-            let _ = writeln!(text, "      - {{address: {address}{weight}}}  # line {line}, {name}");
+            let all = members([
+                ("address", Some(address)),
+                ("weight", (endpoint.weight != 1).then(|| endpoint.weight.to_string())),
+                ("maxConnections", endpoint.connections_max.map(|max| max.to_string())),
+                ("backup", endpoint.backup.then(|| "true".to_owned())),
+            ]);
+            let _ = writeln!(text, "{:indent$}  - {{{all}}}  # line {line}, {name}", "");
         }
         if let Some(policy) = target.policy {
-            let _ = writeln!(text, "    loadBalancing: {{policy: {policy}, locality: ignore}}");
+            let _ = writeln!(text, "{:indent$}loadBalancing: {{policy: {policy}, locality: ignore}}", "");
         }
         if let Some(health) = &target.health {
-            let members = [
+            let health = members([
                 ("interval", health.interval.clone()),
                 ("timeout", health.timeout.clone()),
                 ("unhealthyAfter", health.unhealthy_after.map(|count| count.to_string())),
                 ("healthyAfter", health.healthy_after.map(|count| count.to_string())),
                 ("tls", health.tls.as_deref().map(quoted)),
-            ];
-            let members = members.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", value?)));
-            let _ = writeln!(text, "    health: {{{}}}", members.collect::<Vec<_>>().join(", "));
+            ]);
+            let _ = writeln!(text, "{:indent$}health: {{{health}}}", "");
         }
         if let Some(timeout) = &target.connect_timeout {
-            let _ = writeln!(text, "    connectTimeout: {timeout}");
+            let _ = writeln!(text, "{:indent$}connectTimeout: {timeout}", "");
         }
         if let Some(version) = target.send_proxy {
-            let _ = writeln!(text, "    sendProxyProtocol: {version}");
-        }
-        // A route without `listeners` applies to all listeners.
-        if route.listeners.len() < self.listeners.len() {
-            let names: Vec<String> = route.listeners.iter().map(|name| quoted(name)).collect();
-            let _ = writeln!(text, "    listeners: [{}]", names.join(", "));
+            let _ = writeln!(text, "{:indent$}sendProxyProtocol: {version}", "");
         }
     }
 }

@@ -32,8 +32,9 @@ struct Backend<'a> {
     defaults: Defaults,
 }
 
-#[derive(Default)]
 struct Conversion<'a> {
+    /// Reads a file that the config names, such as a map.
+    read: &'a dyn Fn(&str) -> Option<String>,
     draft: Draft,
     backends: BTreeMap<String, Backend<'a>>,
     /// The settings that were made from each backend, by its name; `None` if the backend has no endpoint.
@@ -44,10 +45,18 @@ struct Conversion<'a> {
     frontends: usize,
 }
 
-/// Converts a file.
-pub(super) fn convert(text: &str) -> Draft {
+/// Converts a file; `read` reads the files that it names.
+pub(super) fn convert_with(text: &str, read: &dyn Fn(&str) -> Option<String>) -> Draft {
     let (sections, faults) = sections(text);
-    let mut conversion = Conversion::default();
+    let mut conversion = Conversion {
+        read,
+        draft: Draft::default(),
+        backends: BTreeMap::new(),
+        targets: BTreeMap::new(),
+        own: Vec::new(),
+        global_maxconn: false,
+        frontends: 0,
+    };
     for (line, fault) in faults {
         conversion.not_converted(line, fault);
     }
@@ -198,7 +207,10 @@ impl<'a> Conversion<'a> {
     /// Adds a remark on each backend to which no converted rule leads.
     fn unused_backends(&mut self) {
         for (name, Backend { section, .. }) in &self.backends {
-            if !self.targets.contains_key(name) {
+            if self.refuses(name) {
+                let text = format!("the backend {name} refuses all connections");
+                self.draft.remark(section.head.number, Fate::NotNeeded, text);
+            } else if !self.targets.contains_key(name) {
                 let text = format!("no converted rule leads to the backend {name} ({})", section.span());
                 self.draft.remark(section.head.number, Fate::NotConverted, text);
             }

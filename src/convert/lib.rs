@@ -2,19 +2,24 @@
 //! listed with their numbers and never dropped silently.
 //!
 //! - `haproxy`: the sections of HAProxy's configuration. `rules`: its conditions. `servers`: its servers. `values`, `words`: its syntax.
+//! - `nginx`: the `stream` block of nginx. `sniproxy`: the tables of sniproxy. `blocks`: their syntax.
 //! - `draft`: the config that results.
 
+mod blocks;
 mod draft;
 mod haproxy;
+mod nginx;
 mod rules;
 mod servers;
+mod sniproxy;
 mod values;
 mod words;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use draft::Fate;
+use blocks::{End, parse};
+use draft::{Draft, Fate};
 use isthmus_api::text::clean;
 use isthmus_console::failure::Failure;
 
@@ -24,13 +29,14 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// The examples in the help of the command.
 pub const EXAMPLES: &str = "Examples:
   isthmus convert /etc/haproxy/haproxy.cfg > isthmus.yaml     the config; what is not converted goes to standard error
+  isthmus convert /etc/nginx/nginx.conf                       the stream block of nginx, or a configuration of sniproxy
   isthmus convert haproxy.cfg --out isthmus.yaml --strict     exit code 1 if a line could not be converted
   isthmus convert haproxy.cfg --all                           also list lines that need no counterpart";
 
 #[expect(missing_docs, reason = "a comment would become a help text")]
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The configuration of HAProxy; `-` for the standard input
+    /// The configuration of HAProxy, nginx or sniproxy, which the command tells apart; `-` for the standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Write the config to this file, which must not exist [default: standard output]
@@ -49,7 +55,7 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let file = arguments.file.display().to_string();
     let text =
         read(&arguments.file).map_err(|error| Failure::Wrong(format!("cannot read {file}: {error}")))?;
-    let draft = haproxy::convert(&text);
+    let draft = converted(&text, &arguments.file);
     let name =
         arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
     let yaml = draft.yaml(&name);
@@ -69,11 +75,52 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     }
     if draft.listeners.is_empty() {
         return Err(Failure::Wrong(format!(
-            "{file}: no section of mode tcp has an address that can be converted"
+            "{file}: no section of mode tcp, no server of a `stream` block and no listener of sniproxy has an address that can be \
+             converted"
         )));
     }
     let is_whole = draft.remarks.iter().all(|remark| remark.fate != Fate::NotConverted);
     if arguments.strict && !is_whole { Err(Failure::Reported) } else { Ok(()) }
+}
+
+/// The program whose configuration a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    HaProxy,
+    Nginx,
+    SniProxy,
+}
+
+/// Returns the program whose configuration a text is, by its directives.
+fn program_of(text: &str) -> Program {
+    let of_nginx = ["stream", "http", "events", "upstream", "server", "map"];
+    let has_block = |end, names: &[&str]| {
+        let (all, _) = parse(text, end);
+        all.iter().any(|one| one.block.is_some() && names.contains(&one.name()))
+    };
+    let is_terminated = text.lines().any(|line| line.split('#').next().unwrap_or_default().contains(';'));
+    if is_terminated && has_block(End::Semicolon, &of_nginx) {
+        Program::Nginx
+    } else if has_block(End::Line, &["listen", "listener", "table"]) {
+        Program::SniProxy
+    } else {
+        Program::HaProxy
+    }
+}
+
+/// Converts a text. Files that it names are looked for where it says, and then beside it.
+fn converted(text: &str, file: &Path) -> Draft {
+    let read_named = |named: &str| {
+        let beside =
+            file.parent().map(|folder| folder.join(Path::new(named).file_name().unwrap_or_default()));
+        let places = [Some(PathBuf::from(named)), file.parent().map(|folder| folder.join(named)), beside];
+        places.into_iter().flatten().find_map(|path| read(&path).ok())
+    };
+    match program_of(text) {
+        Program::HaProxy => haproxy::convert_with(text, &read_named),
+        Program::Nginx => nginx::convert(text),
+        Program::SniProxy => sniproxy::convert(text),
+    }
 }
 
 fn read(path: &Path) -> std::io::Result<String> {
@@ -86,5 +133,24 @@ fn read(path: &Path) -> std::io::Result<String> {
         // HAProxy accepts any bytes, such as Latin-1 in a comment. `words` reports lines where they matter.
         true => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         false => Err(std::io::Error::other(format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_told_by_the_directives() {
+        for (text, wanted) in [
+            ("global\n maxconn 5\nfrontend a\n bind :1\n", Program::HaProxy),
+            ("user nginx;\nstream {\n server { listen 1; proxy_pass a:1; }\n}\n", Program::Nginx),
+            ("upstream a {\n server a:1;\n}\n", Program::Nginx),
+            ("server { listen 1; proxy_pass a:1; }\n", Program::Nginx),
+            ("listener :443 {\n proto tls\n}\ntable {\n a b\n}\n", Program::SniProxy),
+            ("", Program::HaProxy),
+        ] {
+            assert_eq!(program_of(text), wanted, "{text}");
+        }
     }
 }

@@ -1,6 +1,8 @@
-//! The conditions of HAProxy's rules, as far as they concern the server name: the names that a rule matches.
+//! The conditions of HAProxy's rules, as far as they concern the server name, the source, the ALPN protocols and limits of
+//! sources: what a rule matches.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use isthmus_document::scalar::host_name;
 
@@ -46,15 +48,47 @@ enum Term {
     Names(Vec<Names>),
     /// The client speaks TLS, which every client of isthmus does.
     Tls,
+    /// The source is in one of these blocks.
+    Sources(Vec<String>),
+    /// The client offers one of these protocols by ALPN.
+    Protocols(Vec<String>),
+    /// The source has too many connections.
+    Limit(SourceLimit),
     /// Any other condition, described by the text.
     Other(String),
 }
 
-/// The names that a rule matches, and the ways in which the routes for them differ from the rule.
+/// A limit of the connections of one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SourceLimit {
+    /// At most this number at a time.
+    Connections(u64),
+    /// At most this number in the period of the table.
+    Rate(u64),
+}
+
+/// One alternative of a condition: all of its parts must be true.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) names: Vec<Names>,
+    /// The blocks of the source; empty: all.
+    pub(super) sources: Vec<String>,
+    /// The protocols of which the client offers one; empty: any.
+    pub(super) protocols: Vec<String>,
+}
+
+/// What a rule matches, and the ways in which the routes for it differ from the rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Matched {
-    pub(super) names: Vec<Names>,
+    pub(super) groups: Vec<Group>,
     pub(super) differs: Vec<String>,
+}
+
+impl Matched {
+    /// Returns true if the rule matches all clients that speak TLS.
+    pub(super) fn is_all(&self) -> bool {
+        self.groups == [Group { names: vec![Names::All], ..Group::default() }]
+    }
 }
 
 /// The named conditions of a section. Several lines with the same name are alternatives.
@@ -70,7 +104,9 @@ impl Acls {
         let term = term(test, &mut differs);
         let result = match &term {
             Term::Other(text) => Err(format!("{text}; rules that use the acl {name} are not converted")),
-            Term::Names(_) | Term::Tls => Ok(differs),
+            Term::Names(_) | Term::Tls | Term::Sources(_) | Term::Protocols(_) | Term::Limit(_) => {
+                Ok(differs)
+            }
         };
         self.0.entry((*name).to_owned()).or_default().push(term);
         result
@@ -80,21 +116,57 @@ impl Acls {
     /// part that cannot be converted.
     pub(super) fn matched(&self, words: &[&str]) -> Result<Matched, String> {
         let Some((first, words)) = words.split_first() else {
-            return Ok(Matched { names: vec![Names::All], differs: Vec::new() });
+            let all = Group { names: vec![Names::All], ..Group::default() };
+            return Ok(Matched { groups: vec![all], differs: Vec::new() });
         };
         if *first != "if" {
             return Err(format!("the word {first:?} cannot be converted, only `if`"));
         }
         let mut matched = Matched::default();
         for group in words.split(|word| ["||", "or", "OR"].contains(word)) {
-            matched.names.extend(self.group(group, &mut matched.differs)?);
+            let found = self.group(group, &mut matched.differs)?;
+            // Alternatives that differ only in their names are one.
+            match matched
+                .groups
+                .iter_mut()
+                .find(|one| (&one.sources, &one.protocols) == (&found.sources, &found.protocols))
+            {
+                Some(known) => known.names.extend(found.names),
+                None => matched.groups.push(found),
+            }
         }
         Ok(matched)
     }
 
-    /// Returns the names for which all terms of a condition are true.
-    fn group(&self, words: &[&str], differs: &mut Vec<String>) -> Result<Vec<Names>, String> {
+    /// Returns the blocks of the only sources for which a condition is false, such as `if !{ src 10.0.0.0/8 }`.
+    pub(super) fn all_but(&self, words: &[&str]) -> Option<Vec<String>> {
+        let text = words.join(" ");
+        let rest =
+            text.strip_prefix("unless ").or_else(|| text.strip_prefix("if !"))?.trim_start().to_owned();
+        let words: Vec<&str> = std::iter::once("if").chain(rest.split_whitespace()).collect();
+        let matched = self.matched(&words).ok()?;
+        match &matched.groups[..] {
+            [Group { names, sources, protocols }] if *names == [Names::All] && protocols.is_empty() => {
+                Some(sources.clone()).filter(|sources| !sources.is_empty())
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the limit of sources above which a condition is true.
+    pub(super) fn limit(&self, words: &[&str]) -> Option<SourceLimit> {
+        let term = match words {
+            ["if", "{", test @ .., "}"] => term(test, &mut Vec::new()),
+            ["if", name] => self.0.get(*name).filter(|terms| terms.len() == 1)?.first()?.clone(),
+            _ => return None,
+        };
+        if let Term::Limit(limit) = term { Some(limit) } else { None }
+    }
+
+    /// Returns what makes all terms of a condition true.
+    fn group(&self, words: &[&str], differs: &mut Vec<String>) -> Result<Group, String> {
         let (mut found, mut rest) = (None, words);
+        let mut group = Group::default();
         if rest.is_empty() {
             return Err("an alternative has no condition".to_owned());
         }
@@ -115,7 +187,17 @@ impl Acls {
                     (None, word) => return Err(format!("this section has no acl {word}")),
                 }
             };
-            let names = alternatives(terms)?;
+            let names = match &terms[..] {
+                [Term::Sources(_), ..] if group.sources.is_empty() => {
+                    group.sources = sources(&terms)?;
+                    None
+                }
+                [Term::Protocols(protocols)] if group.protocols.is_empty() => {
+                    group.protocols.clone_from(protocols);
+                    None
+                }
+                _ => alternatives(terms)?,
+            };
             match (names, &found) {
                 (None, _) => {}
                 (names, None) => found = names,
@@ -126,8 +208,21 @@ impl Acls {
                 }
             }
         }
-        Ok(found.unwrap_or_else(|| vec![Names::All]))
+        group.names = found.unwrap_or_else(|| vec![Names::All]);
+        Ok(group)
     }
+}
+
+/// Returns the blocks of terms that are all about the source.
+fn sources(terms: &[Term]) -> Result<Vec<String>, String> {
+    let mut all = Vec::new();
+    for term in terms {
+        match term {
+            Term::Sources(blocks) => all.extend_from_slice(blocks),
+            _ => return Err("an acl about the source and about another thing cannot be converted".to_owned()),
+        }
+    }
+    Ok(all)
 }
 
 /// Returns the names for which at least one of the terms is true; `None` if a term is true for all clients.
@@ -138,6 +233,9 @@ fn alternatives(terms: Vec<Term>) -> Result<Option<Vec<Names>>, String> {
             Term::Names(names) => all.extend(names),
             Term::Tls => return Ok(None),
             Term::Other(text) => return Err(text),
+            Term::Sources(_) | Term::Protocols(_) | Term::Limit(_) => {
+                return Err("the conditions of one acl or rule cannot be converted together".to_owned());
+            }
         }
     }
     Ok(Some(all))
@@ -165,6 +263,30 @@ fn term(words: &[&str], differs: &mut Vec<String>) -> Term {
     }
     match sample {
         "req_ssl_hello_type" | "req.ssl_hello_type" if rest == ["1"] && converters.is_empty() => Term::Tls,
+        "src" if converters.is_empty() && ["str", "ip"].contains(&method) => {
+            let blocks: Option<Vec<String>> = rest.iter().map(|text| block(text)).collect();
+            match blocks.filter(|blocks| !blocks.is_empty()) {
+                Some(blocks) => Term::Sources(blocks),
+                None => Term::Other(format!("the sources {:?} are no addresses", rest.join(" "))),
+            }
+        }
+        "req.ssl_alpn" | "req_ssl_alpn"
+            if converters.is_empty() && ["str", "sub"].contains(&method) && !rest.is_empty() =>
+        {
+            Term::Protocols(rest.iter().map(|text| (*text).to_owned()).collect())
+        }
+        _ if limit(sample).is_some() && converters.is_empty() => match rest {
+            [comparison @ ("gt" | "ge"), number] => {
+                match number.parse::<u64>().ok().filter(|number| *number > 0) {
+                    Some(number) => {
+                        let most = if *comparison == "gt" { number } else { number - 1 };
+                        limit(sample).map_or(Term::Tls, |limit| Term::Limit(limit(most.max(1))))
+                    }
+                    None => Term::Other(format!("{number:?} is no number of connections")),
+                }
+            }
+            _ => Term::Other(format!("the condition {:?} cannot be converted", words.join(" "))),
+        },
         "req_ssl_sni" | "req.ssl_sni" if ["", "lower"].contains(&converters) => {
             let mut names = Vec::new();
             for pattern in rest {
@@ -186,14 +308,43 @@ fn term(words: &[&str], differs: &mut Vec<String>) -> Term {
             }
         }
         _ => Term::Other(format!(
-            "the condition {:?} cannot be converted; only conditions on the SNI can be",
+            "the condition {:?} cannot be converted; only conditions on the SNI, the source and ALPN can be",
             words.join(" ")
         )),
     }
 }
 
+/// Returns the limit that a sample fetch counts.
+fn limit(sample: &str) -> Option<fn(u64) -> SourceLimit> {
+    let name = sample.split('(').next().unwrap_or(sample);
+    match name {
+        "src_conn_cur" | "sc_conn_cur" | "sc0_conn_cur" | "sc1_conn_cur" | "sc2_conn_cur" => {
+            Some(SourceLimit::Connections)
+        }
+        "src_conn_rate" | "sc_conn_rate" | "sc0_conn_rate" | "sc1_conn_rate" | "sc2_conn_rate" => {
+            Some(SourceLimit::Rate)
+        }
+        _ => None,
+    }
+}
+
+/// Returns a block of addresses in the form of the config.
+fn block(text: &str) -> Option<String> {
+    let (address, length) =
+        text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+    let address: IpAddr = address.parse().ok()?;
+    let whole: u8 = if address.is_ipv4() { 32 } else { 128 };
+    let length =
+        length.map_or(Some(whole), |length| length.parse().ok()).filter(|length| *length <= whole)?;
+    Some(format!("{address}/{length}"))
+}
+
 /// Returns the names that a pattern matches.
-fn of_pattern(method: &str, pattern: &str, differs: &mut Vec<String>) -> Result<Vec<Names>, String> {
+pub(super) fn of_pattern(
+    method: &str,
+    pattern: &str,
+    differs: &mut Vec<String>,
+) -> Result<Vec<Names>, String> {
     let name = |text: &str| match host_name(text) {
         Ok(name) => Ok(name.as_str().to_owned()),
         Err(error) => Err(format!("{pattern:?} is not a host name: {}", error.message)),
@@ -229,8 +380,22 @@ mod tests {
 
     fn names(acls: &Acls, condition: &str) -> Result<String, String> {
         let words: Vec<&str> = condition.split(' ').collect();
-        let keys = |names: Vec<Names>| names.iter().flat_map(Names::keys).collect::<Vec<_>>().join(" ");
-        acls.matched(&words).map(|matched| keys(matched.names))
+        let keys = |group: Group| {
+            let names = group.names.iter().flat_map(Names::keys).collect::<Vec<_>>().join(" ");
+            let from = if group.sources.is_empty() {
+                String::new()
+            } else {
+                format!(" from {}", group.sources.join(" "))
+            };
+            let alpn = if group.protocols.is_empty() {
+                String::new()
+            } else {
+                format!(" alpn {}", group.protocols.join(" "))
+            };
+            format!("{names}{from}{alpn}")
+        };
+        acls.matched(&words)
+            .map(|matched| matched.groups.into_iter().map(keys).collect::<Vec<_>>().join("; "))
     }
 
     #[test]
@@ -240,7 +405,9 @@ mod tests {
             ("shop req_ssl_sni -i shop.test", true),
             ("shop req.ssl_sni,lower -m end .shop.test", true),
             ("tls req.ssl_hello_type 1", true),
-            ("office src 10.0.0.0/8", false),
+            ("office src 10.0.0.0/8 192.0.2.1", true),
+            ("listed src -f blocklist", false),
+            ("busy sc0_conn_cur gt 20", true),
         ] {
             let words: Vec<&str> = line.split(' ').collect();
             assert_eq!(acls.add(&words).is_ok(), is_used, "{line}");
@@ -250,15 +417,31 @@ mod tests {
             ("if tls shop", "shop.test *.shop.test"),
             ("if { req_ssl_sni a.test B.test } or { req.ssl_sni -m str -- c.test }", "a.test b.test c.test"),
             ("if tls", "* -"),
+            ("if office", "* - from 10.0.0.0/8 192.0.2.1/32"),
+            ("if shop office", "shop.test *.shop.test from 10.0.0.0/8 192.0.2.1/32"),
+            ("if { req.ssl_alpn acme-tls/1 }", "* - alpn acme-tls/1"),
+            (
+                "if { req_ssl_sni a.test } or office shop",
+                "a.test; shop.test *.shop.test from 10.0.0.0/8 192.0.2.1/32",
+            ),
             ("if { req_ssl_hello_type 1 } shop || { req_ssl_sni d.test }", "shop.test *.shop.test d.test"),
         ] {
             assert_eq!(names(&acls, condition).as_deref(), Ok(wanted), "{condition}");
         }
+        assert_eq!(acls.limit(&["if", "busy"]), Some(SourceLimit::Connections(20)));
+        assert_eq!(acls.limit(&["if", "{", "src_conn_rate", "ge", "5", "}"]), Some(SourceLimit::Rate(4)));
+        let office = Some(vec!["10.0.0.0/8".to_owned(), "192.0.2.1/32".to_owned()]);
+        assert_eq!(
+            (acls.all_but(&["unless", "office"]), acls.all_but(&["if", "!office"])),
+            (office.clone(), office)
+        );
+        assert_eq!(acls.all_but(&["if", "!{", "src", "::1", "}"]), Some(vec!["::1/128".to_owned()]));
+        assert_eq!(acls.all_but(&["if", "office"]), None);
         for condition in [
             "unless shop",
             "if !shop",
-            "if office",
-            "if shop office",
+            "if listed",
+            "if busy",
             "if shop shop",
             "if nobody",
             "if { req_ssl_sni -m reg ^a }",

@@ -7,7 +7,7 @@ use super::values::{milliseconds, time};
 use super::words::Line;
 
 /// The parameters of a `server` line that have a value and are not converted.
-const VALUED: [&str; 40] = [
+const VALUED: [&str; 39] = [
     "addr",
     "agent-addr",
     "agent-inter",
@@ -27,7 +27,6 @@ const VALUED: [&str; 40] = [
     "id",
     "init-addr",
     "init-state",
-    "maxconn",
     "maxqueue",
     "minconn",
     "namespace",
@@ -64,6 +63,8 @@ pub(super) struct ServerSettings {
     switches: BTreeSet<&'static str>,
     pub(super) health: Health,
     pub(super) weight: u32,
+    /// The value of `maxconn`; `None`: there is no limit.
+    pub(super) connections_max: Option<u32>,
 }
 
 impl ServerSettings {
@@ -99,6 +100,11 @@ impl ServerSettings {
                 }
                 "weight" => {
                     self.weight = number.unwrap_or(1);
+                    true
+                }
+                "maxconn" => {
+                    // 0 is as if the parameter were missing.
+                    self.connections_max = count.filter(|_| number != Some(0));
                     true
                 }
                 "enabled" => {
@@ -148,7 +154,6 @@ impl ServerSettings {
         let reasons = [
             ("disabled", "the server is disabled"),
             ("ssl", "`ssl` encrypts the connection to the server, which isthmus does not do"),
-            ("backup", "a `backup` server has no counterpart; `locality` can prefer near endpoints"),
         ];
         reasons.into_iter().find(|(switch, _)| self.is(switch)).map(|(_, reason)| reason)
     }
@@ -164,6 +169,6 @@ impl Default for ServerSettings {
             healthy_after: Some(2),
             tls: None,
         };
-        Self { switches: BTreeSet::new(), health, weight: 1 }
+        Self { switches: BTreeSet::new(), health, weight: 1, connections_max: None }
     }
 }

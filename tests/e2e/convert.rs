@@ -1,5 +1,5 @@
-//! `isthmus convert`: HAProxy accepts each input, `validate` accepts each output, and both send the same names to the same
-//! backends.
+//! `isthmus convert`: HAProxy or nginx accepts each input, `validate` accepts each output, and both send the same names to the
+//! same backends.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -7,10 +7,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rustls::pki_types::ServerName;
+
 use crate::support::backend::Backend;
 use crate::support::balancer::{Balancer, free};
 use crate::support::client::{connect, hello};
 use crate::support::gateway::{BINARY, Gateway};
+use crate::support::pki::PKI;
 use crate::support::skip;
 
 fn corpus() -> PathBuf {
@@ -61,11 +64,10 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
     };
     for (of, fate, why) in [
         ("tcp-request connection reject if { src 192.0.2.0/24 }", "not converted", "no counterpart"),
-        ("acl office src 10.0.0.0/8", "not converted", "only conditions on the SNI"),
         ("acl legacy req.ssl_sni -i -m reg ^old[0-9]+", "not converted", "-m reg"),
-        ("use_backend internal if api office", "not converted", "only conditions on the SNI"),
+        ("use_backend internal if api office", "differs", "other sources are refused"),
         ("use_backend old if legacy", "not converted", "-m reg"),
-        ("use_backend %[req.ssl_sni,lower,map_str(/dev/null,web)]", "not converted", "computed"),
+        ("use_backend %[req.ssl_sni,lower,map_reg(/dev/null,web)]", "not converted", "computed"),
         ("use_backend case if { req.ssl_sni Case.example.com }", "differs", "case"),
         ("bind [::1]:9443 name six", "not converted", "`name six`"),
         ("bind 127.0.0.1:7443 accept-proxy", "differs", "proxyProtocol.from"),
@@ -73,8 +75,7 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         ("default_backend web", "differs", "not_tls"),
         ("frontend plain", "not converted", "mode http"),
         ("option tcp-check", "not converted", "no counterpart"),
-        ("server a2 10.0.3.2:443 check inter 5s send-proxy-v2 maxconn 100", "not converted", "`maxconn 100`"),
-        ("server a3 10.0.3.3:443 backup check inter 5s send-proxy-v2", "not converted", "backup"),
+        ("server a2 10.0.3.2:443 check inter 5s send-proxy-v2 maxconn 100", "differs", "queues"),
         ("server s2 10.0.4.2 weight 0", "not converted", "weight is 0"),
         ("server s4 10.0.4.3:443 ssl verify none", "not converted", "encrypts the connection"),
         ("server s5 10.0.4.4:443 disabled", "not converted", "disabled"),
@@ -99,6 +100,9 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         "\"*\":",
         "\"-\":",
         "weight: 3",
+        "maxConnections: 100",
+        "backup: true",
+        "protocol: tcp",
         "health: {interval: 5s, timeout: 2s, unhealthyAfter: 3, healthyAfter: 2}",
         "sendProxyProtocol: v2",
         "loadBalancing: {policy: sourceHash",
@@ -227,4 +231,111 @@ fn a_converted_config_sends_each_name_where_haproxy_does() {
         let marks: std::collections::BTreeSet<&String> = of_haproxy.values().collect();
         assert!(marks.len() >= 2, "{file}: {of_haproxy:?}");
     }
+}
+
+/// Returns a hello with these protocols.
+fn offering(name: &str, protocol: &str) -> Vec<u8> {
+    let config = PKI.client(&[protocol]);
+    let name = ServerName::try_from(name.to_owned()).expect("a name");
+    let mut connection = rustls::ClientConnection::new(config, name).expect("a client");
+    let mut bytes = Vec::new();
+    connection.write_tls(&mut bytes).expect("memory takes it");
+    bytes
+}
+
+/// Sends bytes, and returns the mark of the backend that answers.
+fn send(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut client: TcpStream = connect(address);
+    let _ = client.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer);
+    if answer.first() == Some(&21) { String::new() } else { String::from_utf8_lossy(&answer).into_owned() }
+}
+
+#[test]
+fn a_converted_config_sends_each_name_where_nginx_does() {
+    const NAME: &str = "a_converted_config_sends_each_name_where_nginx_does";
+    let backends = ["a", "b", "c"].map(marked);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(corpus().with_file_name("nginx"))
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.file_name().is_some_and(|name| name != "everything.conf"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 8, "{files:?}");
+    for file in files {
+        let (address, second) = (free(), free());
+        let mut config = std::fs::read_to_string(&file).expect("a file");
+        config = config.replace("{bind}", &address.to_string()).replace("{bind2}", &second.to_string());
+        let has_second = config.contains(&second.to_string());
+        for (name, backend) in ["{a}", "{b}", "{c}"].iter().zip(&backends) {
+            config = config.replace(name, &backend.address.to_string());
+        }
+        let answers = || -> BTreeMap<(SocketAddr, &str), String> {
+            let addresses = [Some(address), has_second.then_some(second)].into_iter().flatten();
+            let asked = addresses.flat_map(|address| {
+                let named = NAMES.map(|name| ((address, name), ask(address, name)));
+                let acme = send(address, &offering("api.example.com", "acme-tls/1"));
+                named.into_iter().chain([((address, "acme-tls/1"), acme)])
+            });
+            asked.collect()
+        };
+        let Some(balancer) = Balancer::nginx(NAME, address, &config) else { return };
+        let of_nginx = answers();
+        drop(balancer);
+        let input = folder.path().join("nginx.conf");
+        std::fs::write(&input, format!("stream {{\n{config}\n}}\n")).expect("written");
+        let output = convert(&input, &["--strict"]);
+        let converted = text(&output.stdout);
+        let file = file.display();
+        assert!(output.status.success(), "{file}: {}\n{converted}", text(&output.stderr));
+        validates(folder.path(), &converted);
+        let gateway = Gateway::start(&converted);
+        let of_isthmus = answers();
+        assert_eq!(of_isthmus, of_nginx, "{file}:\n{converted}");
+        drop(gateway);
+    }
+}
+
+#[test]
+fn configs_of_nginx_and_sniproxy_are_recognised_and_what_is_left_out_is_said() {
+    let file = corpus().with_file_name("nginx").join("everything.conf");
+    let output = convert(&file, &[]);
+    let (config, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{told}");
+    let folder = tempfile::tempdir().expect("a folder");
+    validates(folder.path(), &config);
+    for wanted in [
+        "\"api.example.com\":",
+        "\"*.shop.example.com\":",
+        "\"*.blog.example.com\":",
+        "byAlpn: {\"acme-tls/1\": [\"127.0.0.1:10443\"]}",
+        "maxConnections: 100",
+        "backup: true",
+        "fallback: \"127.0.0.1:10022\"",
+        "protocol: tcp",
+        "from: [\"10.0.0.0/8\"]",
+        "perSource: {connections: 100}",
+        "weight: 2000",
+    ] {
+        assert!(config.contains(wanted), "no {wanted}:\n{config}");
+    }
+    for why in [
+        "regular expression",
+        "unix socket",
+        "slow_start",
+        "proxy_bind",
+        "no UDP",
+        "`http`",
+        "$remote_port",
+        "`down`",
+    ] {
+        assert!(told.contains(why), "{why} is not told:\n{told}");
+    }
+    let file = corpus().with_file_name("sniproxy").join("sniproxy.conf");
+    let output = convert(&file, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    validates(folder.path(), &text(&output.stdout));
+    assert!(text(&output.stderr).contains("open relay"), "{}", text(&output.stderr));
 }

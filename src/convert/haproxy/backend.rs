@@ -170,6 +170,17 @@ impl Conversion<'_> {
             self.not_converted(line.number, format!("the server {name} is left out: its weight is 0"));
             return None;
         }
-        Some(Endpoint { line: line.number, name, address, weight: settings.weight })
+        if settings.connections_max.is_some() {
+            let text = "`maxconn` of a server: HAProxy queues further connections; isthmus takes another server, or refuses";
+            self.draft.remark(line.number, Fate::Differs, text);
+        }
+        Some(Endpoint {
+            line: line.number,
+            name,
+            address,
+            weight: settings.weight,
+            backup: settings.is("backup"),
+            connections_max: settings.connections_max,
+        })
     }
 }

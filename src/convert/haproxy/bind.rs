@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
 use super::Conversion;
-use crate::draft::{Fate, Listener};
+use crate::draft::{Fate, Listener, merge};
 use crate::values::{bind_address, covering};
 use crate::words::{Line, Section};
 use isthmus_model::address::Bind;
@@ -54,7 +54,7 @@ impl Conversion<'_> {
                 self.draft.remark(line.number, Fate::NotNeeded, text);
             } else {
                 let name = self.free_name(section, listeners);
-                listeners.push(Listener { line: line.number, name, bind, proxy, hello_timeout: None });
+                listeners.push(Listener::new(line.number, name, bind, proxy));
             }
         }
     }
@@ -121,15 +121,4 @@ impl Conversion<'_> {
         }
         name
     }
-}
-
-/// Widens a listener that covers an address together with it, and removes those that it then covers. Returns the listener's
-/// address; `None` if there is no such listener.
-fn merge(bind: Bind, proxy: bool, listeners: &mut Vec<Listener>) -> Option<Bind> {
-    let mut own = listeners.iter_mut().filter(|listener| listener.proxy == proxy);
-    let (known, both) =
-        own.find_map(|listener| covering(listener.bind, bind).map(|both| (&mut listener.bind, both)))?;
-    *known = both;
-    listeners.retain(|other| other.bind == both || covering(other.bind, both) != Some(both));
-    Some(both)
 }

@@ -4,6 +4,10 @@ use std::collections::BTreeSet;
 
 use super::*;
 
+fn convert(text: &str) -> Draft {
+    convert_with(text, &|_| None)
+}
+
 /// Every line of a file is in the draft or in a remark.
 #[test]
 fn no_line_is_lost() {
@@ -257,4 +261,56 @@ fn a_section_without_a_name_is_left_out() {
     has(&draft, 4, Fate::NotConverted, "this backend has no name");
     assert_eq!(binds(&draft), ["0.0.0.0:2"]);
     assert!(draft.remarks.iter().all(|remark| [1, 4, 8].contains(&remark.line)), "{:#?}", draft.remarks);
+}
+
+#[test]
+fn rules_by_source_and_protocol_and_maps_are_routes() {
+    let draft = convert_with(
+        "frontend f\n bind :1\n acl office src 10.0.0.0/8\n use_backend acme if { req.ssl_alpn acme-tls/1 }\n \
+         use_backend admin if { req_ssl_sni -i admin.test } office\n use_backend %[req.ssl_sni,lower,map_end(hosts.map,web)]\n\
+         backend acme\n server s 10.0.0.9:1\nbackend admin\n server s 10.0.0.1:1\nbackend shop\n server s 10.0.0.2:1\n\
+         backend none\n tcp-request content reject\nbackend web\n server s 10.0.0.3:1\n",
+        &|path| (path == "hosts.map").then(|| "# names\n.shop.test shop\n.no.test none\n".to_owned()),
+    );
+    assert_eq!(keys(&draft), ["admin.test", "*.shop.test", "-"]);
+    assert_eq!(draft.routes[0].from, ["10.0.0.0/8"]);
+    let acme = [("acme-tls/1".to_owned(), vec!["10.0.0.9:1".to_owned()])];
+    assert!(draft.routes.iter().all(|route| route.by_alpn == acme), "{:?}", draft.routes);
+    has(&draft, 5, Fate::Differs, "other sources are refused");
+    has(&draft, 6, Fate::NotNeeded, "refuses all connections");
+    // The default would also take the names that are refused.
+    has(&draft, 6, Fate::NotConverted, "*: left out");
+}
+
+#[test]
+fn a_listen_section_is_a_tcp_listener_with_its_sources_and_limits() {
+    let draft = convert(
+        "listen pg\n bind :5432\n acl near src 10.0.0.0/8\n stick-table type ip size 1m expire 1m store conn_cur,conn_rate(10s)\n \
+         tcp-request connection track-sc0 src\n tcp-request connection reject if !near\n \
+         tcp-request connection reject if { sc0_conn_cur ge 21 }\n tcp-request connection reject if { sc0_conn_rate gt 100 }\n \
+         server a 10.0.0.1:5432 maxconn 50\n server b 10.0.0.2:5432 backup\nlisten tls\n bind :443\n \
+         tcp-request inspect-delay 5s\n server c 10.0.0.3:443\n",
+    );
+    let [pg, tls] = &draft.listeners[..] else { panic!("{:?}", draft.listeners) };
+    let target = pg.target.as_ref().expect("a target");
+    let of = |at: usize| (target.endpoints[at].backup, target.endpoints[at].connections_max);
+    assert_eq!(
+        (of(0), of(1), &pg.from[..]),
+        ((false, Some(50)), (true, None), &["10.0.0.0/8".to_owned()][..])
+    );
+    assert_eq!((draft.per_source.connections, draft.per_source.new_per_second), (Some(20), Some(10)));
+    assert!(tls.target.is_none() && keys(&draft) == ["*", "-"], "{draft:?}");
+    has(&draft, 9, Fate::Differs, "queues");
+}
+
+#[test]
+fn two_frontends_with_one_name_have_routes_of_their_own() {
+    let draft = convert(
+        "frontend a\n bind :1\n use_backend x if { req_ssl_sni -i a.test }\nfrontend b\n bind :2\n \
+         use_backend y if { req_ssl_sni -i a.test }\nbackend x\n server s 10.0.0.1:1\nbackend y\n server s 10.0.0.2:1\n",
+    );
+    let own: Vec<_> = draft.routes.iter().map(|route| (route.is_own, route.listeners.join(" "))).collect();
+    assert_eq!(own, [(false, "a".to_owned()), (true, "b".to_owned())]);
+    let yaml = draft.yaml("x");
+    assert!(yaml.contains("    routes:\n      \"a.test\":  # line 6, backend y\n"), "{yaml}");
 }
