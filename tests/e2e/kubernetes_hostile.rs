@@ -30,7 +30,7 @@ fn uid(number: usize) -> String {
     format!("00000000-0000-0000-0000-{number:012}")
 }
 
-fn pod(number: usize, ip: &str) -> Value {
+pub(crate) fn pod(number: usize, ip: &str) -> Value {
     json!({
         "kind": "Pod", "metadata": {"namespace": "shop", "name": format!("pod-{number}"), "uid": uid(number)},
         "spec": {"serviceAccountName": "web", "nodeName": "n1"},
@@ -47,7 +47,7 @@ pub(crate) fn service(name: &str, port: u16) -> Value {
 }
 
 /// Returns a slice of a service with these endpoints, each an address and the number of its pod.
-fn slice(name: &str, port: u16, endpoints: &[(&str, usize)]) -> Value {
+pub(crate) fn slice(name: &str, port: u16, endpoints: &[(&str, usize)]) -> Value {
     let endpoint = |(ip, pod): &(&str, usize)| {
         json!({
             "addresses": [ip], "conditions": {"ready": true},

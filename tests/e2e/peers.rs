@@ -9,7 +9,7 @@ use crate::problems::{has_problem, run};
 use crate::support::gateway::Gateway;
 use crate::support::{eventually, within};
 
-const SERVICES: &str = "services:\n  - {hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{name: http, port: 80}], \
+pub(crate) const SERVICES: &str = "services:\n  - {hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{name: http, port: 80}], \
                         endpoints: [{address: 10.2.0.1}]}\n  - {hostname: fees.pay.svc.cluster.local, namespace: pay, ports: [{name: \
                         http, port: 80}], endpoints: [{address: 10.2.0.2}]}\n";
 

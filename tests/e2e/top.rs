@@ -9,16 +9,20 @@ use crate::admin_socket::{Process, isthmus};
 use crate::support::gateway::BINARY;
 use crate::support::{eventually, skip};
 
+/// The size of the window, as arguments of tmux.
+const SIZE: [&str; 4] = ["-x", "110", "-y", "30"];
+
 /// A tmux server with one window; killed when dropped.
-struct Terminal {
+pub(crate) struct Terminal {
     folder: TempDir,
 }
 
 impl Terminal {
-    /// Opens a window in which a shell runs this command. Returns `None` if tmux is not installed.
-    fn open(shell: &str) -> Option<Self> {
+    /// Opens a window of this size in which a shell runs this command. Returns `None` if tmux is not installed.
+    pub(crate) fn open(shell: &str, size: [&str; 4]) -> Option<Self> {
         let terminal = Self { folder: tempfile::tempdir().expect("a folder") };
-        let ran = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "110", "-y", "30", shell]);
+        let start = [&["-f", "/dev/null", "new-session", "-d"], &size[..], &[shell]].concat();
+        let ran = terminal.tmux(&start);
         ran.is_some().then_some(terminal)
     }
 
@@ -33,7 +37,7 @@ impl Terminal {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    fn screen(&self) -> String {
+    pub(crate) fn screen(&self) -> String {
         self.tmux(&["capture-pane", "-p"]).unwrap_or_default()
     }
 
@@ -79,7 +83,7 @@ fn is_restored(folder: &Path) {
 fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut gateway = Process::start(folder.path());
-    let Some(terminal) = Terminal::open(&shell(folder.path())) else {
+    let Some(terminal) = Terminal::open(&shell(folder.path()), SIZE) else {
         return skip("top: no tmux");
     };
     let first = terminal.shows("a.test");
@@ -119,7 +123,7 @@ fn signals_restore_the_terminal_too() {
     for (signal, by_key) in [("TERM", false), ("HUP", false), ("INT", true)] {
         let folder = tempfile::tempdir().expect("a folder");
         // No gateway answers; `top` must still end on request.
-        let Some(terminal) = Terminal::open(&shell(folder.path())) else {
+        let Some(terminal) = Terminal::open(&shell(folder.path()), SIZE) else {
             return skip("top: no tmux");
         };
         terminal.shows("no answer from unix:");

@@ -61,7 +61,8 @@ impl Gateway {
         Self::launch(command, folder)
     }
 
-    fn launch(mut command: Command, folder: TempDir) -> Self {
+    /// Runs a command that starts a gateway, without waiting until it is ready.
+    pub fn launch(mut command: Command, folder: TempDir) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
         let mut child = command.spawn().expect("the binary starts");
         let log = collect(child.stderr.take().expect("piped"), |line| Some(line.to_owned()));

@@ -134,9 +134,20 @@ impl Pki {
         roots
     }
 
+    /// Returns a server config as [`Pki::server`] does, whose certificate was valid in 2001.
+    pub fn expired_server(&self, name: &str) -> Arc<ServerConfig> {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+        (params.not_before, params.not_after) =
+            (rcgen::date_time_ymd(2001, 1, 1), rcgen::date_time_ymd(2002, 1, 1));
+        Self::serving(self.sign(params))
+    }
+
     /// Returns a server config that has a certificate for a name, and that requires no client certificate.
     pub fn server(&self, name: &str) -> Arc<ServerConfig> {
-        let issued = self.issue(&[name], None);
+        Self::serving(self.issue(&[name], None))
+    }
+
+    fn serving(issued: Issued) -> Arc<ServerConfig> {
         let config = ServerConfig::builder().with_no_client_auth();
         Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
     }
