@@ -247,7 +247,7 @@ impl Dataplane {
     }
 
     /// As [`drain`](Self::drain), but leaves the connections that the kernel has queued to another process, which has the same
-    /// listening sockets. Connections can be [parked](Control::park) meanwhile.
+    /// listening sockets. Connections can be [parked](Control::park) meanwhile, and are left alone until [`Control::end_left`].
     pub async fn leave(self, within: Duration) {
         self.end(within, Queue::Leave).await;
     }
@@ -371,6 +371,13 @@ impl Control {
         self.shared.workers[worker].mailbox.send(Message::Park { most, answer }).await.ok()?;
         let Parked { parcels, later, left } = parked.await.ok()?;
         Some((parcels, later, left))
+    }
+
+    /// Ends the connections that no other process takes over, each in a pause, over the time `within`.
+    pub async fn end_left(&self, within: Duration) {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
+            let _ = mailbox.send(Message::EndLeft { within }).await;
+        }
     }
 
     /// Takes over connections that another process has parked; they wait until they are [settled](Self::settle). Returns for each

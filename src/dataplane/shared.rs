@@ -105,6 +105,8 @@ pub(crate) enum Message {
     TakeOver { parcels: Vec<Parcel>, answer: oneshot::Sender<Vec<Result<Place, String>>> },
     /// Says which process goes on with parked connections.
     Settle { places: Vec<Place>, transit: Transit },
+    /// Ends the connections that are left, each in a pause, over the time `within`.
+    EndLeft { within: Duration },
     /// Ends one connection that is counted for `holder`, so that another source or identity gets its admission slot. `asked` is
     /// the number of workers that were asked before and had no such connection.
     TakeBack { holder: Holder, asked: usize },

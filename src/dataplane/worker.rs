@@ -91,6 +91,7 @@ impl Worker {
                 let _ = answer.send(parcels.into_iter().map(|parcel| take_over(core, parcel)).collect());
             }
             Message::Settle { places, transit } => settle(core, &places, transit),
+            Message::EndLeft { within } => retire::end_all(core, within),
             Message::Drain { .. } => {}
         }
     }
@@ -113,7 +114,10 @@ impl Worker {
         };
         join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
         self.core.start_draining();
-        retire::end_all(&self.core, within);
+        // The connections that another process may take over wait for it.
+        if queue == Queue::Accept {
+            retire::end_all(&self.core, within);
+        }
         self.finish(within, mailbox).await;
         // The other process may still leave a parked connection to this one.
         let decided = Instant::now() + DECIDED_WITHIN;

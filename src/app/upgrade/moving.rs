@@ -91,6 +91,7 @@ impl Giving {
             if given == 0 && !passed && (waiting == 0 || Instant::now() >= patience) {
                 passed = true;
                 self.passed(telemetry, moved, left, within).await;
+                control.end_left(within.saturating_sub(begun.elapsed())).await;
             }
             if !is_alive {
                 break;
