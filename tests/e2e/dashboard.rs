@@ -184,7 +184,7 @@ fn a_mesh_of_a_hundred_thousand_services_has_a_small_page() {
     let config = "node: {cluster: east, network: net-east}\nlisten: \"127.0.0.1:0\"\nexports: [{services: [\"*\"]}]\n\
                   registries: [{file: {path: big.yaml, cluster: east, network: net-east}}]\naggregator: {startTimeout: 100s}\n";
     let gateway = Gateway::start_unready(folder, config);
-    crate::support::within(Duration::from_secs(120), "the mesh is read", || {
+    within(Duration::from_secs(120), "the mesh is read", || {
         (gateway.json("/api/v1/status")["services"] == 100_000).then_some(())
     });
     let begun = Instant::now();
