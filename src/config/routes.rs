@@ -11,6 +11,7 @@ use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_document::tree::{Key, Node, Value, shortened};
 use isthmus_model::address::Host;
+use isthmus_model::endpoint::Weight;
 use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
 
 use super::addresses::{Own, own_fault};
@@ -281,7 +282,9 @@ fn endpoint(
     };
     let (host, port) = match fields.found(&keys::RouteEndpoint::SRV) {
         Some((name, _)) => {
-            if let Some(weight) = fields.at(&keys::RouteEndpoint::WEIGHT) {
+            if let Some(weight) = fields.at(&keys::RouteEndpoint::WEIGHT)
+                && fields.get(&keys::RouteEndpoint::WEIGHT) != Weight::ONE
+            {
                 let fault = "this key is allowed only with `address`; SRV records have their own weights";
                 problems.error(weight.position, &whole.key(keys::RouteEndpoint::WEIGHT.name()), fault);
             }

@@ -97,6 +97,8 @@ pub(crate) struct Core {
     /// The tasks of HBONE connections that do not read until the worker holds fewer bytes.
     paused: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
+    /// The tick at which the gateway, which stops, resets its connections; `None`: it does not stop.
+    pub(crate) stops: Cell<Option<u32>>,
     /// The planned drains whose connections have times at which they end.
     pub(crate) scheduled: RefCell<Scheduled>,
     /// The number of ids assigned to connections and streams.
@@ -171,6 +173,7 @@ impl Core {
             parcels: RefCell::default(),
             paused: RefCell::default(),
             draining: Cell::new(false),
+            stops: Cell::new(None),
             scheduled: RefCell::default(),
             numbered: Cell::new(0),
             random: Cell::new(RandomState::new().hash_one(index)),

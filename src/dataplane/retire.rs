@@ -45,7 +45,7 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
             }
         };
     }
-    match retirement.step(now, entry.moved.get()) {
+    match retirement.step(now, entry.moved.get(), core.stops.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),
         Step::Ask(next) => {
@@ -150,8 +150,7 @@ pub(super) fn end_all(core: &Core, within: Duration) {
     let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
     let ending: Vec<&Rc<Entry>> = ending.collect();
     let ticks = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
-    let stops = core.clock.now().saturating_add(ticks);
-    ending.iter().for_each(|entry| entry.retirement.stop_at(stops));
+    core.stops.set(Some(core.clock.now().saturating_add(ticks)));
     spread_ends(core, ending, within.as_secs() * 4 / 5);
 }
 

@@ -38,8 +38,6 @@ pub(crate) struct Retirement {
     aged: Cell<u32>,
     /// The tick at which a drain ends the connection.
     drained: Cell<u32>,
-    /// The tick at which the gateway, which stops, resets the connection; 0: it does not stop.
-    stopped: Cell<u32>,
 }
 
 /// The way in which a tick treats a connection that may be due.
@@ -70,8 +68,9 @@ impl Retirement {
         [self.aged.get(), self.drained.get()].into_iter().filter(|due| *due > 0).min()
     }
 
-    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved.
-    pub(super) fn step(&self, now: u32, moved: u32) -> Step {
+    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, and `stops` the one at which the gateway, if it
+    /// stops, resets its connections.
+    pub(super) fn step(&self, now: u32, moved: u32, stops: Option<u32>) -> Step {
         let Some(due) = self.due() else { return Step::Stay };
         if now < due {
             return Step::Wait(due);
@@ -80,8 +79,7 @@ impl Retirement {
             return Step::Reset;
         }
         // The last tries come before the reset, whichever it is.
-        let stopped = Some(self.stopped.get()).filter(|stopped| *stopped > 0);
-        let before_stop = stopped.map_or(u32::MAX, |stopped| stopped.saturating_sub(LAST_TRIES));
+        let before_stop = stops.map_or(u32::MAX, |stops| stops.saturating_sub(LAST_TRIES));
         let last_tries = due.saturating_add(PATIENCE).min(before_stop);
         // The tick in which a byte moved may not be over for a whole second.
         if moved.saturating_add(1) < now || now >= last_tries {
@@ -113,11 +111,6 @@ impl Retirement {
             self.drained.set(due);
         }
         is_sooner
-    }
-
-    /// Sets the tick at which the gateway, which stops, resets the connection.
-    pub(super) fn stop_at(&self, tick: u32) {
-        self.stopped.set(tick);
     }
 
     /// Returns true if a drain has set an end.
@@ -197,24 +190,23 @@ mod tests {
     #[test]
     fn a_connection_that_is_due_waits_for_a_pause_and_is_reset_at_last() {
         let retirement = Retirement::default();
-        assert_eq!(retirement.step(100, 0), Step::Stay);
+        assert_eq!(retirement.step(100, 0, None), Step::Stay);
         retirement.aged.set(50);
         retirement.drained.set(40);
-        assert_eq!(retirement.step(39, 39), Step::Wait(40));
-        assert_eq!(retirement.step(40, 40), Step::Wait(41), "a byte moved in this tick");
-        assert_eq!(retirement.step(41, 40), Step::Wait(42), "less than a second ago");
-        assert_eq!(retirement.step(42, 40), Step::Ask(43));
+        assert_eq!(retirement.step(39, 39, None), Step::Wait(40));
+        assert_eq!(retirement.step(40, 40, None), Step::Wait(41), "a byte moved in this tick");
+        assert_eq!(retirement.step(41, 40, None), Step::Wait(42), "less than a second ago");
+        assert_eq!(retirement.step(42, 40, None), Step::Ask(43));
         assert!(!retirement.is_due(39) && retirement.is_due(40));
-        assert_eq!(retirement.step(69, 69), Step::Wait(70));
-        assert_eq!(retirement.step(70, 70), Step::Ask(71), "a shorter pause");
-        assert_eq!(retirement.step(74, 74), Step::Ask(75));
-        assert_eq!(retirement.step(75, 0), Step::Reset);
+        assert_eq!(retirement.step(69, 69, None), Step::Wait(70));
+        assert_eq!(retirement.step(70, 70, None), Step::Ask(71), "a shorter pause");
+        assert_eq!(retirement.step(74, 74, None), Step::Ask(75));
+        assert_eq!(retirement.step(75, 0, None), Step::Reset);
         assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
         assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
         // The gateway stops before the connection would be reset.
-        retirement.stop_at(60);
-        assert_eq!(retirement.step(54, 54), Step::Wait(55));
-        assert_eq!(retirement.step(55, 55), Step::Ask(56), "a shorter pause");
+        assert_eq!(retirement.step(54, 54, Some(60)), Step::Wait(55));
+        assert_eq!(retirement.step(55, 55, Some(60)), Step::Ask(56), "a shorter pause");
         retirement.drained.set(0);
         assert_eq!(retirement.due(), Some(50));
         assert_eq!(retirement.cause(true), Some(RetirementCause::Age));

@@ -18,7 +18,7 @@ use isthmus_document::services::read_registry;
 use isthmus_model::name::NamePattern;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{Service, ServiceKey};
-use isthmus_net::lookup::Answer;
+use isthmus_net::lookup::{Answer, Resolution};
 use isthmus_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::{Item, Key};

@@ -293,11 +293,11 @@ fn routes() {
     route("[]", "8: routes[\"a.b\"]: found an empty list");
     route(
         "['c.d:1', 7]",
-        "18: routes[\"a.b\"][1]: found the number 7: it has no port; expected an address with its port (\"10.0.0.1:443\"), or a map with address",
+        "18: routes[\"a.b\"][1]: found the number 7: it has no port; expected an address with its port (\"10.0.0.1:443\"), or a map with `address` or `srv`",
     );
     route(
         "[{adress: 'c.d:1', address: 'c.d:1'}]",
-        "10: routes[\"a.b\"][0].adress: found the unknown key \"adress\", expected one of address, weight, locality (did you mean \"address\"?)",
+        "10: routes[\"a.b\"][0].adress: found the unknown key \"adress\", expected one of address, srv, weight, locality, backup, maxConnections (did you mean \"address\"?)",
     );
     route(
         "{endpoints: [{address: c.d}]}",

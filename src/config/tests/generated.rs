@@ -112,7 +112,7 @@ fn the_effective_config_says_everything_in_one_form() {
     let shown = effective(&config);
     assert_eq!((&shown["listeners"][0]["name"], shown.get("listen")), (&json!("default"), None));
     let route = &shown["routes"]["a.b"];
-    assert_eq!(route["endpoints"], json!([{ "address": "1.2.3.4:5", "weight": 1 }]));
+    assert_eq!(route["endpoints"], json!([{ "address": "1.2.3.4:5", "weight": 1, "backup": false }]));
     assert_eq!(
         (&route["connectTimeout"], &route["loadBalancing"]["locality"]),
         (&json!("2500ms"), &json!("prefer"))
@@ -266,6 +266,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("peerName", (&["west", "w-1"], &["West", "a.b", "-a"])),
         ("percent", (&["0%", "100%"], &["50"])),
         ("routeKey", (&["-", "*", "*.b", "a.b"], &["a b"])),
+        ("srvName", (&["_https._tcp.shop.internal"], &["shop.internal", "_https.a"])),
         ("subset", (&["v1"], &["V1", ""])),
         ("target", (&["10.0.0.1:443", "[fd00::1]:443", "db.internal:443"], &["db.internal"])),
         ("text", (&["a b"], &[""])),

@@ -127,6 +127,7 @@ fn no_directive_is_lost() {
         "proxy_protocol",
         "hostnames",
         "default",
+        "*",
         "allow",
         "deny",
         "set_real_ip_from",
