@@ -13,14 +13,18 @@ use super::decision::{
 use super::exported::PeersOf;
 use super::exports::{Caller, grant};
 use super::peer::Peer;
-use super::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, Route, RouteTarget, admits};
-use super::routes::{ListenerRoutes, RouteEntry};
+use super::policy::{ExportRule, Listener, ProxyProtocol, admits};
+use super::routes::ListenerRoutes;
 use super::service_view::{AskedBy, PortView, ServiceView};
 use isthmus_model::address::Host;
 use isthmus_model::mesh_name::{Dialect, MeshName, read};
 use isthmus_model::name::{HostName, NameBuffer, canonical, is_ip_literal};
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
+
+mod by_route;
+
+use self::by_route::{admit_nameless, admit_raw, follow};
 
 /// A request, with the snapshot and the peers that decide on it.
 #[derive(Clone, Copy)]
@@ -401,39 +405,6 @@ fn admit_name(
     }
 }
 
-fn admit_nameless(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
-    match asking.routes().no_sni() {
-        Some(entry) => {
-            trace.step(|| "the client sends no server name; route \"-\" applies to such clients".to_owned());
-            follow(asking, entry, MatchKind::NoSniRoute, trace)
-        }
-        None => {
-            trace.step(|| "the client sends no server name, and there is no route \"-\"".to_owned());
-            Err(Reason::NoSni.into())
-        }
-    }
-}
-
-/// Decides on a connection from which no hello is read.
-fn admit_raw(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
-    let Listener { name, protocol, .. } = asking.request.listener;
-    let is_tcp = *protocol == ListenerProtocol::Tcp;
-    match asking.routes().raw() {
-        Some(entry) if is_tcp => {
-            trace.step(|| format!("the listener {name:?} is of protocol tcp: no hello is read"));
-            follow(asking, entry, MatchKind::Target, trace)
-        }
-        Some(entry) => {
-            trace.step(|| format!("the first bytes are not TLS, and the listener {name:?} has a fallback"));
-            follow(asking, entry, MatchKind::Fallback, trace)
-        }
-        None => {
-            trace.step(|| format!("the listener {name:?} has no fallback"));
-            Err(Reason::NotTls.into())
-        }
-    }
-}
-
 fn admit_mesh_name(
     asking: &Asking<'_>,
     mesh: &MeshName<'_>,
@@ -583,85 +554,6 @@ fn lead(
         }
     }
     connectable(candidates(), clusters, permit, matched, trace)
-}
-
-/// Decides by the route that the name matched: by its sources, by the client's ALPN protocols, and by its target.
-fn follow(
-    asking: &Asking<'_>,
-    entry: &RouteEntry,
-    kind: MatchKind,
-    trace: &mut impl Trace,
-) -> Result<Admission, Refusal> {
-    let snapshot = asking.snapshot;
-    let matched = |entry: &RouteEntry| RouteMatch {
-        kind: Some(kind),
-        rule: Some(entry.route.name.clone()),
-        service: None,
-        peer: None,
-    };
-    if !admits_source(&entry.route, asking.request, trace) {
-        return Err(Refusal { reason: Reason::SourceDenied, matched: matched(entry) });
-    }
-    let entry = by_alpn(asking, entry, trace).unwrap_or(entry);
-    let mut matched = matched(entry);
-    let RouteTarget::Service { hostname, port, subset } = &entry.route.to else {
-        return connectable(entry.candidates.clone(), None, Permit::Route, matched, trace);
-    };
-    trace
-        .step(|| format!("the route is another name for {hostname}, service port {port}, subset {subset:?}"));
-    let service = snapshot.service(hostname.as_str());
-    let view = service.and_then(|service| Some((service, service.port(*port)?)));
-    let Some((service, view)) = view else {
-        trace.step(|| format!("no service {hostname} with port {port} is known"));
-        return Err(Refusal { reason: Reason::NoEndpoints, matched });
-    };
-    matched.service = Some(target(service, Some(*port), subset));
-    let asked = match asking.request.requested {
-        Requested::Nothing => AskedBy::Tcp,
-        Requested::ServerName(_) | Requested::Authority(_) => AskedBy::Hostname,
-    };
-    let candidates = view.candidates(&subset.to_ascii_lowercase(), asked);
-    connectable(candidates.cloned(), None, Permit::Route, matched, trace)
-}
-
-/// Returns true if the route admits the source.
-fn admits_source(route: &Route, request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> bool {
-    if route.from.is_empty() {
-        return true;
-    }
-    let is_admitted = request.source.is_none_or(|source| admits(&route.from, source));
-    trace.step(|| {
-        let list = route.from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let verdict = match request.source {
-            None => "not checked: no source address was given",
-            Some(_) if is_admitted => "the source matches",
-            Some(_) => "the source does not match, and the client is told that the name is unknown",
-        };
-        format!("the route admits the sources {list} ({verdict})")
-    });
-    is_admitted
-}
-
-/// Returns the route of the first of the client's ALPN protocols that the route names, if there is one.
-fn by_alpn<'a>(asking: &Asking<'a>, entry: &RouteEntry, trace: &mut impl Trace) -> Option<&'a RouteEntry> {
-    let by_alpn = &entry.route.by_alpn;
-    if by_alpn.is_empty() {
-        return None;
-    }
-    let Some(offered) = asking.request.alpn else {
-        trace.step(|| "the route's byAlpn is not applied: no protocols were given".to_owned());
-        return None;
-    };
-    let named = |protocol: &[u8]| by_alpn.iter().find(|(known, _)| **known == *protocol);
-    let Some((protocol, name)) = offered.iter().find_map(named) else {
-        trace.step(|| "the client offers no protocol that the route's byAlpn names".to_owned());
-        return None;
-    };
-    trace.step(|| {
-        let protocol = String::from_utf8_lossy(protocol);
-        format!("{protocol} is the first of the client's protocols that the route's byAlpn names")
-    });
-    asking.snapshot.routes.named(name).map(|entry| &**entry)
 }
 
 fn connectable(
