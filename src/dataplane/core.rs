@@ -97,8 +97,8 @@ pub(crate) struct Core {
     /// The tasks of HBONE connections that do not read until the worker holds fewer bytes.
     paused: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
-    /// The tick at which the gateway, which stops, resets its connections; `None`: it does not stop.
-    pub(crate) stops: Cell<Option<u32>>,
+    /// The tick from which the gateway, which stops, closes connections in any pause; `None`: it does not stop.
+    pub(crate) last_tries: Cell<Option<u32>>,
     /// The planned drains whose connections have times at which they end.
     pub(crate) scheduled: RefCell<Scheduled>,
     /// The number of ids assigned to connections and streams.
@@ -173,7 +173,7 @@ impl Core {
             parcels: RefCell::default(),
             paused: RefCell::default(),
             draining: Cell::new(false),
-            stops: Cell::new(None),
+            last_tries: Cell::new(None),
             scheduled: RefCell::default(),
             numbered: Cell::new(0),
             random: Cell::new(RandomState::new().hash_one(index)),

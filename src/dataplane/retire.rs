@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use super::core::Core;
 use super::entry::{Entry, Peer};
-use super::retirement::{Begun, Stage, Step, detail};
+use super::retirement::{Begun, LAST_TRIES, Stage, Step, detail};
 use isthmus_model::reason::Reason;
 use isthmus_model::time::unix_seconds;
 use isthmus_snapshot::Snapshot;
@@ -45,7 +45,7 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
             }
         };
     }
-    match retirement.step(now, entry.moved.get(), core.stops.get()) {
+    match retirement.step(now, entry.moved.get(), core.last_tries.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),
         Step::Ask(next) => {
@@ -150,7 +150,8 @@ pub(super) fn end_all(core: &Core, within: Duration) {
     let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
     let ending: Vec<&Rc<Entry>> = ending.collect();
     let ticks = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
-    core.stops.set(Some(core.clock.now().saturating_add(ticks)));
+    let last_tries = ticks - LAST_TRIES.min(ticks / 5);
+    core.last_tries.set(Some(core.clock.now().saturating_add(last_tries)));
     spread_ends(core, ending, within.as_secs() * 4 / 5);
 }
 

@@ -10,7 +10,7 @@
 //!                                       └──▶ reset
 //! ```
 //!
-//! The last tries come before the end of `drain.timeout`, too, if the gateway stops.
+//! The last tries come before the end of `drain.timeout`, too, if the gateway stops, in at most a fifth of that time.
 //!
 //! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A connection that carries
 //! CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
@@ -27,7 +27,7 @@ use isthmus_telemetry::local::{RetirementCause, RetirementEnd};
 /// The number of ticks, each a second, for which a connection that is due may wait for a pause of a second.
 const PATIENCE: u32 = 30;
 /// The number of ticks after `PATIENCE` in which the connection closes in a shorter pause.
-const LAST_TRIES: u32 = 5;
+pub(super) const LAST_TRIES: u32 = 5;
 /// The number of ticks after which a connection that is due is reset.
 const GRACE: u32 = PATIENCE + LAST_TRIES;
 
@@ -68,9 +68,9 @@ impl Retirement {
         [self.aged.get(), self.drained.get()].into_iter().filter(|due| *due > 0).min()
     }
 
-    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, and `stops` the one at which the gateway, if it
-    /// stops, resets its connections.
-    pub(super) fn step(&self, now: u32, moved: u32, stops: Option<u32>) -> Step {
+    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, and `last_tries` the one from which the gateway,
+    /// if it stops, closes connections in any pause.
+    pub(super) fn step(&self, now: u32, moved: u32, last_tries: Option<u32>) -> Step {
         let Some(due) = self.due() else { return Step::Stay };
         if now < due {
             return Step::Wait(due);
@@ -79,8 +79,8 @@ impl Retirement {
             return Step::Reset;
         }
         // The last tries come before the reset, whichever it is.
-        let before_stop = stops.map_or(u32::MAX, |stops| stops.saturating_sub(LAST_TRIES));
-        let last_tries = due.saturating_add(PATIENCE).min(before_stop);
+        let patient = due.saturating_add(PATIENCE);
+        let last_tries = last_tries.map_or(patient, |tick| tick.min(patient));
         // The tick in which a byte moved may not be over for a whole second.
         if moved.saturating_add(1) < now || now >= last_tries {
             return Step::Ask(now + 1);
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
         assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
         // The gateway stops before the connection would be reset.
-        assert_eq!(retirement.step(54, 54, Some(60)), Step::Wait(55));
-        assert_eq!(retirement.step(55, 55, Some(60)), Step::Ask(56), "a shorter pause");
+        assert_eq!(retirement.step(54, 54, Some(55)), Step::Wait(55));
+        assert_eq!(retirement.step(55, 55, Some(55)), Step::Ask(56), "a shorter pause");
         retirement.drained.set(0);
         assert_eq!(retirement.due(), Some(50));
         assert_eq!(retirement.cause(true), Some(RetirementCause::Age));
