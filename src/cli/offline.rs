@@ -62,13 +62,12 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
     let mut faults = file_problems(&config);
     // `run` does not start without its access log.
     let mut problems: Vec<String> = config.access_log.problem().into_iter().collect();
+    // A folder that is missing may be made by the service manager before it starts `run`.
     if let Some(AdminBind::Unix(path)) = &config.admin
         && let Some(error) = UnixSocket::problem(path)
+        && error.kind() != io::ErrorKind::NotFound
     {
-        let text = format!("cannot open the admin listener on unix:{}: {error}", path.display());
-        // The service manager may make the folder before it starts `run`.
-        let is_missing = error.kind() == io::ErrorKind::NotFound;
-        if is_missing { faults.push(text) } else { problems.push(text) }
+        problems.push(format!("cannot open the admin listener on unix:{}: {error}", path.display()));
     }
     let mut live_only = BTreeMap::<&'static str, Vec<&str>>::new();
     let mut shards = vec![Arc::new(registry::own(config.services.clone()))];
