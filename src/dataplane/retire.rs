@@ -150,8 +150,8 @@ pub(super) fn end_all(core: &Core, within: Duration) {
     let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
     let ending: Vec<&Rc<Entry>> = ending.collect();
     let ticks = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
-    let last_tries = ticks - LAST_TRIES.min(ticks / 5);
-    core.last_tries.set(Some(core.clock.now().saturating_add(last_tries)));
+    let tries = LAST_TRIES.min(ticks / 5);
+    core.last_tries.set((tries > 0).then(|| core.clock.now().saturating_add(ticks - tries)));
     spread_ends(core, ending, within.as_secs() * 4 / 5);
 }
 
