@@ -118,17 +118,18 @@ fn an_aggregator_knows_the_distances_of_viewers_on_its_other_networks() {
     let at_west = format!(
         "{}networks: {{net-west: {{gateways: [{{address: 127.0.0.1, hbonePort: {west_port}}}]}}}}\npeers:\n{}services:\n  \
          - {{hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{{name: http, port: 80, targetPort: 8080}}], \
-         endpoints: [{{address: 10.2.0.1}}]}}\n",
+         endpoints: [{{address: 10.2.0.1, tunnel: hbone}}]}}\n",
         west.base(west_port),
         east.as_peer("accept: true", from_east)
     );
     let dial = format!("dial: \"127.0.0.1:{west_port}\"");
-    let from_west = "    import: [{services: [\"*.pay.west.global\"]}]\n";
+    // West learns the gateways of net-south by the service that it imports.
+    let from_west = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.mesh\"], as: \"{service}.{namespace}.east.global\"}]\n    import: [{services: [\"*.pay.west.global\"]}]\n";
     let at_east = format!(
         "{}steering: {{mode: nearest}}\nexports: [{{services: [\"*.mesh\"]}}]\nnetworks:\n  net-east: {{gateways: [{{address: 127.0.0.1, hbonePort: {east_port}}}]}}\n  \
          net-south: {{gateways: [{{address: 127.0.0.1, hbonePort: {south_port}}}]}}\n  net-dark: {{}}\n\
          peers:\n{}services:\n  - {{hostname: own.mesh, namespace: shop, ports: [{{name: http, port: 80}}], endpoints: [{{address: 10.1.0.1, \
-         network: net-east}}]}}\n",
+         network: net-east, tunnel: hbone}}, {{address: 10.3.0.1, network: net-south, tunnel: hbone}}]}}\n",
         east.base(east_port),
         west.as_peer(&dial, from_west)
     );
