@@ -32,6 +32,9 @@ use isthmus_tls::probe::{Answer, PROBED, hello};
 
 /// The time that a connection, and the answer to a hello, may take.
 const WITHIN: Duration = Duration::from_secs(6);
+/// The number of looks for the record of a call, and the pause between two.
+const RECORDED_TRIES: u32 = 50;
+const RECORDED_EVERY: Duration = Duration::from_millis(20);
 /// The largest number of ways that are tried.
 const WAYS_MAX: usize = 16;
 /// The protocols that Istio's proxies offer to gateways.
@@ -270,7 +273,8 @@ fn one_way(
         Err(_) => (Reason::EndpointTimeout.text().to_owned(), "no answer to the ClientHello".to_owned()),
     };
     // The gateway whose admin API answers knows what it did with the connection. It lists a live one until `stream` is dropped.
-    let known = if way.kind == "gateway" { record_of(call, local)? } else { None };
+    let has_arrived = word == Reason::Ok.text();
+    let known = if way.kind == "gateway" { record_of(call, local, has_arrived)? } else { None };
     drop(stream);
     let answered = |hop: &'static str| Hop::new(hop, begun, word.clone());
     let Some(record) = known else {
@@ -292,18 +296,20 @@ fn one_way(
 }
 
 /// Returns the record of the connection from this address, live or failed, if this gateway has one.
-fn record_of(call: &Call, local: SocketAddr) -> Result<Option<Connection>, Failure> {
+fn record_of(call: &Call, local: SocketAddr, has_arrived: bool) -> Result<Option<Connection>, Failure> {
     let admin = call.reading.admin.url();
-    // A refused connection is listed within moments of its end.
-    for _ in 0..20 {
-        for path in ["/api/v1/failures", "/api/v1/connections"] {
+    for attempt in (0..RECORDED_TRIES).rev() {
+        // A failed connection is listed with its reason within moments of its end, and is a live one until then.
+        let paths = ["/api/v1/failures", "/api/v1/connections"];
+        let wanted = if has_arrived || attempt == 0 { &paths[..] } else { &paths[..1] };
+        for path in wanted {
             let all: Vec<Connection> = client::typed(client::get(&admin, path)?.json()?)?;
             let source = local.to_string();
             if let Some(found) = all.into_iter().find(|record| record.source == source) {
                 return Ok(Some(found));
             }
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(RECORDED_EVERY);
     }
     Ok(None)
 }
