@@ -200,6 +200,20 @@ impl Lookup {
     }
 }
 
+/// Returns the addresses or targets that a name keeps which does not exist any more: `last`, until it has been missing for `hold`.
+/// Also returns the doubt about them.
+fn missing<T>(
+    last: &Arc<[T]>,
+    since: Option<Instant>,
+    hold: Duration,
+    now: Instant,
+) -> (Arc<[T]>, Option<Doubt>) {
+    let since = since.unwrap_or(now);
+    let is_held = now.saturating_duration_since(since) < hold;
+    let kept = if is_held { last.clone() } else { Arc::default() };
+    (kept, Some(Doubt { cause: Cause::Missing, missing_since: Some(since) }))
+}
+
 impl Resolution {
     /// Returns the addresses that a name has after this look-up, sorted, and the doubt about them, if there is one. `last` are its
     /// addresses before, which stay for `hold` if the name has none any more; `doubt` is the doubt about those.
@@ -222,12 +236,7 @@ impl Resolution {
         }
         let missing_since = doubt.and_then(|doubt| doubt.missing_since);
         match (found.is_empty(), failure) {
-            (true, None) => {
-                let since = missing_since.unwrap_or(now);
-                let is_held = now.saturating_duration_since(since) < hold;
-                let addresses = if is_held { last.clone() } else { Arc::default() };
-                (addresses, Some(Doubt { cause: Cause::Missing, missing_since: Some(since) }))
-            }
+            (true, None) => missing(last, missing_since, hold, now),
             (true, Some(error)) => (last.clone(), Some(Doubt { cause: Cause::Failed(error), missing_since })),
             (false, failure) => {
                 let failure = failure.filter(|_| !kept.is_empty());
@@ -271,12 +280,7 @@ impl Records {
         }
         match (found.is_empty(), failure) {
             (true, Some(cause)) => (last.clone(), Some(Doubt { cause, missing_since })),
-            (true, None) => {
-                let since = missing_since.unwrap_or(now);
-                let is_held = now.saturating_duration_since(since) < hold;
-                let targets = if is_held { last.clone() } else { Arc::default() };
-                (targets, Some(Doubt { cause: Cause::Missing, missing_since: Some(since) }))
-            }
+            (true, None) => missing(last, missing_since, hold, now),
             (false, failure) => (found.into(), failure.map(|cause| Doubt { cause, missing_since: None })),
         }
     }
