@@ -50,9 +50,8 @@ impl Dialled {
 
     fn of_port<'a>(&self, service: &ServiceView, port: &'a PortView, all: &mut Vec<&'a Arc<Candidates>>) {
         let is_exported = !port.rules.is_empty();
-        let by_hostname = is_exported && port.protocol.is_tls()
-            || self.aliased.contains(&(service.name.clone(), port.port));
         let is_target = self.aliased.contains(&(service.name.clone(), port.port));
+        let by_hostname = is_exported && port.protocol.is_tls() || is_target;
         let ways = [
             (self.takes_sni && is_exported, AskedBy::MeshName),
             (self.takes_sni && by_hostname, AskedBy::Hostname),
