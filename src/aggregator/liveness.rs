@@ -124,7 +124,7 @@ struct Results {
     answering: [BTreeSet<SocketAddr>; 2],
     /// The round-trip times of other networks, as steering uses them.
     settled: BTreeMap<Network, Settled>,
-    /// What peers report.
+    /// The round-trip times that peers report.
     reports: Reports,
     /// The round-trip times that the aggregator has, and since when.
     sent: BTreeMap<Network, RoundTrips>,
@@ -134,9 +134,9 @@ struct Results {
 /// The ages of the distances that are measured.
 #[derive(Clone, Debug, Default)]
 pub struct Distances {
-    /// What this replica has measured from its own network, by network.
+    /// The round-trip times that this replica has measured from its own network, by network.
     pub measured: BTreeMap<Network, Measured>,
-    /// The age of what a peer reports, by the network of the peer, and ours.
+    /// The age of a peer's report, by the network of the peer, and ours.
     pub reported: BTreeMap<(Network, Network), Duration>,
 }
 

@@ -266,7 +266,7 @@ fn a_backup_is_chosen_only_while_no_other_endpoint_can_be_used() {
     assert_eq!(with(&[]), only(2));
     assert_eq!(with(&[2]), only(1));
     assert_eq!(with(&[1, 2]), only(3));
-    // What a drain has emptied comes last.
+    // An endpoint that a drain has emptied comes last.
     assert_eq!(with(&[1, 2, 3]), only(4));
     // If none is healthy, the regular ones are tried first.
     assert_eq!(with(&[1, 2, 3, 4]), only(2));

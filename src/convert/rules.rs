@@ -77,7 +77,7 @@ pub(super) struct Group {
     pub(super) protocols: Vec<String>,
 }
 
-/// What a rule matches, and the ways in which the routes for it differ from the rule.
+/// The conditions that a rule matches, and the ways in which the routes for it differ from the rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Matched {
     pub(super) groups: Vec<Group>,

@@ -95,8 +95,8 @@ pub struct Candidates {
     pub group: Arc<str>,
     /// The settings by which endpoints are chosen and dialled.
     pub tuning: Arc<Tuning>,
-    /// The candidates, backups and those in reserve last, in order of distance (if the tuning takes distance into account); at equal distance
-    /// the healthy ones first, then by address and cluster.
+    /// The candidates: regular ones, backups, and those in reserve; within each role in order of distance (if the tuning takes
+    /// distance into account); at equal distance the healthy ones first, then by address and cluster.
     endpoints: Box<[Candidate]>,
     /// `sums[i]` is the summed weight of the healthy endpoints of a level up to and including `i`.
     sums: Box<[u64]>,

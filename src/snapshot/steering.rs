@@ -150,9 +150,9 @@ pub enum Takes {
     /// All calls that nearer groups leave.
     #[default]
     Rest,
-    /// What it has room for.
+    /// The share that the group has room for.
     Room,
-    /// More than it has room for, since no group has room.
+    /// A share beyond the room of the group, since no group has room.
     More,
 }
 

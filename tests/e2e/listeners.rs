@@ -1,4 +1,4 @@
-//! What only one listener has: routes of its own, a fallback for bytes that are not TLS, and a target for all bytes.
+//! Keys of a single listener: routes of its own, a fallback for bytes that are not TLS, and a target for all bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

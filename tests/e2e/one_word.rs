@@ -19,13 +19,13 @@ use crate::top::Terminal;
 /// The time within which all places must show the word of a fault, beside the fault's [`Timer`].
 const SOON: Duration = Duration::from_secs(5);
 
-/// What a fault is of, which decides the places that show its word.
+/// The subject of a fault, which decides the places that show its word.
 enum Subject {
     /// A connection; the arguments of `isthmus explain` for its name.
     Connection { explain: String },
     /// The gateway as a whole.
     Gateway,
-    /// What the gateway cannot see or say; the command or the program that shows it.
+    /// A fault that the gateway cannot see or say; the command or the program that shows it.
     Elsewhere { shown_by: &'static str },
 }
 

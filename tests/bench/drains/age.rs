@@ -140,7 +140,7 @@ fn has_ended_within(pause: Duration, socket: &TcpStream) -> bool {
     socket.set_read_timeout(Some(pause.max(Duration::from_millis(1)))).expect("set");
     let found = socket.peek(&mut [0]);
     socket.set_read_timeout(None).expect("set");
-    // What the server has sent by itself, such as a session ticket, is read with the next answer.
+    // Bytes that the server has sent by itself, such as a session ticket, are read with the next answer.
     if found.as_ref().is_ok_and(|bytes| *bytes > 0) {
         thread::sleep(pause.saturating_sub(begun.elapsed()));
     }

@@ -86,7 +86,7 @@ impl Drop for Echo {
     }
 }
 
-/// What the clients saw.
+/// The faults and times that the clients saw.
 #[derive(Default)]
 struct Seen {
     /// Resets, ends and wrong bytes, each with its cause.

@@ -47,7 +47,7 @@ const VARIANTS: [Variant; 4] = [
     Variant { name: "world EDS", form: "GRPC", is_aggregated: false },
 ];
 
-/// What happens while the Envoys call: at the beginning, and when it ends.
+/// An outage while the Envoys call: the actions at its beginning and at its end.
 struct Outage<Scene> {
     name: &'static str,
     /// The share of the calls that may fail.

@@ -1,4 +1,4 @@
-//! What the Envoys call: a service behind two gateways of another network, or behind two gateways of a peer.
+//! The services that the Envoys call: one behind two gateways of another network, or one behind two gateways of a peer.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

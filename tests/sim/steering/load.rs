@@ -1,4 +1,4 @@
-//! What the owner of a region measures and publishes for the policies that divide by load: connections in flight, and the parts
+//! The load that the owner of a region publishes for the policies that divide by load: connections in flight, and the parts
 //! of calls that the region keeps and admits. These policies are not in the product.
 
 /// The load of a region as it is published.

@@ -21,7 +21,7 @@ pub(crate) struct Seen {
     pub(crate) room: f64,
     /// The connections that the ready endpoints are declared for.
     pub(crate) declared: f64,
-    /// What the region's owner has published.
+    /// The load that the region's owner has published.
     pub(crate) load: Load,
 }
 
