@@ -1,4 +1,4 @@
-//! The messages of xDS, of Istio's certificate authority and of the SPIFFE Workload API, generated from `proto/` by
+//! The messages of xDS, of WDS, of Istio's certificate authority and of the SPIFFE Workload API, generated from `proto/` by
 //! `build.rs`: types only, no services and no decisions.
 //!
 //! Each module is named after its protobuf package: `envoy.config.core.v3` is `envoy::config::core::v3`. The Workload API
@@ -7,6 +7,7 @@
 //! passed on.
 
 #![expect(missing_docs, reason = "the documents of the protocols describe their messages")]
+#![expect(clippy::large_enum_variant, reason = "messages are encoded as soon as they are made")]
 
 include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 

@@ -36,8 +36,9 @@ def main(path):
         ours.ParseFromString(file.read())
     comparison = Comparison()
     for file in ours.file:
-        # The imports are the protobuf library's own, in ours as in the official ones; what is below isthmus/ is our own.
-        if not file.name.startswith(("google/protobuf/", "isthmus/")):
+        # The imports are the protobuf library's own, in ours as in the official ones; what is below isthmus/ is our own, and no
+        # package has what is below istio/.
+        if not file.name.startswith(("google/protobuf/", "isthmus/", "istio/")):
             comparison.file(file)
     for difference in comparison.differences:
         print(f"DIFFERENT: {difference}")
