@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
+use super::ambient::RegistryAmbient;
 use super::change::Dirty;
 use super::delta::Delta;
 use super::drains::{ActiveDrain, Drains};
@@ -40,6 +41,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         resolved: Arc::new(inputs.resolved.clone()),
         unread: Arc::default(),
         drains: inputs.drains.clone(),
+        ambient: RegistryAmbient::of_all(inputs.shards),
     };
     let hostnames: BTreeSet<&HostName> = inputs.shards.iter().flat_map(|shard| shard.hostnames()).collect();
     for name in hostnames {
@@ -62,6 +64,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         policy: inputs.policy.clone(),
         trust_roots: inputs.trust_roots.clone(),
         drains: inputs.drains.clone(),
+        ambient: RegistryAmbient::of_all(inputs.shards),
         ..previous.clone()
     };
     // The new `resolved` lacks host names that no item uses. Nothing else in the snapshot depends on such names.

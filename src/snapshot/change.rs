@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::policy::Gateway;
+use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Endpoint, Labels};
 use isthmus_model::name::HostName;
@@ -87,6 +88,10 @@ pub enum Item {
     Mark(Mark),
     /// A planned drain of the registry's own items.
     Drain(RegistryDrain),
+    /// A workload, for ztunnels.
+    Workload(Arc<Workload>),
+    /// The cluster with all of its policies, for ztunnels. A registry without this item does not know the policies.
+    Cluster(Arc<ClusterFacts>),
 }
 
 /// A planned drain, as a registry has found it.
@@ -209,6 +214,10 @@ pub enum Key {
     Mark(MarkKey),
     /// The object that orders a planned drain.
     Drain(Arc<str>),
+    /// A workload, by its unique key.
+    Workload(Arc<str>),
+    /// The cluster with its policies.
+    Cluster,
 }
 
 impl Item {
@@ -220,6 +229,8 @@ impl Item {
             Self::Gateway(gateway) => Key::Gateway(gateway.key.clone()),
             Self::Mark(mark) => Key::Mark(mark.key.clone()),
             Self::Drain(drain) => Key::Drain(drain.object.clone()),
+            Self::Workload(workload) => Key::Workload(workload.uid.clone()),
+            Self::Cluster(_) => Key::Cluster,
         }
     }
 }
@@ -232,6 +243,8 @@ impl fmt::Display for Key {
             Self::Gateway(key) => write!(f, "gateway {} of network {}", key.name, key.network),
             Self::Mark(key) => write!(f, "mark {} of service {}", key.object, key.service),
             Self::Drain(object) => write!(f, "drain {object}"),
+            Self::Workload(uid) => write!(f, "workload {uid}"),
+            Self::Cluster => f.write_str("the policies of the cluster"),
         }
     }
 }
@@ -249,12 +262,18 @@ pub struct Dirty {
     pub named: BTreeSet<HostName>,
     /// True if the roots of a trust domain have changed.
     pub trust_roots: bool,
+    /// True if workloads or policies have changed.
+    pub ambient: bool,
 }
 
 impl Dirty {
     /// Returns true if no snapshot has to be built.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty() && !self.trust_roots
+        self.services.is_empty()
+            && self.networks.is_empty()
+            && self.resolved.is_empty()
+            && !self.trust_roots
+            && !self.ambient
     }
 
     /// Adds the changes of `other`.
@@ -264,5 +283,6 @@ impl Dirty {
         self.resolved.extend(other.resolved);
         self.named.extend(other.named);
         self.trust_roots |= other.trust_roots;
+        self.ambient |= other.ambient;
     }
 }

@@ -6,7 +6,7 @@
 //! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
-//!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`].
+//!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`]. For ztunnels alone: [`ambient`].
 //! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
 //!   services of one document.
 //! - Addresses of imported services: [`virtual_addresses`].
@@ -14,6 +14,7 @@
 //! - [`bucket_map`]: tables that are copied on write. `testing`, `random`: meshes for tests.
 
 pub mod admit;
+pub mod ambient;
 pub mod bucket_map;
 pub mod build;
 pub mod candidates;
@@ -55,6 +56,7 @@ pub mod testing;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use ambient::RegistryAmbient;
 use build::ServicesBehind;
 use candidates::service_of;
 use drains::{ActiveDrain, Drains};
@@ -101,6 +103,8 @@ pub struct Snapshot {
     pub unread: Arc<Unread>,
     /// The planned drains in force.
     pub drains: Arc<Drains>,
+    /// What only ztunnels need, by registry.
+    pub ambient: Arc<[RegistryAmbient]>,
 }
 
 impl Snapshot {

@@ -19,6 +19,7 @@ use super::listing::Listing;
 use super::name_index::NameMap;
 use super::policy::{AddressScope, Gateway, RegistryScope};
 use isthmus_model::address::Host;
+use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Endpoint, Health};
 use isthmus_model::name::HostName;
@@ -79,6 +80,10 @@ pub struct Shard {
     marks: BucketMap<ServiceKey, Arc<[Mark]>>,
     /// The planned drains of the shard's own items, by the object that orders each.
     drains: Arc<BTreeMap<Arc<str>, Arc<Drain>>>,
+    /// The workloads, by their unique keys.
+    pub(super) workloads: BucketMap<Arc<str>, Arc<Workload>>,
+    /// The cluster with its policies, if the registry knows them.
+    pub(super) cluster: Option<Arc<ClusterFacts>>,
     /// The parts that the scope denies, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
     /// The number of endpoints and waypoints that the scope denies because of their addresses, by host name of the service.
@@ -143,6 +148,11 @@ impl Shard {
             Item::Drain(RegistryDrain { object, drain }) => {
                 Arc::make_mut(&mut self.drains).insert(object, drain);
             }
+            Item::Workload(workload) => self.put_workload(workload, dirty),
+            Item::Cluster(cluster) => {
+                dirty.ambient |= self.cluster.as_ref() != Some(&cluster);
+                self.cluster = Some(cluster);
+            }
         }
     }
 
@@ -169,6 +179,8 @@ impl Shard {
                     Arc::make_mut(&mut self.drains).remove(object);
                 }
             }
+            Key::Workload(uid) => dirty.ambient |= self.workloads.remove(uid).is_some(),
+            Key::Cluster => dirty.ambient |= self.cluster.take().is_some(),
         }
     }
 
@@ -184,7 +196,9 @@ impl Shard {
         let marks = marks.map(|mark| Key::Mark(mark.key.clone()));
         let denied = self.denied.iter().filter(|(_, denied)| denied.whole).map(|(key, _)| key.clone());
         let drains = self.drains.keys().cloned().map(Key::Drain);
-        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(denied)
+        let workloads = self.workloads.iter().map(|(uid, _)| Key::Workload(uid.clone()));
+        let ambient = workloads.chain(self.cluster.as_ref().map(|_| Key::Cluster));
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(ambient).chain(denied)
     }
 
     /// Returns true if the shard has the item.
@@ -197,6 +211,8 @@ impl Shard {
             Key::Gateway(key) => self.gateways.contains_key(key),
             Key::Mark(key) => self.mark(key).is_some(),
             Key::Drain(object) => self.drains.contains_key(object),
+            Key::Workload(uid) => self.workloads.contains_key(uid),
+            Key::Cluster => self.cluster.is_some(),
         }
     }
 
@@ -221,7 +237,9 @@ impl Shard {
         let drains = self.drains.iter().map(|(object, drain)| {
             Item::Drain(RegistryDrain { object: object.clone(), drain: drain.clone() })
         });
-        services.chain(sets).chain(gateways).chain(marks).chain(drains)
+        let workloads = self.workloads.iter().map(|(_, workload)| Item::Workload(workload.clone()));
+        let ambient = workloads.chain(self.cluster.clone().map(Item::Cluster));
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(ambient)
     }
 
     fn put_service(&mut self, service: Arc<Service>, dirty: &mut Dirty) {
@@ -270,6 +288,21 @@ impl Shard {
         {
             note_name(&old.host, dirty);
             dirty.networks.insert(key.network.clone());
+        }
+    }
+
+    /// Stores a workload, unless the scope does not allow its network or one of its addresses.
+    fn put_workload(&mut self, workload: Arc<Workload>, dirty: &mut Dirty) {
+        let mut addresses = workload.addresses.iter();
+        let whole = !self.takes_network(workload.network.as_ref())
+            || !addresses.all(|ip| self.takes_host(&Host::Ip(*ip)));
+        let key = Key::Workload(workload.uid.clone());
+        self.note_denied(key, Denied { whole, ..Denied::default() }, dirty);
+        if whole {
+            dirty.ambient |= self.workloads.remove(&workload.uid).is_some();
+        } else if self.workloads.get(&workload.uid) != Some(&workload) {
+            dirty.ambient = true;
+            self.workloads.insert(workload.uid.clone(), workload);
         }
     }
 
@@ -440,6 +473,7 @@ impl Shard {
         dirty.networks.extend(self.gateway_networks().into_iter().cloned());
         dirty.networks.extend(earlier.gateway_networks().into_iter().cloned());
         dirty.named.extend(self.names().chain(earlier.names()).cloned());
+        dirty.ambient |= self.has_ambient() || earlier.has_ambient();
         self
     }
 
@@ -529,6 +563,12 @@ impl Shard {
             && self.gateways.is_empty()
             && self.marks.is_empty()
             && self.drains.is_empty()
+            && !self.has_ambient()
+    }
+
+    /// Returns true if the shard has workloads or policies.
+    pub(super) fn has_ambient(&self) -> bool {
+        !self.workloads.is_empty() || self.cluster.is_some()
     }
 
     /// Returns a [`Dirty`] that names all items, for when the standing changes, or the shard is added or removed.
@@ -539,6 +579,7 @@ impl Shard {
             resolved: BTreeSet::new(),
             named: self.names().cloned().collect(),
             trust_roots: false,
+            ambient: self.has_ambient(),
         }
     }
 
@@ -597,7 +638,7 @@ fn service_of(key: &Key) -> Option<&HostName> {
     match key {
         Key::Service(key) => Some(&key.hostname),
         Key::Endpoints(key) => Some(&key.service.hostname),
-        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) => None,
+        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) | Key::Workload(_) | Key::Cluster => None,
     }
 }
 

@@ -92,7 +92,7 @@ fn share(item: &mut Item, shared: &mut Interner) {
         }
         Item::Drain(_) => {}
         Item::Mark(mark) => shared.share_text(&mut mark.key.service.namespace),
-        Item::Gateway(_) => {}
+        Item::Gateway(_) | Item::Workload(_) | Item::Cluster(_) => {}
     }
 }
 

@@ -1,0 +1,55 @@
+//! The facts of a cluster that only ztunnels need: its workloads with their nodes, its policies, and the waypoints of its
+//! services.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::address::stored_ips;
+use super::endpoint::Encapsulation;
+use super::identity::Identity;
+use super::place::{Locality, Network};
+use super::service::ServiceKey;
+
+/// One workload of a cluster, such as a pod, whether it serves a service or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    /// The key of the workload, unique in the mesh.
+    pub uid: Arc<str>,
+    /// The name of the workload.
+    pub name: Arc<str>,
+    /// The namespace of the workload.
+    pub namespace: Arc<str>,
+    /// The addresses of the workload.
+    #[serde(deserialize_with = "stored_ips")]
+    pub addresses: Vec<IpAddr>,
+    /// The name of the node that runs the workload; empty if it is unknown.
+    pub node: Arc<str>,
+    /// The network; `None`: the network of the registry.
+    pub network: Option<Network>,
+    /// The locality; empty if it is unknown.
+    pub locality: Locality,
+    /// The SPIFFE ID; `None` if it is unknown.
+    pub identity: Option<Identity>,
+    /// The encapsulation that the workload accepts.
+    pub encapsulation: Encapsulation,
+    /// True if the addresses are those of the node, so that several workloads have them.
+    pub is_on_host_network: bool,
+    /// The policies that select the workload by its labels, as `namespace/name`, in order.
+    pub policies: Vec<Arc<str>>,
+    /// The service of the waypoint that accepts the workload's connections.
+    pub waypoint: Option<ServiceKey>,
+}
+
+/// The policies of a cluster, all of them, its network, and the waypoints of its services.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterFacts {
+    /// The network of the cluster; unknown if nothing names it.
+    pub network: Network,
+    /// The encoded messages `istio.security.Authorization`, by `namespace/name`.
+    pub authorizations: BTreeMap<Arc<str>, Vec<u8>>,
+    /// The services that have a waypoint, in order, each with the service of the waypoint.
+    pub waypoints: Vec<(ServiceKey, ServiceKey)>,
+}
