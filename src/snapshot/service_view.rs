@@ -346,7 +346,7 @@ impl ServiceView {
     }
 
     /// Returns the declared identity of every endpoint of the service; an identity may occur several times.
-    pub(super) fn identities(&self) -> impl Iterator<Item = &Identity> {
+    pub fn identities(&self) -> impl Iterator<Item = &Identity> {
         let endpoints = self.parts.iter().flat_map(|part| part.service.endpoints.iter());
         endpoints.filter_map(|endpoint| endpoint.template.identity.as_ref())
     }

@@ -26,9 +26,11 @@ use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::Withheld;
 
+mod capacity;
 mod gateways;
 mod steered;
 
+pub use self::capacity::capacities;
 use self::gateways::UsableGateway;
 pub use self::steered::distance;
 
@@ -47,6 +49,20 @@ pub struct Viewer {
     pub tunnel: Tunnel,
     /// The networks that the viewer wants to see, sorted; empty: all.
     pub sees: Arc<[Network]>,
+}
+
+impl Viewer {
+    /// Returns true if the viewer can connect directly to endpoints of the network and cluster.
+    pub fn is_near(&self, snapshot: &Snapshot, network: &Network, cluster: &ClusterId) -> bool {
+        if network.is_unknown() {
+            let same_cluster = !cluster.as_str().is_empty() && *cluster == self.cluster;
+            return self.network.is_unknown() || same_cluster;
+        }
+        let direct = |networks: &NetworkTable| {
+            networks.get(network).is_some_and(|network| network.access == Access::Direct)
+        };
+        *network == self.network || direct(&snapshot.networks)
+    }
 }
 
 /// The networks of a service's endpoints. Two viewers on other networks get the same endpoints if they differ only in their
@@ -498,16 +514,8 @@ impl<'a> Horizon<'a> {
         Ok(())
     }
 
-    /// Returns true if the viewer can connect directly to endpoints of the network and cluster.
     fn is_near(&self, network: &Network, cluster: &ClusterId) -> bool {
-        if network.is_unknown() {
-            let same_cluster = !cluster.as_str().is_empty() && *cluster == self.viewer.cluster;
-            return self.viewer.network.is_unknown() || same_cluster;
-        }
-        let direct = |networks: &NetworkTable| {
-            networks.get(network).is_some_and(|network| network.access == Access::Direct)
-        };
-        *network == self.viewer.network || direct(&self.snapshot.networks)
+        self.viewer.is_near(self.snapshot, network, cluster)
     }
 
     /// Returns true if gateways admit callers of the viewer's protocol to endpoints of the cluster. SNI callers have no
