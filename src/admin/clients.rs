@@ -3,7 +3,6 @@
 use isthmus_api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
 use isthmus_snapshot::view::ClientKind;
 use isthmus_telemetry::clock::rfc3339;
-use isthmus_xds::kind::Kind;
 use isthmus_xds::session::Protocol;
 use isthmus_xds::status::{ClientStatus, Clients, TypeStatus};
 
@@ -40,13 +39,13 @@ fn client(status: &ClientStatus) -> Client {
             families: who.viewer.families.numbers().to_vec(),
             sees: who.viewer.sees.iter().map(ToString::to_string).collect(),
         },
-        subscriptions: status.types.iter().map(|(kind, of)| subscription(*kind, of)).collect(),
+        subscriptions: status.types.iter().map(|(kind, of)| subscription(kind, of)).collect(),
         unacknowledged_seconds: status.types.values().filter_map(unacknowledged).max(),
         held_back: status.types.values().map(|of| of.overview.held_back).sum(),
         last_ack: status.types.values().filter_map(|of| of.acked).max().map(rfc3339),
         nacks: status.types.values().map(|of| of.nacks).sum(),
         last_nack: last_nack.map(|(_, text)| text.to_string()),
-        types: status.types.iter().map(|(kind, of)| (kind.text().to_owned(), of_type(of))).collect(),
+        types: status.types.iter().map(|(kind, of)| ((*kind).to_owned(), of_type(of))).collect(),
     }
 }
 
@@ -73,7 +72,7 @@ pub fn refused(clients: &Clients) -> RefusedClients {
 }
 
 /// Returns a subscription as text, such as `eds 12` or `cds *`.
-fn subscription(kind: Kind, of: &TypeStatus) -> String {
+fn subscription(kind: &str, of: &TypeStatus) -> String {
     match (of.overview.wildcard, of.overview.names) {
         (true, 0) => format!("{kind} *"),
         (true, names) => format!("{kind} * and {names}"),

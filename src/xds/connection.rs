@@ -8,7 +8,7 @@
 //!                        └──────── responses ◀────────┘ ◀── marks of the hub wake
 //! ```
 
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::time::Duration;
@@ -16,9 +16,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use h2::server::{self, SendResponse};
-use h2::{Ping, PingPong, RecvStream};
+use h2::{Ping, PingPong, RecvStream, SendStream};
 use http::Request;
 use tokio::time::{sleep, timeout};
+use tonic::Status;
 
 use super::incoming::Connection;
 use isthmus_net::metered::Metered;
@@ -34,22 +35,24 @@ const HEADERS_BYTES_MAX: u32 = 16 << 10;
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
 /// The future of a stream.
-pub(super) type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The reason why the server ends a connection.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectionFault {
+pub enum ConnectionFault {
+    /// The client broke the rules of HTTP/2, or closed the connection.
     #[error(transparent)]
     Http2(#[from] h2::Error),
     /// The limits of the listener ended the connection, or TLS or the socket failed.
     #[error(transparent)]
     Ended(#[from] io::Error),
+    /// The client has not answered a PING in time.
     #[error("the client does not answer")]
     Silent,
 }
 
 /// Serves a connection to its end. `open` makes the future of each stream that the client opens.
-pub(super) async fn serve(
+pub async fn serve(
     Connection { io, mut ended, .. }: Connection,
     mut open: impl FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream,
     mut stopped: Stopped,
@@ -102,6 +105,42 @@ async fn until_silent(pings: Option<PingPong>, (interval, limit): (Duration, Dur
             return;
         }
     }
+}
+
+/// Ends a stream with an error before it begins.
+pub fn refuse(mut respond: SendResponse<Bytes>, status: Status) -> Stream {
+    let (head, ()) = status.into_http::<()>().into_parts();
+    // Sending fails only if the client is gone.
+    let _ = respond.send_response(http::Response::from_parts(head, ()), true);
+    Box::pin(std::future::ready(()))
+}
+
+/// Begins the response of a stream; `None` if the client is gone.
+pub fn begin(respond: &mut SendResponse<Bytes>) -> Option<SendStream<Bytes>> {
+    let mut head = http::Response::new(());
+    let content = http::HeaderValue::from_static("application/grpc");
+    head.headers_mut().insert(http::header::CONTENT_TYPE, content);
+    respond.send_response(head, false).ok()
+}
+
+/// Sends a piece when the client's window allows; returns false if the client is gone.
+pub async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
+    // Only one byte is reserved, because other streams of the connection cannot use the capacity that this stream reserves.
+    send.reserve_capacity(1);
+    while send.capacity() == 0 {
+        if !matches!(poll_fn(|context| send.poll_capacity(context)).await, Some(Ok(_))) {
+            return false;
+        }
+    }
+    send.send_data(piece, false).is_ok()
+}
+
+/// Ends the response of a stream with a status.
+pub fn end(send: &mut SendStream<Bytes>, status: &Status) {
+    let mut trailers = http::HeaderMap::new();
+    // A text that is not a legal header is dropped. The client then gets no text.
+    let _ = status.add_header(&mut trailers);
+    let _ = send.send_trailers(trailers);
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use isthmus_model::identity::Identity;
 use isthmus_net::door::{Limits, Seat};
@@ -28,8 +29,21 @@ const WAITING_MAX: usize = 2_048;
 
 /// Returns the limits of the listener for this many connections.
 pub fn limits(connections: usize, tls: Option<&Tls>) -> Limits {
-    let waiting = if tls.is_some() { WAITING_MAX.min(connections) } else { connections };
-    Limits { waiting, first_request: Some(FIRST_REQUEST), ..Limits::new(connections) }
+    match tls {
+        Some(_) => limits_of_tls(connections),
+        None => {
+            Limits { waiting: connections, first_request: Some(FIRST_REQUEST), ..Limits::new(connections) }
+        }
+    }
+}
+
+/// Returns the limits of a listener with TLS for this many connections.
+pub fn limits_of_tls(connections: usize) -> Limits {
+    Limits {
+        waiting: WAITING_MAX.min(connections),
+        first_request: Some(FIRST_REQUEST),
+        ..Limits::new(connections)
+    }
 }
 
 /// The client of a connection.
@@ -62,7 +76,8 @@ pub struct Tls {
 /// A connection that can be served.
 pub struct Connection {
     pub(super) io: Pin<Box<dyn Io>>,
-    pub(super) called_on: CalledOn,
+    /// The client and the seat of the connection.
+    pub called_on: CalledOn,
     /// Completes with the reason when the connection must end.
     pub(super) ended: Pin<Box<dyn Future<Output = io::Error> + Send>>,
 }
@@ -106,31 +121,56 @@ fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
     Guarded::until(io, seat, Box::pin(std::future::pending()))
 }
 
-async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
-    let Tls { config, mut trust } = tls;
-    let peer = seat.peer();
+/// Performs the TLS handshake of a server to which clients show no certificate.
+pub async fn open_without_proof(
+    config: Arc<ServerConfig>,
+    socket: TcpStream,
+    seat: &Arc<Seat>,
+) -> Result<Connection, NotOpened> {
+    readable(&socket, seat).await?;
+    let stream = shake(config, socket, seat).await?;
+    let caller = Caller { peer: seat.peer(), identity: None };
+    let called_on = CalledOn { caller, seat: seat.clone() };
+    Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, ended: Box::pin(seat.clone().ended()) })
+}
+
+/// Waits for the first byte of a client.
+async fn readable(socket: &TcpStream, seat: &Arc<Seat>) -> Result<(), NotOpened> {
     tokio::select! {
         biased;
-        error = seat.clone().ended() => return Err(NotOpened::Ended(error)),
-        readable = socket.readable() => readable.map_err(NotOpened::Ended)?,
+        error = seat.clone().ended() => Err(NotOpened::Ended(error)),
+        readable = socket.readable() => readable.map_err(NotOpened::Ended),
         () = tokio::time::sleep(FIRST_BYTE) => {
             seat.was_silent();
-            let silent = io::Error::new(io::ErrorKind::TimedOut, "the client sent nothing in time");
-            return Err(NotOpened::Ended(silent));
+            Err(NotOpened::Ended(io::Error::new(io::ErrorKind::TimedOut, "the client sent nothing in time")))
         }
     }
-    // If the roots change after this line, the client's certificate is verified again.
-    trust.see();
+}
+
+async fn shake(
+    config: Arc<ServerConfig>,
+    socket: TcpStream,
+    seat: &Arc<Seat>,
+) -> Result<TlsStream<Guarded<TcpStream>>, NotOpened> {
     let accepted = tokio::select! {
         biased;
         error = seat.clone().ended() => return Err(NotOpened::Ended(error)),
         accepted = TlsAcceptor::from(config).accept(guarded(socket, seat)) => accepted,
     };
-    let refused = |why: String| NotOpened::Refused { who: peer.ip().to_string(), why };
-    let stream = accepted.map_err(|error| match tls_error_of(&error).map(describe) {
-        Some(why) => refused(why),
+    accepted.map_err(|error| match tls_error_of(&error).map(describe) {
+        Some(why) => NotOpened::Refused { who: seat.peer().ip().to_string(), why },
         None => NotOpened::Ended(error),
-    })?;
+    })
+}
+
+async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
+    let Tls { config, mut trust } = tls;
+    let peer = seat.peer();
+    readable(&socket, seat).await?;
+    // If the roots change after this line, the client's certificate is verified again.
+    trust.see();
+    let stream = shake(config, socket, seat).await?;
+    let refused = |why: String| NotOpened::Refused { who: peer.ip().to_string(), why };
     let proof = Proof::of(Shower::Client, stream.get_ref().1, &mut trust).map_err(refused)?;
     if proof.is_of_peer {
         let who = proof.identity.to_string();

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - [`budget`]: limits on the bytes that the server holds for clients.
-//! - `connection`: one client's HTTP/2 connection, its frames and its streams in one task.
+//! - [`connection`]: one client's HTTP/2 connection, its frames and its streams in one task.
 //! - [`incoming`]: connections of clients, after the TLS handshake if TLS is on.
 //! - [`kind`]: the resource types, and the syntax of their names.
 //! - [`node`]: a client's node, and the rules for its claims.
@@ -25,7 +25,7 @@
 //! - `unserved`: requests for types that are not served.
 
 pub mod budget;
-mod connection;
+pub mod connection;
 pub mod hub;
 pub mod incoming;
 pub mod kind;

@@ -38,7 +38,7 @@ const DELTA_ERRORS: u32 = 9;
 const NOT_SERVED_MAX: usize = 16;
 
 /// A response that is being sent.
-pub(super) struct Message {
+pub struct Message {
     protocol: Protocol,
     /// The bytes before the resources; empty after they were sent.
     head: BytesMut,
@@ -48,7 +48,8 @@ pub(super) struct Message {
 }
 
 impl Message {
-    pub(super) fn new(response: Response) -> Self {
+    /// Prepares to send a response.
+    pub fn new(response: Response) -> Self {
         let Response { protocol, type_url, nonce, version, resources, removed, missing } = response;
         let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
         // A large resource is not copied.
@@ -80,7 +81,7 @@ impl Message {
     }
 
     /// Returns the next piece; `None` at the end.
-    pub(super) fn next(&mut self) -> Option<Bytes> {
+    pub fn next_piece(&mut self) -> Option<Bytes> {
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
@@ -154,7 +155,7 @@ mod tests {
     fn bytes(response: Response) -> Vec<u8> {
         let mut message = Message::new(response);
         let mut all = Vec::new();
-        while let Some(piece) = message.next() {
+        while let Some(piece) = message.next_piece() {
             all.extend_from_slice(&piece);
         }
         let length = u32::from_be_bytes(all[1..PREFIX].try_into().expect("four bytes"));
@@ -187,8 +188,8 @@ mod tests {
         let given = response(Protocol::Delta);
         let large = given.resources[1].clone();
         let mut message = Message::new(given);
-        let shared =
-            std::iter::from_fn(|| message.next()).any(|piece| piece.as_ptr() == large.message().as_ptr());
+        let shared = std::iter::from_fn(|| message.next_piece())
+            .any(|piece| piece.as_ptr() == large.message().as_ptr());
         assert!(shared);
     }
 }

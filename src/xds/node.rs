@@ -37,12 +37,16 @@ pub struct NodeInfo {
 
 /// A claim that no rule allows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients allows it")]
+#[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of {rules} allows it")]
 pub struct Denied {
     /// The client's identity, or its address.
     pub who: String,
-    network: String,
-    cluster: String,
+    /// The network that the client claims.
+    pub network: String,
+    /// The cluster that the client claims.
+    pub cluster: String,
+    /// The config key of the rules.
+    pub rules: &'static str,
 }
 
 /// The reason why a node is refused.
@@ -110,12 +114,12 @@ impl NodeInfo {
         }
         let (network, cluster) = (viewer.network.to_string(), viewer.cluster.to_string());
         let who = caller.identity.as_ref().map_or_else(|| caller.peer.ip().to_string(), ToString::to_string);
-        Err(Denied { who, network, cluster })
+        Err(Denied { who, network, cluster, rules: "xds.clients" })
     }
 }
 
 /// Returns the beginning of a text, at most `bytes_max` bytes.
-pub(super) fn beginning_of(text: &str, bytes_max: usize) -> String {
+pub fn beginning_of(text: &str, bytes_max: usize) -> String {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -123,7 +127,8 @@ pub(super) fn beginning_of(text: &str, bytes_max: usize) -> String {
     text[..end].to_owned()
 }
 
-fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
+/// Returns a text of the metadata; empty if there is none.
+pub fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
     let value = node.metadata.as_ref().and_then(|metadata| metadata.fields.get(key));
     match value.and_then(|value| value.kind.as_ref()) {
         Some(ValueKind::StringValue(text)) => text,

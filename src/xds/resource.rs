@@ -60,9 +60,18 @@ const ANY_VALUE: u32 = 2;
 impl Resource {
     /// Encodes a resource.
     pub fn new(kind: Kind, name: Arc<str>, value: &impl prost::Message) -> Self {
-        let value = value.encode_to_vec();
-        let version = Version::of(&value);
-        let any_length = field_length(kind.type_url().len()) + field_length(value.len());
+        Self::of_type(kind.type_url(), name, value)
+    }
+
+    /// Encodes a resource of any type.
+    pub fn of_type(type_url: &str, name: Arc<str>, value: &impl prost::Message) -> Self {
+        Self::encoded(type_url, name, &value.encode_to_vec())
+    }
+
+    /// Makes a resource of any type from its encoded message.
+    pub fn encoded(type_url: &str, name: Arc<str>, value: &[u8]) -> Self {
+        let version = Version::of(value);
+        let any_length = field_length(type_url.len()) + field_length(value.len());
         let text = version.text();
         let head = field_length(name.len()) + field_length(text.len());
         let mut bytes = BytesMut::with_capacity(head + field_length(any_length));
@@ -70,8 +79,8 @@ impl Resource {
         put_field(&mut bytes, RESOURCE_VERSION, text.as_bytes());
         put_head(&mut bytes, RESOURCE_RESOURCE, any_length);
         let any = bytes.len();
-        put_field(&mut bytes, ANY_TYPE_URL, kind.type_url().as_bytes());
-        put_field(&mut bytes, ANY_VALUE, &value);
+        put_field(&mut bytes, ANY_TYPE_URL, type_url.as_bytes());
+        put_field(&mut bytes, ANY_VALUE, value);
         Self { name, version, is_empty: false, bytes: bytes.freeze(), any }
     }
 

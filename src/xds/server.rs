@@ -1,13 +1,12 @@
 //! The gRPC methods: all types over one stream (ADS), and one method per type, in both variants of the
 //! protocol.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use h2::RecvStream;
 use h2::server::SendResponse;
-use h2::{RecvStream, SendStream};
 use tonic::Status;
 
 use super::budget::Budget;
@@ -93,7 +92,7 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
                 Ok(connection) => connection,
                 Err(NotOpened::Refused { who, why }) => {
                     client.metrics.refused();
-                    return client.clients.refuse_in_tls(seat.peer(), who, why);
+                    return client.clients.refuse_early(seat.peer(), who, why);
                 }
                 Err(NotOpened::Ended(error)) => {
                     let peer = seat.peer();
@@ -201,19 +200,11 @@ fn open(
             let body = request.into_body();
             open_stream::<discovery::DiscoveryRequest>(service, called_on, body, respond, only)
         }
-        None => refuse(
+        None => connection::refuse(
             respond,
             Status::unimplemented(format!("there is no gRPC method {}", request.uri().path())),
         ),
     }
-}
-
-/// Ends a stream with an error before it begins.
-fn refuse(mut respond: SendResponse<Bytes>, status: Status) -> connection::Stream {
-    let (head, ()) = status.into_http::<()>().into_parts();
-    // Sending fails only if the client is gone.
-    let _ = respond.send_response(http::Response::from_parts(head, ()), true);
-    Box::pin(std::future::ready(()))
 }
 
 fn open_stream<R: DiscoveryRequest>(
@@ -224,7 +215,7 @@ fn open_stream<R: DiscoveryRequest>(
     only: Option<Kind>,
 ) -> connection::Stream {
     let Some(entry) = service.clients.register(caller, R::PROTOCOL, STREAMS_MAX) else {
-        return refuse(respond, Status::resource_exhausted("too many clients"));
+        return connection::refuse(respond, Status::resource_exhausted("too many clients"));
     };
     // Twice the request limit, so that a large request is refused for its size and not by the account.
     let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
@@ -282,23 +273,14 @@ impl<R: DiscoveryRequest> ClientStream<R> {
     /// the error. Requests are read only while the next response is made. Therefore nothing is read from a client that does not
     /// read responses.
     async fn serve_stream(mut self: Box<Self>, mut respond: SendResponse<Bytes>) {
-        let mut head = http::Response::new(());
-        let content = http::HeaderValue::from_static("application/grpc");
-        head.headers_mut().insert(http::header::CONTENT_TYPE, content);
-        let Ok(mut send) = respond.send_response(head, false) else { return };
+        let Some(mut send) = connection::begin(&mut respond) else { return };
         loop {
             let mut message = match self.next().await {
                 Ok(response) => Message::new(response),
-                Err(status) => {
-                    let mut trailers = http::HeaderMap::new();
-                    // A text that is not a legal header is dropped. The client then gets no text.
-                    let _ = status.add_header(&mut trailers);
-                    let _ = send.send_trailers(trailers);
-                    return;
-                }
+                Err(status) => return connection::end(&mut send, &status),
             };
-            while let Some(piece) = message.next() {
-                if !write(&mut send, piece).await {
+            while let Some(piece) = message.next_piece() {
+                if !connection::write(&mut send, piece).await {
                     return;
                 }
             }
@@ -424,7 +406,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                 }
             }
         }
-        entry.note(kind, session.overview(kind), &answer);
+        entry.note(kind.text(), session.overview(kind), &answer);
         Ok(())
     }
 
@@ -438,7 +420,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             if let Some(response) = session.response() {
                 if let Some(kind) = Kind::of_type_url(&response.type_url) {
                     self.service.metrics.pushed(kind.text());
-                    self.entry.note(kind, session.overview(kind), &Acknowledgement::None);
+                    self.entry.note(kind.text(), session.overview(kind), &Acknowledgement::None);
                 }
                 return Some(response);
             }
@@ -446,7 +428,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                 let held_back = session.held_back();
                 if std::mem::replace(&mut self.held_back, held_back) != held_back {
                     for kind in Kind::ALL {
-                        self.entry.note(kind, session.overview(kind), &Acknowledgement::None);
+                        self.entry.note(kind.text(), session.overview(kind), &Acknowledgement::None);
                     }
                 }
                 return None;
@@ -455,18 +437,6 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             tokio::task::yield_now().await;
         }
     }
-}
-
-/// Sends a piece when the client's window allows; returns false if the client is gone.
-async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
-    // Only one byte is reserved, because other streams of the connection cannot use the capacity that this stream reserves.
-    send.reserve_capacity(1);
-    while send.capacity() == 0 {
-        if !matches!(poll_fn(|context| send.poll_capacity(context)).await, Some(Ok(_))) {
-            return false;
-        }
-    }
-    send.send_data(piece, false).is_ok()
 }
 
 /// Answers a request for names of a type that is not served.

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::incoming::Caller;
-use super::kind::Kind;
 use super::node::{Denied, NodeInfo};
 use super::session::{Acknowledgement, Overview, Protocol};
 
@@ -35,16 +34,16 @@ struct Refusals {
     untold: u64,
 }
 
-/// A client whose claim no rule allows, or that was refused in the TLS handshake.
+/// A client whose claim no rule allows, or that was refused before its first request.
 #[derive(Clone, Debug)]
 pub struct RefusedClient {
     /// The client's identity, or its address if it has no identity.
     pub who: String,
-    /// The id in the client's node; empty for a client that was refused in the TLS handshake.
+    /// The id in the client's node; empty for a client that was refused before its first request.
     pub node: String,
-    /// The network that the client claims; empty for a client that was refused in the TLS handshake.
+    /// The network that the client claims; empty for a client that was refused before its first request.
     pub network: String,
-    /// The cluster that the client claims; empty for a client that was refused in the TLS handshake.
+    /// The cluster that the client claims; empty for a client that was refused before its first request.
     pub cluster: String,
     /// The reason of the last refusal.
     pub why: String,
@@ -79,8 +78,8 @@ pub struct ClientStatus {
     pub protocol: Protocol,
     /// The client's node; `None` before its first request.
     pub node_info: Option<NodeInfo>,
-    /// The state of each type for which the client has sent a request.
-    pub types: BTreeMap<Kind, TypeStatus>,
+    /// The state of each type for which the client has sent a request, by the short name of the type.
+    pub types: BTreeMap<&'static str, TypeStatus>,
 }
 
 /// The state of one type of a stream.
@@ -148,9 +147,9 @@ impl Clients {
         self.record(caller.peer, refused);
     }
 
-    /// Records a client that was refused in the TLS handshake, and logs the refusal within a rate limit. `who` is the client's
+    /// Records a client that was refused before its first request, in the TLS handshake or because of its token, and logs the refusal within a rate limit. `who` is the client's
     /// identity, or its address.
-    pub fn refuse_in_tls(&self, peer: SocketAddr, who: String, why: String) {
+    pub fn refuse_early(&self, peer: SocketAddr, who: String, why: String) {
         self.record(peer, RefusedClient::new(who, why));
     }
 
@@ -223,7 +222,7 @@ impl ClientEntry {
 
     /// Records the state of the client's subscription to a resource type, and the client's answer to the last response of the
     /// type.
-    pub fn note(&self, kind: Kind, overview: Overview, answer: &Acknowledgement) {
+    pub fn note(&self, kind: &'static str, overview: Overview, answer: &Acknowledgement) {
         if !overview.asked {
             return;
         }
@@ -254,10 +253,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_that_are_refused_in_tls_are_counted_and_remembered() {
+    fn clients_that_are_refused_early_are_counted_and_remembered() {
         let clients = Clients::default();
         let refuse = |who: &str, why: &str| {
-            clients.refuse_in_tls(([127, 0, 0, 1], 9).into(), who.to_owned(), why.to_owned());
+            clients.refuse_early(([127, 0, 0, 1], 9).into(), who.to_owned(), why.to_owned());
         };
         refuse("127.0.0.1", "no certificate");
         refuse("127.0.0.2", "no certificate");
