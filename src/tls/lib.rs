@@ -5,6 +5,7 @@
 //!   own, and its renewal. `status`: the sources, for operators.
 //! - `trust`: the roots of each trust domain. `roots`: all of them by source. `announced`, `root_file`: those of peers, on disk.
 //! - `server`, `client`: TLS of our servers, and to servers that the operator names. `pinned`: between gateways without common roots.
+//! - `presented`: the certificate of a server to which clients show none.
 //! - `probe`: how an endpoint answers a ClientHello. `proof`, `signatures`: what a handshake has proven. `development`: a CA for
 //!   tests and the demo.
 
@@ -16,6 +17,7 @@ pub mod development;
 pub mod files;
 mod istio_ca;
 pub mod pinned;
+pub mod presented;
 pub mod probe;
 pub mod proof;
 pub mod root_file;
