@@ -9,6 +9,7 @@
 //! - `drain_orders`: the operators' orders to drain.
 //! - `liveness`: probes of gateways. `round_trip`: the distances that they measure. `reported`: the distances that peers measure.
 //! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
+//! - [`token_review`]: the owner of a token, as an API server names it.
 
 pub mod copies;
 pub mod drain_orders;
@@ -26,4 +27,5 @@ pub mod resolver;
 mod round_trip;
 pub mod spec;
 pub mod status;
+pub mod token_review;
 mod withdrawal;

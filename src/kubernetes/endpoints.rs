@@ -40,7 +40,7 @@ pub(super) struct Made {
 }
 
 /// One instance, merged from all slices.
-struct Instance<'a> {
+pub(super) struct Instance<'a> {
     addresses: Vec<IpAddr>,
     ports: BTreeMap<&'a str, u16>,
     health: Health,
@@ -124,6 +124,19 @@ pub(super) fn made<'a>(
 }
 
 impl<'a> Instance<'a> {
+    /// Returns a pod that is the endpoint of no service.
+    pub(super) fn of_pod(pod: &'a PodRecord) -> Self {
+        Self {
+            addresses: Vec::new(),
+            ports: BTreeMap::new(),
+            health: Health::Healthy,
+            pod: Some(pod),
+            hostname: None,
+            node: None,
+            zone: None,
+        }
+    }
+
     /// Returns true if a label of the pod asks for no new connections.
     fn is_drained(&self) -> bool {
         self.pod.is_some_and(|pod| pod.template.is_draining)
@@ -198,7 +211,7 @@ pub(super) fn believed<'p>(
 impl<'a> Sources<'a> {
     /// Returns the network of an instance. Inner `None`: the configured network of the registry. Outer `None`: the registry may
     /// not have endpoints on the network.
-    fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
+    pub(super) fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
         let own = || {
             self.tables.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown())
         };
@@ -211,7 +224,7 @@ impl<'a> Sources<'a> {
     }
 
     /// Returns the locality of an instance: that of its pod's label, else of its node, else the zone in its slice.
-    fn locality(&self, instance: &Instance<'_>) -> Locality {
+    pub(super) fn locality(&self, instance: &Instance<'_>) -> Locality {
         if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
             return locality.clone();
         }

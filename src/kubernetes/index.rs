@@ -1,6 +1,7 @@
 //! The index of one cluster: the objects of its watches, and the registry items made from them. A changed object marks the
 //! services that depend on it, and only these are made again.
 
+mod ambient;
 mod conditions;
 pub(super) mod items;
 mod unreadable;
@@ -9,6 +10,7 @@ pub(super) mod watches;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use self::ambient::SentAmbient;
 use self::items::{ServiceItems, annotation};
 use self::unreadable::Unreadable;
 use self::watches::Watches;
@@ -47,6 +49,8 @@ pub(super) struct Index {
     pub(super) gateway_notes: Vec<String>,
     /// The Services whose annotation with a drain was reported as flawed.
     flawed_drains: BTreeSet<ObjectKey>,
+    /// The items for ztunnels that were sent.
+    ambient: SentAmbient,
 }
 
 impl Index {
@@ -71,6 +75,7 @@ impl Index {
             sent_gateways: BTreeMap::new(),
             gateway_notes: Vec::new(),
             flawed_drains: BTreeSet::new(),
+            ambient: SentAmbient::default(),
         }
     }
 
@@ -107,6 +112,8 @@ impl Index {
             What::Failing(why, status) => self.watches.all[watch].failing = Some((why, status)),
             What::Resumed => self.watches.all[watch].failing = None,
         }
+        // Whether all policies are known depends on their watches, too.
+        self.tables.dirty.facts |= matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
     }
 
     fn put(&mut self, watch: WatchId, kind: Kind, object: &Object) {
@@ -115,6 +122,8 @@ impl Index {
             trust_domain: &self.trust_domain,
             has_subsets: self.tables.spec.destination_rules,
             viewer: &self.tables.spec.viewer.clone(),
+            ambient: self.tables.spec.ambient,
+            root_namespace: &self.tables.spec.system_namespace.clone(),
             texts: &mut self.texts,
         };
         if !self.tables.put(object, self.watches.all[watch].listing, &mut reading) {
@@ -132,19 +141,24 @@ impl Index {
     /// Returns true if there is something to send.
     pub(super) fn is_dirty(&self) -> bool {
         let dirty = &self.tables.dirty;
-        dirty.is_all || dirty.gateways || !dirty.services.is_empty() || self.unreadable.is_dirty()
+        let ambient = self.tables.spec.ambient && (dirty.facts || dirty.all_pods || !dirty.pods.is_empty());
+        dirty.is_all || dirty.gateways || ambient || !dirty.services.is_empty() || self.unreadable.is_dirty()
     }
 
     /// Returns the number of services whose items are made again for the next changes.
     pub(super) fn work(&self) -> usize {
         let dirty = &self.tables.dirty;
-        if dirty.is_all { self.tables.services.len() } else { dirty.services.len() }
+        let services = if dirty.is_all { self.tables.services.len() } else { dirty.services.len() };
+        let all_pods = dirty.all_pods && self.tables.spec.ambient;
+        services + if all_pods { self.tables.pods.len() } else { dirty.pods.len() }
     }
 
     /// Makes the next changes a full listing.
     pub(super) fn begin_listing(&mut self) {
         self.sent.clear();
         self.sent_gateways.clear();
+        self.ambient = SentAmbient::default();
+        (self.tables.dirty.facts, self.tables.dirty.all_pods) = (true, true);
         self.tables.dirty.is_all = true;
         self.tables.dirty.gateways = true;
         self.unreadable.begin_listing();
@@ -169,6 +183,7 @@ impl Index {
         if std::mem::take(&mut self.tables.dirty.gateways) {
             self.renew_gateways(&mut changes);
         }
+        self.renew_ambient(&mut changes);
         changes.extend(self.unreadable.changes());
         if is_listing {
             changes.push(Change::Complete);

@@ -1,12 +1,14 @@
 //! The kinds of objects that are followed, a file each: which objects are requested, which of their fields are read and kept, and
 //! what depends on them. This file lists the kinds, and has the tables of what is kept.
 
+mod authorization_policy;
 mod config_map;
 pub(super) mod destination_rule;
 pub(super) mod endpoint_slice;
 pub(super) mod gateway;
 mod namespace;
 pub(super) mod node;
+pub(super) mod peer_authentication;
 pub(super) mod pod;
 mod secret;
 pub(super) mod service;
@@ -19,12 +21,14 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
+use self::authorization_policy::AuthorizationPolicy;
 pub(super) use self::config_map::ConfigMap;
 use self::destination_rule::DestinationRule;
 use self::endpoint_slice::{EndpointSlice, SliceRecord};
 use self::gateway::Gateway;
 use self::namespace::Namespace;
 use self::node::Node;
+use self::peer_authentication::PeerAuthentication;
 use self::pod::Pod;
 pub(super) use self::secret::Secret;
 use self::service::Service;
@@ -32,7 +36,7 @@ use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
 use super::interner::Interner;
 use super::objects::Meta;
-use super::table::{Key, ObjectKey, Placed, Rows, Touched};
+use super::table::{Key, ObjectKey, Placed, Rows, Touched, Uid};
 use isthmus_aggregator::spec::kubernetes::{KubernetesSpec, WATCHED_APART_MAX};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::TrustDomain;
@@ -87,6 +91,8 @@ enum Namespaces {
     OfServicesAndGateways,
     /// The system namespace of the mesh.
     System,
+    /// All namespaces, whichever are read otherwise.
+    Every,
 }
 
 impl Facts {
@@ -210,6 +216,8 @@ kinds! {
     DestinationRule in rules,
     ConfigMap in mesh_configs,
     Secret in secrets,
+    AuthorizationPolicy in policies,
+    PeerAuthentication in peers,
 }
 
 impl Kind {
@@ -224,7 +232,10 @@ impl Kind {
                 Namespaces::System => BTreeSet::from([&spec.system_namespace]),
                 Namespaces::OfServices if is_apart => only.iter().collect(),
                 Namespaces::OfServicesAndGateways if is_apart => only.iter().chain(gateways).collect(),
-                Namespaces::None | Namespaces::OfServices | Namespaces::OfServicesAndGateways => {
+                Namespaces::None
+                | Namespaces::Every
+                | Namespaces::OfServices
+                | Namespaces::OfServicesAndGateways => {
                     all.push((kind, None));
                     continue;
                 }
@@ -264,6 +275,10 @@ pub(super) struct Reading<'a> {
     pub(super) has_subsets: bool,
     /// The namespace of the gateway.
     pub(super) viewer: &'a str,
+    /// True if what only ztunnels need is read.
+    pub(super) ambient: bool,
+    /// The namespace whose policies apply to the whole mesh.
+    pub(super) root_namespace: &'a str,
     pub(super) texts: &'a mut Interner,
 }
 
@@ -276,6 +291,19 @@ pub(super) struct Dirty {
     pub(super) gateways: bool,
     /// True if the session has to begin again, because the mesh's own configuration names another trust domain.
     pub(super) session: bool,
+    /// The pods whose workloads have to be made again.
+    pub(super) pods: BTreeSet<Uid>,
+    /// True if all workloads have to be made again.
+    pub(super) all_pods: bool,
+    /// True if the policies and waypoints have to be collected again.
+    pub(super) facts: bool,
+}
+
+impl Dirty {
+    /// Marks the policies, and all workloads, which they may select.
+    fn mark_ambient(&mut self) {
+        (self.facts, self.all_pods) = (true, true);
+    }
 }
 
 impl Tables {
@@ -426,8 +454,14 @@ mod tests {
             (Kind::Secret, object(r#""data":{}"#), ("", false, false)),
         ] {
             let object = kind.read(&format!("{{{text}}}")).expect("legal");
-            let mut reading =
-                Reading { trust_domain: &trust_domain, has_subsets: false, viewer: "", texts: &mut texts };
+            let mut reading = Reading {
+                trust_domain: &trust_domain,
+                has_subsets: false,
+                viewer: "",
+                ambient: false,
+                root_namespace: "",
+                texts: &mut texts,
+            };
             assert!(tables.put(&object, 1, &mut reading));
             let (services, is_all, gateways) = marked(&mut tables);
             assert_eq!((&*services, is_all, gateways), expected, "{text}");

@@ -6,10 +6,12 @@
 //! - `watch`: follows one kind of object. `kinds`: what is read and kept of each kind, and what depends on it. `objects`: what
 //!   all kinds have in common. `table`, `interner`: how records are kept.
 //! - `index`: the objects of a cluster, and the items made from them. `endpoints`: converts slices to endpoints, and decides
-//!   which of them are believed. `gateways`: the gateways of networks.
+//!   which of them are believed. `gateways`: the gateways of networks. `authorization`: the policies of
+//!   ztunnels.
 //! - `registry`: one cluster as a registry. `clusters`: finds clusters while the gateway runs. `sources`: all places of a config
 //!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `remote`: makes kubeconfigs for other clusters.
+//!   `reviews`: has tokens reviewed.
 //!
 //! A kind is added in three places:
 //!
@@ -21,6 +23,7 @@
 //!    readers in other clusters too.
 
 mod access;
+mod authorization;
 mod client;
 mod clock;
 pub mod clusters;
@@ -35,6 +38,7 @@ mod kubeconfig;
 mod objects;
 pub mod registry;
 pub mod remote;
+pub mod reviews;
 pub mod sources;
 mod table;
 mod watch;

@@ -43,6 +43,8 @@ pub struct KubernetesSpec {
     pub gateways: Option<Vec<Arc<str>>>,
     /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
     pub export_writer: Option<ExportWriterSpec>,
+    /// True if the registry reads what only ztunnels need: all pods, the policies and the waypoints.
+    pub ambient: bool,
 }
 
 #[cfg(any(test, feature = "testing"))]
@@ -63,6 +65,7 @@ impl KubernetesSpec {
             destination_rules: false,
             gateways: None,
             export_writer: None,
+            ambient: false,
         }
     }
 }

@@ -61,6 +61,12 @@ impl Unreadable {
         });
     }
 
+    /// Returns true if an object of a kind cannot be read, or if there are too many unreadable objects to know.
+    pub(super) fn has(&self, kind: Kind) -> bool {
+        let beginning = format!("{} ", kind.plural());
+        self.objects.len() == BROKEN_MAX || self.objects.keys().any(|object| object.starts_with(&beginning))
+    }
+
     pub(super) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }

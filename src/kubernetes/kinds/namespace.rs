@@ -23,6 +23,7 @@ impl Watched for Namespace {
     /// Marks the services and exports of the namespace; all services if the network of the cluster may have changed.
     fn touch(touched: Touched<Arc<str>, Labels>, tables: &mut Tables) {
         let Touched { key: name, before } = touched;
+        tables.dirty.mark_ambient();
         let network = |labels: &Labels| labels.get(NETWORK_LABEL).cloned();
         let names_network = name == tables.spec.system_namespace && tables.spec.network.is_none();
         let now = tables.namespaces.get(&name);

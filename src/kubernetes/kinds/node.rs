@@ -34,6 +34,7 @@ impl Watched for Node {
         if now == before.as_ref().map(|node| &node.locality) {
             return;
         }
+        tables.dirty.all_pods = true;
         let is_on = |endpoint: &SliceEndpoint| {
             let pod = endpoint.pod.flatten().and_then(|uid| tables.pods.get(&uid));
             pod.and_then(PodRecord::node).or(endpoint.names.node.as_ref()) == Some(&name)

@@ -8,7 +8,7 @@ use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::interner::PodTemplate;
 use crate::objects::{Meta, ip, objects};
 use crate::table::{ObjectKey, Placed, Rows, Touched, Uid};
-use isthmus_model::endpoint::Encapsulation;
+use isthmus_model::endpoint::{Encapsulation, Labels};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
 
@@ -37,7 +37,7 @@ const OWN_LABELS: [&str; 4] = [
 
 objects! {
     Pod { metadata: Meta, spec: PodSpec, status: PodStatus, }
-    PodSpec { service_account_name: String, node_name: String, }
+    PodSpec { service_account_name: String, node_name: String, host_network: bool, }
     PodStatus {
         #[serde(rename = "podIPs")]
         pod_ips: Vec<PodIp>,
@@ -62,8 +62,14 @@ impl Watched for Pod {
         Some(PodRecord::read(self, reading))
     }
 
-    /// Marks the services whose slices name the pod.
+    /// Marks the workload, and the services whose slices name the pod, unless the pod is gone: its endpoints end with its slice.
     fn touch(touched: Touched<Uid, PodRecord>, tables: &mut Tables) {
+        if tables.spec.ambient {
+            tables.dirty.pods.insert(touched.key);
+        }
+        if tables.pods.here(&touched.key).is_none() {
+            return;
+        }
         let named_by = tables.pods.slices_of(touched.key);
         for slice in named_by.as_slice() {
             let Some(known) = tables.slices.get(slice) else { continue };
@@ -80,6 +86,16 @@ pub(crate) struct PodRecord {
     /// The name of the node. An `Arc<str>` alone would take twice as much room.
     node: Option<Arc<Arc<str>>>,
     pub(crate) template: Arc<PodTemplate>,
+    /// What only ztunnels need; `None` if the registry does not read it.
+    pub(crate) ambient: Option<Box<AmbientPod>>,
+}
+
+/// What only ztunnels need of a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct AmbientPod {
+    pub(crate) name: Arc<str>,
+    pub(crate) labels: Labels,
+    pub(crate) is_on_host_network: bool,
 }
 
 impl PodRecord {
@@ -116,7 +132,13 @@ impl PodRecord {
         };
         let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
         addresses.dedup();
+        let ambient = reading.ambient.then(|| {
+            let labels = texts.labels(&metadata.labels);
+            let (name, is_on_host_network) = (metadata.name.as_str().into(), spec.host_network);
+            Box::new(AmbientPod { name, labels, is_on_host_network })
+        });
         Self {
+            ambient,
             addresses: addresses.into_iter().collect(),
             node: texts.node_name(&spec.node_name),
             template: texts.template(template),
@@ -148,6 +170,17 @@ impl Pods {
     /// Returns a pod that exists, or that a slice names.
     pub(crate) fn get(&self, uid: &Uid) -> Option<&PodRecord> {
         self.entries.get(uid)?.pod.as_ref()
+    }
+
+    /// Returns a pod that exists.
+    pub(crate) fn here(&self, uid: &Uid) -> Option<&PodRecord> {
+        self.entries.get(uid).filter(|entry| entry.is_there)?.pod.as_ref()
+    }
+
+    /// Returns all pods that exist.
+    pub(crate) fn present(&self) -> impl Iterator<Item = (&Uid, &PodRecord)> {
+        let there = self.entries.iter().filter(|(_, entry)| entry.is_there);
+        there.filter_map(|(uid, entry)| Some((uid, entry.pod.as_ref()?)))
     }
 
     /// Returns the slices that name a pod.
@@ -193,14 +226,14 @@ impl Rows for Pods {
         }
     }
 
-    /// Removes a pod. Returns `None`: the endpoints of a pod end with its slice.
+    /// Removes a pod. Its record stays as long as a slice names it.
     fn remove(&mut self, uid: &Uid) -> Option<Touched<Uid, PodRecord>> {
         let entry = self.entries.get_mut(uid)?;
         self.there -= usize::from(std::mem::replace(&mut entry.is_there, false));
         if entry.named_by == Few::Empty {
             self.entries.remove(uid);
         }
-        None
+        Some(Touched { key: *uid, before: None })
     }
 
     fn unnamed(&self, listing: u32, namespace: Option<&str>) -> Vec<Uid> {
@@ -277,7 +310,7 @@ mod tests {
     #[test]
     fn the_records_of_a_pod_are_small() {
         // A cluster may have a million pods.
-        assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (64, 48));
+        assert_eq!((size_of::<PodEntry>(), size_of::<SliceEndpoint>()), (72, 48));
         let [one, other]: [IpAddr; 2] =
             ["10.0.0.1", "2001:db8::1"].map(|text| text.parse().expect("an address"));
         assert_eq!(Few::from_iter([one]), Few::One(one));

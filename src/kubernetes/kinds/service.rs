@@ -80,6 +80,7 @@ impl Watched for Service {
         let is_entrance = |service: &ServiceRecord| service.entrance.is_some();
         tables.dirty.gateways |= before.is_some_and(|before| is_entrance(&before))
             || tables.services.get(&key).is_some_and(|now| is_entrance(now));
+        tables.dirty.facts = true;
         tables.dirty.services.insert(key);
     }
 }
