@@ -1,13 +1,13 @@
 //! # Isthmus: the map
 //!
 //! The world is one immutable value, the [`snapshot::Snapshot`]. Only the [`aggregator`] makes snapshots; the data plane
-//! and the servers of [`xds`], [`dns`] and [`peer`] read them, and are connected to the aggregator in no other way. Admission
+//! and the servers of [`xds`], [`wds`], [`dns`] and [`peer`] read them, and are connected to the aggregator in no other way. Admission
 //! ([`snapshot::admit`], with the rules of [`snapshot::exports`] on sources and identities), the choice of an endpoint
 //! ([`balance`]) and split horizon ([`snapshot::view`]) are pure functions. Each is written once, and the data path, xDS,
 //! the commands `explain` and `horizon`, and the tests all call it.
 //!
 //! ```text
-//!  registries ──Change──▶ aggregator ──Snapshot, Delta──▶ world ──Reader──▶ dataplane, xds, dns, peer
+//!  registries ──Change──▶ aggregator ──Snapshot, Delta──▶ world ──Reader──▶ dataplane, xds, wds, dns, peer
 //!  (files, etcd,              ▲                                             │
 //!   kubernetes, peer)         └── config ◀── file, SIGHUP, POST             └──▶ telemetry
 //! ```
@@ -33,11 +33,12 @@
 //! | [`upgrade`] | the messages and the socket by which a new process takes over sockets and connections | – |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls, upgrade |
 //! | [`xds`] | endpoints as seen from each client's network | world, tls, proto |
+//! | [`wds`] | workloads, services and policies for ztunnels | xds, files |
 //! | [`dns`] | names, virtual addresses | world, tls |
 //! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |
 //! | `kubernetes` | registries in Kubernetes (an optional crate) | aggregator |
 //! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |
-//! | [`config`] | the file → checked `Config` | xds, dns, peer |
+//! | [`config`] | the file → checked `Config` | wds, dns, peer |
 //! | [`admin`] | HTTP API, dashboard, readiness, explain, horizon | dataplane, config, api |
 //! | [`app`] | composition, spans over OTLP, notices to the service manager | all above |
 //! | [`console`] | the client of the admin API, output and failures of commands | api |
@@ -73,6 +74,7 @@ pub use isthmus_tasks as tasks;
 pub use isthmus_telemetry as telemetry;
 pub use isthmus_tls as tls;
 pub use isthmus_upgrade as upgrade;
+pub use isthmus_wds as wds;
 pub use isthmus_wire as wire;
 pub use isthmus_world as world;
 pub use isthmus_xds as xds;

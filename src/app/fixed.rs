@@ -1,5 +1,7 @@
 //! The values that stay as they were at the start of the process, whatever a reload brings.
 
+use std::sync::Arc;
+
 use isthmus_config::{Config, LogFormat, Workers};
 use isthmus_dataplane::handle::{DescriptorUses, EffectiveLimits};
 use isthmus_model::address::{AdminBind, Bind};
@@ -13,6 +15,7 @@ pub(super) struct Fixed {
     metrics: Option<Bind>,
     health: Option<Bind>,
     xds: Option<isthmus_xds::options::Options>,
+    wds: Option<Arc<isthmus_wds::options::Options>>,
     dns_server: Option<isthmus_dns::Options>,
     log: LogFormat,
 }
@@ -27,6 +30,7 @@ impl Fixed {
             metrics: config.metrics,
             health: config.health,
             xds: config.xds.clone(),
+            wds: config.wds.clone(),
             dns_server: config.dns_server.clone(),
             log: config.log.format,
         }
@@ -58,7 +62,7 @@ impl Fixed {
             ("admin.bind", self.admin != config.admin),
             ("telemetry.metrics.bind", self.metrics != config.metrics),
             ("telemetry.health.bind", self.health != config.health),
-            ("xds", self.xds != config.xds),
+            ("xds", self.xds != config.xds || self.wds != config.wds),
             ("dnsServer", self.dns_server != config.dns_server),
             ("telemetry.log.format", self.log != config.log.format),
         ];

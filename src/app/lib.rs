@@ -4,7 +4,7 @@
 //! - `program`: the running program: start, events, reloads, end. `parts`: the parts that a config sets, and the steps by which a
 //!   config takes effect in them. `fixed`: the values that only a restart changes. `handles`: what all parts share.
 //! - `registries`: the aggregator, its registries, and the sources of Kubernetes clusters. `peers`: the links with peers.
-//! - `listeners`, `servers`, `xds`, `dns`: the sockets of the data plane, of HTTP, xDS and DNS.
+//! - `listeners`, `servers`, `xds`, `wds`, `dns`: the sockets of the data plane, of HTTP, xDS, WDS and DNS.
 //! - `orders`, `loading`: signals and commands, and the reads of the config file. `log`, `otlp`: the program log, and spans.
 //! - `upgrade`: the hand-over to a new process.
 //! - `upkeep`, `systemd`, `shutdown`, `threads`: periodic work, the service manager, the drain, the check of the thread limit.
@@ -27,6 +27,7 @@ mod systemd;
 mod threads;
 mod upgrade;
 mod upkeep;
+mod wds;
 mod xds;
 
 use std::path::Path;

@@ -22,6 +22,7 @@ use super::upgrade::giving::{self, Step, Upgrades};
 use super::upgrade::moving::{Given, Giving};
 use super::upgrade::sockets::{LISTENER, Sockets, name, name_of};
 use super::upgrade::taking::Taking;
+use super::wds::Wds;
 use super::xds::Xds;
 use super::{EXIT_INTERNAL, Failed, THREADS, servers, shutdown, threads, upkeep};
 use isthmus_admin::certificates::file_problems;
@@ -146,6 +147,11 @@ impl Program {
             Xds::bind(options, limits.xds_connections, parts.identity.context(), &parts.handles)
         });
         let xds = xds.transpose()?;
+        let wds = config.wds.as_ref().zip(xds.as_ref()).map(|(options, xds)| {
+            let reviewer = parts.registries.reviewer(&scope);
+            Wds::bind(options, limits.xds_connections, xds.clients(), reviewer, &parts.handles)
+        });
+        let wds = wds.transpose()?;
         let dns = config
             .dns_server
             .clone()
@@ -171,6 +177,7 @@ impl Program {
         // The xDS and DNS servers start after the registries have been read. Otherwise an xDS client that reconnects would lose
         // the endpoints of registries that are not read yet, and DNS clients would learn that names do not exist.
         xds.map_or(Ok(()), |xds| xds.serve(&parts.handles))?;
+        wds.map_or(Ok(()), |wds| wds.serve(&parts.handles))?;
         dns.map_or(Ok(()), |dns| dns.serve(&parts.handles))?;
         if taking.is_some() {
             // The sockets of admin and health were served without a gap, so the first answer there must be that the gateway is ready.

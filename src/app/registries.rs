@@ -3,26 +3,33 @@
 
 #[cfg(not(feature = "kubernetes"))]
 mod kubernetes;
+pub(super) mod reviews;
 
+use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
 
 use self::kubernetes::Clusters;
+#[cfg(not(feature = "kubernetes"))]
+use self::kubernetes::TokenReviewer;
+use self::reviews::ClusterReviewer;
 use isthmus_aggregator::drain_orders::DrainOrders;
 use isthmus_aggregator::etcd::registry::EtcdRegistry;
 use isthmus_aggregator::file::FileRegistry;
 use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::owner::{self, Handle, NotApplied};
 use isthmus_aggregator::registry::{Changes, Factory, Registry};
+use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status};
 use isthmus_config::Config;
 #[cfg(feature = "kubernetes")]
-use isthmus_kubernetes::sources as kubernetes;
+use isthmus_kubernetes::{reviews::TokenReviewer, sources as kubernetes};
 use isthmus_model::drain::Drain;
+use isthmus_model::place::ClusterId;
 use isthmus_model::time::unix_seconds;
 use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::imports::registry::PeerRegistry;
@@ -49,7 +56,11 @@ pub(super) struct Registries {
     pub(super) liveness: Liveness,
     /// The sources of Kubernetes clusters.
     pub(super) clusters: Clusters,
+    known: KnownClusters,
 }
+
+/// The settings of the Kubernetes clusters in use, by cluster, for the reviews of tokens.
+pub(super) type KnownClusters = Arc<Mutex<BTreeMap<ClusterId, KubernetesSpec>>>;
 
 impl Registries {
     /// Starts to read the registries of a config, and publishes the first snapshot, which has the services of the config itself.
@@ -63,7 +74,8 @@ impl Registries {
         let mut clusters = Clusters::new(scope.clone());
         clusters.configure(&config.registries, config.aggregator.start_timeout).await;
         clusters.remember(config.aggregator.state.as_deref()).await;
-        let sources = sources(config, &mut clusters);
+        let known = KnownClusters::default();
+        let sources = sources(config, &mut clusters, &known);
         // Registries are started before the first snapshot exists, so the reader is set later.
         let (snapshots, liveness) = (LaterReader::default(), Liveness::default());
         let (later, inbox, tasks) = (snapshots.clone(), inbox.clone(), (scope.clone(), stop.clone()));
@@ -84,7 +96,7 @@ impl Registries {
         let orders = move || DrainOrders::start(handle, state.as_deref(), &specs, drain_scope);
         let drain_orders = background::run(orders).await;
         let drain_orders = drain_orders.map_err(|_| "reading the orders to drain panicked".to_owned())?;
-        Ok((Self { aggregator, drain_orders, liveness, clusters }, reader))
+        Ok((Self { aggregator, drain_orders, liveness, clusters, known }, reader))
     }
 
     /// Uses the orders to drain of an earlier process, and waits until they are in force.
@@ -111,17 +123,22 @@ impl Registries {
     /// Replaces the config; on an error, the previous one stays in use.
     pub(super) async fn configure(&mut self, config: &Config) -> Result<(), NotApplied> {
         self.clusters.configure(&config.registries, CLUSTERS_WITHIN).await;
-        self.aggregator.configure(sources(config, &mut self.clusters)).await?;
+        self.aggregator.configure(sources(config, &mut self.clusters, &self.known)).await?;
         self.drain_orders.configure(config.aggregator.state.as_deref(), &config.registries);
         Ok(())
     }
 
     /// Configures the aggregator with the Kubernetes clusters that are found at present.
     pub(super) async fn renew_clusters(&mut self, config: &Config) {
-        let configured = self.aggregator.configure(sources(config, &mut self.clusters)).await;
+        let configured = self.aggregator.configure(sources(config, &mut self.clusters, &self.known)).await;
         if let Err(not_applied) = configured {
             tracing::error!("cannot apply the Kubernetes clusters that were found: {not_applied}");
         }
+    }
+
+    /// Returns the reviewer of tokens by the API servers of the clusters in use.
+    pub(super) fn reviewer(&self, scope: &Scope) -> ClusterReviewer {
+        ClusterReviewer { clusters: self.known.clone(), reviewer: TokenReviewer::new(scope.clone()) }
     }
 
     /// Waits until every registry, or the last good copy of it, has been read, but at most for `aggregator.startTimeout`. If
@@ -158,11 +175,17 @@ fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {
     awaited.filter(|registry| registry.state == RegistryState::Missing)
 }
 
-fn sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
+fn sources(config: &Config, clusters: &mut Clusters, known: &KnownClusters) -> owner::Sources {
+    let registries = clusters.expanded(&config.registries, &config.policy.node.cluster);
+    let of_kubernetes = registries.iter().filter_map(|registry| match &registry.kind {
+        RegistryKind::Kubernetes(spec) => Some((registry.cluster.clone(), spec.clone())),
+        _ => None,
+    });
+    *known.lock().unwrap_or_else(PoisonError::into_inner) = of_kubernetes.collect();
     owner::Sources {
         policy: config.policy.clone(),
         services: config.services.clone(),
-        registries: clusters.expanded(&config.registries, &config.policy.node.cluster),
+        registries,
         options: config.aggregator.clone(),
     }
 }

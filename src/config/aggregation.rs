@@ -9,12 +9,17 @@ use isthmus_document::form::{Timeout, Written};
 use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_model::address::Bind;
+use isthmus_tls::presented::PresentedFiles;
+use isthmus_wds::options::{ClientRule as WdsClientRule, Options as WdsOptions, TokenSource};
 use isthmus_xds::options::{ClientRule, Options as DiscoveryOptions};
 
 use super::addresses::Opened;
 use super::file::path_of;
 use super::table::Root;
 use super::table::mesh as keys;
+
+/// The default audience of ztunnels' tokens: that of Istio's control plane.
+const AUDIENCE: &str = "istio-ca";
 
 pub(super) fn options(root: &Fields<'_>, problems: &mut Problems) -> Options {
     let fields = root.map(&Root::AGGREGATOR);
@@ -93,6 +98,42 @@ pub(super) fn xds(
         problems.error(node.position, &path, fault.hint(Some(meant.to_string())));
     }
     Some(DiscoveryOptions { bind, tls, clients })
+}
+
+/// Reads the settings of the WDS server.
+pub(super) fn wds(root: &Fields<'_>, opened: &mut Vec<Opened>, problems: &Problems) -> Option<WdsOptions> {
+    let fields = root.map(&Root::XDS).map(&keys::Xds::WDS);
+    let (bind, node) = fields.found(&keys::Wds::BIND)?;
+    let path = Path::Root.key(Root::XDS.name());
+    let path = path.key(keys::Xds::WDS.name());
+    let path = path.key(keys::Wds::BIND.name());
+    opened.push(Opened { path: path.to_string(), bind: Bind::Address(bind), position: Some(node.position) });
+    let (tls, tokens) = (fields.map(&keys::Wds::TLS), fields.map(&keys::Wds::TOKENS));
+    let tokens = match path_of(&tokens, &keys::WdsTokens::FILE, problems) {
+        Some(path) => TokenSource::File(path),
+        None => {
+            let review = tokens.map(&keys::WdsTokens::KUBERNETES);
+            let audience = review.get(&keys::WdsTokenReview::AUDIENCE);
+            TokenSource::Kubernetes {
+                audience: audience.map_or_else(|| AUDIENCE.to_owned(), |text| text.to_string()),
+            }
+        }
+    };
+    let clients = fields.maps(&keys::Wds::CLIENTS).map(|(_, fields, _)| WdsClientRule {
+        identities: fields.get(&keys::WdsClient::IDENTITIES).unwrap_or_default(),
+        networks: fields.get(&keys::WdsClient::NETWORKS),
+        clusters: fields.get(&keys::WdsClient::CLUSTERS),
+    });
+    Some(WdsOptions {
+        bind,
+        tls: PresentedFiles {
+            certificate: path_of(&tls, &keys::WdsTls::CERTIFICATE, problems)?,
+            key: path_of(&tls, &keys::WdsTls::KEY, problems)?,
+        },
+        tokens,
+        clients: clients.collect(),
+        without_policies: fields.get(&keys::Wds::WITHOUT_POLICIES).unwrap_or_default(),
+    })
 }
 
 /// Reports rules with identities where the server has no TLS: the identity of a client is that of its certificate.

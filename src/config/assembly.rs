@@ -45,6 +45,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
     let xds = aggregation::xds(&root, &mut opened, &mut problems);
+    let wds = aggregation::wds(&root, &mut opened, &problems);
     let dns_server = dns::server(&root, &mut opened, &mut problems);
     let timeouts = timeouts(&root.map(&keys::Root::TIMEOUTS));
     let own = addresses::Own::new(&opened);
@@ -55,6 +56,9 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let mesh = mesh(&root.map(&keys::Root::MESH));
     let (mut registries, registry_places) = registries::read(&root, &mesh, &mut problems);
     registries::seen_from(&node.namespace, &mut registries);
+    if wds.is_some() {
+        registries::read_for_ztunnels(&mut registries);
+    }
     let clusters: Vec<ClusterId> = registries
         .iter()
         .map(|registry| registry.cluster.clone())
@@ -116,6 +120,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         identity_places: identity::places(&root, &identity.peers, &problems),
         identity,
         xds,
+        wds: wds.map(Arc::new),
         dns_server,
         admin,
         metrics,

@@ -28,6 +28,7 @@ use isthmus_snapshot::policy::Policy;
 use isthmus_telemetry::access_log::AccessLog;
 use isthmus_telemetry::spans::TracingOptions;
 use isthmus_tls::source::Options as IdentityOptions;
+use isthmus_wds::options::Options as WdsOptions;
 use isthmus_xds::options::Options as DiscoveryOptions;
 
 mod addresses;
@@ -73,6 +74,8 @@ pub struct Config {
     pub identity: IdentityOptions,
     /// The settings of the xDS server; `None`: there is none.
     pub xds: Option<DiscoveryOptions>,
+    /// The WDS server; `None`: off.
+    pub wds: Option<Arc<WdsOptions>>,
     /// The settings of the DNS server; `None`: there is none.
     pub dns_server: Option<DnsOptions>,
     /// The address of the admin API; `None`: there is none.
@@ -127,6 +130,7 @@ impl Config {
             aggregator: self.aggregator.clone(),
             identity: self.identity.clone(),
             xds: self.xds.clone(),
+            wds: self.wds.clone(),
             dns_server: self.dns_server.clone(),
             admin: self.admin.clone(),
             metrics: self.metrics,

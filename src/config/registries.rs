@@ -126,6 +126,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         destination_rules: fields.get(&keys::DESTINATION_RULES),
         gateways,
         export_writer: None,
+        ambient: false,
     }
 }
 
@@ -135,6 +136,17 @@ pub(super) fn seen_from(namespace: &Arc<str>, registries: &mut [RegistrySpec]) {
         match &mut registry.kind {
             RegistryKind::Kubernetes(spec) => spec.viewer = namespace.clone(),
             RegistryKind::KubernetesClusters(clusters) => clusters.template.viewer = namespace.clone(),
+            RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => {}
+        }
+    }
+}
+
+/// Makes Kubernetes registries read what only ztunnels need: all pods, the policies and the waypoints.
+pub(super) fn read_for_ztunnels(registries: &mut [RegistrySpec]) {
+    for registry in registries {
+        match &mut registry.kind {
+            RegistryKind::Kubernetes(spec) => spec.ambient = true,
+            RegistryKind::KubernetesClusters(clusters) => clusters.template.ambient = true,
             RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => {}
         }
     }

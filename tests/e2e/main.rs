@@ -96,6 +96,8 @@ mod upgrade;
 mod upgrade_faults;
 mod vanished;
 mod virtual_addresses;
+mod wds;
+mod wds_kubernetes;
 mod windows;
 mod xds;
 mod xds_tls;

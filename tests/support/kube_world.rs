@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 pub const TOKEN: &str = "the-fakes-admin";
 /// The annotation of the bookmark that ends the initial list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
-/// The kinds, each with the name of its list and its group and version. CRDs define the last four.
-const KINDS: [(&str, &str, &str); 11] = [
+/// The kinds, each with the name of its list and its group and version. CRDs define the last six.
+const KINDS: [(&str, &str, &str); 13] = [
     ("Namespace", "namespaces", "api/v1"),
     ("Service", "services", "api/v1"),
     ("Pod", "pods", "api/v1"),
@@ -22,8 +22,17 @@ const KINDS: [(&str, &str, &str); 11] = [
     ("ServiceExport", "serviceexports", "apis/multicluster.x-k8s.io/v1beta1"),
     ("ServiceImport", "serviceimports", "apis/multicluster.x-k8s.io/v1beta1"),
     ("DestinationRule", "destinationrules", "apis/networking.istio.io/v1"),
+    ("AuthorizationPolicy", "authorizationpolicies", "apis/security.istio.io/v1"),
+    ("PeerAuthentication", "peerauthentications", "apis/security.istio.io/v1"),
 ];
-const CUSTOM: [&str; 4] = ["gateways", "serviceexports", "serviceimports", "destinationrules"];
+const CUSTOM: [&str; 6] = [
+    "gateways",
+    "serviceexports",
+    "serviceimports",
+    "destinationrules",
+    "authorizationpolicies",
+    "peerauthentications",
+];
 
 /// A parsed request.
 #[derive(Clone, Debug, Default)]

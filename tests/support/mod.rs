@@ -35,6 +35,7 @@ pub mod pki;
 pub mod proxy_header;
 pub mod python;
 pub mod raw;
+pub mod wds;
 pub mod yaml;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -97,6 +97,58 @@ keys! {
         /// Rules that say which network and cluster a client may claim. A client is refused unless one rule allows
         /// it.
         CLIENTS "clients": form::NonEmpty<XdsClient> => "any client may claim anything";
+        /// The WDS server for ztunnels.
+        WDS "wds": Wds => "off";
+    }
+
+    /// The WDS server, at an address of its own. ztunnels of Istio's ambient mode get workloads, services and authorization
+    /// policies from it, as seen from their networks (docs/ambient.md).
+    pub(crate) Wds "wds" {
+        /// Address of the WDS server.
+        BIND "bind": form::BindAddress => required;
+        /// The certificate of the server. ztunnels verify its DNS name or address, and show no certificate.
+        TLS "tls": WdsTls => required;
+        /// The way to learn a client's identity from its bearer token.
+        TOKENS "tokens": WdsTokens => required;
+        /// Rules that say which clients are served. A client is refused unless one rule names its identity.
+        CLIENTS "clients": form::NonEmpty<WdsClient> => required;
+        /// Clusters that have no authorization policies. Without this, a cluster is served only if a registry in Kubernetes reads
+        /// its policies: ztunnels that do not get the policies would admit what they deny.
+        WITHOUT_POLICIES "withoutPolicies": form::NonEmpty<form::ClusterName> => "none";
+    }
+
+    /// The certificate of the WDS server.
+    pub(crate) WdsTls "wdsTls" {
+        /// PEM file of the certificate chain, leaf first; read again when it changes.
+        CERTIFICATE "certificate": form::Path => required;
+        /// PEM file of the private key of the leaf certificate.
+        KEY "key": form::Path => required;
+    }
+
+    /// The way to learn a client's identity from its bearer token.
+    pub(crate) WdsTokens "wdsTokens" one of [KUBERNETES, FILE] {
+        /// TokenReview by the API server of the client's cluster, which must be a registry in Kubernetes. The identity is
+        /// `spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT` of the service account, with the trust domain of that registry.
+        KUBERNETES "kubernetes": WdsTokenReview => "none";
+        /// File with a token, a SPIFFE ID and, if the token is of one node, the name of the node on each line; read for each
+        /// stream.
+        FILE "file": form::Path => "none";
+    }
+
+    /// The review of tokens.
+    pub(crate) WdsTokenReview "wdsTokenReview" {
+        /// Audience that a token must have.
+        AUDIENCE "audience": form::Text => "istio-ca";
+    }
+
+    /// The networks and clusters that some ztunnels may claim.
+    pub(crate) WdsClient "wdsClient" {
+        /// SPIFFE IDs of the clients, from their tokens; `/*` at the end matches one or more further path segments.
+        IDENTITIES "identities": form::NonEmpty<form::IdentityPattern> => required;
+        /// Networks that the clients may claim.
+        NETWORKS "networks": form::NonEmpty<form::NetworkName> => "any";
+        /// Clusters that the clients may claim.
+        CLUSTERS "clusters": form::NonEmpty<form::ClusterName> => "any";
     }
 
     /// TLS for xDS clients. It has no keys; write `tls: {}`.

@@ -64,6 +64,7 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
         let again = loaded(&shown.to_string());
         assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy));
         assert_eq!((again.drain, again.workers, again.xds), (config.drain, config.workers, config.xds));
+        assert_eq!(again.wds, config.wds);
         keys_of(&shown, &mut has);
         let sections = shown.as_object().into_iter().flatten();
         for (section, keys) in sections.filter_map(|(name, value)| Some((name, value.as_object()?))) {
@@ -297,11 +298,15 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
 /// Returns the example config once for each of the three certificate sources that a comment in it lists.
 fn examples() -> Vec<String> {
     let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
+    let (_, wds) = text.split_once("#   wds:\n").expect("a comment with the WDS server");
+    let wds = wds.lines().map_while(|line| line.strip_prefix("#     "));
+    let wds = wds.map(|line| format!("    {line}\n")).collect::<String>();
     let (_, sources) = text.split_once("#   identity:\n").expect("a comment with sources");
     let sources = sources.lines().map_while(|line| line.strip_prefix("#     "));
     let (_, peers) = text.split_once("#   peers:\n").expect("a comment with peers");
     let peers: Vec<&str> = peers.lines().map_while(|line| line.strip_prefix("#   ")).collect();
     let peers = format!("peers:\n{}", peers.join("\n"));
+    let text = text.replace("\nxds:\n", &format!("\nxds:\n  wds:\n{wds}"));
     let examples: Vec<_> =
         sources.map(|source| format!("{text}\nidentity:\n  {source}\n{peers}\n")).collect();
     assert_eq!(examples.len(), 3);

@@ -1,0 +1,531 @@
+//! The resources of WDS, made from a snapshot for a viewer. Which endpoints and gateways a viewer gets, and how calls are divided
+//! among them, is decided in [`isthmus_snapshot::view`]; this file expresses the decision in the messages of ztunnels.
+//!
+//! - A neighbour is a workload with its addresses. It serves several services, so that it is made from all of them.
+//! - Everything else is one workload without addresses per network, gateway and service, behind the gateway.
+//! - The gateways are workloads with their identity, because ztunnels verify it, and do not ask for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use isthmus_model::address::canonical_ip;
+use isthmus_model::ambient::{ClusterFacts, Workload};
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health};
+use isthmus_model::identity::Identity;
+use isthmus_model::name::HostName;
+use isthmus_model::place::{ClusterId, Locality, Network};
+use isthmus_model::service::{PortProtocol, ServiceKey};
+use isthmus_proto::istio::workload as proto;
+use isthmus_proto::istio::workload::address::Type;
+use isthmus_proto::istio::workload::gateway_address::Destination;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::port_endpoint::PortEndpoint;
+use isthmus_snapshot::service_view::{PortView, ServiceView};
+use isthmus_snapshot::view::{Entry, EntryKind, Viewer, capacities, view};
+use isthmus_xds::resource::Resource;
+
+use super::kind::Kind;
+
+/// The resources of one service, as a viewer gets them.
+#[derive(Debug)]
+pub struct ServiceResources {
+    /// The service.
+    pub service: Made,
+    /// The neighbours that serve the service, by the first address that the viewer can connect to.
+    pub members: BTreeMap<IpAddr, Member>,
+    /// The workloads behind gateways, the gateways, and the waypoint.
+    pub others: Vec<Made>,
+    /// The gateways that are left out, because ztunnels could not verify them.
+    pub unverifiable: BTreeSet<(Network, SocketAddr)>,
+}
+
+/// A resource with the further keys by which it is found.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The resource.
+    pub resource: Arc<Resource>,
+    /// The addresses of the resource, as `network/address`.
+    pub aliases: Vec<Arc<str>>,
+    /// The cluster and node of a workload, as `cluster/node`.
+    pub node: Option<Arc<str>>,
+}
+
+/// A neighbour, as a member of one service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    addresses: Vec<IpAddr>,
+    cluster: ClusterId,
+    locality: Locality,
+    identity: Option<Identity>,
+    encapsulation: Encapsulation,
+    is_ready: bool,
+    capacity: u32,
+    /// The ports on which the member listens, by service port.
+    ports: BTreeMap<u16, u16>,
+}
+
+impl Member {
+    /// Returns the identity, if the registry declares one.
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+}
+
+/// A workload behind a gateway: the network, the gateway and the capacity.
+type Share = (Network, SocketAddr, u32);
+
+/// Returns the resources of a service; `None` if there is no such service for ztunnels.
+pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Option<ServiceResources> {
+    let found = snapshot.service(hostname.as_str())?;
+    // A ztunnel sends the name that it knows. A peer's gateway knows the exported name only.
+    if found.import.as_ref().is_some_and(|import| import.exported_name != found.key.hostname) {
+        return None;
+    }
+    let mut made = Making { snapshot, found, viewer, members: BTreeMap::new(), far: BTreeMap::new() };
+    found.ports.iter().for_each(|port| made.place(port));
+    let Making { members, far, .. } = made;
+    let mut others = BTreeMap::new();
+    let mut unverifiable = BTreeSet::new();
+    for (at, (shares, ports)) in grouped(far).into_iter().enumerate() {
+        let verified = |(network, address, _): &Share| gateway(snapshot, network, *address);
+        for share @ (network, address, capacity) in &shares {
+            let Some((gateway, locality)) = verified(share) else {
+                unverifiable.insert((network.clone(), *address));
+                continue;
+            };
+            others.insert(gateway.resource.name.clone(), gateway);
+            // The other gateways of the network take over what those get that are left out.
+            let of_network = || shares.iter().filter(|(of, ..)| of == network);
+            let total: u64 = of_network().map(|(.., capacity)| u64::from(*capacity)).sum();
+            let left: u64 =
+                of_network().filter(|one| verified(one).is_some()).map(|(.., one)| u64::from(*one)).sum();
+            let capacity = u32::try_from(u64::from(*capacity) * total / left.max(1)).unwrap_or(u32::MAX);
+            let share = (network.clone(), *address, capacity);
+            let made = behind(found, &share, locality, &ports, at);
+            others.insert(made.resource.name.clone(), made);
+        }
+    }
+    let waypoint = waypoint(snapshot, found, viewer);
+    let (waypoint, workload) = waypoint.unzip();
+    others.extend(workload.flatten().map(|made| (made.resource.name.clone(), made)));
+    let service = service_of(snapshot, found, viewer, waypoint);
+    Some(ServiceResources { service, members, others: others.into_values().collect(), unverifiable })
+}
+
+struct Making<'a> {
+    snapshot: &'a Snapshot,
+    found: &'a ServiceView,
+    viewer: &'a Viewer,
+    members: BTreeMap<IpAddr, Member>,
+    /// The shares of gateways by service port, each with the target port.
+    far: BTreeMap<u16, (u16, Vec<Share>)>,
+}
+
+impl Making<'_> {
+    /// Adds the endpoints and gateways of a port.
+    fn place(&mut self, port: &PortView) {
+        let Some(assignment) = view(self.snapshot, self.found, port, "", self.viewer) else { return };
+        let endpoints = by_address(self.snapshot, self.found, port);
+        let target = self.found.target_port(port).unwrap_or(port.port);
+        let mut shares = Vec::new();
+        for (entry, capacity) in assignment.entries.iter().zip(capacities(&assignment)) {
+            match entry.kind {
+                EntryKind::Endpoint => self.add_member(port.port, entry, capacity, &endpoints),
+                EntryKind::Gateway => {
+                    shares.extend(capacity.map(|capacity| (entry.network.clone(), entry.address, capacity)));
+                }
+            }
+        }
+        if !shares.is_empty() {
+            self.far.insert(port.port, (target, shares));
+        }
+    }
+
+    /// Adds a neighbour, which is a member of the service only with the ports for which it gets calls.
+    fn add_member(
+        &mut self,
+        port: u16,
+        entry: &Entry,
+        capacity: Option<u32>,
+        endpoints: &BTreeMap<SocketAddr, Vec<PortEndpoint<'_>>>,
+    ) {
+        let Some(capacity) = capacity else { return };
+        let is_of = |one: &&PortEndpoint<'_>| {
+            one.origin.cluster == entry.cluster && one.endpoint.health == entry.health
+        };
+        let endpoint = endpoints.get(&entry.address).and_then(|all| all.iter().find(is_of));
+        let is_ready = entry.health == Health::Healthy;
+        let member = self.members.entry(entry.address.ip()).or_insert_with(|| Member {
+            addresses: std::iter::once(entry.address.ip()).chain(entry.others.iter().copied()).collect(),
+            cluster: entry.cluster.clone(),
+            locality: entry.locality.clone(),
+            identity: endpoint.and_then(|one| one.endpoint.template.identity.clone()),
+            encapsulation: endpoint.map(PortEndpoint::encapsulation).unwrap_or_default(),
+            is_ready,
+            capacity,
+            ports: BTreeMap::new(),
+        });
+        // Ports for which the member is not ready are dropped as soon as it is ready for another one.
+        match (member.is_ready, is_ready) {
+            (true, false) => return,
+            (false, true) => {
+                (member.is_ready, member.capacity, member.ports) = (true, capacity, BTreeMap::new())
+            }
+            (true, true) | (false, false) => member.capacity = member.capacity.max(capacity),
+        }
+        member.ports.insert(port, entry.address.port());
+    }
+}
+
+/// Returns the endpoints of a port by the addresses on which they listen.
+fn by_address<'a>(
+    snapshot: &'a Snapshot,
+    found: &'a ServiceView,
+    port: &'a PortView,
+) -> BTreeMap<SocketAddr, Vec<PortEndpoint<'a>>> {
+    let mut all: BTreeMap<SocketAddr, Vec<PortEndpoint<'a>>> = BTreeMap::new();
+    for endpoint in found.endpoints_of(port, "", snapshot.networks()).into_iter().flatten() {
+        for ip in endpoint.addresses(snapshot.resolved()).iter() {
+            all.entry(SocketAddr::new(*ip, endpoint.port)).or_default().push(endpoint);
+        }
+    }
+    all
+}
+
+/// Groups the ports of a service by their shares, in order of the lowest port: one workload has one capacity for all of its
+/// ports. Nearly every service has one group.
+fn grouped(far: BTreeMap<u16, (u16, Vec<Share>)>) -> Vec<(Vec<Share>, Vec<proto::Port>)> {
+    let mut groups: Vec<(Vec<Share>, Vec<proto::Port>)> = Vec::new();
+    for (port, (target, shares)) in far {
+        let listed = port_of(port, target);
+        match groups.iter_mut().find(|(known, _)| *known == shares) {
+            Some((_, ports)) => ports.push(listed),
+            None => groups.push((shares, vec![listed])),
+        }
+    }
+    groups
+}
+
+fn port_of(service_port: u16, target_port: u16) -> proto::Port {
+    proto::Port { service_port: service_port.into(), target_port: target_port.into(), app_protocol: 0 }
+}
+
+/// Returns the workload that stands for the endpoints of a service behind a gateway. `at` is the number of the group of ports.
+fn behind(
+    found: &ServiceView,
+    (network, address, capacity): &Share,
+    locality: &Locality,
+    ports: &[proto::Port],
+    at: usize,
+) -> Made {
+    let key = found.key.to_string();
+    let uid = match at {
+        0 => format!("SplitHorizon/{network}/{address}/{key}"),
+        _ => format!("SplitHorizon/{network}/{address}/{key}/{}", ports[0].service_port),
+    };
+    let ports = proto::PortList { ports: ports.to_vec() };
+    made_workload(proto::Workload {
+        uid,
+        name: short_name(found).to_owned(),
+        namespace: found.namespace.to_string(),
+        network: network.to_string(),
+        network_gateway: Some(proto::GatewayAddress {
+            destination: Some(Destination::Address(network_address(network, address.ip()))),
+            hbone_mtls_port: address.port().into(),
+        }),
+        tunnel_protocol: proto::TunnelProtocol::Hbone.into(),
+        services: [(key, ports)].into(),
+        capacity: Some(*capacity),
+        locality: locality_of(locality),
+        workload_type: proto::WorkloadType::Pod.into(),
+        ..proto::Workload::default()
+    })
+}
+
+/// Returns a gateway as a workload, and its locality; `None` if its identity is unknown or not one that a workload can have.
+fn gateway<'a>(
+    snapshot: &'a Snapshot,
+    network: &Network,
+    address: SocketAddr,
+) -> Option<(Made, &'a Locality)> {
+    let mut all = snapshot.networks().get(network)?.gateways.iter();
+    let entry = all.find(|entry| {
+        entry.gateway.hbone_port == Some(address.port()) && entry.addresses.contains(&address.ip())
+    })?;
+    let identity = entry.gateway.identity.as_ref()?;
+    let uid = format!("NetworkGateway/{network}/{address}");
+    Some((proxy(uid, network, address.ip(), identity)?, &entry.gateway.locality))
+}
+
+/// Returns a gateway or waypoint as a workload; `None` if its identity is not one that a workload can have.
+fn proxy(uid: String, network: &Network, ip: IpAddr, identity: &Identity) -> Option<Made> {
+    let (namespace, account) = identity.workload()?;
+    Some(made_workload(proto::Workload {
+        uid,
+        name: account.to_owned(),
+        namespace: namespace.to_owned(),
+        service_account: account.to_owned(),
+        trust_domain: identity.trust_domain().to_owned(),
+        addresses: vec![octets(ip)],
+        network: network.to_string(),
+        tunnel_protocol: proto::TunnelProtocol::None.into(),
+        workload_type: proto::WorkloadType::Pod.into(),
+        ..proto::Workload::default()
+    }))
+}
+
+/// Returns the waypoint of a service near the viewer, and the workload of the waypoint where the address is all that is known.
+fn waypoint(
+    snapshot: &Snapshot,
+    found: &ServiceView,
+    viewer: &Viewer,
+) -> Option<(proto::GatewayAddress, Option<Made>)> {
+    let declared = snapshot.facts_of(&viewer.cluster).and_then(|facts| waypoint_of(facts, &found.key));
+    if let Some(waypoint) = declared {
+        return Some((by_hostname(waypoint), None));
+    }
+    let is_near =
+        |origin: &isthmus_snapshot::shard::Origin| viewer.is_near(snapshot, &origin.network, &origin.cluster);
+    let near = found.parts.iter().filter(|part| is_near(&part.origin));
+    let waypoint = near.into_iter().find_map(|part| part.service.waypoint.as_ref())?;
+    let (network, address) = (&viewer.network, waypoint.address);
+    let uid = format!("Waypoint/{network}/{address}");
+    // Without an identity the ztunnel finds no workload, and refuses the calls: the waypoint is never passed by.
+    let workload =
+        waypoint.identity.as_ref().and_then(|identity| proxy(uid, network, address.ip(), identity));
+    let destination = Destination::Address(network_address(network, address.ip()));
+    Some((
+        proto::GatewayAddress { destination: Some(destination), hbone_mtls_port: address.port().into() },
+        workload,
+    ))
+}
+
+fn waypoint_of<'a>(facts: &'a ClusterFacts, key: &ServiceKey) -> Option<&'a ServiceKey> {
+    let at = facts.waypoints.binary_search_by(|(service, _)| service.cmp(key)).ok()?;
+    Some(&facts.waypoints[at].1)
+}
+
+fn by_hostname(waypoint: &ServiceKey) -> proto::GatewayAddress {
+    let hostname = proto::NamespacedHostname {
+        namespace: waypoint.namespace.to_string(),
+        hostname: waypoint.hostname.to_string(),
+    };
+    proto::GatewayAddress {
+        destination: Some(Destination::Hostname(hostname)),
+        hbone_mtls_port: HBONE_PORT.into(),
+    }
+}
+
+fn service_of(
+    snapshot: &Snapshot,
+    found: &ServiceView,
+    viewer: &Viewer,
+    waypoint: Option<proto::GatewayAddress>,
+) -> Made {
+    let network = &viewer.network;
+    let addresses = addresses(found, viewer);
+    let ports = found.ports.iter().map(|port| proto::Port {
+        service_port: port.port.into(),
+        target_port: found.target_port(port).unwrap_or_default().into(),
+        app_protocol: app_protocol(port.protocol).into(),
+    });
+    let short = short_name(found);
+    let message = proto::Service {
+        name: short.to_owned(),
+        namespace: found.namespace.to_string(),
+        hostname: found.name.to_string(),
+        addresses: addresses.iter().map(|ip| network_address(network, *ip)).collect(),
+        ports: ports.collect(),
+        subject_alt_names: identities(snapshot, found),
+        waypoint,
+        canonical: short.len() < found.name.len(),
+        ..proto::Service::default()
+    };
+    let name: Arc<str> = found.key.to_string().into();
+    let address = proto::Address { r#type: Some(Type::Service(message)) };
+    Made {
+        resource: Arc::new(Resource::of_type(Kind::Address.type_url(), name, &address)),
+        aliases: addresses.into_iter().map(|ip| alias(network, ip)).collect(),
+        node: None,
+    }
+}
+
+/// Returns the virtual addresses of a service that a viewer can use: those of its own cluster, or else those that belong to no
+/// cluster. The ranges of two clusters usually overlap.
+fn addresses(found: &ServiceView, viewer: &Viewer) -> BTreeSet<IpAddr> {
+    if found.import.is_some() {
+        return found.addresses.iter().copied().collect();
+    }
+    let of = |cluster: &ClusterId| -> BTreeSet<IpAddr> {
+        let parts = found.parts.iter().filter(|part| part.origin.cluster == *cluster);
+        parts.flat_map(|part| part.service.addresses.iter().copied()).collect()
+    };
+    let own = of(&viewer.cluster);
+    if own.is_empty() { of(&ClusterId::default()) } else { own }
+}
+
+/// Returns the SPIFFE IDs of all members, on every network. A peer's members have the trust domain of its certificates.
+fn identities(snapshot: &Snapshot, found: &ServiceView) -> Vec<String> {
+    let of_peer = found.import.as_ref().map(|import| {
+        let peer = snapshot.policy.peers.iter().find(|peer| peer.name == import.peer);
+        peer.and_then(|peer| peer.who.as_ref()).map(|who| &who.trust_domain)
+    });
+    let all: BTreeSet<String> = match of_peer {
+        None => found.identities().map(ToString::to_string).collect(),
+        Some(None) => BTreeSet::new(),
+        Some(Some(domain)) => found.identities().map(|own| own.in_domain(domain).to_string()).collect(),
+    };
+    all.into_iter().collect()
+}
+
+/// Returns the name of a service of Kubernetes without its namespace and domain, or else the host name.
+fn short_name(found: &ServiceView) -> &str {
+    let rest = |name: &str| name.strip_prefix(&*found.namespace)?.strip_prefix(".svc.").map(drop);
+    match found.name.split_once('.') {
+        Some((first, others)) if rest(others).is_some() => first,
+        _ => &found.name,
+    }
+}
+
+/// The properties of a neighbour beside its memberships.
+pub enum Neighbour<'a> {
+    /// A workload that a registry knows, and its cluster.
+    Known(&'a ClusterId, &'a Workload),
+    /// A workload that is known only as the member of services at this address.
+    Member(IpAddr),
+}
+
+/// Returns the key of a workload that is known only by its address.
+pub fn uid_of_address(ip: IpAddr, viewer: &Viewer) -> Arc<str> {
+    format!("Endpoint/{}/{ip}", viewer.network).into()
+}
+
+/// Returns a neighbour as a workload with the services of which it is a member, by their names.
+pub fn neighbour(of: &Neighbour<'_>, members: &[(Arc<str>, &Member)], viewer: &Viewer) -> Made {
+    let first = members.first().map(|(_, member)| *member);
+    let is_ready = members.is_empty() || members.iter().any(|(_, member)| member.is_ready);
+    let serving = members.iter().filter(|(_, member)| member.is_ready == is_ready);
+    let services = serving.clone().map(|(name, member)| {
+        let ports = member.ports.iter().map(|(port, target)| port_of(*port, *target)).collect();
+        (name.to_string(), proto::PortList { ports })
+    });
+    let capacity = serving.map(|(_, member)| member.capacity).max();
+    let status = if is_ready { proto::WorkloadStatus::Healthy } else { proto::WorkloadStatus::Unhealthy };
+    let mut made = proto::Workload {
+        // All neighbours can be reached directly, which ztunnels recognise by the network.
+        network: viewer.network.to_string(),
+        services: services.collect(),
+        capacity,
+        status: status.into(),
+        workload_type: proto::WorkloadType::Pod.into(),
+        ..proto::Workload::default()
+    };
+    let (addresses, identity, encapsulation, cluster);
+    match of {
+        Neighbour::Known(of_cluster, known) => {
+            (addresses, identity, encapsulation) =
+                (&*known.addresses, known.identity.as_ref(), known.encapsulation);
+            cluster = Some(*of_cluster);
+            made.uid = known.uid.to_string();
+            made.name = known.name.to_string();
+            made.workload_name = known.name.to_string();
+            made.namespace = known.namespace.to_string();
+            made.node = known.node.to_string();
+            made.locality = locality_of(&known.locality);
+            made.waypoint = known.waypoint.as_ref().map(by_hostname);
+            let mode = if known.is_on_host_network {
+                proto::NetworkMode::HostNetwork
+            } else {
+                proto::NetworkMode::Standard
+            };
+            made.network_mode = mode.into();
+            // Policies of another cluster are not sent to the viewer, and apply at that cluster's own ztunnels.
+            if **of_cluster == viewer.cluster {
+                made.authorization_policies = known.policies.iter().map(ToString::to_string).collect();
+            }
+        }
+        Neighbour::Member(ip) => {
+            addresses = first.map_or(&[][..], |member| &member.addresses);
+            identity = first.and_then(Member::identity);
+            encapsulation = first.map(|member| member.encapsulation).unwrap_or_default();
+            cluster = first.map(|member| &member.cluster);
+            made.uid = uid_of_address(*ip, viewer).to_string();
+            made.name = ip.to_string();
+            made.namespace = members
+                .first()
+                .and_then(|(name, _)| name.split_once('/'))
+                .map_or(String::new(), |(namespace, _)| namespace.to_owned());
+            made.locality = first.and_then(|member| locality_of(&member.locality));
+        }
+    }
+    made.addresses = addresses.iter().map(|ip| octets(*ip)).collect();
+    made.cluster_id = cluster.map(ToString::to_string).unwrap_or_default();
+    if encapsulation == Encapsulation::Hbone {
+        made.tunnel_protocol = proto::TunnelProtocol::Hbone.into();
+    }
+    if let Some(identity) = identity {
+        made.trust_domain = identity.trust_domain().to_owned();
+        if let Some((namespace, account)) = identity.workload() {
+            (made.namespace, made.service_account) = (namespace.to_owned(), account.to_owned());
+        }
+    }
+    let node = cluster.map(|cluster| node_key(cluster, &made.node));
+    let aliases = match made.network_mode == i32::from(proto::NetworkMode::HostNetwork) {
+        true => Vec::new(),
+        false => addresses.iter().map(|ip| alias(&viewer.network, *ip)).collect(),
+    };
+    Made { aliases, node, ..made_workload(made) }
+}
+
+/// Returns the key of a node of a cluster.
+pub fn node_key(cluster: &ClusterId, node: &str) -> Arc<str> {
+    format!("{cluster}/{node}").into()
+}
+
+/// Returns the name by which ztunnels ask for an address.
+pub fn alias(network: &Network, ip: IpAddr) -> Arc<str> {
+    format!("{network}/{ip}").into()
+}
+
+/// Parses the name by which a ztunnel asks for an address, and returns it in the form of [`alias`].
+pub fn read_alias(name: &str) -> Option<Arc<str>> {
+    let (network, ip) = name.rsplit_once('/')?;
+    Some(alias(&Network::new(network), canonical_ip(ip.parse().ok()?)))
+}
+
+fn made_workload(workload: proto::Workload) -> Made {
+    let name: Arc<str> = workload.uid.as_str().into();
+    let address = proto::Address { r#type: Some(Type::Workload(workload)) };
+    let resource = Arc::new(Resource::of_type(Kind::Address.type_url(), name, &address));
+    Made { resource, aliases: Vec::new(), node: None }
+}
+
+fn network_address(network: &Network, ip: IpAddr) -> proto::NetworkAddress {
+    proto::NetworkAddress { network: network.to_string(), address: octets(ip), length: None }
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn locality_of(locality: &Locality) -> Option<proto::Locality> {
+    let [region, zone, subzone] = [locality.region(), locality.zone(), locality.subzone()].map(str::to_owned);
+    (!locality.as_str().is_empty()).then_some(proto::Locality { region, zone, subzone })
+}
+
+fn app_protocol(protocol: PortProtocol) -> proto::AppProtocol {
+    match protocol {
+        PortProtocol::Tcp => proto::AppProtocol::Tcp,
+        PortProtocol::Http => proto::AppProtocol::Http11,
+        PortProtocol::Http2 => proto::AppProtocol::Http2,
+        PortProtocol::Grpc => proto::AppProtocol::Grpc,
+        PortProtocol::Tls | PortProtocol::Https => proto::AppProtocol::Tls,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! The WDS server for a cluster of Kubernetes: reviewed tokens, pods, policies and waypoints.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustls::ClientConfig;
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::fake_kube::{FakeKube, Reply};
+use crate::support::gateway::Gateway;
+use crate::support::kube_world::{Asked, status};
+use crate::support::pki::PKI;
+use crate::support::wds::{ADDRESS, AUTHORIZATION, Ask, Told, Who, Ztunnel};
+
+const WEB: &str = "east//Pod/shop/web-1";
+const CALLER: &str = "east//Pod/shop/caller";
+const STRICT: &str = "istio-system/istio_converted_static_strict";
+
+struct World {
+    fake: FakeKube,
+    /// What the API server answers to a TokenReview.
+    review: Arc<Mutex<Value>>,
+    gateway: Gateway,
+    tls: Arc<ClientConfig>,
+}
+
+fn reviewed(account: &str, audience: &str, node: Option<&str>) -> Value {
+    let extra =
+        node.map(|name| json!({"authentication.kubernetes.io/node-name": [name]})).unwrap_or_default();
+    let user = json!({"username": format!("system:serviceaccount:{account}"), "extra": extra});
+    json!({"status": {"authenticated": true, "user": user, "audiences": [audience]}})
+}
+
+fn pod(name: &str, ip: &str, node: &str, labels: &Value) -> Value {
+    let uid = format!("{:0>32}", ip.replace('.', ""));
+    json!({
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "shop", "uid": uid, "labels": labels,
+            "annotations": {"ambient.istio.io/redirection": "enabled"}},
+        "spec": {"serviceAccountName": name.split('-').next(), "nodeName": node},
+        "status": {"phase": "Running", "podIPs": [{"ip": ip}]},
+    })
+}
+
+fn policy(name: &str, spec: &Value) -> Value {
+    json!({"kind": "AuthorizationPolicy", "metadata": {"name": name, "namespace": "shop"}, "spec": spec})
+}
+
+fn mtls(namespace: &str, spec: &Value) -> Value {
+    json!({"kind": "PeerAuthentication", "metadata": {"name": "default", "namespace": namespace,
+        "creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": spec})
+}
+
+fn namespace(name: &str, labels: &Value) -> Value {
+    json!({"kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+}
+
+impl World {
+    fn start(prepare: impl FnOnce(&FakeKube)) -> Self {
+        let fake = FakeKube::start();
+        fake.change(|world| world.installed.extend(["authorizationpolicies", "peerauthentications"]));
+        fake.put(&namespace("istio-system", &json!({"topology.istio.io/network": "net-east"})));
+        fake.put(&namespace("shop", &json!({})));
+        fake.put(&json!({"kind": "Node", "metadata": {"name": "node-1",
+            "labels": {"topology.kubernetes.io/region": "r", "topology.kubernetes.io/zone": "z"}}}));
+        fake.put(&pod("web-1", "10.0.0.5", "node-1", &json!({"app": "web"})));
+        fake.put(&pod("caller", "10.0.0.6", "node-1", &json!({"app": "caller"})));
+        fake.put(&pod("other", "10.0.0.7", "node-2", &json!({})));
+        fake.put(&json!({"kind": "Service", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ports": [{"name": "http", "port": 80, "targetPort": 8080}]}}));
+        fake.put(&json!({"kind": "EndpointSlice", "metadata": {"name": "web-1", "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.0.0.5"], "conditions": {"ready": true},
+                "targetRef": {"kind": "Pod", "uid": format!("{:0>32}", "10005")}}]}));
+        prepare(&fake);
+        let review = Arc::new(Mutex::new(reviewed("istio-system:ztunnel", "istio-ca", None)));
+        let answer = review.clone();
+        fake.rule(move |asked: &Asked| {
+            let is_review = asked.path == "/apis/authentication.k8s.io/v1/tokenreviews";
+            is_review.then(|| {
+                let answer = answer.lock().expect("not poisoned").clone();
+                let code = answer["code"].as_u64().map_or(201, |code| u16::try_from(code).expect("a status"));
+                Reply::json(code, &answer)
+            })
+        });
+        let folder = tempfile::tempdir().expect("a folder");
+        let issued = PKI.issue(&["isthmus.test"], None);
+        for (name, text) in [
+            ("cert.pem", &issued.certificate_pem),
+            ("key.pem", &issued.key_pem),
+            ("east.kubeconfig", &fake.kubeconfig()),
+        ] {
+            std::fs::write(folder.path().join(name), text).expect("written");
+        }
+        let gateway = Gateway::start_in(folder, CONFIG, &[]);
+        Self { fake, review, gateway, tls: PKI.client(&["h2"]) }
+    }
+
+    fn answers(&self, review: Value) {
+        *self.review.lock().expect("not poisoned") = review;
+    }
+
+    fn open(&self, who: &Who) -> Ztunnel {
+        Ztunnel::open(self.gateway.listener("wds"), &self.tls, who)
+    }
+
+    /// Returns a client that wants everything, and its first responses.
+    fn everything(&self) -> (Ztunnel, Told, Told) {
+        let mut client = self.open(&who());
+        client.begin(&[]);
+        let (addresses, policies) = client.first();
+        (client, addresses, policies)
+    }
+
+    #[track_caller]
+    fn refused(&self, who: &Who, code: u32, text: &str) {
+        let mut client = self.open(who);
+        client.begin(&[]);
+        let found = client.ended();
+        assert!(found.0 == code && found.1.contains(text), "{found:?}");
+    }
+}
+
+const CONFIG: &str = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net-east}\nexports: [{services: [\"*\"]}]\n\
+    registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig}}]\n\
+    xds:\n  bind: \"127.0.0.1:0\"\n  wds:\n    bind: \"127.0.0.1:0\"\n    tls: {certificate: cert.pem, key: key.pem}\n    \
+    tokens: {kubernetes: {}}\n    \
+    clients: [{identities: ['spiffe://cluster.local/ns/istio-system/sa/ztunnel'], clusters: [east]}]\n";
+
+fn who() -> Who {
+    Who { token: "a-jwt".into(), cluster: "east".into(), metadata: vec![("NODE_NAME", "node-1".into())] }
+}
+
+#[test]
+fn tokens_are_reviewed_by_the_cluster_that_they_claim() {
+    let world = World::start(|_| {});
+    world.everything();
+    world.answers(json!({"status": {"authenticated": false, "error": "it has expired"}}));
+    world.refused(&who(), 16, "it has expired");
+    world.answers(reviewed("istio-system:ztunnel", "another", None));
+    world.refused(&who(), 16, "it is not for the audience");
+    world.answers(reviewed("shop:web", "istio-ca", None));
+    world.refused(&who(), 7, "spiffe://cluster.local/ns/shop/sa/web may not claim");
+    world.answers(reviewed("istio-system:ztunnel", "istio-ca", Some("node-2")));
+    world.refused(&who(), 7, "its token is of node");
+    world.answers(reviewed("istio-system:ztunnel", "istio-ca", Some("node-1")));
+    world.everything();
+    world.answers(status(403, "Forbidden", "tokenreviews is forbidden", None));
+    world.refused(&who(), 14, "the right to create tokenreviews");
+    world.refused(&Who { cluster: "west".into(), ..who() }, 16, "no registry in Kubernetes has the cluster");
+}
+
+#[test]
+fn pods_are_workloads_of_their_nodes_and_services() {
+    let world = World::start(|_| {});
+    let (_, addresses, _) = world.everything();
+    let service = "shop/web.shop.svc.cluster.local";
+    assert_eq!(addresses.names(), [CALLER, "east//Pod/shop/other", WEB, service]);
+    let web = addresses.workload(WEB);
+    assert_eq!((web.text(1), web.text(9), web.text(4)), ("web-1".into(), "node-1".into(), "net-east".into()));
+    assert_eq!((web.text(7), web.text(18), web.number(5)), ("web".into(), "east".into(), 1));
+    assert_eq!(web.message(24).text(2), "z");
+    assert_eq!(web.messages(22)[0].text(1), service);
+    assert!(!addresses.workload(CALLER).has(22), "it serves nothing");
+    assert_eq!(addresses.service(service).message(4).bytes(2), [10, 96, 0, 9]);
+    // On demand, the pods of the own node come unasked, and go when they go.
+    let mut client = world.open(&who());
+    client.begin_on_demand(&[]);
+    assert_eq!(client.first().0.names(), [CALLER, WEB]);
+    world.fake.delete("pods", "shop/caller");
+    assert_eq!(client.told(ADDRESS).removed, [CALLER]);
+    world.fake.put(&pod("new", "10.0.0.8", "node-1", &json!({})));
+    assert_eq!(client.told(ADDRESS).names(), ["east//Pod/shop/new"]);
+}
+
+#[test]
+fn policies_pass_through_whole_and_at_once() {
+    let deny = json!({"action": "DENY", "rules": [{"from": [{"source": {"principals": ["cluster.local/ns/shop/sa/bad"]}}]}]});
+    let world = World::start(|fake| fake.put(&policy("all", &deny)));
+    let (mut client, addresses, policies) = world.everything();
+    assert_eq!(policies.names(), [STRICT, "shop/all"]);
+    let all = &policies.resources["shop/all"].1;
+    assert_eq!((all.text(1), all.text(2), all.number(3), all.number(4)), ("all".into(), "shop".into(), 1, 1));
+    let source = all.message(5).message(1).message(2).message(3);
+    assert_eq!(source.text(1), "cluster.local/ns/shop/sa/bad");
+    assert!(!addresses.workload(WEB).has(16), "no policy selects it");
+    // A policy with a selector comes before the workload that names it.
+    let begun = Instant::now();
+    let selecting = json!({"selector": {"matchLabels": {"app": "web"}}, "rules": [{"to": [{"operation": {"ports": ["8080"]}}]}]});
+    world.fake.put(&policy("web", &selecting));
+    let told = client.told(AUTHORIZATION);
+    assert_eq!((told.names(), begun.elapsed() < Duration::from_secs(5)), (vec!["shop/web"], true));
+    let ports = told.resources["shop/web"].1.message(5).message(1).message(2).numbers(9);
+    assert_eq!(ports, [8080]);
+    let told = client.told(ADDRESS);
+    assert_eq!((told.names(), told.workload(WEB).texts(16)), (vec![WEB], vec!["shop/web".to_owned()]));
+    // A mesh that is strict refuses plain connections at each workload.
+    world.fake.put(&mtls("istio-system", &json!({"mtls": {"mode": "STRICT"}})));
+    let told = client.told(ADDRESS);
+    assert_eq!(told.names().len(), 3);
+    assert_eq!(told.workload(WEB).texts(16), [STRICT, "shop/web"]);
+    // A namespace that is not is an exception.
+    world.fake.put(&mtls("shop", &json!({"mtls": {"mode": "PERMISSIVE"}})));
+    assert_eq!(client.told(ADDRESS).workload(WEB).texts(16), ["shop/web"]);
+    world.fake.delete("authorizationpolicies", "shop/all");
+    assert_eq!(client.told(AUTHORIZATION).removed, ["shop/all"]);
+}
+
+#[test]
+fn a_cluster_whose_policies_cannot_be_listed_is_not_served() {
+    let world =
+        World::start(|fake| fake.change(|world| assert!(world.forbidden.insert("peerauthentications"))));
+    world.refused(&who(), 9, "the right to list authorizationpolicies and peerauthentications");
+    let refused = world.gateway.json("/api/v1/status")["xds"]["refused"].clone();
+    assert!(refused.to_string().contains("are not known"), "{refused}");
+}
+
+#[test]
+fn a_cluster_without_the_kinds_of_policies_has_none() {
+    let world = World::start(|fake| fake.change(|world| world.installed.clear()));
+    assert_eq!(world.everything().2.names(), [STRICT]);
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_ends_the_streams_of_its_cluster() {
+    let world = World::start(|_| {});
+    let (mut client, ..) = world.everything();
+    world.fake.put(&policy("odd", &json!({"rules": 7})));
+    let (code, text) = client.ended();
+    assert!(code == 9 && text.contains("are not known"), "{code} {text}");
+    world.fake.delete("authorizationpolicies", "shop/odd");
+    eventually("the cluster is served again", || {
+        let mut client = world.open(&who());
+        client.ask(AUTHORIZATION, &Ask::default());
+        matches!(client.next(), crate::support::wds::Next::Told(_)).then_some(())
+    });
+}
+
+#[test]
+fn services_and_workloads_that_use_a_waypoint_name_it() {
+    let world = World::start(|fake| fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "gate"}))));
+    let (mut client, addresses, _) = world.everything();
+    let waypoint = addresses.service("shop/web.shop.svc.cluster.local").message(7);
+    let hostname = waypoint.message(1);
+    assert_eq!((hostname.text(1), hostname.text(2)), ("shop".into(), "gate.shop.svc.cluster.local".into()));
+    assert_eq!(waypoint.number(3), 15_008);
+    assert!(!addresses.workload(WEB).has(8));
+    world.fake.put(&pod("caller", "10.0.0.6", "node-1", &json!({"istio.io/use-waypoint": "own"})));
+    assert_eq!(
+        client.told(ADDRESS).workload(CALLER).message(8).message(1).text(2),
+        "own.shop.svc.cluster.local"
+    );
+    world.fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "none"})));
+    assert!(!client.told(ADDRESS).service("shop/web.shop.svc.cluster.local").has(7));
+}
