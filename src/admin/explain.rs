@@ -24,7 +24,7 @@ use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMa
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
-use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol};
+use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, RefusalMode};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_wire::connect::status_of;
 
@@ -252,7 +252,13 @@ fn explain_by(
     } else if listener.protocol == ListenerProtocol::Tcp {
         // The client may not speak TLS, so it gets no alert.
     } else if let Some(alert) = alert_of(explanation.reason, explanation.rule.as_deref()) {
-        steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
+        steps.step(|| match listener.refusal {
+            RefusalMode::Alert => format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8),
+            RefusalMode::Close => {
+                "the gateway closes the connection without a TLS alert (refusal: close)".to_owned()
+            }
+            RefusalMode::Reset => "the gateway resets the connection (refusal: reset)".to_owned(),
+        });
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
     let is_unknown =

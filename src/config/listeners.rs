@@ -11,7 +11,9 @@ use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_document::tree::Node;
-use isthmus_snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol};
+use isthmus_snapshot::policy::{
+    HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol, RefusalMode,
+};
 
 use super::addresses::Opened;
 use super::table as keys;
@@ -90,6 +92,7 @@ impl Listeners {
                 from: fields.get(&keys::Listener::FROM).unwrap_or_default(),
                 proxy_protocol: proxy_protocol(&fields, &path, problems),
                 hello: hello(&fields.map(&keys::Listener::HELLO)),
+                refusal: fields.get(&keys::Listener::REFUSAL),
             }));
         }
         listeners
@@ -130,8 +133,14 @@ fn fits_protocol(
     path: &Path<'_>,
     problems: &mut Problems,
 ) {
-    let of_sni: [&dyn AnyKey; 2] = [&keys::Listener::ROUTES, &keys::Listener::FALLBACK];
-    for key in of_sni.into_iter().filter(|_| !protocol.takes_sni()) {
+    let of_sni: [&dyn AnyKey; 3] =
+        [&keys::Listener::ROUTES, &keys::Listener::FALLBACK, &keys::Listener::REFUSAL];
+    // The config that a gateway shows has the defaults of all listeners.
+    let is_default = |key: &dyn AnyKey| {
+        key.name() == keys::Listener::REFUSAL.name()
+            && fields.get(&keys::Listener::REFUSAL) == RefusalMode::Alert
+    };
+    for key in of_sni.into_iter().filter(|key| !protocol.takes_sni() && !is_default(*key)) {
         if let Some(node) = fields.at(key) {
             let fault = format!(
                 "found {} on a listener of protocol {}; it is allowed only with protocol sni or auto",

@@ -18,7 +18,7 @@ use super::core::Core;
 use super::entry::Entry;
 use super::eviction::{self, take_slot_of_unannounced};
 use super::peek::announced_at_once;
-use super::refuse;
+use super::refuse::{self, Farewell};
 use super::shared::Queue;
 use super::socket_key::SocketKey;
 use isthmus_model::address::{Bind, canonical_socket};
@@ -186,7 +186,7 @@ impl Incoming {
                 // reported.
                 let by_listener = admit_accepted(&listener, &entry).err();
                 let reason = by_listener.unwrap_or_else(|| entry.refused(refused));
-                refuse::at_once(core, &client, entry.alert(reason));
+                refuse::at_once(core, &client, Farewell::of(listener.refusal, entry.alert(reason)));
                 core.finish(&entry, reason);
                 return;
             }

@@ -21,7 +21,7 @@ use isthmus_model::limits::SourceLimits;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 
-isthmus_model::words!(Access, ListenerProtocol, LoadBalancing, LocalityMode, ProxyMode);
+isthmus_model::words!(Access, ListenerProtocol, LoadBalancing, LocalityMode, ProxyMode, RefusalMode);
 
 /// All parts of the config file that the data path or the aggregator acts on.
 #[derive(Clone, Debug)]
@@ -212,14 +212,23 @@ pub struct Listener {
     pub proxy_protocol: ProxyProtocol,
     /// Limits of the ClientHello.
     pub hello: HelloLimits,
+    /// How a TLS client learns that it is refused.
+    pub refusal: RefusalMode,
 }
 
 impl Listener {
     /// Returns a listener of protocol SNI that admits every source.
     pub fn sni(name: Arc<str>, bind: Bind) -> Self {
-        let (protocol, hello) = (ListenerProtocol::Sni, HelloLimits::default());
-        let proxy_protocol = ProxyProtocol::Forbid;
-        Self { name, bind, protocol, alpn: Vec::new(), from: Vec::new(), proxy_protocol, hello }
+        Self {
+            name,
+            bind,
+            protocol: ListenerProtocol::Sni,
+            alpn: Vec::new(),
+            from: Vec::new(),
+            proxy_protocol: ProxyProtocol::Forbid,
+            hello: HelloLimits::default(),
+            refusal: RefusalMode::Alert,
+        }
     }
 }
 
@@ -295,6 +304,32 @@ impl ListenerProtocol {
             Self::Hbone => "hbone",
             Self::Auto => "auto",
             Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// How a TLS client that gets an alert learns that it is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RefusalMode {
+    /// The client gets a TLS alert that names the kind of fault, and then the end of the connection.
+    #[default]
+    Alert,
+    /// The client gets the end of the connection (FIN) alone.
+    Close,
+    /// The connection is reset (RST).
+    Reset,
+}
+
+impl RefusalMode {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 3] = [Self::Alert, Self::Close, Self::Reset];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Alert => "alert",
+            Self::Close => "close",
+            Self::Reset => "reset",
         }
     }
 }

@@ -45,6 +45,10 @@ fn keys_of_listeners_fit_their_protocols() {
         ],
     );
     refused(
+        "listeners: [{name: a, bind: ':1', protocol: tcp, target: 'h:1', from: [10.0.0.0/8], refusal: close}]",
+        &[":1:94: listeners[0].refusal: found refusal on a listener of protocol tcp"],
+    );
+    refused(
         "listeners: [{name: a, bind: ':1', routes: {a.b: {endpoints: ['h:1'], listeners: [a]}}}]",
         &[
             ":1:81: listeners[0].routes[\"a.b\"].listeners: this key is not allowed here; the route applies to this listener only",
