@@ -46,6 +46,9 @@ pub struct ExplainRequest {
     pub source: Option<IpAddr>,
     /// The protocols that the caller offers by ALPN; `None`: the listener's ALPN check is shown, not applied.
     pub alpn: Option<Vec<String>>,
+    /// The address of the gateway to which the caller connects, which tells Gateways on the same port apart; `None`: an address
+    /// that no Gateway has requested.
+    pub local: Option<IpAddr>,
 }
 
 /// The run-time state of a running gateway, as far as an explanation shows it.
@@ -189,16 +192,19 @@ fn explain_by(
     };
     let entries =
         inquiry.alpn.as_ref().map(|names| Protocols::entries_of(names.iter().map(String::as_bytes)));
+    let protocol = snapshot.gateway_api.protocol(listener, inquiry.local);
     let request = AdmissionRequest {
         listener,
         requested: match &authority {
             Some(Ok(authority)) => Requested::Authority(authority),
-            None if listener.protocol == ListenerProtocol::Tcp => Requested::Nothing,
+            None if protocol == ListenerProtocol::Tcp => Requested::Nothing,
             Some(Err(_)) | None => Requested::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
         },
         source: inquiry.source,
         alpn: entries.as_deref().map(Protocols::from_entries),
         identity: inquiry.identity.as_ref(),
+        local: inquiry.local,
+        draw: None,
     };
     let mut steps = Steps::default();
     let bound = running.and_then(|running| running.listening.iter().find(|(name, _)| *name == listener.name));
@@ -249,7 +255,7 @@ fn explain_by(
                 status.as_u16()
             )
         });
-    } else if listener.protocol == ListenerProtocol::Tcp {
+    } else if protocol == ListenerProtocol::Tcp {
         // The client may not speak TLS, so it gets no alert.
     } else if let Some(alert) = alert_of(explanation.reason, explanation.rule.as_deref()) {
         steps.step(|| match listener.refusal {

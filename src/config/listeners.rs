@@ -93,6 +93,7 @@ impl Listeners {
                 proxy_protocol: proxy_protocol(&fields, &path, problems),
                 hello: hello(&fields.map(&keys::Listener::HELLO)),
                 refusal: fields.get(&keys::Listener::REFUSAL),
+                is_of_gateways: false,
             }));
         }
         listeners

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::gateway_api::{GatewayPlaces, GatewayRoute};
 use super::policy::Gateway;
 use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Endpoint, Labels};
@@ -87,6 +88,10 @@ pub enum Item {
     Mark(Mark),
     /// A planned drain of the registry's own items.
     Drain(RegistryDrain),
+    /// The places of a Gateway of the Gateway API.
+    GatewayPlaces(Arc<GatewayPlaces>),
+    /// A route of the Gateway API.
+    GatewayRoute(Arc<GatewayRoute>),
 }
 
 /// A planned drain, as a registry has found it.
@@ -209,6 +214,10 @@ pub enum Key {
     Mark(MarkKey),
     /// The object that orders a planned drain.
     Drain(Arc<str>),
+    /// A Gateway of the Gateway API.
+    GatewayPlaces(Arc<str>),
+    /// A route of the Gateway API.
+    GatewayRoute(Arc<str>),
 }
 
 impl Item {
@@ -220,6 +229,8 @@ impl Item {
             Self::Gateway(gateway) => Key::Gateway(gateway.key.clone()),
             Self::Mark(mark) => Key::Mark(mark.key.clone()),
             Self::Drain(drain) => Key::Drain(drain.object.clone()),
+            Self::GatewayPlaces(gateway) => Key::GatewayPlaces(gateway.object.clone()),
+            Self::GatewayRoute(route) => Key::GatewayRoute(route.object.clone()),
         }
     }
 }
@@ -232,6 +243,7 @@ impl fmt::Display for Key {
             Self::Gateway(key) => write!(f, "gateway {} of network {}", key.name, key.network),
             Self::Mark(key) => write!(f, "mark {} of service {}", key.object, key.service),
             Self::Drain(object) => write!(f, "drain {object}"),
+            Self::GatewayPlaces(object) | Self::GatewayRoute(object) => object.fmt(f),
         }
     }
 }
@@ -249,12 +261,21 @@ pub struct Dirty {
     pub named: BTreeSet<HostName>,
     /// True if the roots of a trust domain have changed.
     pub trust_roots: bool,
+    /// Routes of the Gateway API that a registry has changed.
+    pub gateway_routes: BTreeSet<Arc<str>>,
+    /// True if a registry has changed the places of Gateways of the Gateway API.
+    pub gateway_places: bool,
 }
 
 impl Dirty {
     /// Returns true if no snapshot has to be built.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty() && !self.trust_roots
+        self.services.is_empty()
+            && self.networks.is_empty()
+            && self.resolved.is_empty()
+            && !self.trust_roots
+            && self.gateway_routes.is_empty()
+            && !self.gateway_places
     }
 
     /// Adds the changes of `other`.
@@ -264,5 +285,7 @@ impl Dirty {
         self.resolved.extend(other.resolved);
         self.named.extend(other.named);
         self.trust_roots |= other.trust_roots;
+        self.gateway_routes.extend(other.gateway_routes);
+        self.gateway_places |= other.gateway_places;
     }
 }

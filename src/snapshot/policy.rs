@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::gateway_api::Backend;
 use super::peer::Peer;
 use super::steering::{Cost, ServiceSteering, Steering};
 use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
@@ -214,6 +215,9 @@ pub struct Listener {
     pub hello: HelloLimits,
     /// How a TLS client learns that it is refused.
     pub refusal: RefusalMode,
+    /// True if the port belongs to Gateways of the Gateway API (`gatewayApi.ports`). Only routes apply on it: those of the
+    /// Gateways, and those of the config file.
+    pub is_of_gateways: bool,
 }
 
 impl Listener {
@@ -228,6 +232,7 @@ impl Listener {
             proxy_protocol: ProxyProtocol::Forbid,
             hello: HelloLimits::default(),
             refusal: RefusalMode::Alert,
+            is_of_gateways: false,
         }
     }
 }
@@ -383,11 +388,11 @@ impl Default for HelloLimits {
     }
 }
 
-/// A route of the config file.
+/// A route of the config file, or of the Gateway API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// The name in logs and labels, unique: the key, for a route of one listener `LISTENER/KEY`, and for one that another route
-    /// leads to `KEY#PROTOCOL`.
+    /// leads to `KEY#PROTOCOL`; of the Gateway API the object, such as `TLSRoute shop/web`.
     pub name: Arc<str>,
     /// The names that the route matches.
     pub key: RouteName,
@@ -469,6 +474,8 @@ pub enum RouteTarget {
         /// The subset; empty for all endpoints.
         subset: Arc<str>,
     },
+    /// The backends of a route of the Gateway API, among which connections are divided by weight.
+    Backends(Arc<[Backend]>),
 }
 
 /// An endpoint of a route.

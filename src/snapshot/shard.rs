@@ -6,15 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+mod gateway_objects;
 mod parts;
 mod scope;
 
+use self::gateway_objects::GatewayObjects;
 use self::parts::{Namespaces, Sets};
 use self::scope::Denied;
 use super::bucket_map::BucketMap;
 use super::change::{
     Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryDrain, RegistryGateway,
 };
+use super::gateway_api::{GatewayPlaces, GatewayRoute};
 use super::listing::Listing;
 use super::name_index::NameMap;
 use super::policy::{AddressScope, Gateway, RegistryScope};
@@ -79,6 +82,7 @@ pub struct Shard {
     marks: BucketMap<ServiceKey, Arc<[Mark]>>,
     /// The planned drains of the shard's own items, by the object that orders each.
     drains: Arc<BTreeMap<Arc<str>, Arc<Drain>>>,
+    gateway_api: GatewayObjects,
     /// The parts that the scope denies, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
     /// The number of endpoints and waypoints that the scope denies because of their addresses, by host name of the service.
@@ -143,6 +147,8 @@ impl Shard {
             Item::Drain(RegistryDrain { object, drain }) => {
                 Arc::make_mut(&mut self.drains).insert(object, drain);
             }
+            Item::GatewayPlaces(gateway) => self.gateway_api.put_places(gateway, dirty),
+            Item::GatewayRoute(route) => self.gateway_api.put_route(route, dirty),
         }
     }
 
@@ -169,6 +175,8 @@ impl Shard {
                     Arc::make_mut(&mut self.drains).remove(object);
                 }
             }
+            Key::GatewayPlaces(object) => self.gateway_api.remove_places(object, dirty),
+            Key::GatewayRoute(object) => self.gateway_api.remove_route(object, dirty),
         }
     }
 
@@ -184,7 +192,8 @@ impl Shard {
         let marks = marks.map(|mark| Key::Mark(mark.key.clone()));
         let denied = self.denied.iter().filter(|(_, denied)| denied.whole).map(|(key, _)| key.clone());
         let drains = self.drains.keys().cloned().map(Key::Drain);
-        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(denied)
+        let of_gateway_api = self.gateway_api.items().map(|item| item.key());
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(denied).chain(of_gateway_api)
     }
 
     /// Returns true if the shard has the item.
@@ -197,6 +206,8 @@ impl Shard {
             Key::Gateway(key) => self.gateways.contains_key(key),
             Key::Mark(key) => self.mark(key).is_some(),
             Key::Drain(object) => self.drains.contains_key(object),
+            Key::GatewayPlaces(object) => self.gateway_api.gateways.contains_key(object),
+            Key::GatewayRoute(object) => self.gateway_api.routes.contains_key(&**object),
         }
     }
 
@@ -221,7 +232,7 @@ impl Shard {
         let drains = self.drains.iter().map(|(object, drain)| {
             Item::Drain(RegistryDrain { object: object.clone(), drain: drain.clone() })
         });
-        services.chain(sets).chain(gateways).chain(marks).chain(drains)
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(self.gateway_api.items())
     }
 
     fn put_service(&mut self, service: Arc<Service>, dirty: &mut Dirty) {
@@ -440,6 +451,9 @@ impl Shard {
         dirty.networks.extend(self.gateway_networks().into_iter().cloned());
         dirty.networks.extend(earlier.gateway_networks().into_iter().cloned());
         dirty.named.extend(self.names().chain(earlier.names()).cloned());
+        let routes = self.gateway_routes().chain(earlier.gateway_routes());
+        dirty.gateway_routes.extend(routes.map(|route| route.object.clone()));
+        dirty.gateway_places |= self.gateway_api.gateways != earlier.gateway_api.gateways;
         self
     }
 
@@ -517,6 +531,21 @@ impl Shard {
         self.named.iter().map(|(name, _)| name).chain(of_gateways)
     }
 
+    /// Returns the Gateways of the Gateway API, in order of their objects.
+    pub fn gateway_places(&self) -> impl Iterator<Item = &Arc<GatewayPlaces>> {
+        self.gateway_api.gateways.values()
+    }
+
+    /// Returns the routes of the Gateway API, in no particular order.
+    pub fn gateway_routes(&self) -> impl Iterator<Item = &Arc<GatewayRoute>> {
+        self.gateway_api.routes.iter().map(|(_, route)| route)
+    }
+
+    /// Returns the route of this object.
+    pub fn gateway_route(&self, object: &str) -> Option<&Arc<GatewayRoute>> {
+        self.gateway_api.routes.get(object)
+    }
+
     /// Returns the numbers of items.
     pub fn counts(&self) -> Counts {
         Counts { gateways: self.gateways.len(), ..self.counts }
@@ -529,6 +558,7 @@ impl Shard {
             && self.gateways.is_empty()
             && self.marks.is_empty()
             && self.drains.is_empty()
+            && self.gateway_api.is_empty()
     }
 
     /// Returns a [`Dirty`] that names all items, for when the standing changes, or the shard is added or removed.
@@ -539,6 +569,8 @@ impl Shard {
             resolved: BTreeSet::new(),
             named: self.names().cloned().collect(),
             trust_roots: false,
+            gateway_routes: self.gateway_routes().map(|route| route.object.clone()).collect(),
+            gateway_places: !self.gateway_api.gateways.is_empty(),
         }
     }
 
@@ -597,7 +629,7 @@ fn service_of(key: &Key) -> Option<&HostName> {
     match key {
         Key::Service(key) => Some(&key.hostname),
         Key::Endpoints(key) => Some(&key.service.hostname),
-        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) => None,
+        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) | Key::GatewayPlaces(_) | Key::GatewayRoute(_) => None,
     }
 }
 
