@@ -11,11 +11,13 @@ use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_document::tree::Node;
+use isthmus_model::address::Bind;
 use isthmus_snapshot::policy::{
     HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol, RefusalMode,
 };
 
 use super::addresses::Opened;
+use super::registries::GatewayPort;
 use super::table as keys;
 
 /// The name of the listener that `listen` defines.
@@ -97,6 +99,27 @@ impl Listeners {
             }));
         }
         listeners
+    }
+
+    /// Adds a listener for each port that belongs to Gateways of the Gateway API.
+    pub(super) fn add_gateway_ports(
+        &mut self,
+        ports: Vec<GatewayPort>,
+        opened: &mut Vec<Opened>,
+        problems: &mut Problems,
+    ) {
+        for GatewayPort { port, refusal, path, position } in ports {
+            let (name, bind): (Arc<str>, _) = (format!("gateway-{port}").into(), Bind::Any { port });
+            if self.names.contains(&name) {
+                let fault =
+                    format!("the listener of this port has the name {name:?}, which another listener has");
+                problems.error(position, &path, fault);
+            }
+            opened.push(Opened { path, bind, position: Some(position) });
+            self.names.push(name.clone());
+            let listener = Listener { refusal, is_of_gateways: true, ..Listener::sni(name, bind) };
+            self.list.push(listener.into());
+        }
     }
 
     /// Returns the names under `key` of a route or export.
