@@ -36,7 +36,7 @@
 //! | [`wds`] | workloads, services and policies for ztunnels | xds, files |
 //! | [`dns`] | names, virtual addresses | world, tls |
 //! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |
-//! | `kubernetes` | registries in Kubernetes (an optional crate) | aggregator |
+//! | `kubernetes` | registries in Kubernetes, and the Gateway API (an optional crate) | aggregator |
 //! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |
 //! | [`config`] | the file → checked `Config` | wds, dns, peer |
 //! | [`admin`] | HTTP API, dashboard, readiness, explain, horizon | dataplane, config, api |

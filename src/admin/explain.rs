@@ -24,7 +24,7 @@ use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMa
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
-use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol};
+use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, RefusalMode};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_wire::connect::status_of;
 
@@ -46,6 +46,9 @@ pub struct ExplainRequest {
     pub source: Option<IpAddr>,
     /// The protocols that the caller offers by ALPN; `None`: the listener's ALPN check is shown, not applied.
     pub alpn: Option<Vec<String>>,
+    /// The address of the gateway to which the caller connects, which tells Gateways on the same port apart; `None`: an address
+    /// that no Gateway has requested.
+    pub local: Option<IpAddr>,
 }
 
 /// The run-time state of a running gateway, as far as an explanation shows it.
@@ -189,16 +192,19 @@ fn explain_by(
     };
     let entries =
         inquiry.alpn.as_ref().map(|names| Protocols::entries_of(names.iter().map(String::as_bytes)));
+    let protocol = snapshot.gateway_api.protocol(listener, inquiry.local);
     let request = AdmissionRequest {
         listener,
         requested: match &authority {
             Some(Ok(authority)) => Requested::Authority(authority),
-            None if listener.protocol == ListenerProtocol::Tcp => Requested::Nothing,
+            None if protocol == ListenerProtocol::Tcp => Requested::Nothing,
             Some(Err(_)) | None => Requested::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
         },
         source: inquiry.source,
         alpn: entries.as_deref().map(Protocols::from_entries),
         identity: inquiry.identity.as_ref(),
+        local: inquiry.local,
+        draw: None,
     };
     let mut steps = Steps::default();
     let bound = running.and_then(|running| running.listening.iter().find(|(name, _)| *name == listener.name));
@@ -249,10 +255,16 @@ fn explain_by(
                 status.as_u16()
             )
         });
-    } else if listener.protocol == ListenerProtocol::Tcp {
+    } else if protocol == ListenerProtocol::Tcp {
         // The client may not speak TLS, so it gets no alert.
     } else if let Some(alert) = alert_of(explanation.reason, explanation.rule.as_deref()) {
-        steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
+        steps.step(|| match listener.refusal {
+            RefusalMode::Alert => format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8),
+            RefusalMode::Close => {
+                "the gateway closes the connection without a TLS alert (refusal: close)".to_owned()
+            }
+            RefusalMode::Reset => "the gateway resets the connection (refusal: reset)".to_owned(),
+        });
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
     let is_unknown =

@@ -133,7 +133,7 @@ struct Found {
 fn find(snapshot: &Snapshot, which: &Which) -> Found {
     let anywhere = Which { port: None, service: None, ..which.clone() };
     let mut found = Found::default();
-    for candidates in Dialled::new(&snapshot.policy).all(snapshot) {
+    for candidates in Dialled::new(&snapshot.policy).with_gateway_api(snapshot).all(snapshot) {
         let service = service_of(&candidates.group);
         let keys = candidates.endpoints().iter().map(|candidate| &candidate.key);
         for key in keys.filter(|key| anywhere.covers(service, key.address)) {

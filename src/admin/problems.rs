@@ -191,7 +191,7 @@ fn absent(snapshot: &Snapshot) -> Vec<Problem> {
         RouteTarget::Service { hostname, .. } => {
             Some((hostname.clone(), format!("the route {:?}", &*route.name)))
         }
-        RouteTarget::Endpoints { .. } => None,
+        RouteTarget::Endpoints { .. } | RouteTarget::Backends(_) => None,
     });
     let absent = exports.chain(routes).filter(|(name, _)| is_absent(name));
     let problem = |(name, by): (HostName, String)| {

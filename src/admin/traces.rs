@@ -25,5 +25,6 @@ pub(super) fn question(record: &ConnectionRecord) -> Option<ExplainRequest> {
         listener: Some(record.listener.to_string()),
         source: Some(record.source.ip()),
         alpn: authority.is_none().then_some(offered),
+        local: record.local.map(|local| local.ip()),
     })
 }

@@ -1,5 +1,6 @@
 //! The values of the API that are made from the snapshot and the state of the program.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::clients::refused;
@@ -20,6 +21,7 @@ use isthmus_net::admission::bandwidth::Usage;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Report;
 use isthmus_snapshot::exported::Exported;
+use isthmus_snapshot::gateway_api::{Backend, Place};
 use isthmus_snapshot::peer::Peer;
 use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, Route, RouteTarget};
 use isthmus_snapshot::service_view::{AskedBy, PortView, ServiceView};
@@ -83,7 +85,7 @@ pub fn status(sources: &Sources) -> Status {
         workers: program.workers,
         connections: sources.dataplane.connections_active(),
         services: snapshot.service_count(),
-        routes: snapshot.policy.routes.len(),
+        routes: snapshot.policy.routes.len() + snapshot.gateway_api.len(),
         peers: snapshot.policy.peers.len(),
         identity: sources.identities.source(),
         registries: registries(&aggregator),
@@ -180,7 +182,40 @@ fn report(report: &Report) -> api::registry::Report {
     }
 }
 
-/// Returns one object per route, in the order of the file.
+/// Returns the backends of a route of the Gateway API, with the reasons why some refuse their connections.
+fn of_backends(backends: &[Backend]) -> Vec<String> {
+    let text = |backend: &Backend| match &backend.to {
+        Ok(to) => format!("{to} (weight {})", backend.weight),
+        Err(why) => format!("refused (weight {}): {why}", backend.weight),
+    };
+    backends.iter().map(text).collect()
+}
+
+/// Returns the listener of a place of Gateways, with its address if it has one of its own.
+fn place_text(snapshot: &Snapshot, place: &Place) -> Option<String> {
+    let is_its = |listener: &&Arc<Listener>| listener.is_of_gateways && listener.bind.port() == place.port;
+    let listener = snapshot.policy.listeners.iter().find(is_its)?;
+    Some(match place.address {
+        Some(address) => format!("{} at {address}", listener.name),
+        None => listener.name.to_string(),
+    })
+}
+
+/// Returns one object per route of the Gateway API, in order of their objects.
+fn gateway_routes(snapshot: &Snapshot) -> impl Iterator<Item = api::listener::Route> {
+    snapshot.gateway_api.routes().into_iter().map(|route| {
+        let places: BTreeSet<&Place> = route.claims.iter().map(|claim| &claim.place).collect();
+        api::listener::Route {
+            name: route.object.to_string(),
+            listeners: places.into_iter().filter_map(|place| place_text(snapshot, place)).collect(),
+            from: Vec::new(),
+            leads_to: of_backends(&route.backends),
+            endpoints: None,
+        }
+    })
+}
+
+/// Returns one object per route: those of the config in the order of the file, then those of the Gateway API.
 pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
     let view = |route: &Arc<Route>| {
         let entry = snapshot.routes().named(&route.name);
@@ -194,7 +229,7 @@ pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
             endpoints: candidates.map(|candidates| candidates.endpoints().len()),
         }
     };
-    snapshot.policy.routes.iter().map(view).collect()
+    snapshot.policy.routes.iter().map(view).chain(gateway_routes(snapshot)).collect()
 }
 
 /// Returns the targets of a route in the form of the config file.
@@ -205,6 +240,7 @@ fn leads_to(route: &Route) -> Vec<String> {
             let subset = if subset.is_empty() { String::new() } else { format!(" ({subset})") };
             vec![format!("{hostname}:{port}{subset}")]
         }
+        RouteTarget::Backends(backends) => of_backends(backends),
     }
 }
 
@@ -307,7 +343,7 @@ pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
     let mut rows = Vec::new();
     for listener in &snapshot.policy.listeners {
         exposed_routes(snapshot, listener, &mut rows);
-        if listener.protocol == ListenerProtocol::Tcp {
+        if listener.protocol == ListenerProtocol::Tcp || listener.is_of_gateways {
             continue;
         }
         for service in snapshot.services() {
@@ -319,7 +355,27 @@ pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
             exposed_to_peer(snapshot, listener, peer, &mut rows);
         }
     }
+    exposed_gateway_routes(snapshot, &mut rows);
     rows
+}
+
+/// Adds the names that routes of the Gateway API make reachable, each with the object that does.
+fn exposed_gateway_routes(snapshot: &Snapshot, rows: &mut Vec<Exposed>) {
+    for route in snapshot.gateway_api.routes() {
+        for claim in &route.claims {
+            let Some(listener) = place_text(snapshot, &claim.place) else { continue };
+            rows.push(Exposed {
+                name: claim.name.as_ref().map_or_else(|| "any connection".to_owned(), ToString::to_string),
+                listener,
+                by: route.object.to_string(),
+                leads_to: of_backends(&route.backends),
+                sources: sources_text(&[]),
+                identities: Identities::not_checked(),
+                marked_by: None,
+                hidden_by: Vec::new(),
+            });
+        }
+    }
 }
 
 fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Exposed>) {

@@ -26,7 +26,9 @@ pub(super) fn start(sources: &Sources, scope: &Scope) {
                 let upstreams = upstreams.clone();
                 // This takes long in a large config. If it panics, the ejections end at the time that was set before.
                 let limited = background::run(move || {
-                    for candidates in Dialled::new(&snapshot.policy).all(&snapshot) {
+                    for candidates in
+                        Dialled::new(&snapshot.policy).with_gateway_api(&snapshot).all(&snapshot)
+                    {
                         upstreams.limit_ejections(candidates);
                     }
                 });

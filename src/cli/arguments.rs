@@ -94,7 +94,7 @@ pub(super) struct Explain {
         long,
         value_name = "TRACE",
         value_parser = trace_id,
-        conflicts_with_all = ["name", "authority", "identity", "from", "alpn", "listener", "config", "probe"]
+        conflicts_with_all = ["name", "authority", "identity", "from", "to", "alpn", "listener", "config", "probe"]
     )]
     pub(super) trace: Option<TraceId>,
     /// The name is the authority of an HBONE CONNECT: `hostname:port` or `address:port`
@@ -106,6 +106,9 @@ pub(super) struct Explain {
     /// Address of the client; without it, source rules are shown but not checked
     #[arg(long, value_name = "IP")]
     pub(super) from: Option<IpAddr>,
+    /// Address of the gateway to which the client connects, which tells Gateways on the same port apart
+    #[arg(long, value_name = "IP")]
+    pub(super) to: Option<IpAddr>,
     /// ALPN protocols that the client offers; without it, the listener's check is shown but not applied
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(super) alpn: Option<Vec<String>>,

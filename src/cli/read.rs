@@ -52,6 +52,7 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
         listener: args.listener.clone(),
         source: args.from.map(|source| source.to_canonical()),
         alpn: args.alpn.clone().map(|names| names.into_iter().filter(|name| !name.is_empty()).collect()),
+        local: args.to.map(|local| local.to_canonical()),
     };
     let mut explanation = explain_name(&offline.snapshot, &inquiry, None).map_err(Failure::Wrong)?;
     if args.probe {
@@ -62,11 +63,13 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
 
 fn explain_live(args: &Explain) -> Result<Value, Failure> {
     let from = args.from.map(|source| source.to_string());
+    let to = args.to.map(|local| local.to_string());
     let alpn = args.alpn.as_ref().map(|names| names.join(","));
     let mut parameters =
         vec![(if args.authority { "authority" } else { "sni" }, args.name.as_deref().unwrap_or_default())];
     parameters.extend(args.identity.as_ref().map(|identity| ("identity", identity.as_str())));
     parameters.extend(from.as_deref().map(|source| ("from", source)));
+    parameters.extend(to.as_deref().map(|local| ("to", local)));
     parameters.extend(alpn.as_deref().map(|names| ("alpn", names)));
     parameters.extend(args.listener.as_deref().map(|name| ("listener", name)));
     let path = format!("/api/v1/explain?{}", client::query(&parameters));

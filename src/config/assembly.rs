@@ -39,8 +39,12 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let node = node(&root.map(&keys::Root::NODE));
     let (services, positions) = services.finish(node.cluster.clone(), node.network.clone());
     let telemetry = root.map(&keys::Root::TELEMETRY);
+    let mesh = mesh(&root.map(&keys::Root::MESH));
+    let registries = registries::read(&root, &mesh, &mut problems);
+    let registries::Registries { list: mut registries, places: registry_places, gateway_ports } = registries;
     let mut opened = Vec::new();
-    let listeners = Listeners::read(&root, complete, &mut opened, &mut problems);
+    let mut listeners = Listeners::read(&root, complete, &mut opened, &mut problems);
+    listeners.add_gateway_ports(gateway_ports, &mut opened, &mut problems);
     let admin = telemetry::admin(&root, &mut opened, &mut problems);
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
@@ -53,8 +57,6 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let around =
         Surroundings { listeners: &listeners, own: &own, tuning: Arc::new(Tuning::for_routes(&timeouts)) };
     let routes = routes::read(&root, &around, &mut problems);
-    let mesh = mesh(&root.map(&keys::Root::MESH));
-    let (mut registries, registry_places) = registries::read(&root, &mesh, &mut problems);
     registries::seen_from(&node.namespace, &mut registries);
     if wds.is_some() {
         registries::read_for_ztunnels(&mut registries);
@@ -69,7 +71,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let secure_xds = xds.as_ref().is_some_and(|options| options.tls);
     identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);
     let exports = exports::read(&root, &listeners, &clusters, &mut problems);
-    let mut registries = registries::with_export_writer(registries, &node, &exports);
+    let mut registries = registries::with_writers(registries, &node, &exports);
     let aggregator = AggregatorOptions {
         virtual_addresses: dns_server.as_ref().map(|server| server.ranges),
         ..aggregation::options(&root, &mut problems)
@@ -95,7 +97,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         listeners: listeners.list,
     };
     steering::check_networks(&root, &policy, &registries, &mut problems);
-    something_to_do(&root, &tree, complete && xds.is_none() && dns_server.is_none(), &mut problems);
+    let is_idle = policy.listeners.is_empty() && xds.is_none() && dns_server.is_none();
+    something_to_do(&root, &tree, complete && is_idle, &mut problems);
     if complete {
         warn_of_idle_listeners(&root, &policy, &mut problems);
         peers::warn_of_offers_without_gateways(&root, &policy.networks, &registries, &mut problems);
@@ -211,7 +214,8 @@ fn drain(fields: &Fields<'_>) -> Drain {
 fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Problems) {
     let here = |names: &[Arc<str>], name: &Arc<str>| names.is_empty() || names.contains(name);
     let list = Path::Root.key(keys::Root::LISTENERS.name());
-    for listener in &policy.listeners {
+    // What can be reached through the ports of Gateways is up to their routes.
+    for listener in policy.listeners.iter().filter(|listener| !listener.is_of_gateways) {
         // Routes apply to SNI clients only.
         let by_name = listener.protocol.takes_sni();
         let routed = policy.routes.iter().any(|route| match &route.own_of {

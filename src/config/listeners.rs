@@ -11,9 +11,13 @@ use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_document::tree::Node;
-use isthmus_snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol};
+use isthmus_model::address::Bind;
+use isthmus_snapshot::policy::{
+    HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol, RefusalMode,
+};
 
 use super::addresses::Opened;
+use super::registries::GatewayPort;
 use super::table as keys;
 
 /// The name of the listener that `listen` defines.
@@ -90,9 +94,32 @@ impl Listeners {
                 from: fields.get(&keys::Listener::FROM).unwrap_or_default(),
                 proxy_protocol: proxy_protocol(&fields, &path, problems),
                 hello: hello(&fields.map(&keys::Listener::HELLO)),
+                refusal: fields.get(&keys::Listener::REFUSAL),
+                is_of_gateways: false,
             }));
         }
         listeners
+    }
+
+    /// Adds a listener for each port that belongs to Gateways of the Gateway API.
+    pub(super) fn add_gateway_ports(
+        &mut self,
+        ports: Vec<GatewayPort>,
+        opened: &mut Vec<Opened>,
+        problems: &mut Problems,
+    ) {
+        for GatewayPort { port, refusal, path, position } in ports {
+            let (name, bind): (Arc<str>, _) = (format!("gateway-{port}").into(), Bind::Any { port });
+            if self.names.contains(&name) {
+                let fault =
+                    format!("the listener of this port has the name {name:?}, which another listener has");
+                problems.error(position, &path, fault);
+            }
+            opened.push(Opened { path, bind, position: Some(position) });
+            self.names.push(name.clone());
+            let listener = Listener { refusal, is_of_gateways: true, ..Listener::sni(name, bind) };
+            self.list.push(listener.into());
+        }
     }
 
     /// Returns the names under `key` of a route or export.
@@ -130,8 +157,14 @@ fn fits_protocol(
     path: &Path<'_>,
     problems: &mut Problems,
 ) {
-    let of_sni: [&dyn AnyKey; 2] = [&keys::Listener::ROUTES, &keys::Listener::FALLBACK];
-    for key in of_sni.into_iter().filter(|_| !protocol.takes_sni()) {
+    let of_sni: [&dyn AnyKey; 3] =
+        [&keys::Listener::ROUTES, &keys::Listener::FALLBACK, &keys::Listener::REFUSAL];
+    // The config that a gateway shows has the defaults of all listeners.
+    let is_default = |key: &dyn AnyKey| {
+        key.name() == keys::Listener::REFUSAL.name()
+            && fields.get(&keys::Listener::REFUSAL) == RefusalMode::Alert
+    };
+    for key in of_sni.into_iter().filter(|key| !protocol.takes_sni() && !is_default(*key)) {
         if let Some(node) = fields.at(key) {
             let fault = format!(
                 "found {} on a listener of protocol {}; it is allowed only with protocol sni or auto",

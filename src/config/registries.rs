@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use isthmus_aggregator::spec::etcd::{EtcdSpec, Login};
 use isthmus_aggregator::spec::kubernetes::{
-    AccessSpec, ClusterSource, ClustersSpec, ExportWriterSpec, Knows, KubernetesSpec, NamespaceChoice,
+    AccessSpec, ClusterSource, ClustersSpec, GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec,
+    NamespaceChoice,
 };
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_document::problem::{Path, Position, Problems};
@@ -16,19 +17,37 @@ use isthmus_document::table::AnyKey;
 use isthmus_model::address::Scheme;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::peer::is_place_of_peer;
-use isthmus_snapshot::policy::{self, AddressScope, ExportRule, MarkCondition, Mesh, RegistryScope};
+use isthmus_snapshot::policy::{
+    self, AddressScope, ExportRule, MarkCondition, Mesh, RefusalMode, RegistryScope,
+};
 use isthmus_tls::client::{CertificateFiles, Files};
 
 use super::file::{path_of, relative_to};
 use super::table::Root;
 use super::table::registries as keys;
 
-/// Reads the registries in the order of the file. Also returns the position of each, by its name.
-pub(super) fn read(
-    root: &Fields<'_>,
-    mesh: &Mesh,
-    problems: &mut Problems,
-) -> (Vec<RegistrySpec>, BTreeMap<Arc<str>, String>) {
+/// The registries of a config.
+pub(super) struct Registries {
+    /// The registries in the order of the file.
+    pub(super) list: Vec<RegistrySpec>,
+    /// The position of each registry, by its name.
+    pub(super) places: BTreeMap<Arc<str>, String>,
+    /// The ports that belong to Gateways of the Gateway API.
+    pub(super) gateway_ports: Vec<GatewayPort>,
+}
+
+/// A port that belongs to Gateways of the Gateway API.
+pub(super) struct GatewayPort {
+    pub(super) port: u16,
+    /// How TLS clients learn that they are refused.
+    pub(super) refusal: RefusalMode,
+    /// The path and the position of the port in the file.
+    pub(super) path: String,
+    pub(super) position: Position,
+}
+
+/// Reads the registries.
+pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> Registries {
     let list = Path::Root.key(Root::REGISTRIES.name());
     let mut places = BTreeMap::new();
     let mut reader = Reader {
@@ -37,6 +56,8 @@ pub(super) fn read(
         etcds: HashMap::new(),
         clusters: HashMap::new(),
         registries: Vec::new(),
+        gateway_api: None,
+        gateway_ports: Vec::new(),
     };
     for (index, fields, node) in root.maps(&Root::REGISTRIES) {
         let path = list.index(index);
@@ -60,7 +81,7 @@ pub(super) fn read(
         places
             .extend(reader.registries[count..].iter().map(|registry| (registry.name.clone(), place.clone())));
     }
-    (reader.registries, places)
+    Registries { list: reader.registries, places, gateway_ports: reader.gateway_ports }
 }
 
 /// Reads `allow`: the services, networks and addresses that a registry may provide.
@@ -127,6 +148,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         gateways,
         export_writer: None,
         ambient: false,
+        gateway_api: None,
     }
 }
 
@@ -152,12 +174,20 @@ pub(super) fn read_for_ztunnels(registries: &mut [RegistrySpec]) {
     }
 }
 
-/// Makes the registry of the node's own cluster write the conditions of ServiceExports, if an export rule requires them.
-pub(super) fn with_export_writer(
+/// Gives the registries that write to their API servers the node's name and namespace, under which they hold a Lease. The registry
+/// of the node's own cluster writes the conditions of ServiceExports, if an export rule requires them.
+pub(super) fn with_writers(
     mut registries: Vec<RegistrySpec>,
     node: &policy::Node,
     exports: &[Arc<ExportRule>],
 ) -> Vec<RegistrySpec> {
+    let or = |text: &Arc<str>, other: &str| if text.is_empty() { other.into() } else { text.clone() };
+    for registry in &mut registries {
+        if let RegistryKind::Kubernetes(KubernetesSpec { gateway_api: Some(spec), .. }) = &mut registry.kind {
+            spec.writer.namespace = or(&node.namespace, &spec.writer.namespace);
+            spec.writer.holder = or(&node.name, &spec.writer.holder);
+        }
+    }
     if !exports.iter().any(|rule| rule.marked == Some(MarkCondition::ServiceExport)) {
         return registries;
     }
@@ -167,10 +197,9 @@ pub(super) fn with_export_writer(
         RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => false,
     };
     let knows = if registries.iter().any(is_other) { Knows::OtherClusters } else { Knows::OwnCluster };
-    let or = |text: &Arc<str>, other: &str| if text.is_empty() { other.into() } else { text.clone() };
     for registry in registries.iter_mut().filter(|registry| registry.cluster == node.cluster) {
         if let RegistryKind::Kubernetes(spec) = &mut registry.kind {
-            spec.export_writer = Some(ExportWriterSpec {
+            spec.export_writer = Some(LeaseSpec {
                 namespace: or(&node.namespace, &spec.system_namespace),
                 holder: or(&node.name, "isthmus"),
                 knows,
@@ -189,6 +218,9 @@ struct Reader<'r> {
     /// The positions of Kubernetes clusters, to find duplicates.
     clusters: HashMap<Arc<str>, Position>,
     registries: Vec<RegistrySpec>,
+    /// The position of the first `gatewayApi`.
+    gateway_api: Option<Position>,
+    gateway_ports: Vec<GatewayPort>,
 }
 
 impl Reader<'_> {
@@ -259,9 +291,46 @@ impl Reader<'_> {
         self.not_of_a_peer(fields, &keys::Kubernetes::NETWORK, of_network, at);
         let scope = of_kubernetes(scope, network.is_some());
         let spec = kubernetes(fields, access, &scope, mesh);
-        let spec = KubernetesSpec { network: network.clone(), ..spec };
+        let gateway_api = self.gateway_api(fields, &spec, at);
+        let spec = KubernetesSpec { network: network.clone(), gateway_api, ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
+    }
+
+    /// Reads `gatewayApi`. Only one registry may have it, because two clusters cannot share the ports of one process.
+    fn gateway_api(
+        &mut self,
+        fields: &Fields<'_>,
+        cluster: &KubernetesSpec,
+        at: &Path<'_>,
+    ) -> Option<GatewayApiSpec> {
+        let path = at.key(keys::Kubernetes::GATEWAY_API.name());
+        let node = fields.at(&keys::Kubernetes::GATEWAY_API).filter(|node| !node.is_off())?;
+        if let Some(first) = self.gateway_api {
+            let first = self.problems.place(first);
+            let fault = format!("only one registry may have gatewayApi; first at {first}");
+            self.problems.error(node.position, &path, fault);
+            return None;
+        }
+        self.gateway_api = Some(node.position);
+        let of = fields.map(&keys::Kubernetes::GATEWAY_API);
+        let refusal = of.get(&keys::GatewayApi::REFUSAL);
+        let list = path.key(keys::GatewayApi::PORTS.name());
+        let ports = of.values(&keys::GatewayApi::PORTS).map(|(index, port, node)| {
+            let path = list.index(index).to_string();
+            GatewayPort { port, refusal, path, position: node.position }
+        });
+        self.gateway_ports = ports.collect();
+        Some(GatewayApiSpec {
+            class: of.get(&keys::GatewayApi::CLASS).unwrap_or_default(),
+            ports: self.gateway_ports.iter().map(|port| port.port).collect(),
+            addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
+            writer: LeaseSpec {
+                namespace: cluster.system_namespace.clone(),
+                holder: "isthmus".into(),
+                knows: Knows::OwnCluster,
+            },
+        })
     }
 
     /// Reports an error if the name of a cluster or network is one of a peer. A registry of this mesh must not speak for a peer.

@@ -11,7 +11,7 @@ use isthmus_document::tree;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::limits;
 use isthmus_model::name::HostName;
-use isthmus_snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode};
+use isthmus_snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode, RefusalMode};
 
 pub(super) mod dns;
 pub(super) mod identity;
@@ -152,6 +152,10 @@ keys! {
         PROXY_PROTOCOL "proxyProtocol": ProxyProtocol => "forbidden";
         /// Limits of a ClientHello.
         HELLO "hello": Hello => "defaults";
+        /// How a TLS client learns that it is refused. `alert`: it gets a TLS alert that names the kind of fault, and then the end
+        /// of the connection. `close`: it gets the end of the connection alone. `reset`: the connection is reset. The last two are
+        /// for clients that count only a closed connection as refused. HBONE callers are refused within TLS, whatever this key is.
+        REFUSAL "refusal": form::Choice<RefusalMode> = RefusalMode::default();
         /// Routes of this listener, in addition to those of the top level. Of two equal keys, that of the listener wins.
         ROUTES "routes": form::MapOf<RouteKey, RouteForms> => "none";
         /// Address for connections whose first bytes are not TLS, such as SSH on port 443. A client that sends nothing is still

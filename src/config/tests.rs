@@ -165,7 +165,7 @@ fn routes_without_settings_of_their_own_share_the_default_ones() {
     );
     let tunings = config.policy.routes.iter().map(|route| match &route.to {
         RouteTarget::Endpoints { tuning, .. } => tuning,
-        RouteTarget::Service { .. } => panic!("endpoints"),
+        RouteTarget::Service { .. } | RouteTarget::Backends(_) => panic!("endpoints"),
     });
     let tunings: Vec<_> = tunings.collect();
     assert!(Arc::ptr_eq(tunings[0], tunings[1]) && Arc::ptr_eq(tunings[0], tunings[2]));

@@ -11,7 +11,7 @@ use super::entry::Entry;
 use super::handover;
 use super::hbone;
 use super::peek::{Peeked, Replay, peek};
-use super::refuse;
+use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
 use isthmus_model::reason::Reason;
 use isthmus_net::handed::{HandedOver, Purpose};
@@ -48,11 +48,12 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
         // would keep other clients out, so this one is refused without waiting.
         Ending::Refused(reason) if entry.is_unannounced() => {
             core.finish(entry, reason);
-            refuse::at_once(core, &client, entry.alert(reason));
+            refuse::at_once(core, &client, Farewell::of(listener.refusal, entry.alert(reason)));
         }
         Ending::Refused(reason) => {
             core.finish(entry, reason);
-            Box::pin(refuse::refuse(core, &client, entry.alert(reason))).await;
+            Box::pin(refuse::refuse(core, &client, Farewell::of(listener.refusal, entry.alert(reason))))
+                .await;
         }
         Ending::Parked(parked) => {
             let (connected, parked) = *parked;

@@ -177,6 +177,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
     let (facts, is) = (entry.facts.borrow(), entry.record.borrow());
     let permit = match facts.admitted_by.as_ref()? {
         Permit::Route => record::Permit::Route,
+        Permit::GatewayRoute => record::Permit::GatewayRoute,
         Permit::Export { hostname, port } => {
             record::Permit::Export { hostname: hostname.to_string(), port: *port }
         }
@@ -253,6 +254,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
         .ok_or_else(|| format!("the new config has no listener {:?}", record.listener))?;
     let permit = match &record.permit {
         record::Permit::Route => Permit::Route,
+        record::Permit::GatewayRoute => Permit::GatewayRoute,
         record::Permit::Export { hostname, port } => {
             Permit::Export { hostname: hostname.as_str().into(), port: *port }
         }

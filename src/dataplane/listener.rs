@@ -18,7 +18,7 @@ use super::core::Core;
 use super::entry::Entry;
 use super::eviction::{self, take_slot_of_unannounced};
 use super::peek::announced_at_once;
-use super::refuse;
+use super::refuse::{self, Farewell};
 use super::shared::Queue;
 use super::socket_key::SocketKey;
 use isthmus_model::address::{Bind, canonical_socket};
@@ -159,6 +159,7 @@ impl Incoming {
             // The socket is about to be closed, and the client sees the same as if it had connected a moment later.
             return;
         };
+        let listener = if listener.is_of_gateways { self.of_gateways(&listener, &client) } else { listener };
         let holder = match &listener.proxy_protocol {
             ProxyProtocol::Require { from } if admits(from, source.ip()) => Holder::Unannounced,
             ProxyProtocol::Require { .. } | ProxyProtocol::Forbid => {
@@ -186,14 +187,28 @@ impl Incoming {
                 // reported.
                 let by_listener = admit_accepted(&listener, &entry).err();
                 let reason = by_listener.unwrap_or_else(|| entry.refused(refused));
-                refuse::at_once(core, &client, entry.alert(reason));
+                refuse::at_once(core, &client, Farewell::of(listener.refusal, entry.alert(reason)));
                 core.finish(&entry, reason);
                 return;
             }
         }
-        let local = self.local.or_else(|| client.local_addr().ok().map(canonical_socket));
-        entry.record.borrow_mut().local = local;
+        entry.record.borrow_mut().local = self.local_address(&client);
         core.scope.spawn(connection::serve(core.register(entry), listener, client));
+    }
+
+    /// Returns the address to which a client has connected.
+    fn local_address(&self, client: &TcpStream) -> Option<SocketAddr> {
+        self.local.or_else(|| client.local_addr().ok().map(canonical_socket))
+    }
+
+    /// Returns the listener of a port of Gateways with the protocol that they have at the address to which the client has connected.
+    fn of_gateways(&self, listener: &Arc<Listener>, client: &TcpStream) -> Arc<Listener> {
+        let local = self.local_address(client).map(|local| local.ip());
+        let protocol = self.core.snapshot().gateway_api.protocol(listener, local);
+        if protocol == listener.protocol {
+            return listener.clone();
+        }
+        Arc::new(Listener { protocol, ..Listener::clone(listener) })
     }
 
     fn listener(&self) -> Option<Configured> {

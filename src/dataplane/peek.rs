@@ -400,7 +400,7 @@ fn conclude(
 /// Returns true if connections whose first bytes are these go to the fallback of the listener. A PROXY header that the listener
 /// forbids does not: the endpoint might believe it.
 fn has_fallback(core: &Core, listener: &Listener, bytes: &[u8]) -> bool {
-    !begins_header(bytes) && core.snapshot().routes().on(&listener.name).raw().is_some()
+    !begins_header(bytes) && core.snapshot().routes().has_raw(&listener.name)
 }
 
 /// Decides on a connection from which no hello is read. `bytes` are those that were read.
@@ -500,7 +500,9 @@ fn ask(
     alpn: Option<Protocols<'_>>,
 ) -> Result<Admission, Reason> {
     let source = Some(entry.source().ip());
-    let question = AdmissionRequest { listener, requested, source, alpn, identity: None };
+    let local = entry.record.borrow().local.map(|local| local.ip());
+    let draw = Some(core.random());
+    let question = AdmissionRequest { listener, requested, source, alpn, identity: None, local, draw };
     let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
         let missing = || missing_for(snapshot, refusal.reason, question.requested).map(Into::into);

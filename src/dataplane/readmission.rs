@@ -84,6 +84,8 @@ pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         source: Some(record.source.ip()),
         alpn: None,
         identity: facts.caller.as_ref().map(|caller| &caller.proof.identity),
+        local: record.local.map(|local| local.ip()),
+        draw: None,
     };
     readmit(snapshot, &question, permit)
 }

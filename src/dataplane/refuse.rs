@@ -1,5 +1,6 @@
 //! Refuses a client so that it can read the reason: sends an alert and FIN, then discards the client's bytes for a while.
-//! Closing a socket with unread bytes would send a reset, which would discard the alert.
+//! Closing a socket with unread bytes would send a reset, which would discard the alert. A listener may be configured to send FIN
+//! alone, or a reset, for clients that count nothing else as a refusal.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,15 +11,45 @@ use tokio::net::TcpStream;
 
 use super::core::Core;
 use isthmus_model::alert::Alert;
+use isthmus_net::socket::reset_on_close;
+use isthmus_snapshot::policy::RefusalMode;
 
 /// The largest number of bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;
 /// The longest time for which bytes from a client are read and discarded after the last bytes were sent to it.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Sends the client an alert, and waits until the client has had a chance to read it.
-pub(crate) async fn refuse(core: &Core, client: &TcpStream, alert: Option<Alert>) {
-    if send_alert(client, alert) {
+/// The last bytes to a refused TLS client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Farewell {
+    mode: RefusalMode,
+    alert: Alert,
+}
+
+impl Farewell {
+    /// Returns the last bytes to a client that gets this alert; `None` if it gets none, because it may not speak TLS.
+    pub(crate) fn of(mode: RefusalMode, alert: Option<Alert>) -> Option<Self> {
+        alert.map(|alert| Self { mode, alert })
+    }
+
+    /// Sends the last bytes. Returns true if the client needs time to read them.
+    fn send(self, client: &impl AsFd) -> bool {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let is_sent = match self.mode {
+            RefusalMode::Alert => rustix::net::send(client, &self.alert.record(), flags).is_ok(),
+            RefusalMode::Close => true,
+            RefusalMode::Reset => {
+                reset_on_close(client);
+                return false;
+            }
+        };
+        is_sent && rustix::net::shutdown(client, Shutdown::Write).is_ok()
+    }
+}
+
+/// Refuses the client, and waits until the client has had a chance to read the last bytes.
+pub(crate) async fn refuse(core: &Core, client: &TcpStream, farewell: Option<Farewell>) {
+    if farewell.is_some_and(|farewell| farewell.send(client)) {
         linger(core, client).await;
     }
 }
@@ -46,20 +77,10 @@ pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     }
 }
 
-/// Sends the client an alert without waiting, for connections without an admission slot.
-pub(crate) fn at_once(core: &Core, client: &impl AsFd, alert: Option<Alert>) {
-    send_alert(client, alert);
+/// Refuses the client without waiting, for connections without an admission slot.
+pub(crate) fn at_once(core: &Core, client: &impl AsFd, farewell: Option<Farewell>) {
+    farewell.map(|farewell| farewell.send(client));
     let _ = rustix::net::recv(client, &mut *core.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
-}
-
-/// Sends the alert and FIN. Returns false if there is no alert or the client has gone.
-fn send_alert(client: &impl AsFd, alert: Option<Alert>) -> bool {
-    let Some(alert) = alert else {
-        return false;
-    };
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::send(client, &alert.record(), flags).is_ok()
-        && rustix::net::shutdown(client, Shutdown::Write).is_ok()
 }
 
 /// Reads and discards bytes. Returns `None` if none have arrived, and 0 at the end of the stream.

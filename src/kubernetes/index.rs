@@ -15,6 +15,8 @@ use self::items::{ServiceItems, annotation};
 use self::unreadable::Unreadable;
 use self::watches::Watches;
 use super::exports::Exports;
+use super::gateway_api::GatewayApi;
+use super::gateway_api::writer::Due;
 use super::gateways;
 use super::interner::Interner;
 use super::kinds::service::{ServiceClass, Unmarkable};
@@ -51,6 +53,7 @@ pub(super) struct Index {
     flawed_drains: BTreeSet<ObjectKey>,
     /// The items for ztunnels that were sent.
     ambient: SentAmbient,
+    gateway_api: GatewayApi,
 }
 
 impl Index {
@@ -76,6 +79,7 @@ impl Index {
             gateway_notes: Vec::new(),
             flawed_drains: BTreeSet::new(),
             ambient: SentAmbient::default(),
+            gateway_api: GatewayApi::default(),
         }
     }
 
@@ -105,6 +109,13 @@ impl Index {
                 self.watches.complete(watch);
             }
             What::Absent => {
+                if kind.is_of_gateway_api() && !self.watches.all[watch].is_absent {
+                    tracing::info!(
+                        cluster = self.cluster.as_str(),
+                        kind = kind.plural(),
+                        "the cluster does not have this kind of the Gateway API, so it is not read"
+                    );
+                }
                 self.watches.begin(watch);
                 self.complete(watch);
                 self.watches.absent(watch);
@@ -118,12 +129,14 @@ impl Index {
 
     fn put(&mut self, watch: WatchId, kind: Kind, object: &Object) {
         self.unreadable.remove(kind, object.meta());
+        let class = self.tables.spec.gateway_api.as_ref().map(|spec| spec.class.clone()).unwrap_or_default();
         let mut reading = Reading {
             trust_domain: &self.trust_domain,
             has_subsets: self.tables.spec.destination_rules,
             viewer: &self.tables.spec.viewer.clone(),
             ambient: self.tables.spec.ambient,
             root_namespace: &self.tables.spec.system_namespace.clone(),
+            gateway_class: &class,
             texts: &mut self.texts,
         };
         if !self.tables.put(object, self.watches.all[watch].listing, &mut reading) {
@@ -142,7 +155,12 @@ impl Index {
     pub(super) fn is_dirty(&self) -> bool {
         let dirty = &self.tables.dirty;
         let ambient = self.tables.spec.ambient && (dirty.facts || dirty.all_pods || !dirty.pods.is_empty());
-        dirty.is_all || dirty.gateways || ambient || !dirty.services.is_empty() || self.unreadable.is_dirty()
+        dirty.is_all
+            || dirty.gateways
+            || ambient
+            || !dirty.services.is_empty()
+            || !dirty.gateway_api.is_empty()
+            || self.unreadable.is_dirty()
     }
 
     /// Returns the number of services whose items are made again for the next changes.
@@ -150,7 +168,13 @@ impl Index {
         let dirty = &self.tables.dirty;
         let services = if dirty.is_all { self.tables.services.len() } else { dirty.services.len() };
         let all_pods = dirty.all_pods && self.tables.spec.ambient;
-        services + if all_pods { self.tables.pods.len() } else { dirty.pods.len() }
+        let pods = if all_pods { self.tables.pods.len() } else { dirty.pods.len() };
+        let of_gateway_api = &dirty.gateway_api;
+        let routes = match of_gateway_api.is_all {
+            true => self.tables.tls_routes.len() + self.tables.tcp_routes.len(),
+            false => of_gateway_api.routes.len(),
+        };
+        services + pods + routes
     }
 
     /// Makes the next changes a full listing.
@@ -161,6 +185,8 @@ impl Index {
         (self.tables.dirty.facts, self.tables.dirty.all_pods) = (true, true);
         self.tables.dirty.is_all = true;
         self.tables.dirty.gateways = true;
+        self.tables.dirty.gateway_api.is_all = self.tables.spec.gateway_api.is_some();
+        self.gateway_api.begin_listing();
         self.unreadable.begin_listing();
         self.is_listing = true;
     }
@@ -184,6 +210,10 @@ impl Index {
             self.renew_gateways(&mut changes);
         }
         self.renew_ambient(&mut changes);
+        let of_gateway_api = std::mem::take(&mut self.tables.dirty.gateway_api);
+        if let Some(spec) = self.tables.spec.gateway_api.clone().filter(|_| !of_gateway_api.is_empty()) {
+            self.gateway_api.renew(&spec, of_gateway_api, &self.tables, &mut changes);
+        }
         changes.extend(self.unreadable.changes());
         if is_listing {
             changes.push(Change::Complete);
@@ -232,6 +262,11 @@ impl Index {
             }
         }
         self.sent_gateways = found;
+    }
+
+    /// Returns the objects of the Gateway API whose status may have to be written, if they have changed since the last call.
+    pub(super) fn new_due(&mut self) -> Option<Due> {
+        self.gateway_api.new_due()
     }
 
     /// Returns the number of objects and endpoints that are left out, by reason.

@@ -2,14 +2,20 @@
 //! what depends on them. This file lists the kinds, and has the tables of what is kept.
 
 mod authorization_policy;
+pub(super) mod class_gateway;
 mod config_map;
 pub(super) mod destination_rule;
 pub(super) mod endpoint_slice;
 pub(super) mod gateway;
+pub(super) mod gateway_class;
+pub(super) mod gateway_route;
+pub(super) mod gateway_status;
+pub(super) mod listener_set;
 mod namespace;
 pub(super) mod node;
 pub(super) mod peer_authentication;
 pub(super) mod pod;
+pub(super) mod reference_grant;
 mod secret;
 pub(super) mod service;
 pub(super) mod service_export;
@@ -22,14 +28,19 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use self::authorization_policy::AuthorizationPolicy;
+use self::class_gateway::ClassGateway;
 pub(super) use self::config_map::ConfigMap;
 use self::destination_rule::DestinationRule;
 use self::endpoint_slice::{EndpointSlice, SliceRecord};
 use self::gateway::Gateway;
+use self::gateway_class::GatewayClass;
+use self::gateway_route::{RouteId, TcpRoute, TlsRoute};
+use self::listener_set::ListenerSet;
 use self::namespace::Namespace;
 use self::node::Node;
 use self::peer_authentication::PeerAuthentication;
 use self::pod::Pod;
+use self::reference_grant::ReferenceGrant;
 pub(super) use self::secret::Secret;
 use self::service::Service;
 use self::service_export::ServiceExport;
@@ -218,6 +229,12 @@ kinds! {
     Secret in secrets,
     AuthorizationPolicy in policies,
     PeerAuthentication in peers,
+    GatewayClass in gateway_classes,
+    ClassGateway in class_gateways,
+    ListenerSet in listener_sets,
+    TlsRoute in tls_routes,
+    TcpRoute in tcp_routes,
+    ReferenceGrant in grants,
 }
 
 impl Kind {
@@ -243,6 +260,19 @@ impl Kind {
             all.extend(apart.into_iter().map(|namespace| (kind, Some(namespace.clone()))));
         }
         all
+    }
+
+    /// Returns true for the kinds that only `gatewayApi` needs.
+    pub(super) fn is_of_gateway_api(self) -> bool {
+        matches!(
+            self,
+            Self::GatewayClass
+                | Self::ClassGateway
+                | Self::ListenerSet
+                | Self::TlsRoute
+                | Self::TcpRoute
+                | Self::ReferenceGrant
+        )
     }
 
     /// Returns the plural name of the kind.
@@ -279,6 +309,8 @@ pub(super) struct Reading<'a> {
     pub(super) ambient: bool,
     /// The namespace whose policies apply to the whole mesh.
     pub(super) root_namespace: &'a str,
+    /// The GatewayClass whose Gateways are read; empty: none are.
+    pub(super) gateway_class: &'a str,
     pub(super) texts: &'a mut Interner,
 }
 
@@ -289,6 +321,7 @@ pub(super) struct Dirty {
     /// True if all services have to be made again.
     pub(super) is_all: bool,
     pub(super) gateways: bool,
+    pub(super) gateway_api: DirtyGatewayApi,
     /// True if the session has to begin again, because the mesh's own configuration names another trust domain.
     pub(super) session: bool,
     /// The pods whose workloads have to be made again.
@@ -306,7 +339,30 @@ impl Dirty {
     }
 }
 
+/// What has to be evaluated again of the objects of the Gateway API.
+#[derive(Debug, Default)]
+pub(super) struct DirtyGatewayApi {
+    /// True if the Gateways and all routes have to be evaluated again.
+    pub(super) is_all: bool,
+    pub(super) routes: BTreeSet<RouteId>,
+    /// The services whose routes have to be evaluated again.
+    pub(super) backends: BTreeSet<ObjectKey>,
+}
+
+impl DirtyGatewayApi {
+    pub(super) fn is_empty(&self) -> bool {
+        !self.is_all && self.routes.is_empty() && self.backends.is_empty()
+    }
+}
+
 impl Tables {
+    /// Marks the routes of the Gateway API whose backend a service is.
+    fn mark_backend(&mut self, service: &ObjectKey) {
+        if self.spec.gateway_api.is_some() {
+            self.dirty.gateway_api.backends.insert(service.clone());
+        }
+    }
+
     fn put_one<T: Stored>(
         &mut self,
         object: &T,
@@ -371,7 +427,15 @@ impl Tables {
             (Kind::Gateway, self.gateways.len()),
             (Kind::ServiceExport, self.exports.len()),
         ];
-        counts.map(|(kind, count)| (kind.plural(), count)).to_vec()
+        let of_gateway_api = [
+            (Kind::TlsRoute, self.tls_routes.len()),
+            (Kind::TcpRoute, self.tcp_routes.len()),
+            (Kind::ListenerSet, self.listener_sets.len()),
+            (Kind::ReferenceGrant, self.grants.len()),
+        ];
+        let of_gateway_api = of_gateway_api.into_iter().filter(|_| self.spec.gateway_api.is_some());
+        let counts = counts.into_iter().chain(of_gateway_api);
+        counts.map(|(kind, count)| (kind.plural(), count)).collect()
     }
 }
 
@@ -460,6 +524,7 @@ mod tests {
                 viewer: "",
                 ambient: false,
                 root_namespace: "",
+                gateway_class: "",
                 texts: &mut texts,
             };
             assert!(tables.put(&object, 1, &mut reading));

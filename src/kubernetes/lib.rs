@@ -10,7 +10,8 @@
 //!   ztunnels.
 //! - `registry`: one cluster as a registry. `clusters`: finds clusters while the gateway runs. `sources`: all places of a config
 //!   in which clusters are found, and the registries of these clusters.
-//! - `exports`: writes the conditions of ServiceExports. `remote`: makes kubeconfigs for other clusters.
+//! - `exports`: writes the conditions of ServiceExports. `gateway_api`: evaluates Gateways and routes of the Gateway API, and writes
+//!   their status. `lease`: which replica writes; `writing`: whether it can. `remote`: makes kubeconfigs for other clusters.
 //!   `reviews`: has tokens reviewed.
 //!
 //! A kind is added in three places:
@@ -30,11 +31,13 @@ pub mod clusters;
 mod credentials;
 mod endpoints;
 mod exports;
+mod gateway_api;
 mod gateways;
 mod index;
 mod interner;
 mod kinds;
 mod kubeconfig;
+mod lease;
 mod objects;
 pub mod registry;
 pub mod remote;
@@ -42,3 +45,4 @@ pub mod reviews;
 pub mod sources;
 mod table;
 mod watch;
+mod writing;

@@ -11,11 +11,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::access::{Found, find};
 use super::client::{Client, Fault};
-use super::exports::{ExportWriter, Exports, Writing};
+use super::exports::{self, ExportWriter, Exports};
+use super::gateway_api::writer::{self, Due, StatusWriter};
 use super::index::Index;
 use super::index::watches::{Failures, WatchState};
 use super::kinds::{ConfigMap, Kind};
 use super::watch::{Event, Watcher, Way, What};
+use super::writing::Writing;
 use isthmus_aggregator::registry::{Changes, Closed, Registry};
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
@@ -105,6 +107,10 @@ struct Session {
     exports: Option<watch::Sender<Arc<Exports>>>,
     /// The result of the last attempt to write the conditions of ServiceExports.
     export_writing: watch::Receiver<Writing>,
+    /// The objects of the Gateway API for the task that writes their status; `None`: this registry reads no such objects.
+    due: Option<watch::Sender<Arc<Due>>>,
+    /// The result of the last attempt to write the status of objects of the Gateway API.
+    status_writing: watch::Receiver<Writing>,
     /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
     /// was listed again.
     relisted: Option<(SystemTime, &'static str)>,
@@ -269,6 +275,7 @@ impl Follower {
             return self.changes.send(vec![Change::Failed(vec![problem])]).await;
         };
         session.renew_exports();
+        session.renew_due();
         if changes.is_empty() {
             return Ok(());
         }
@@ -414,10 +421,17 @@ impl Session {
         let (writing, export_writing) = watch::channel(Writing::default());
         let (exports, wanted) = watch::channel(Arc::default());
         let writer = spec.export_writer.clone().map(|writer| {
-            let known = (cluster.clone(), world);
+            let known = (cluster.clone(), world.clone());
             let writer = ExportWriter::new(client.clone(), writer, known, wanted, writing);
             scope.spawn(writer.run(stop.receiver())).abort_handle()
         });
+        let (writing, status_writing) = watch::channel(Writing::default());
+        let (due, wanted) = watch::channel(Arc::default());
+        let status_writer = spec.gateway_api.as_ref().map(|spec| {
+            let writer = StatusWriter::new(client.clone(), spec.writer.clone(), world, wanted, writing);
+            scope.spawn(writer.run(stop.receiver())).abort_handle()
+        });
+        let due = status_writer.as_ref().map(|_| due);
         let exports = writer.as_ref().map(|_| exports);
         let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {
             let of = (*kind, namespace.clone());
@@ -425,9 +439,11 @@ impl Session {
             scope.spawn(watcher.run()).abort_handle()
         });
         Ok(Self {
-            tasks: tasks.chain(writer).collect(),
+            tasks: tasks.chain(writer).chain(status_writer).collect(),
             exports,
             export_writing,
+            due,
+            status_writing,
             index: Index::new(spec, cluster, trust_domain, watches),
             client,
             way,
@@ -473,6 +489,14 @@ impl Session {
         let Some(exports) = &self.exports else { return };
         if let Some(wanted) = self.index.new_conditions() {
             exports.send_replace(Arc::new(wanted));
+        }
+    }
+
+    /// Sends the objects of the Gateway API to the task that writes their status, if they have changed.
+    fn renew_due(&mut self) {
+        let Some(due) = &self.due else { return };
+        if let Some(new) = self.index.new_due() {
+            due.send_replace(Arc::new(new));
         }
     }
 
@@ -525,7 +549,8 @@ impl Session {
             }
         }
         report.problems.extend(self.client.clock.problem());
-        self.export_writing.borrow().describe(report);
+        self.export_writing.borrow().describe(&exports::DUTY, report);
+        self.status_writing.borrow().describe(&writer::DUTY, report);
         report.problems.extend(self.index.unusable_exports());
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for watch in self.index.watches.all.iter().filter(|watch| watch.too_many > 0) {

@@ -177,6 +177,14 @@ pub enum Bind {
 }
 
 impl Bind {
+    /// Returns the port.
+    pub fn port(&self) -> u16 {
+        match self {
+            Self::Any { port } => *port,
+            Self::Address(address) => address.port(),
+        }
+    }
+
     /// Returns true if some address and port belong to both.
     pub fn overlaps(&self, other: &Self) -> bool {
         let parts = |bind: &Self| match bind {

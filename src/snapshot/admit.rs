@@ -12,9 +12,9 @@ use super::decision::{
 };
 use super::exported::PeersOf;
 use super::exports::{Caller, grant};
+use super::listener_routes::ListenerRoutes;
 use super::peer::Peer;
 use super::policy::{ExportRule, Listener, ProxyProtocol, admits};
-use super::routes::ListenerRoutes;
 use super::service_view::{AskedBy, PortView, ServiceView};
 use isthmus_model::address::Host;
 use isthmus_model::mesh_name::{Dialect, MeshName, read};
@@ -43,7 +43,10 @@ impl<'a> Asking<'a> {
 
     /// Returns the routes that apply on the listener.
     fn routes(&self) -> ListenerRoutes<'a> {
-        self.snapshot.routes.on(&self.request.listener.name)
+        let AdmissionRequest { listener, local, .. } = *self.request;
+        let claimed =
+            listener.is_of_gateways.then(|| self.snapshot.gateway_api.claimed(listener.bind.port(), local));
+        ListenerRoutes::new(&self.snapshot.routes, &listener.name, claimed.flatten())
     }
 
     /// Returns the caller as export rules see it.
@@ -128,8 +131,10 @@ pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Per
     match answer {
         Ok(_) => true,
         Err(refusal) if refusal.reason == Reason::NoEndpoints => true,
-        Err(_) => match permit {
+        Err(refusal) => match permit {
             Permit::Route | Permit::Peer(_) => false,
+            // The route is of a registry, and only its listener and the routes of the config can end the connection.
+            Permit::GatewayRoute => refusal.reason != Reason::SourceDenied,
             Permit::Export { hostname, port } => {
                 let covering = snapshot.exports.covering(hostname, *port);
                 grant(&covering, asking.caller()).is_ok()
@@ -374,7 +379,9 @@ fn admit_name(
         Refusal::from(Reason::SniInvalid)
     })?;
     trace.canonical(name);
-    if let Some(answer) = admit_exported_name(asking, name, trace) {
+    let is_of_gateways = asking.request.listener.is_of_gateways;
+    let exported = if is_of_gateways { None } else { admit_exported_name(asking, name, trace) };
+    if let Some(answer) = exported {
         return answer;
     }
     let routes = asking.routes();
@@ -391,6 +398,12 @@ fn admit_name(
         }
         None => "no route has exactly this name".to_owned(),
     });
+    if is_of_gateways {
+        return admit_wildcard(asking, name, trace).unwrap_or_else(|| {
+            trace.step(|| "only routes apply on a port of Gateways".to_owned());
+            Err(Reason::SniUnknown.into())
+        });
+    }
     match read(name) {
         Dialect::Mesh(mesh) => admit_mesh_name(asking, &mesh, trace),
         Dialect::Malformed => {
@@ -470,17 +483,29 @@ fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Resul
     } else {
         trace.step(|| format!("no service {name} is known"));
     }
-    if let Some(entry) = asking.routes().wildcard(name) {
-        trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.route.name));
-        return follow(asking, entry, MatchKind::WildcardRoute, trace);
+    if let Some(answer) = admit_wildcard(asking, name, trace) {
+        return answer;
     }
-    trace.step(|| "no wildcard route matches".to_owned());
     let Some(service) = service else {
         return Err(asking.unknown(name, Reason::SniUnknown, trace).into());
     };
     let service = Some(target(service, None, ""));
     let matched = RouteMatch { kind: None, rule: None, service, peer: None };
     Err(Refusal { reason: asking.unknown(name, Reason::NotExported, trace), matched })
+}
+
+/// Decides by the longest wildcard route that matches a name; `None` if none does.
+fn admit_wildcard(
+    asking: &Asking<'_>,
+    name: &str,
+    trace: &mut impl Trace,
+) -> Option<Result<Admission, Refusal>> {
+    let Some(entry) = asking.routes().wildcard(name) else {
+        trace.step(|| "no wildcard route matches".to_owned());
+        return None;
+    };
+    trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.route.name));
+    Some(follow(asking, entry, MatchKind::WildcardRoute, trace))
 }
 
 /// Applies the export rules, then looks up the candidates.

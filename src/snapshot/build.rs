@@ -11,6 +11,7 @@ use super::delta::Delta;
 use super::drains::{ActiveDrain, Drains};
 use super::exported::PeerNames;
 use super::exports::ExportIndex;
+use super::gateway_table::GatewayTable;
 use super::inputs::Inputs;
 use super::name_index::NameMap;
 use super::networks::{GatewayDrains, NetworkTable};
@@ -31,6 +32,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         policy_generation: inputs.policy_generation,
         policy: inputs.policy.clone(),
         routes: Arc::new(RouteTable::new(inputs.policy, inputs.resolved)),
+        gateway_api: Arc::new(GatewayTable::new(inputs.shards)),
         exports: Arc::new(ExportIndex::new(&inputs.policy.exports)),
         services: NameMap::default(),
         addresses: AddressIndex::default(),
@@ -70,6 +72,9 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
     // The new `resolved` lacks host names that no item uses. Nothing else in the snapshot depends on such names.
     next.resolved = Arc::new(inputs.resolved.clone());
     next.renew_routes(previous, inputs, dirty);
+    if let Some(changed) = previous.gateway_api.with(dirty, inputs.shards) {
+        next.gateway_api = Arc::new(changed);
+    }
     let mut delta = Delta { generation, ..Delta::default() };
     let mut services: BTreeSet<HostName> = dirty.services.clone();
     let mut touched = dirty.networks.clone();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::gateway_api::{GatewayPlaces, GatewayRoute};
 use super::policy::Gateway;
 use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::drain::Drain;
@@ -92,6 +93,10 @@ pub enum Item {
     Workload(Arc<Workload>),
     /// The cluster with all of its policies, for ztunnels. A registry without this item does not know the policies.
     Cluster(Arc<ClusterFacts>),
+    /// The places of a Gateway of the Gateway API.
+    GatewayPlaces(Arc<GatewayPlaces>),
+    /// A route of the Gateway API.
+    GatewayRoute(Arc<GatewayRoute>),
 }
 
 /// A planned drain, as a registry has found it.
@@ -218,6 +223,10 @@ pub enum Key {
     Workload(Arc<str>),
     /// The cluster with its policies.
     Cluster,
+    /// A Gateway of the Gateway API.
+    GatewayPlaces(Arc<str>),
+    /// A route of the Gateway API.
+    GatewayRoute(Arc<str>),
 }
 
 impl Item {
@@ -231,6 +240,8 @@ impl Item {
             Self::Drain(drain) => Key::Drain(drain.object.clone()),
             Self::Workload(workload) => Key::Workload(workload.uid.clone()),
             Self::Cluster(_) => Key::Cluster,
+            Self::GatewayPlaces(gateway) => Key::GatewayPlaces(gateway.object.clone()),
+            Self::GatewayRoute(route) => Key::GatewayRoute(route.object.clone()),
         }
     }
 }
@@ -245,6 +256,7 @@ impl fmt::Display for Key {
             Self::Drain(object) => write!(f, "drain {object}"),
             Self::Workload(uid) => write!(f, "workload {uid}"),
             Self::Cluster => f.write_str("the policies of the cluster"),
+            Self::GatewayPlaces(object) | Self::GatewayRoute(object) => object.fmt(f),
         }
     }
 }
@@ -264,6 +276,10 @@ pub struct Dirty {
     pub trust_roots: bool,
     /// True if workloads or policies have changed.
     pub ambient: bool,
+    /// Routes of the Gateway API that a registry has changed.
+    pub gateway_routes: BTreeSet<Arc<str>>,
+    /// True if a registry has changed the places of Gateways of the Gateway API.
+    pub gateway_places: bool,
 }
 
 impl Dirty {
@@ -274,6 +290,8 @@ impl Dirty {
             && self.resolved.is_empty()
             && !self.trust_roots
             && !self.ambient
+            && self.gateway_routes.is_empty()
+            && !self.gateway_places
     }
 
     /// Adds the changes of `other`.
@@ -284,5 +302,7 @@ impl Dirty {
         self.named.extend(other.named);
         self.trust_roots |= other.trust_roots;
         self.ambient |= other.ambient;
+        self.gateway_routes.extend(other.gateway_routes);
+        self.gateway_places |= other.gateway_places;
     }
 }

@@ -30,6 +30,11 @@ pub struct AdmissionRequest<'a> {
     pub alpn: Option<Protocols<'a>>,
     /// The caller's verified identity; only HBONE callers have one.
     pub identity: Option<&'a Identity>,
+    /// The address that the client has connected to, which tells Gateways on the same port apart; `None` if it is not known.
+    pub local: Option<IpAddr>,
+    /// A random number, which chooses among the weighted backends of a route of the Gateway API. It is `None` only in `explain`,
+    /// which shows the first backend that works.
+    pub draw: Option<u64>,
 }
 
 /// The name or address that a caller asks for.
@@ -151,6 +156,8 @@ pub struct Admission {
 pub enum Permit {
     /// A route of the config file.
     Route,
+    /// A route of the Gateway API.
+    GatewayRoute,
     /// An export rule of this service port.
     Export {
         /// The host name of the service.

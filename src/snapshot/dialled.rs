@@ -24,7 +24,7 @@ impl Dialled {
     pub fn new(policy: &Policy) -> Self {
         let target = |route: &Arc<Route>| match &route.to {
             RouteTarget::Service { hostname, port, .. } => Some((hostname.shared(), *port)),
-            RouteTarget::Endpoints { .. } => None,
+            RouteTarget::Endpoints { .. } | RouteTarget::Backends(_) => None,
         };
         Self {
             takes_sni: policy.listeners.iter().any(|listener| listener.protocol.takes_sni()),
@@ -32,6 +32,14 @@ impl Dialled {
             takes_hbone: policy.takes_hbone(),
             aliased: policy.routes.iter().filter_map(target).collect(),
         }
+    }
+
+    /// Adds the backends of routes of the Gateway API, which are not in the policy.
+    #[must_use]
+    pub fn with_gateway_api(mut self, snapshot: &Snapshot) -> Self {
+        self.takes_tcp |= !snapshot.gateway_api.is_empty();
+        self.aliased.extend(snapshot.gateway_api.backends().map(|to| (to.hostname.shared(), to.port)));
+        self
     }
 
     /// Returns every list of candidates of a service from which a caller can get an endpoint. An endpoint may be in several of

@@ -4,7 +4,8 @@
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
 //! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
-//! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
+//! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`],
+//!   [`gateway_api`] and [`gateway_table`] (Gateways and routes of the Gateway API), `listener_routes`.
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`]. For ztunnels alone: [`ambient`].
 //! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
@@ -27,7 +28,10 @@ pub mod drain_scope;
 pub mod drains;
 pub mod exported;
 pub mod exports;
+pub mod gateway_api;
+pub mod gateway_table;
 pub mod inputs;
+mod listener_routes;
 pub mod listing;
 pub mod missing;
 pub mod name_index;
@@ -62,6 +66,7 @@ use candidates::service_of;
 use drains::{ActiveDrain, Drains};
 use exported::PeerNames;
 use exports::ExportIndex;
+use gateway_table::GatewayTable;
 use name_index::NameMap;
 use networks::NetworkTable;
 use owners::AddressIndex;
@@ -85,6 +90,8 @@ pub struct Snapshot {
     pub policy: Arc<Policy>,
     /// The routes, by the keys that clients ask for.
     pub routes: Arc<RouteTable>,
+    /// The Gateways and routes of the Gateway API.
+    pub gateway_api: Arc<GatewayTable>,
     /// The export rules, by the services that they match.
     pub exports: Arc<ExportIndex>,
     pub(crate) services: NameMap<Arc<ServiceView>>,
@@ -158,7 +165,7 @@ impl Snapshot {
         let route = self.policy.routes.iter().find(|route| *route.name == *group)?;
         match &route.to {
             RouteTarget::Endpoints { tuning, .. } => Some(tuning),
-            RouteTarget::Service { .. } => None,
+            RouteTarget::Service { .. } | RouteTarget::Backends(_) => None,
         }
     }
 

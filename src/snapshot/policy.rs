@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::gateway_api::Backend;
 use super::peer::Peer;
 use super::steering::{Cost, ServiceSteering, Steering};
 use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
@@ -21,7 +22,7 @@ use isthmus_model::limits::SourceLimits;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 
-isthmus_model::words!(Access, ListenerProtocol, LoadBalancing, LocalityMode, ProxyMode);
+isthmus_model::words!(Access, ListenerProtocol, LoadBalancing, LocalityMode, ProxyMode, RefusalMode);
 
 /// All parts of the config file that the data path or the aggregator acts on.
 #[derive(Clone, Debug)]
@@ -212,14 +213,27 @@ pub struct Listener {
     pub proxy_protocol: ProxyProtocol,
     /// Limits of the ClientHello.
     pub hello: HelloLimits,
+    /// How a TLS client learns that it is refused.
+    pub refusal: RefusalMode,
+    /// True if the port belongs to Gateways of the Gateway API (`gatewayApi.ports`). Only routes apply on it: those of the
+    /// Gateways, and those of the config file.
+    pub is_of_gateways: bool,
 }
 
 impl Listener {
     /// Returns a listener of protocol SNI that admits every source.
     pub fn sni(name: Arc<str>, bind: Bind) -> Self {
-        let (protocol, hello) = (ListenerProtocol::Sni, HelloLimits::default());
-        let proxy_protocol = ProxyProtocol::Forbid;
-        Self { name, bind, protocol, alpn: Vec::new(), from: Vec::new(), proxy_protocol, hello }
+        Self {
+            name,
+            bind,
+            protocol: ListenerProtocol::Sni,
+            alpn: Vec::new(),
+            from: Vec::new(),
+            proxy_protocol: ProxyProtocol::Forbid,
+            hello: HelloLimits::default(),
+            refusal: RefusalMode::Alert,
+            is_of_gateways: false,
+        }
     }
 }
 
@@ -299,6 +313,32 @@ impl ListenerProtocol {
     }
 }
 
+/// How a TLS client that gets an alert learns that it is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RefusalMode {
+    /// The client gets a TLS alert that names the kind of fault, and then the end of the connection.
+    #[default]
+    Alert,
+    /// The client gets the end of the connection (FIN) alone.
+    Close,
+    /// The connection is reset (RST).
+    Reset,
+}
+
+impl RefusalMode {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 3] = [Self::Alert, Self::Close, Self::Reset];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Alert => "alert",
+            Self::Close => "close",
+            Self::Reset => "reset",
+        }
+    }
+}
+
 /// Limits of HBONE connections and their streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HboneLimits {
@@ -348,11 +388,11 @@ impl Default for HelloLimits {
     }
 }
 
-/// A route of the config file.
+/// A route of the config file, or of the Gateway API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// The name in logs and labels, unique: the key, for a route of one listener `LISTENER/KEY`, and for one that another route
-    /// leads to `KEY#PROTOCOL`.
+    /// leads to `KEY#PROTOCOL`; of the Gateway API the object, such as `TLSRoute shop/web`.
     pub name: Arc<str>,
     /// The names that the route matches.
     pub key: RouteName,
@@ -434,6 +474,8 @@ pub enum RouteTarget {
         /// The subset; empty for all endpoints.
         subset: Arc<str>,
     },
+    /// The backends of a route of the Gateway API, among which connections are divided by weight.
+    Backends(Arc<[Backend]>),
 }
 
 /// An endpoint of a route.

@@ -12,7 +12,7 @@ use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use isthmus_model::address::{Host, SrvTarget};
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, Weight};
-use isthmus_model::name::{HostName, NamePattern};
+use isthmus_model::name::HostName;
 
 /// The results of the last look-ups: the addresses of host names, as which this value can be used, and the targets of names of SRV
 /// records.
@@ -48,7 +48,7 @@ impl From<NameMap<Arc<[IpAddr]>>> for Resolved {
 pub struct RouteEntry {
     /// The route as the config file has it.
     pub route: Arc<Route>,
-    /// The candidates; `None` for a route to a service.
+    /// The candidates; `None` for a route to services.
     pub candidates: Option<Arc<Candidates>>,
 }
 
@@ -72,10 +72,10 @@ pub struct RouteTable {
 
 /// The routes that all listeners share, or those of one listener, by key.
 #[derive(Clone, Debug, Default)]
-struct Scope {
-    by_name: PatternMap<Arc<RouteEntry>>,
-    no_sni: Option<Arc<RouteEntry>>,
-    raw: Option<Arc<RouteEntry>>,
+pub(super) struct Scope {
+    pub(super) by_name: PatternMap<Arc<RouteEntry>>,
+    pub(super) no_sni: Option<Arc<RouteEntry>>,
+    pub(super) raw: Option<Arc<RouteEntry>>,
 }
 
 impl Scope {
@@ -187,61 +187,14 @@ impl RouteTable {
         self.by_host.get(name.as_str()).into_iter().flat_map(|users| users.iter())
     }
 
-    /// Returns the routes that apply on a listener.
-    pub fn on<'a>(&'a self, listener: &'a str) -> ListenerRoutes<'a> {
-        ListenerRoutes { own: self.of_listeners.get(listener), common: &self.common, listener }
-    }
-}
-
-/// The routes that apply on a listener: its own, and those that all listeners share.
-#[derive(Clone, Copy, Debug)]
-pub struct ListenerRoutes<'a> {
-    own: Option<&'a Scope>,
-    common: &'a Scope,
-    listener: &'a str,
-}
-
-impl<'a> ListenerRoutes<'a> {
-    /// Returns the route whose key is this name.
-    pub fn exact(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
-        self.first(|scope| scope.by_name.exact(name))
+    /// Returns true if a listener has a route for connections from which no hello is read.
+    pub fn has_raw(&self, listener: &str) -> bool {
+        self.of_listeners.get(listener).is_some_and(|own| own.raw.is_some())
     }
 
-    /// Returns the route whose key is this name, and which applies only on other listeners.
-    pub fn elsewhere(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
-        self.common.by_name.exact(name).filter(|entry| !entry.on_listener(self.listener))
-    }
-
-    /// Returns the wildcard route with the longest suffix that matches a name; `"*"` is the shortest.
-    pub fn wildcard(&self, name: &'a str) -> Option<&'a Arc<RouteEntry>> {
-        let longest = |scope: &'a Scope| {
-            let mut all = scope.by_name.suffixes(name).chain(scope.by_name.any());
-            all.find(|entry| entry.on_listener(self.listener))
-        };
-        let length = |entry: &Arc<RouteEntry>| match &entry.route.key {
-            RouteName::Name(NamePattern::Suffix(suffix)) => suffix.as_str().len(),
-            RouteName::Name(_) | RouteName::NoSni | RouteName::Raw | RouteName::Alpn => 0,
-        };
-        match (self.own.and_then(longest), longest(self.common)) {
-            (Some(own), Some(common)) if length(common) > length(own) => Some(common),
-            (own, common) => own.or(common),
-        }
-    }
-
-    /// Returns the route `"-"`, for hellos without SNI.
-    pub fn no_sni(&self) -> Option<&'a Arc<RouteEntry>> {
-        self.first(|scope| scope.no_sni.as_ref())
-    }
-
-    /// Returns the route of connections from which no hello is read: the listener's `target` or `fallback`.
-    pub fn raw(&self) -> Option<&'a Arc<RouteEntry>> {
-        self.first(|scope| scope.raw.as_ref())
-    }
-
-    /// Returns the listener's own route if there is one, and otherwise the common one if it applies on the listener.
-    fn first(&self, of: impl Fn(&'a Scope) -> Option<&'a Arc<RouteEntry>>) -> Option<&'a Arc<RouteEntry>> {
-        let common = || of(self.common).filter(|entry| entry.on_listener(self.listener));
-        self.own.and_then(&of).or_else(common)
+    /// Returns the routes of a listener, if it has any, and those that all listeners share.
+    pub(super) fn scopes(&self, listener: &str) -> (Option<&Scope>, &Scope) {
+        (self.of_listeners.get(listener), &self.common)
     }
 }
 
@@ -249,14 +202,14 @@ impl<'a> ListenerRoutes<'a> {
 fn hosts_of(route: &Route) -> impl Iterator<Item = &HostName> {
     let endpoints = match &route.to {
         RouteTarget::Endpoints { endpoints, .. } => endpoints.as_slice(),
-        RouteTarget::Service { .. } => &[],
+        RouteTarget::Service { .. } | RouteTarget::Backends(_) => &[],
     };
     endpoints.iter().filter_map(|endpoint| endpoint.host.name())
 }
 
 fn entry(route: &Arc<Route>, node: &Node, resolved: &Resolved) -> Arc<RouteEntry> {
     let candidates = match &route.to {
-        RouteTarget::Service { .. } => None,
+        RouteTarget::Service { .. } | RouteTarget::Backends(_) => None,
         RouteTarget::Endpoints { endpoints, tuning } => {
             let list = endpoints
                 .iter()

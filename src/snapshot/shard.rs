@@ -6,15 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+mod gateway_objects;
 mod parts;
 mod scope;
 
+use self::gateway_objects::GatewayObjects;
 use self::parts::{Namespaces, Sets};
 use self::scope::Denied;
 use super::bucket_map::BucketMap;
 use super::change::{
     Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryDrain, RegistryGateway,
 };
+use super::gateway_api::{GatewayPlaces, GatewayRoute};
 use super::listing::Listing;
 use super::name_index::NameMap;
 use super::policy::{AddressScope, Gateway, RegistryScope};
@@ -84,6 +87,7 @@ pub struct Shard {
     pub(super) workloads: BucketMap<Arc<str>, Arc<Workload>>,
     /// The cluster with its policies, if the registry knows them.
     pub(super) cluster: Option<Arc<ClusterFacts>>,
+    gateway_api: GatewayObjects,
     /// The parts that the scope denies, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
     /// The number of endpoints and waypoints that the scope denies because of their addresses, by host name of the service.
@@ -153,6 +157,8 @@ impl Shard {
                 dirty.ambient |= self.cluster.as_ref() != Some(&cluster);
                 self.cluster = Some(cluster);
             }
+            Item::GatewayPlaces(gateway) => self.gateway_api.put_places(gateway, dirty),
+            Item::GatewayRoute(route) => self.gateway_api.put_route(route, dirty),
         }
     }
 
@@ -181,6 +187,8 @@ impl Shard {
             }
             Key::Workload(uid) => dirty.ambient |= self.workloads.remove(uid).is_some(),
             Key::Cluster => dirty.ambient |= self.cluster.take().is_some(),
+            Key::GatewayPlaces(object) => self.gateway_api.remove_places(object, dirty),
+            Key::GatewayRoute(object) => self.gateway_api.remove_route(object, dirty),
         }
     }
 
@@ -198,7 +206,9 @@ impl Shard {
         let drains = self.drains.keys().cloned().map(Key::Drain);
         let workloads = self.workloads.iter().map(|(uid, _)| Key::Workload(uid.clone()));
         let ambient = workloads.chain(self.cluster.as_ref().map(|_| Key::Cluster));
-        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(ambient).chain(denied)
+        let of_gateway_api = self.gateway_api.items().map(|item| item.key());
+        let further = ambient.chain(of_gateway_api);
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(further).chain(denied)
     }
 
     /// Returns true if the shard has the item.
@@ -213,6 +223,8 @@ impl Shard {
             Key::Drain(object) => self.drains.contains_key(object),
             Key::Workload(uid) => self.workloads.contains_key(uid),
             Key::Cluster => self.cluster.is_some(),
+            Key::GatewayPlaces(object) => self.gateway_api.gateways.contains_key(object),
+            Key::GatewayRoute(object) => self.gateway_api.routes.contains_key(&**object),
         }
     }
 
@@ -239,7 +251,8 @@ impl Shard {
         });
         let workloads = self.workloads.iter().map(|(_, workload)| Item::Workload(workload.clone()));
         let ambient = workloads.chain(self.cluster.clone().map(Item::Cluster));
-        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(ambient)
+        let further = ambient.chain(self.gateway_api.items());
+        services.chain(sets).chain(gateways).chain(marks).chain(drains).chain(further)
     }
 
     fn put_service(&mut self, service: Arc<Service>, dirty: &mut Dirty) {
@@ -474,6 +487,9 @@ impl Shard {
         dirty.networks.extend(earlier.gateway_networks().into_iter().cloned());
         dirty.named.extend(self.names().chain(earlier.names()).cloned());
         dirty.ambient |= self.has_ambient() || earlier.has_ambient();
+        let routes = self.gateway_routes().chain(earlier.gateway_routes());
+        dirty.gateway_routes.extend(routes.map(|route| route.object.clone()));
+        dirty.gateway_places |= self.gateway_api.gateways != earlier.gateway_api.gateways;
         self
     }
 
@@ -551,6 +567,21 @@ impl Shard {
         self.named.iter().map(|(name, _)| name).chain(of_gateways)
     }
 
+    /// Returns the Gateways of the Gateway API, in order of their objects.
+    pub fn gateway_places(&self) -> impl Iterator<Item = &Arc<GatewayPlaces>> {
+        self.gateway_api.gateways.values()
+    }
+
+    /// Returns the routes of the Gateway API, in no particular order.
+    pub fn gateway_routes(&self) -> impl Iterator<Item = &Arc<GatewayRoute>> {
+        self.gateway_api.routes.iter().map(|(_, route)| route)
+    }
+
+    /// Returns the route of this object.
+    pub fn gateway_route(&self, object: &str) -> Option<&Arc<GatewayRoute>> {
+        self.gateway_api.routes.get(object)
+    }
+
     /// Returns the numbers of items.
     pub fn counts(&self) -> Counts {
         Counts { gateways: self.gateways.len(), ..self.counts }
@@ -564,6 +595,7 @@ impl Shard {
             && self.marks.is_empty()
             && self.drains.is_empty()
             && !self.has_ambient()
+            && self.gateway_api.is_empty()
     }
 
     /// Returns true if the shard has workloads or policies.
@@ -580,6 +612,8 @@ impl Shard {
             named: self.names().cloned().collect(),
             trust_roots: false,
             ambient: self.has_ambient(),
+            gateway_routes: self.gateway_routes().map(|route| route.object.clone()).collect(),
+            gateway_places: !self.gateway_api.gateways.is_empty(),
         }
     }
 
@@ -639,6 +673,7 @@ fn service_of(key: &Key) -> Option<&HostName> {
         Key::Service(key) => Some(&key.hostname),
         Key::Endpoints(key) => Some(&key.service.hostname),
         Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) | Key::Workload(_) | Key::Cluster => None,
+        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) | Key::GatewayPlaces(_) | Key::GatewayRoute(_) => None,
     }
 }
 

@@ -88,8 +88,10 @@ pub struct Service {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Permit {
-    /// A route.
+    /// A route of the config file.
     Route,
+    /// A route of the Gateway API.
+    GatewayRoute,
     /// An export rule of a service port.
     Export {
         /// The host name.

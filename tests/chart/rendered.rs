@@ -299,6 +299,26 @@ fn each_right_comes_with_its_feature_alone() {
         "coordination.k8s.io/leases get,update isthmus-service-exports",
     ];
     assert_eq!(rules(object(&objects, "Role", &format!("{RELEASE}-leader"))), leases);
+    // A GatewayClass needs rules for its objects and their status, and for the Lease of the replica that writes it.
+    let objects = render(&["--set", &format!("{none},kubernetes.gatewayApi.class=isthmus")]);
+    let group = "gateway.networking.k8s.io";
+    let kinds = ["gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes"];
+    let mut of_class: Vec<String> =
+        kinds.iter().map(|kind| format!("{group}/{kind} get,list,watch")).collect();
+    of_class.extend(kinds.iter().map(|kind| format!("{group}/{kind}/status patch")));
+    of_class.push(read("gateway.networking.k8s.io/referencegrants"));
+    assert_eq!(
+        rules(object(&objects, "ClusterRole", &cluster_role)),
+        sorted([&base[..], &of_class].concat())
+    );
+    assert_eq!(
+        rules(object(&objects, "Role", &format!("{RELEASE}-leader")))[1],
+        "coordination.k8s.io/leases get,update isthmus-gateway-api"
+    );
+    assert_eq!(
+        object(&objects, "GatewayClass", "isthmus")["spec"]["controllerName"],
+        "isthmus.io/gateway-controller"
+    );
     // If the values name the namespaces, Roles replace the ClusterRole: they permit reading the objects of these namespaces
     // alone, and Gateways only in the namespaces that the values search for gateways.
     let objects = helm.objects(Some(&set("8-namespaced")), &[]);

@@ -1,10 +1,10 @@
 //! Keys of a single listener: routes of its own, a fallback for bytes that are not TLS, and a target for all bytes.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use crate::support::backend::{Backend, refusing, reset};
-use crate::support::client::{connect, hello};
+use crate::support::client::{connect, hello, tls};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::proxy_header::v1;
@@ -86,6 +86,44 @@ fn first_bytes_that_are_not_tls_go_to_the_fallback() {
     let mut refused = connect(gateway.listener("edge"));
     refused.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").expect("sent");
     assert_eq!(refused.read_to_end(&mut Vec::new()).unwrap_or(0), 0);
+}
+
+#[test]
+fn a_refused_client_gets_an_alert_the_end_of_the_connection_or_a_reset() {
+    let config = |mode: &str| {
+        format!(
+            "listeners: [{{name: edge, bind: \"127.0.0.1:0\", refusal: {mode}}}]\nroutes: {{a.test: \"{}\", b.test: \"{}\"}}\n",
+            refusing(),
+            refusing()
+        )
+    };
+    let gateway = Gateway::start(&config("alert"));
+    // A name that no route has, and a route whose endpoint does not answer: alerts 112 and 80.
+    let refused = |name: &str| {
+        let fault = tls(gateway.listener("edge"), name).expect_err("a refusal");
+        let alert = fault.get_ref().and_then(|cause| match cause.downcast_ref::<rustls::Error>()? {
+            rustls::Error::AlertReceived(alert) => Some(u8::from(*alert)),
+            _ => None,
+        });
+        (alert, fault.kind())
+    };
+    assert_eq!(refused("x.test").0, Some(112));
+    assert_eq!(refused("a.test").0, Some(80));
+    gateway.reload(&config("close"));
+    for name in ["x.test", "a.test"] {
+        assert_eq!(refused(name), (None, ErrorKind::UnexpectedEof), "{name}");
+    }
+    let explained = gateway.json("/api/v1/explain?sni=x.test&listener=edge").to_string();
+    assert!(explained.contains("closes the connection without a TLS alert"), "{explained}");
+    gateway.reload(&config("reset"));
+    for name in ["x.test", "a.test"] {
+        assert_eq!(refused(name), (None, ErrorKind::ConnectionReset), "{name}");
+    }
+    // The log tells the reasons apart in each mode.
+    let count = |reason: &str| gateway.access_log().iter().filter(|line| line["reason"] == reason).count();
+    eventually("all refusals", || {
+        (count("sni_unknown") == 3 && count("endpoint_refused") == 3).then_some(())
+    });
 }
 
 /// A gateway with a listener of protocol tcp.

@@ -35,6 +35,7 @@ mod faults;
 mod federation;
 mod federation_envoy;
 mod files;
+mod gateway_api;
 mod gateway_liveness;
 mod gateway_stops;
 mod hbone;

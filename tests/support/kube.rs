@@ -255,7 +255,7 @@ impl Cluster {
         serde_json::from_str(&answer).expect("JSON")
     }
 
-    /// Installs the CRDs of ServiceExport, ServiceImport, Gateway and GatewayClass, and waits until they are served.
+    /// Installs the CRDs of the Multi-Cluster Services API and of the Gateway API, and waits until they are served.
     #[track_caller]
     pub fn install_crds(&self) {
         let folder = self.program.with_file_name("crds");
@@ -267,7 +267,8 @@ impl Cluster {
             let crd = self.admin.post_yaml(&at(CRD, "customresourcedefinitions", ""), &text);
             let spec = &crd["spec"];
             let text = |value: &Value| value.as_str().expect("a text").to_owned();
-            for version in spec["versions"].as_array().expect("versions") {
+            let versions = spec["versions"].as_array().expect("versions");
+            for version in versions.iter().filter(|version| version["served"] == true) {
                 let group = format!("{}/{}", text(&spec["group"]), text(&version["name"]));
                 becomes(&self.admin, &at(&group, &text(&spec["names"]["plural"]), ""), |_| true);
             }

@@ -225,6 +225,15 @@ registries:
       {{- else if $kubernetes.gateways.namespaces }}
       gateways: {namespaces: {{ toJson $kubernetes.gateways.namespaces }}}
       {{- end }}
+      {{- if $features.gatewayApi }}
+      gatewayApi:
+        class: {{ $kubernetes.gatewayApi.class | quote }}
+        ports: {{ toJson $kubernetes.gatewayApi.ports }}
+        {{- with $kubernetes.gatewayApi.addresses }}
+        addresses: {{ toJson . }}
+        {{- end }}
+        refusal: {{ $kubernetes.gatewayApi.refusal }}
+      {{- end }}
     {{- with $kubernetes.allow }}
     allow:
       {{- toYaml . | nindent 6 }}

@@ -68,9 +68,13 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The Lease of the replica that writes conditions: one for all releases of a namespace. */}}
-{{- define "isthmus.lease" -}}
-isthmus-service-exports
+{{/* The Leases of the replicas that write to the API server: one of each for all releases of a namespace. */}}
+{{- define "isthmus.leases" -}}
+{{- $features := include "isthmus.role.features" . | fromJson -}}
+{{- $leases := list -}}
+{{- if $features.leader }}{{ $leases = append $leases "isthmus-service-exports" }}{{ end -}}
+{{- if $features.gatewayApi }}{{ $leases = append $leases "isthmus-gateway-api" }}{{ end -}}
+{{- join ", " $leases -}}
 {{- end }}
 
 {{- define "isthmus.image" -}}
@@ -106,6 +110,7 @@ isthmus-service-exports
       "destinationRules" (and $registry $kubernetes.destinationRules)
       "meshConfig" (and $registry $kubernetes.meshConfig)
       "leader" (and $registry $kubernetes.serviceExports.conditions)
+      "gatewayApi" (and $registry (eq .role "gateway") (ne $kubernetes.gatewayApi.class ""))
       "secrets" $secrets
       "token" (or $registry $secrets)
     | toJson -}}
@@ -152,6 +157,11 @@ auto
 {{- if .Values.hbone.enabled -}}
 {{- $ports = append $ports (dict "name" "mesh" "port" 15008 "targetPort" (int .Values.hbone.containerPort)) -}}
 {{- end -}}
+{{- if (include "isthmus.role.features" (dict "root" . "role" "gateway") | fromJson).gatewayApi -}}
+{{- range .Values.kubernetes.gatewayApi.ports -}}
+{{- $ports = append $ports (dict "name" (printf "gateway-%d" (int .)) "port" (int .) "targetPort" (int .)) -}}
+{{- end -}}
+{{- end -}}
 {{- range .Values.service.extraPorts -}}
 {{- $ports = append $ports (dict "name" .name "port" (int .port) "targetPort" (int (.targetPort | default .port))) -}}
 {{- end -}}
@@ -171,6 +181,9 @@ auto
 {{- $ports = append $ports (dict "name" "tls-webhook" "containerPort" 15017) -}}
 {{- end -}}
 {{- if $root.Values.hbone.enabled }}{{ $ports = append $ports (dict "name" "mesh" "containerPort" (int $root.Values.hbone.containerPort)) }}{{ end -}}
+{{- if (include "isthmus.role.features" . | fromJson).gatewayApi -}}
+{{- range $root.Values.kubernetes.gatewayApi.ports }}{{ $ports = append $ports (dict "name" (printf "gateway-%d" (int .)) "containerPort" (int .)) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- dict "list" $ports | toJson -}}
 {{- end }}

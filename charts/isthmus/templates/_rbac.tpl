@@ -40,16 +40,40 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
+{{/* Gateways and routes of the Gateway API, and their status. */}}
+{{- define "isthmus.role.gatewayApi" -}}
+{{- if (include "isthmus.role.features" . | fromJson).gatewayApi }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways, listenersets, tlsroutes, tcproutes]
+  verbs: [get, list, watch]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [referencegrants]
+  verbs: [list, watch]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways/status, listenersets/status, tlsroutes/status, tcproutes/status]
+  verbs: [patch]
+{{- end }}
+{{- end }}
+
 {{/* What the ClusterRole has of the registry. */}}
 {{- define "isthmus.role.cluster" -}}
 {{- $features := include "isthmus.role.features" . | fromJson -}}
 - apiGroups: [""]
   resources: [namespaces, nodes]
   verbs: [list, watch]
+{{- if $features.gatewayApi }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gatewayclasses]
+  verbs: [get, list, watch]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gatewayclasses/status]
+  verbs: [patch]
+{{- end }}
 {{- if not $features.only }}
 {{ include "isthmus.role.services" . }}
 {{- include "isthmus.role.gateways" . }}
 {{- include "isthmus.role.marks" . }}
+{{- include "isthmus.role.gatewayApi" . }}
 {{- end }}
 {{- end }}
 

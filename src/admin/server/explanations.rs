@@ -81,13 +81,18 @@ pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest,
                     value.parse().map_err(|_| format!("from: {value:?} is not an IP address"))?;
                 inquiry.source = Some(source.to_canonical());
             }
+            "to" => {
+                let local: IpAddr =
+                    value.parse().map_err(|_| format!("to: {value:?} is not an IP address"))?;
+                inquiry.local = Some(local.to_canonical());
+            }
             "alpn" => {
                 let names = value.split(',').filter(|name| !name.is_empty());
                 inquiry.alpn = Some(names.map(str::to_owned).collect());
             }
             other => {
                 return Err(format!(
-                    "unknown parameter {other:?}; expected one of sni, authority, listener, from, alpn, \
+                    "unknown parameter {other:?}; expected one of sni, authority, listener, from, to, alpn, \
                      identity"
                 ));
             }

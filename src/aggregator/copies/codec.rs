@@ -90,7 +90,7 @@ fn share(item: &mut Item, shared: &mut Interner) {
             shared.share_text(&mut set.key.service.namespace);
             share_endpoints(&mut set.endpoints, shared);
         }
-        Item::Drain(_) => {}
+        Item::Drain(_) | Item::GatewayPlaces(_) | Item::GatewayRoute(_) => {}
         Item::Mark(mark) => shared.share_text(&mut mark.key.service.namespace),
         Item::Gateway(_) | Item::Workload(_) | Item::Cluster(_) => {}
     }
@@ -114,6 +114,9 @@ mod tests {
     use isthmus_model::place::{ClusterId, Locality, Network};
     use isthmus_snapshot::change::{
         EndpointSet, EndpointSetKey, Export, GatewayKey, Mark, MarkKey, MarkKind, RegistryGateway,
+    };
+    use isthmus_snapshot::gateway_api::{
+        Backend, BackendPort, Claim, GatewayPlaces, GatewayRoute, Place, PlaceProtocol,
     };
     use isthmus_snapshot::policy::RegistryScope;
     use isthmus_snapshot::shard::Shard;
@@ -161,6 +164,26 @@ mod tests {
                 ip_families: "IPv4, IPv6".into(),
             })),
         }));
+        let place = |address: Option<IpAddr>| Place { port: 443, address };
+        let places =
+            vec![(place(None), PlaceProtocol::Tls), (place(Some([127, 0, 0, 1].into())), PlaceProtocol::Tcp)];
+        let gateway = GatewayPlaces { object: "Gateway n/g".into(), generation: 3, places };
+        items.push(Item::GatewayPlaces(gateway.into()));
+        let name = isthmus_snapshot::testing::pattern("*.b.test");
+        let hostname = isthmus_snapshot::testing::host_name("b.mesh");
+        items.push(Item::GatewayRoute(Arc::new(GatewayRoute {
+            object: "TLSRoute n/r".into(),
+            created: "2026-01-01T00:00:00Z".into(),
+            claims: vec![
+                Claim { place: place(None), name: Some(name) },
+                Claim { place: place(None), name: None },
+            ],
+            backends: [
+                Backend { weight: 2, to: Ok(BackendPort { hostname, port: 443 }) },
+                Backend { weight: 1, to: Err("Service n/no does not exist".into()) },
+            ]
+            .into(),
+        })));
         items
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::name::HostName;
@@ -42,9 +43,24 @@ pub struct KubernetesSpec {
     /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
     pub gateways: Option<Vec<Arc<str>>>,
     /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
-    pub export_writer: Option<ExportWriterSpec>,
+    pub export_writer: Option<LeaseSpec>,
     /// True if the registry reads what only ztunnels need: all pods, the policies and the waypoints.
     pub ambient: bool,
+    /// The Gateways and routes of the Gateway API that this process serves; `None`: none are read.
+    pub gateway_api: Option<GatewayApiSpec>,
+}
+
+/// The Gateways of the Gateway API that this process serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayApiSpec {
+    /// The name of the GatewayClass.
+    pub class: Arc<str>,
+    /// The ports that Gateways may listen on.
+    pub ports: Vec<u16>,
+    /// The addresses at which clients reach this process, for the status of Gateways that request none.
+    pub addresses: Vec<Host>,
+    /// The replica that may write the status of objects, while it holds a Lease.
+    pub writer: LeaseSpec,
 }
 
 #[cfg(any(test, feature = "testing"))]
@@ -66,13 +82,14 @@ impl KubernetesSpec {
             gateways: None,
             export_writer: None,
             ambient: false,
+            gateway_api: None,
         }
     }
 }
 
-/// The replica that may write the conditions of ServiceExports, while it holds a Lease.
+/// A replica that may write to the API server while it holds a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExportWriterSpec {
+pub struct LeaseSpec {
     /// The namespace of the Lease.
     pub namespace: Arc<str>,
     /// The name of this replica in the Lease.

@@ -4,6 +4,7 @@ use isthmus_aggregator::spec::etcd::PREFIX;
 use isthmus_aggregator::spec::kubernetes::SYSTEM_NAMESPACE;
 use isthmus_document::form;
 use isthmus_document::key::{Defaulted, Key, keys};
+use isthmus_snapshot::policy::RefusalMode;
 
 // The keys that `kubernetes` and `kubernetesClusters` share.
 pub(crate) const TRUST_DOMAIN: Key<form::TrustDomain> =
@@ -103,6 +104,8 @@ keys! {
         TOKEN_FILE "tokenFile": form::Path => "the token in the kubeconfig";
         /// Network of endpoints whose pods have no network label.
         NETWORK "network": form::NetworkName => "the label `topology.istio.io/network` of the system namespace";
+        /// Gateways and routes of the Gateway API that this process serves. Only one registry may have this key.
+        GATEWAY_API "gatewayApi": form::OrOff<GatewayApi> => "off";
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
@@ -120,6 +123,24 @@ keys! {
     pub(crate) ClusterSecrets "clusterSecrets" {
         /// Namespace of the Secrets.
         NAMESPACE "namespace": form::Text => required;
+    }
+
+    /// Gateways of the Gateway API that this process serves: those of one GatewayClass, whose `controllerName` is
+    /// `isthmus.io/gateway-controller`, with their ListenerSets, TLSRoutes and TCPRoutes (`gateway.networking.k8s.io/v1`). All
+    /// replicas serve them, and one of them writes their status.
+    pub(crate) GatewayApi "gatewayApi" {
+        /// Name of the GatewayClass.
+        CLASS "class": form::Text => required;
+        /// Ports that Gateways may listen on. The gateway opens them on all addresses, as listeners with the names
+        /// `gateway-PORT`; no other listener may have one of them. On these ports, routes of Gateways apply, and those of
+        /// `routes` that name no other listener; of two equal names, that of `routes` wins. Exports do not apply.
+        PORTS "ports": form::NonEmpty<form::Port> => required;
+        /// Addresses or host names at which clients reach this process, such as those of a load balancer. They are the
+        /// addresses in the status of a Gateway that requests none. A Gateway may request one of them, which is the same
+        /// as none, or an address of the host, which gives it the connections to that address alone.
+        ADDRESSES "addresses": form::NonEmpty<form::Host> => "none";
+        /// How a TLS client of these ports learns that it is refused, as `refusal` of a listener.
+        REFUSAL "refusal": form::Choice<RefusalMode> = RefusalMode::default();
     }
 
     /// Namespaces of a Kubernetes cluster. A namespace must match all keys that are set.

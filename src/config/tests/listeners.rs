@@ -2,7 +2,7 @@
 
 use super::bad::{refused, refused_with};
 use super::*;
-use isthmus_snapshot::policy::RouteTarget;
+use isthmus_snapshot::policy::{RefusalMode, RouteTarget};
 
 #[test]
 fn routes_targets_and_fallbacks_of_listeners_are_routes_with_names() {
@@ -43,6 +43,10 @@ fn keys_of_listeners_fit_their_protocols() {
             ":1:91: listeners[0].alpn: found alpn on a listener of protocol tcp",
             ":1:107: listeners[0].fallback: found fallback on a listener of protocol tcp",
         ],
+    );
+    refused(
+        "listeners: [{name: a, bind: ':1', protocol: tcp, target: 'h:1', from: [10.0.0.0/8], refusal: close}]",
+        &[":1:94: listeners[0].refusal: found refusal on a listener of protocol tcp"],
     );
     refused(
         "listeners: [{name: a, bind: ':1', routes: {a.b: {endpoints: ['h:1'], listeners: [a]}}}]",
@@ -96,4 +100,52 @@ fn an_endpoint_is_an_address_or_a_name_of_srv_records() {
         "routes: {a.b: {endpoints: [{address: '_a._tcp.b.c:1'}]}}",
         &[":2:38: routes[\"a.b\"].endpoints[0].address: found _a._tcp.b.c, which is a name of SRV records"],
     );
+}
+
+#[test]
+fn ports_of_gateways_are_listeners_that_no_other_address_may_have() {
+    let registry = |cluster: &str, ports: &str| {
+        format!(
+            "{{kubernetes: {{cluster: {cluster}, gatewayApi: {{class: isthmus, ports: {ports}, refusal: close}}}}}}"
+        )
+    };
+    let alone = loaded(&format!("registries: [{}]", registry("a", "[443, 8443]")));
+    let listeners: Vec<(&str, String, bool)> = alone
+        .policy
+        .listeners
+        .iter()
+        .map(|listener| (&*listener.name, listener.bind.to_string(), listener.is_of_gateways))
+        .collect();
+    assert_eq!(
+        listeners,
+        [("gateway-443", ":443".to_owned(), true), ("gateway-8443", ":8443".to_owned(), true)]
+    );
+    assert_eq!(alone.policy.listeners[0].refusal, RefusalMode::Close);
+    // A route of the config may name such a listener.
+    loaded(&format!(
+        "registries: [{}]\nroutes: {{a.b: {{endpoints: ['h:1'], listeners: [gateway-443]}}}}",
+        registry("a", "[443]")
+    ));
+    for (text, fault) in [
+        (
+            format!(
+                "listeners: [{{name: a, bind: '10.0.0.1:443'}}]\nregistries: [{}]",
+                registry("a", "[443]")
+            ),
+            "…found :443, which is also 10.0.0.1:443 of listeners[0].bind",
+        ),
+        (
+            format!(
+                "listeners: [{{name: gateway-443, bind: ':1'}}]\nregistries: [{}]",
+                registry("a", "[443]")
+            ),
+            "…the listener of this port has the name \"gateway-443\", which another listener has",
+        ),
+        (
+            format!("registries: [{}, {}]", registry("a", "[443]"), registry("b", "[8443]")),
+            "…only one registry may have gatewayApi; first at",
+        ),
+    ] {
+        refused_with(&text, &[fault]);
+    }
 }

@@ -164,6 +164,9 @@ fn ask(
         source: Some(connection.source.ip()),
         alpn: None,
         identity: Some(&connection.peer.proof.identity),
+        // Only listeners of protocol SNI or TCP belong to Gateways.
+        local: None,
+        draw: None,
     };
     let answer = admit(&snapshot, &question, &mut ());
     if let Err(refusal) = &answer {

@@ -28,6 +28,7 @@ impl Watched for Namespace {
         let names_network = name == tables.spec.system_namespace && tables.spec.network.is_none();
         let now = tables.namespaces.get(&name);
         tables.dirty.is_all |= names_network && now.map(network) != before.as_ref().map(network);
+        tables.dirty.gateway_api.is_all |= tables.spec.gateway_api.is_some();
         tables.dirty.services.extend(tables.services.inside(&name).map(|(key, _)| key.clone()));
         tables.dirty.services.extend(tables.exports.inside(&name).map(|(key, _)| key.clone()));
     }

@@ -78,6 +78,11 @@ impl Watched for Service {
     fn touch(touched: Touched<ObjectKey, Box<ServiceRecord>>, tables: &mut Tables) {
         let Touched { key, before } = touched;
         let is_entrance = |service: &ServiceRecord| service.entrance.is_some();
+        let as_backend = |service: &ServiceRecord| (service.class, service.ports.clone());
+        let now = tables.services.get(&key).map(|now| as_backend(now));
+        if now != before.as_ref().map(|before| as_backend(before)) {
+            tables.mark_backend(&key);
+        }
         tables.dirty.gateways |= before.is_some_and(|before| is_entrance(&before))
             || tables.services.get(&key).is_some_and(|now| is_entrance(now));
         tables.dirty.facts = true;

@@ -27,6 +27,7 @@ impl Watched for ServiceImport {
     }
 
     fn touch(touched: Touched<ObjectKey, Vec<IpAddr>>, tables: &mut Tables) {
+        tables.mark_backend(&touched.key);
         tables.dirty.services.insert(touched.key);
     }
 }

@@ -1,10 +1,11 @@
-//! Admission by the routes of the config.
+//! Admission by the routes of the config and of the Gateway API.
 
 use super::{Asking, connectable, target};
 use crate::decision::{
     Admission, AdmissionRequest, MatchKind, Permit, Refusal, Requested, RouteMatch, Trace,
 };
-use crate::policy::{Listener, ListenerProtocol, Route, RouteTarget, admits};
+use crate::gateway_api::{Backend, backend_of};
+use crate::policy::{ListenerProtocol, Route, RouteTarget, admits};
 use crate::routes::RouteEntry;
 use crate::service_view::AskedBy;
 use isthmus_model::reason::Reason;
@@ -25,8 +26,9 @@ pub(super) fn admit_nameless(asking: &Asking<'_>, trace: &mut impl Trace) -> Res
 
 /// Decides on a connection from which no hello is read.
 pub(super) fn admit_raw(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
-    let Listener { name, protocol, .. } = asking.request.listener;
-    let is_tcp = *protocol == ListenerProtocol::Tcp;
+    let AdmissionRequest { listener, local, .. } = asking.request;
+    let (name, protocol) = (&listener.name, asking.snapshot.gateway_api.protocol(listener, *local));
+    let is_tcp = protocol == ListenerProtocol::Tcp;
     match asking.routes().raw() {
         Some(entry) if is_tcp => {
             trace.step(|| format!("the listener {name:?} is of protocol tcp: no hello is read"));
@@ -35,6 +37,10 @@ pub(super) fn admit_raw(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<A
         Some(entry) => {
             trace.step(|| format!("the first bytes are not TLS, and the listener {name:?} has a fallback"));
             follow(asking, entry, MatchKind::Fallback, trace)
+        }
+        None if is_tcp => {
+            trace.step(|| "no TCPRoute leads to a backend from here".to_owned());
+            Err(Reason::NoEndpoints.into())
         }
         None => {
             trace.step(|| format!("the listener {name:?} has no fallback"));
@@ -62,8 +68,12 @@ pub(super) fn follow(
     }
     let entry = by_alpn(asking, entry, trace).unwrap_or(entry);
     let mut matched = matched(entry);
-    let RouteTarget::Service { hostname, port, subset } = &entry.route.to else {
-        return connectable(entry.candidates.clone(), None, Permit::Route, matched, trace);
+    let (hostname, port, subset) = match &entry.route.to {
+        RouteTarget::Endpoints { .. } => {
+            return connectable(entry.candidates.clone(), None, Permit::Route, matched, trace);
+        }
+        RouteTarget::Backends(backends) => return admit_backend(asking, backends, matched, trace),
+        RouteTarget::Service { hostname, port, subset } => (hostname, port, subset),
     };
     trace
         .step(|| format!("the route is another name for {hostname}, service port {port}, subset {subset:?}"));
@@ -80,6 +90,49 @@ pub(super) fn follow(
     };
     let candidates = view.candidates(&subset.to_ascii_lowercase(), asked);
     connectable(candidates.cloned(), None, Permit::Route, matched, trace)
+}
+
+/// Decides by one of the weighted backends of a route of the Gateway API. A backend that cannot be used refuses its share of the
+/// connections.
+fn admit_backend(
+    asking: &Asking<'_>,
+    backends: &[Backend],
+    mut matched: RouteMatch,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    trace.step(|| backends_text(backends));
+    let drawn = match asking.request.draw {
+        Some(draw) => backend_of(backends, draw),
+        None => backends.iter().find(|one| one.weight > 0 && one.to.is_ok()),
+    };
+    let refused = |matched| Err(Refusal { reason: Reason::NoEndpoints, matched });
+    let Some(Backend { to: Ok(to), .. }) = drawn else { return refused(matched) };
+    let service = asking.snapshot.service(to.hostname.as_str());
+    let Some((service, view)) = service.and_then(|service| Some((service, service.port(to.port)?))) else {
+        trace.step(|| format!("no service {} with port {} is known", to.hostname, to.port));
+        return refused(matched);
+    };
+    matched.service = Some(target(service, Some(to.port), ""));
+    let by_name = match asking.request.requested {
+        Requested::Nothing => None,
+        Requested::ServerName(_) | Requested::Authority(_) => view.candidates("", AskedBy::Hostname),
+    };
+    // The route says what the backend's port speaks, so that endpoints of which nobody has declared it are used, too.
+    let candidates =
+        by_name.filter(|candidates| !candidates.is_empty()).or_else(|| view.candidates("", AskedBy::Tcp));
+    connectable(candidates.cloned(), None, Permit::GatewayRoute, matched, trace)
+}
+
+/// Describes the backends of a route of the Gateway API, with the reasons why some are refused.
+fn backends_text(backends: &[Backend]) -> String {
+    let one = |backend: &Backend| match &backend.to {
+        Ok(to) => format!("{to} (weight {})", backend.weight),
+        Err(why) => {
+            format!("none for weight {}, whose connections are refused, because {why}", backend.weight)
+        }
+    };
+    let all: Vec<String> = backends.iter().map(one).collect();
+    format!("the route divides connections among these backends: {}", all.join("; "))
 }
 
 /// Returns true if the route admits the source.

@@ -13,6 +13,7 @@ use crate::change::{
 };
 use crate::drains::Drains;
 use crate::inputs::Probes;
+use crate::listener_routes::ListenerRoutes;
 use crate::policy::{NetworkPolicy, Policy, RouteName};
 use crate::random::{
     Addresses, NAMES, Numbering, answers, any_meshes, drains, probes, services, standings, viewers,
@@ -49,7 +50,7 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
     }
     for route in &snapshot.policy.routes {
         let routes = snapshot.routes();
-        let routes = routes.on("sni");
+        let routes = ListenerRoutes::new(routes, "sni", None);
         let found = match &route.key {
             RouteName::NoSni => routes.no_sni().cloned(),
             RouteName::Name(isthmus_model::name::NamePattern::Exact(name)) => {

@@ -37,6 +37,8 @@ fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) 
         source: Some(source.parse().expect("an address")),
         alpn: None,
         identity: identity.as_ref(),
+        local: None,
+        draw: None,
     };
     let (matched, reason) = match admit(snapshot, &request, &mut ()) {
         Ok(admission) => {
@@ -155,6 +157,8 @@ fn a_new_policy_ends_what_it_does_not_offer_any_more() {
         source: None,
         alpn: None,
         identity: Some(&identity),
+        local: None,
+        draw: None,
     };
     let permit = admit(&snapshot, &request, &mut ()).expect("admitted").permit;
     let stays = |rules: &[(&str, Option<&str>)], services: &[&str]| {

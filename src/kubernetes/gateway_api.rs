@@ -1,0 +1,252 @@
+//! The Gateway API in one cluster: evaluates Gateways, ListenerSets and routes, makes them items of the registry, and says which
+//! objects need another status.
+//!
+//! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces.
+//! - `status`: the status of an object. `writer`: writes it.
+//!
+//! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
+//! and everything is evaluated again.
+
+pub(super) mod grants;
+pub(super) mod listeners;
+pub(super) mod routes;
+pub(super) mod status;
+#[cfg(test)]
+mod tests;
+pub(super) mod writer;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, UdpSocket};
+use std::sync::Arc;
+
+use self::listeners::{Listener, Parent, ParentId, ParentKind, Parents};
+use self::routes::{Evaluated, object_of};
+use self::status::{ListenerStatus, Status, Verdict};
+use self::writer::{Due, Target, Wanted};
+use super::kinds::gateway_route::{RouteId, RouteKind, RouteRecord};
+use super::kinds::{DirtyGatewayApi, Tables};
+use super::table::ObjectKey;
+use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
+use isthmus_model::address::Host;
+use isthmus_snapshot::change::{Change, Item, Key};
+use isthmus_snapshot::gateway_api::GatewayPlaces;
+
+/// The features that the GatewayClass lists, in order of their names.
+const FEATURES: &[&str] = &["Gateway", "ListenerSet", "ReferenceGrant", "TCPRoute", "TLSRoute"];
+
+/// The objects of the Gateway API of a cluster, evaluated.
+#[derive(Debug, Default)]
+pub(super) struct GatewayApi {
+    parents: Parents,
+    routes: BTreeMap<RouteId, Arc<Evaluated>>,
+    /// The routes of each service that is a backend.
+    of_backend: HashMap<ObjectKey, BTreeSet<RouteId>>,
+    /// The number of routes that are attached to each listener.
+    attached: HashMap<(ParentId, String), usize>,
+    /// The Gateways that were sent.
+    sent: BTreeMap<Arc<str>, Arc<GatewayPlaces>>,
+    /// The objects whose status may have to be written.
+    due: Due,
+    due_is_new: bool,
+}
+
+impl GatewayApi {
+    /// Forgets what was sent, so that the next changes are a full listing.
+    pub(super) fn begin_listing(&mut self) {
+        *self = Self { due_is_new: true, ..Self::default() };
+    }
+
+    /// Returns the objects whose status may have to be written, if they have changed since the last call.
+    pub(super) fn new_due(&mut self) -> Option<Due> {
+        std::mem::take(&mut self.due_is_new).then(|| self.due.clone())
+    }
+
+    /// Evaluates what has changed, and adds the changes of items.
+    pub(super) fn renew(
+        &mut self,
+        spec: &GatewayApiSpec,
+        dirty: DirtyGatewayApi,
+        tables: &Tables,
+        changes: &mut Vec<Change>,
+    ) {
+        let DirtyGatewayApi { is_all, mut routes, backends } = dirty;
+        if is_all {
+            self.parents = listeners::evaluate(spec, tables, &is_local);
+            self.send_gateways(changes);
+            self.of_backend.clear();
+            routes.extend(self.routes.keys().cloned());
+            let keys = |kind: RouteKind| {
+                let table = match kind {
+                    RouteKind::Tls => &tables.tls_routes,
+                    RouteKind::Tcp => &tables.tcp_routes,
+                };
+                table.iter().map(move |(key, _)| (kind, key.clone()))
+            };
+            routes.extend(keys(RouteKind::Tls).chain(keys(RouteKind::Tcp)));
+        }
+        routes.extend(backends.iter().filter_map(|service| self.of_backend.get(service)).flatten().cloned());
+        for id in &routes {
+            self.renew_route(id, tables, changes);
+        }
+        self.renew_due(spec, tables, &routes);
+    }
+
+    /// Sends the places of the Gateways that have changed.
+    fn send_gateways(&mut self, changes: &mut Vec<Change>) {
+        let mut places: BTreeMap<&ObjectKey, BTreeSet<_>> = BTreeMap::new();
+        for parent in self.parents.values() {
+            let of_parent = parent.listeners.iter().filter_map(|one| Some((one.protocol?, &one.places)));
+            let all =
+                of_parent.flat_map(|(protocol, places)| places.iter().map(move |place| (*place, protocol)));
+            places.entry(&parent.gateway).or_default().extend(all);
+        }
+        let gateways = self.parents.iter().filter(|((kind, _), _)| *kind == ParentKind::Gateway);
+        let found = gateways.map(|((kind, key), parent)| {
+            let object: Arc<str> = format!("{} {key}", kind.text()).into();
+            let places = places.remove(key).unwrap_or_default().into_iter().collect();
+            let generation = parent.stamp.generation;
+            (object.clone(), Arc::new(GatewayPlaces { object, generation, places }))
+        });
+        let found: BTreeMap<_, _> = found.collect();
+        let gone = self.sent.keys().filter(|object| !found.contains_key(*object));
+        changes.extend(gone.map(|object| Change::Remove(Key::GatewayPlaces(object.clone()))));
+        let new = found.iter().filter(|(object, gateway)| self.sent.get(*object) != Some(gateway));
+        changes.extend(new.map(|(_, gateway)| Change::Put(Item::GatewayPlaces(gateway.clone()))));
+        self.sent = found;
+    }
+
+    fn renew_route(&mut self, id: &RouteId, tables: &Tables, changes: &mut Vec<Change>) {
+        let record = record_of(id, tables);
+        let new = record.map(|record| Arc::new(routes::evaluate(id, record, &self.parents, tables)));
+        let old = match &new {
+            Some(new) => self.routes.insert(id.clone(), new.clone()),
+            None => self.routes.remove(id),
+        };
+        self.index_backends(id, record);
+        for listener in old.iter().flat_map(|old| &old.attached) {
+            self.attached.entry(listener.clone()).and_modify(|count| *count = count.saturating_sub(1));
+        }
+        for listener in new.iter().flat_map(|new| &new.attached) {
+            *self.attached.entry(listener.clone()).or_default() += 1;
+        }
+        let item = |of: &Option<Arc<Evaluated>>| of.as_ref().and_then(|of| of.item.clone());
+        match (item(&old), item(&new)) {
+            (old, Some(new)) if old.as_ref() != Some(&new) => {
+                changes.push(Change::Put(Item::GatewayRoute(new)))
+            }
+            (Some(_), None) => changes.push(Change::Remove(Key::GatewayRoute(object_of(id)))),
+            (_, _) => {}
+        }
+    }
+
+    /// Notes the services that are backends of a route. Services that were backends before stay noted, until everything is evaluated
+    /// again: a change of such a service costs one evaluation in vain.
+    fn index_backends(&mut self, id: &RouteId, record: Option<&RouteRecord>) {
+        for backend in record.iter().flat_map(|record| &record.backends) {
+            self.of_backend.entry(backend.target.clone()).or_default().insert(id.clone());
+        }
+    }
+
+    /// Renews the list of objects whose status may have to be written. Gateways are always on it, because their status also depends
+    /// on what the process serves.
+    fn renew_due(&mut self, spec: &GatewayApiSpec, tables: &Tables, routes: &BTreeSet<RouteId>) {
+        let before = self.due.clone();
+        for id in routes {
+            let target = Target::Route(id.clone());
+            let found = self.routes.get(id).and_then(|found| found.status.as_ref());
+            let due = found.zip(record_of(id, tables)).and_then(|(status, record)| {
+                let is_due = status.digest() != record.stamp.digest;
+                let stamp = record.stamp.clone();
+                is_due.then(|| Wanted {
+                    status: status.clone(),
+                    stamp,
+                    is_blank: !record.has_status,
+                    served: None,
+                })
+            });
+            match due {
+                Some(due) => drop(self.due.insert(target, due.into())),
+                None => drop(self.due.remove(&target)),
+            }
+        }
+        self.due.retain(|target, _| matches!(target, Target::Route(_)));
+        if let Some(class) = tables.gateway_classes.get(&spec.class) {
+            let accepted = match class.has_parameters {
+                true => Verdict::no(
+                    "InvalidParameters",
+                    "parametersRef refers to parameters, and this controller knows none",
+                ),
+                false => Verdict::yes("Accepted", "Isthmus serves the Gateways of this class"),
+            };
+            let status = Status {
+                generation: class.stamp.generation,
+                conditions: vec![("Accepted", accepted)],
+                features: FEATURES,
+                ..Status::default()
+            };
+            let wanted = Wanted { status, stamp: class.stamp.clone(), is_blank: false, served: None };
+            self.due.insert(Target::Class(spec.class.clone()), wanted.into());
+        }
+        for (id, parent) in &self.parents {
+            let object = format!("{} {}", ParentKind::Gateway.text(), parent.gateway);
+            let status = status_of(parent, |listener| {
+                self.attached.get(&(id.clone(), listener.to_owned())).copied().unwrap_or(0)
+            });
+            let generation = self.parents.get(&(ParentKind::Gateway, parent.gateway.clone()));
+            let served = generation.map(|gateway| (object.into(), gateway.stamp.generation));
+            let served = served.filter(|_| parent.unreachable.is_none());
+            let wanted = Wanted { status, stamp: parent.stamp.clone(), is_blank: false, served };
+            self.due.insert(Target::Parent(id.clone()), wanted.into());
+        }
+        self.due_is_new |= self.due != before;
+    }
+}
+
+fn record_of<'t>((kind, key): &RouteId, tables: &'t Tables) -> Option<&'t RouteRecord> {
+    let table = match kind {
+        RouteKind::Tls => &tables.tls_routes,
+        RouteKind::Tcp => &tables.tcp_routes,
+    };
+    table.get(key).map(|record| &**record)
+}
+
+/// Returns true if the host has the address, so that clients can connect to it.
+fn is_local(address: IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_multicast() && UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// Returns the status of a Gateway or ListenerSet. The condition `Programmed` is that of a process that serves it, and is judged by
+/// the writer.
+fn status_of(parent: &Parent, attached: impl Fn(&str) -> usize) -> Status {
+    let programmed = |accepted: &Verdict| match (&parent.unreachable, accepted.is_true) {
+        (_, false) => Verdict::no("Invalid", accepted.message.clone()),
+        (Some(why), true) => why.clone(),
+        (None, true) => Verdict::yes("Programmed", "connections are served"),
+    };
+    let listener = |listener: &Listener| {
+        let no_conflict = || Verdict::no("NoConflicts", "no other listener conflicts with this one");
+        ListenerStatus {
+            name: listener.name.clone(),
+            attached: attached(&listener.name),
+            kinds: listener.kinds.clone(),
+            conditions: vec![
+                ("Accepted", listener.accepted.clone()),
+                ("Conflicted", listener.conflict.clone().unwrap_or_else(no_conflict)),
+                ("Programmed", programmed(&listener.accepted)),
+                ("ResolvedRefs", listener.resolved.clone()),
+            ],
+        }
+    };
+    let address = |host: &Host| match host {
+        Host::Name(name) => ("Hostname", name.to_string()),
+        Host::Ip(_) | Host::Ips(_) => ("IPAddress", host.to_string()),
+    };
+    Status {
+        generation: parent.stamp.generation,
+        conditions: vec![("Accepted", parent.accepted.clone()), ("Programmed", programmed(&parent.accepted))],
+        addresses: parent.addresses.iter().map(address).collect(),
+        listeners: parent.listeners.iter().map(listener).collect(),
+        attached_sets: parent.sets,
+        ..Status::default()
+    }
+}

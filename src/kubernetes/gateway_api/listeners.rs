@@ -1,0 +1,401 @@
+//! The evaluation of Gateways and ListenerSets: which of their listeners are served, and where. A function of the objects, the
+//! settings, and the addresses of the host.
+//!
+//! All Gateways of the class share this process. A Gateway that requests an address of the host has the connections to that
+//! address; all other Gateways share the connections to every other address. At each place, a port has one protocol: that of the
+//! oldest Gateway.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::super::kinds::Tables;
+use super::super::kinds::class_gateway::{
+    AllowedNamespaces, ClassGatewayRecord, ListenerSpec, RequestedAddress, RouteKindRef,
+};
+use super::super::kinds::gateway_route::RouteKind;
+use super::super::kinds::gateway_status::Stamp;
+use super::super::kinds::listener_set::ListenerSetRecord;
+use super::super::table::ObjectKey;
+use super::grants::{GROUP, allows, is_granted};
+use super::status::Verdict;
+use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
+use isthmus_model::address::Host;
+use isthmus_model::name::NamePattern;
+use isthmus_snapshot::gateway_api::{Place, PlaceProtocol};
+
+/// The kind of an object with listeners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum ParentKind {
+    Gateway,
+    ListenerSet,
+}
+
+impl ParentKind {
+    /// Returns the name of the kind.
+    pub(crate) const fn text(self) -> &'static str {
+        match self {
+            Self::Gateway => "Gateway",
+            Self::ListenerSet => "ListenerSet",
+        }
+    }
+}
+
+/// The kind, namespace and name of an object with listeners.
+pub(crate) type ParentId = (ParentKind, ObjectKey);
+
+/// The Gateways of the class and their ListenerSets, evaluated.
+pub(crate) type Parents = BTreeMap<ParentId, Parent>;
+
+/// A Gateway or ListenerSet, evaluated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parent {
+    /// The Gateway: the object itself, or that of the ListenerSet.
+    pub(crate) gateway: ObjectKey,
+    pub(crate) stamp: Stamp,
+    /// The condition `Accepted`.
+    pub(crate) accepted: Verdict,
+    /// The reason why no connection can reach the listeners; `None` if they are served once the process knows them.
+    pub(crate) unreachable: Option<Verdict>,
+    /// The addresses of the Gateway for clients.
+    pub(crate) addresses: Vec<Host>,
+    pub(crate) listeners: Vec<Listener>,
+    /// The number of ListenerSets that are attached to the Gateway.
+    pub(crate) sets: usize,
+}
+
+/// A listener, evaluated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listener {
+    pub(crate) name: String,
+    pub(crate) port: i64,
+    /// The names that the listener takes.
+    pub(crate) hostname: NamePattern,
+    /// The conditions `Accepted` and `ResolvedRefs`.
+    pub(crate) accepted: Verdict,
+    pub(crate) resolved: Verdict,
+    /// The condition `Conflicted`, if the listener conflicts with an earlier one.
+    pub(crate) conflict: Option<Verdict>,
+    /// The protocol; `None` if it is not supported.
+    pub(crate) protocol: Option<PlaceProtocol>,
+    /// The kinds of routes that may be attached.
+    pub(crate) kinds: Vec<RouteKind>,
+    pub(crate) allowed: AllowedNamespaces,
+    /// The places at which the listener is served; empty if it is not accepted.
+    pub(crate) places: Vec<Place>,
+}
+
+/// The places of a Gateway, by the addresses that it requests.
+struct Reach {
+    /// The addresses of places; `None`: all addresses of which no Gateway has this port.
+    addresses: Vec<Option<IpAddr>>,
+    /// The addresses for the status.
+    shown: Vec<Host>,
+    accepted: Result<(), Verdict>,
+    unreachable: Option<Verdict>,
+}
+
+/// Evaluates the Gateways of the class and their ListenerSets. `is_local` returns true for the addresses of this host.
+pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn(IpAddr) -> bool) -> Parents {
+    let mut parents = Parents::new();
+    if tables.gateway_classes.get(&spec.class).is_none_or(|class| class.has_parameters) {
+        return parents;
+    }
+    let mut gateways: Vec<(&ObjectKey, &ClassGatewayRecord)> = tables.class_gateways.iter().collect();
+    gateways.sort_by_key(|(key, gateway)| (&gateway.created, *key));
+    let mut sets: Vec<(&ObjectKey, &ListenerSetRecord)> = tables.listener_sets.iter().collect();
+    sets.sort_by_key(|(key, set)| (&set.created, *key));
+    // The protocol of each place, with the object that was the first to use it.
+    let mut places = BTreeMap::new();
+    for (key, record) in gateways {
+        let reach = reach(spec, record, is_local);
+        let (attached, barred): (Vec<_>, Vec<_>) =
+            sets.iter().filter(|(_, set)| set.gateway == *key).partition(|(of, _)| {
+                let labels = tables.labels_of(&of.namespace);
+                allows(&record.allowed_listeners, "None", &key.namespace, &of.namespace, labels)
+            });
+        let mut context = Context { spec, tables, reach: &reach, places: &mut places, known: Vec::new() };
+        let own = context.listeners(ParentKind::Gateway, key, &record.listeners);
+        parents.insert(
+            (ParentKind::Gateway, key.clone()),
+            Parent {
+                gateway: key.clone(),
+                stamp: record.stamp.clone(),
+                accepted: accepted(record, &reach, &own),
+                unreachable: reach.unreachable.clone(),
+                addresses: reach.shown.clone(),
+                listeners: own,
+                sets: attached.len(),
+            },
+        );
+        for (of, set) in attached {
+            let listeners = context.listeners(ParentKind::ListenerSet, of, &set.listeners);
+            let parent = Parent {
+                gateway: key.clone(),
+                stamp: set.stamp.clone(),
+                accepted: reach.accepted.clone().err().unwrap_or_else(|| of_listeners(&listeners)),
+                unreachable: reach.unreachable.clone(),
+                addresses: Vec::new(),
+                listeners,
+                sets: 0,
+            };
+            parents.insert((ParentKind::ListenerSet, (*of).clone()), parent);
+        }
+        for (of, set) in barred {
+            let why =
+                format!("Gateway {key} does not allow ListenerSets of this namespace (allowedListeners)");
+            let parent = Parent {
+                gateway: key.clone(),
+                stamp: set.stamp.clone(),
+                accepted: Verdict::no("NotAllowed", why.clone()),
+                unreachable: Some(Verdict::no("NotAllowed", why)),
+                addresses: Vec::new(),
+                listeners: Vec::new(),
+                sets: 0,
+            };
+            parents.insert((ParentKind::ListenerSet, (*of).clone()), parent);
+        }
+    }
+    parents
+}
+
+/// Returns the places of a Gateway.
+fn reach(spec: &GatewayApiSpec, record: &ClassGatewayRecord, is_local: &dyn Fn(IpAddr) -> bool) -> Reach {
+    let mut reach = Reach { addresses: Vec::new(), shown: Vec::new(), accepted: Ok(()), unreachable: None };
+    if record.has_parameters {
+        let why = "infrastructure.parametersRef refers to parameters, and this controller knows none";
+        reach.accepted = Err(Verdict::no("InvalidParameters", why));
+        return reach;
+    }
+    for RequestedAddress { kind, value } in &record.addresses {
+        let host = Host::parse(value).ok();
+        let is_ip = matches!(host, Some(Host::Ip(_)));
+        if !matches!((kind.as_str(), is_ip), ("" | "IPAddress", true) | ("Hostname", false))
+            && !value.is_empty()
+        {
+            let why =
+                format!("the address {value:?} of type {kind} is not supported; IPAddress and Hostname are");
+            reach.accepted = Err(Verdict::no("UnsupportedAddress", why));
+            return reach;
+        }
+        let place = match host {
+            // The address is left to the controller.
+            _ if value.is_empty() => None,
+            Some(host) if spec.addresses.contains(&host) => {
+                reach.shown.push(host);
+                None
+            }
+            Some(Host::Ip(ip)) if is_local(ip) => {
+                reach.shown.push(Host::Ip(ip));
+                Some(ip)
+            }
+            _ => {
+                let why = format!(
+                    "the address {value} is neither one of gatewayApi.addresses nor an address of the gateway's host"
+                );
+                reach.unreachable = Some(Verdict::no("AddressNotUsable", why));
+                continue;
+            }
+        };
+        if !reach.addresses.contains(&place) {
+            reach.addresses.push(place);
+        }
+    }
+    if record.addresses.iter().all(|address| address.value.is_empty()) {
+        reach.addresses = vec![None];
+        reach.shown = spec.addresses.clone();
+        if reach.shown.is_empty() {
+            let why = "connections to every address of the process are served, but no address is known that clients can use; set \
+                       gatewayApi.addresses, or spec.addresses of the Gateway";
+            reach.unreachable = Some(Verdict::no("AddressNotAssigned", why));
+        }
+    }
+    reach
+}
+
+/// Returns the condition `Accepted` of a Gateway.
+fn accepted(record: &ClassGatewayRecord, reach: &Reach, listeners: &[Listener]) -> Verdict {
+    match &reach.accepted {
+        Err(verdict) => verdict.clone(),
+        Ok(()) if record.listeners.is_empty() => {
+            Verdict::yes("Accepted", "the Gateway has no listeners of its own")
+        }
+        Ok(()) => of_listeners(listeners),
+    }
+}
+
+/// Returns the condition `Accepted` of an object with listeners.
+fn of_listeners(listeners: &[Listener]) -> Verdict {
+    let invalid: Vec<&str> = listeners
+        .iter()
+        .filter(|listener| !listener.accepted.is_true)
+        .map(|listener| listener.name.as_str())
+        .collect();
+    if invalid.is_empty() {
+        return Verdict::yes("Accepted", "all listeners are accepted");
+    }
+    let message = format!("these listeners are not valid: {}", invalid.join(", "));
+    Verdict { is_true: invalid.len() < listeners.len(), reason: "ListenersNotValid", message }
+}
+
+/// The state of the evaluation of one Gateway and its ListenerSets.
+struct Context<'a> {
+    spec: &'a GatewayApiSpec,
+    tables: &'a Tables,
+    reach: &'a Reach,
+    places: &'a mut BTreeMap<Place, (PlaceProtocol, String)>,
+    /// The ports, protocols and host names of the Gateway's listeners so far that conflict with none before them.
+    known: Vec<(i64, PlaceProtocol, String)>,
+}
+
+impl Context<'_> {
+    fn listeners(&mut self, kind: ParentKind, key: &ObjectKey, specs: &[ListenerSpec]) -> Vec<Listener> {
+        specs.iter().map(|spec| self.listener(kind, key, spec)).collect()
+    }
+
+    fn listener(&mut self, kind: ParentKind, key: &ObjectKey, spec: &ListenerSpec) -> Listener {
+        let protocol = match spec.protocol.as_str() {
+            "TLS" => Some(PlaceProtocol::Tls),
+            "TCP" => Some(PlaceProtocol::Tcp),
+            _ => None,
+        };
+        let of_protocol = match protocol {
+            Some(PlaceProtocol::Tls) => &[RouteKind::Tls][..],
+            Some(PlaceProtocol::Tcp) => &[RouteKind::Tcp],
+            None => &[],
+        };
+        let asked = &spec.allowed_routes.kinds;
+        let names = |kind: RouteKind, asked: &RouteKindRef| {
+            asked.group.as_deref().unwrap_or(GROUP) == GROUP && asked.kind == kind.text()
+        };
+        let supported = |asked: &RouteKindRef| of_protocol.iter().any(|kind| names(*kind, asked));
+        let kinds: Vec<RouteKind> = of_protocol
+            .iter()
+            .copied()
+            .filter(|kind| asked.is_empty() || asked.iter().any(|asked| names(*kind, asked)))
+            .collect();
+        let hostname = match spec.hostname.as_str() {
+            "" => Some(NamePattern::Any),
+            text => NamePattern::parse(text).ok(),
+        };
+        let resolved = match asked.iter().find(|asked| !supported(asked)) {
+            Some(foreign) => {
+                let why = format!("routes of kind {} cannot be attached to this listener", foreign.kind);
+                Verdict::no("InvalidRouteKinds", why)
+            }
+            None => self.certificates(kind, key, spec),
+        };
+        let conflict = self.conflict(kind, key, spec, protocol);
+        let accepted = match (&conflict, self.usable(spec, protocol, hostname.as_ref())) {
+            (Some(conflict), _) => Verdict { is_true: false, ..conflict.clone() },
+            (None, Err(verdict)) => verdict,
+            (None, Ok(())) => Verdict::yes("Accepted", "the listener is accepted"),
+        };
+        let places = if accepted.is_true { self.places_of(spec.port) } else { Vec::new() };
+        if let Some(protocol) = protocol {
+            for place in &places {
+                let first = || (protocol, format!("{} {key}", kind.text()));
+                self.places.entry(*place).or_insert_with(first);
+            }
+        }
+        Listener {
+            name: spec.name.clone(),
+            port: spec.port,
+            hostname: hostname.unwrap_or(NamePattern::Any),
+            accepted,
+            resolved,
+            conflict,
+            protocol,
+            kinds,
+            allowed: spec.allowed_routes.namespaces.clone(),
+            places,
+        }
+    }
+
+    /// Returns the places of a port; none if no connection can reach the Gateway.
+    fn places_of(&self, port: i64) -> Vec<Place> {
+        let Ok(port) = u16::try_from(port) else { return Vec::new() };
+        let addresses = self.reach.addresses.iter().filter(|_| self.reach.accepted.is_ok());
+        addresses.map(|address| Place { port, address: *address }).collect()
+    }
+
+    /// Returns an error if the listener asks for what this controller does not offer.
+    fn usable(
+        &self,
+        spec: &ListenerSpec,
+        protocol: Option<PlaceProtocol>,
+        hostname: Option<&NamePattern>,
+    ) -> Result<(), Verdict> {
+        let ListenerSpec { port, tls, .. } = spec;
+        let Some(protocol) = protocol else {
+            let why = format!("the protocol {} is not supported; TLS and TCP are", spec.protocol);
+            return Err(Verdict::no("UnsupportedProtocol", why));
+        };
+        if protocol == PlaceProtocol::Tls && tls.mode != "Passthrough" {
+            let why = "tls.mode Terminate is not supported, because TLS is passed through unchanged; use Passthrough";
+            return Err(Verdict::no("UnsupportedValue", why));
+        }
+        if !self.spec.ports.iter().any(|open| i64::from(*open) == *port) {
+            let ports: Vec<String> = self.spec.ports.iter().map(ToString::to_string).collect();
+            let why =
+                format!("the port {port} is not one of gatewayApi.ports, which are {}", ports.join(", "));
+            return Err(Verdict::no("PortUnavailable", why));
+        }
+        match hostname {
+            None => Err(Verdict::no("UnsupportedValue", format!("{:?} is no host name", spec.hostname))),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Checks the first reference to a certificate, which only the mode Terminate uses.
+    fn certificates(&self, kind: ParentKind, key: &ObjectKey, spec: &ListenerSpec) -> Verdict {
+        let first = spec.tls.certificate_refs.first().filter(|_| spec.tls.mode != "Passthrough");
+        if let Some(certificate) = first {
+            let namespace =
+                if certificate.namespace.is_empty() { &*key.namespace } else { &certificate.namespace };
+            let target = ObjectKey { namespace: namespace.into(), name: certificate.name.as_str().into() };
+            if !certificate.group.is_empty() || !matches!(certificate.kind.as_str(), "" | "Secret") {
+                let why = format!("the certificate {target} is a {}, not a Secret", certificate.kind);
+                return Verdict::no("InvalidCertificateRef", why);
+            }
+            let from = (kind.text(), &*key.namespace);
+            if !is_granted(&self.tables.grants, from, ("", "Secret"), &target) {
+                let why = format!("no ReferenceGrant permits the reference to Secret {target}");
+                return Verdict::no("RefNotPermitted", why);
+            }
+            let why = format!("Secret {target} is not read, because this controller does not terminate TLS");
+            return Verdict::no("InvalidCertificateRef", why);
+        }
+        Verdict::yes("ResolvedRefs", "all references are resolved")
+    }
+
+    /// Returns the condition `Conflicted` if an earlier listener excludes this one.
+    fn conflict(
+        &mut self,
+        kind: ParentKind,
+        key: &ObjectKey,
+        spec: &ListenerSpec,
+        protocol: Option<PlaceProtocol>,
+    ) -> Option<Verdict> {
+        let protocol = protocol?;
+        let same_port = self.known.iter().filter(|(port, ..)| *port == spec.port);
+        if same_port.clone().any(|(_, known, _)| *known != protocol) {
+            let why =
+                format!("an earlier listener of the Gateway has another protocol on port {}", spec.port);
+            return Some(Verdict::yes("ProtocolConflict", why));
+        }
+        if same_port.clone().any(|(_, _, hostname)| *hostname == spec.hostname) {
+            let why = format!(
+                "an earlier listener of the Gateway has the same host name {:?} on port {}",
+                spec.hostname, spec.port
+            );
+            return Some(Verdict::yes("HostnameConflict", why));
+        }
+        self.known.push((spec.port, protocol, spec.hostname.clone()));
+        let own = format!("{} {key}", kind.text());
+        let places = self.places_of(spec.port);
+        let mut used = places.iter().filter_map(|place| self.places.get(place).map(|known| (place, known)));
+        let (place, (_, first)) = used.find(|(_, (known, first))| *known != protocol && *first != own)?;
+        let why = format!("{first} has another protocol at {place}");
+        Some(Verdict::yes("ProtocolConflict", why))
+    }
+}

@@ -1,0 +1,60 @@
+//! GatewayClasses of the Gateway API.
+
+use std::sync::Arc;
+
+use serde::de::IgnoredAny;
+
+use super::gateway_status::{Conditions, Stamp};
+use super::{Facts, Namespaces, Reading, Tables, Watched};
+use crate::objects::{Meta, objects};
+use crate::table::{Table, Touched};
+
+/// The controller of the GatewayClasses that Isthmus serves.
+pub(crate) const CONTROLLER: &str = "isthmus.io/gateway-controller";
+
+objects! {
+    /// `GatewayClass` of `gateway.networking.k8s.io/v1`.
+    GatewayClass { metadata: Meta, spec: ClassSpec, status: ClassStatus, }
+    ClassSpec { controller_name: String, parameters_ref: Option<IgnoredAny>, }
+    ClassStatus { conditions: Conditions, supported_features: Vec<Feature>, }
+    Feature { name: String, }
+}
+
+impl Watched for GatewayClass {
+    const FACTS: Facts = Facts {
+        plural: "gatewayclasses",
+        versions: &["apis/gateway.networking.k8s.io/v1"],
+        is_custom: true,
+        namespaces: Namespaces::None,
+        is_wanted: |spec| spec.gateway_api.is_some(),
+        ..Facts::CORE
+    };
+
+    type Rows = Table<Arc<str>, ClassRecord>;
+
+    /// Only classes of [`CONTROLLER`] are kept.
+    fn record(&self, _: &mut Reading<'_>) -> Option<ClassRecord> {
+        (self.spec.controller_name == CONTROLLER).then(|| ClassRecord {
+            has_parameters: self.spec.parameters_ref.is_some(),
+            stamp: Stamp::of(&self.metadata, |digest| {
+                digest.conditions("", &self.status.conditions);
+                self.status
+                    .supported_features
+                    .iter()
+                    .for_each(|found| digest.part(&["feature", &found.name]));
+            }),
+        })
+    }
+
+    fn touch(_: Touched<Arc<str>, ClassRecord>, tables: &mut Tables) {
+        tables.dirty.gateway_api.is_all = true;
+    }
+}
+
+/// A GatewayClass of [`CONTROLLER`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ClassRecord {
+    /// True if the class refers to parameters, of which Isthmus knows none.
+    pub(crate) has_parameters: bool,
+    pub(crate) stamp: Stamp,
+}

@@ -1,0 +1,194 @@
+//! A Lease of the API server, by which one of several replicas writes to it.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::client::{Client, Fault};
+use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
+use isthmus_telemetry::clock::rfc3339;
+
+/// The duration of a Lease. This time and the next two are those of client-go's leader election.
+const LEASE: Duration = Duration::from_secs(15);
+/// The interval at which the holder renews the Lease.
+pub(super) const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// The time after the last renewal at which the holder stops writing.
+const RENEW_WITHIN: Duration = Duration::from_secs(10);
+/// The annotation of the Lease that says whether its holder reads the exports of other clusters ([`Knows`]).
+const KNOWS: &str = "isthmus.dev/clusters";
+
+/// A Lease for which this replica competes.
+pub(super) struct Lease {
+    client: Arc<Client>,
+    spec: LeaseSpec,
+    name: &'static str,
+    /// The content of the Lease at the last read, and the time of the first read that had this content.
+    seen: Option<(Value, Instant)>,
+    /// When this replica last renewed the Lease; `None`: this replica does not hold it.
+    renewed: Option<Instant>,
+}
+
+impl Lease {
+    /// Returns a Lease of this name that this replica does not hold yet.
+    pub(super) fn new(client: Arc<Client>, spec: LeaseSpec, name: &'static str) -> Self {
+        // Replicas may share a name, but only one of them may write, so each adds a random number to its name.
+        let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
+        let spec = LeaseSpec { holder: holder.into(), ..spec };
+        Self { client, spec, name, seen: None, renewed: None }
+    }
+
+    /// Returns true if this replica holds the Lease and has renewed it lately.
+    pub(super) fn is_held(&self) -> bool {
+        self.renewed.is_some_and(|at| at.elapsed() < RENEW_WITHIN)
+    }
+
+    /// Stops renewing the Lease, which expires then.
+    pub(super) fn let_go(&mut self) {
+        self.renewed = None;
+    }
+
+    /// Gives up the Lease if this replica holds it, so that another one need not wait until it expires.
+    pub(super) async fn release(&mut self) {
+        if self.renewed.take().is_none() {
+            return;
+        }
+        let path = format!("{}/{}", self.list(), self.name);
+        let Ok(bytes) = self.client.object(&path).await else { return };
+        let Ok(mut lease) = parsed(&bytes) else { return };
+        if lease["spec"]["holderIdentity"] == *self.spec.holder {
+            lease["spec"]["holderIdentity"] = "".into();
+            // If this fails, the Lease expires.
+            let _ = self.put(Method::PUT, &path, lease).await;
+        }
+    }
+
+    /// Renews the Lease, or acquires it. A Lease can be acquired if it has no holder, or if its holder has not renewed it for
+    /// [`LEASE`] or reads the exports of fewer clusters.
+    pub(super) async fn renew(&mut self) -> Result<(), Fault> {
+        let list = self.list();
+        let path = format!("{list}/{}", self.name);
+        let lease: Value = match self.client.object(&path).await {
+            Ok(bytes) => parsed(&bytes)?,
+            Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => {
+                let new = json!({"metadata": {"name": self.name, "namespace": &*self.spec.namespace}});
+                let lease = lease_of(&self.spec, &new);
+                return self.put(Method::POST, &list, lease).await;
+            }
+            Err(fault) => return Err(fault),
+        };
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let is_own = holder == &*self.spec.holder;
+        // The times in the Lease are not compared, because the clocks of replicas may differ. Instead, a Lease counts as not
+        // renewed while its content stays the same.
+        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != lease["spec"]) {
+            self.seen = Some((lease["spec"].clone(), Instant::now()));
+        }
+        let knows_less = self.spec.knows == Knows::OtherClusters
+            && lease["metadata"]["annotations"][KNOWS] == Knows::OwnCluster.text();
+        let is_free = holder.is_empty()
+            || knows_less
+            || self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() >= LEASE);
+        if !is_own && !is_free {
+            self.renewed = None;
+            return Ok(());
+        }
+        let lease = lease_of(&self.spec, &lease);
+        self.put(Method::PUT, &path, lease).await
+    }
+
+    /// Returns the path of the Leases of the namespace.
+    fn list(&self) -> String {
+        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.spec.namespace)
+    }
+
+    async fn put(&mut self, method: Method, path: &str, lease: Value) -> Result<(), Fault> {
+        match self.client.write(method, path, "application/json", lease.to_string().into_bytes()).await {
+            Ok(_) => {
+                self.renewed = Some(Instant::now());
+                Ok(())
+            }
+            // Another replica has written the Lease in the meantime.
+            Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {
+                self.renewed = None;
+                Ok(())
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+}
+
+/// Returns the Lease with this replica as its holder. The server refuses the write if the Lease has changed since `before` was
+/// read.
+fn lease_of(spec: &LeaseSpec, before: &Value) -> Value {
+    let now = micro_time(SystemTime::now());
+    let old = &before["spec"];
+    let is_own = old["holderIdentity"].as_str() == Some(&*spec.holder);
+    let transitions = old["leaseTransitions"].as_i64().unwrap_or(0);
+    let transitions = transitions.saturating_add(i64::from(!is_own && !old.is_null()));
+    let acquired = if is_own { old["acquireTime"].clone() } else { Value::from(now.as_str()) };
+    let object = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    let mut metadata = object(&before["metadata"]);
+    let mut annotations = object(&before["metadata"]["annotations"]);
+    annotations.insert(KNOWS.to_owned(), spec.knows.text().into());
+    metadata.insert("annotations".to_owned(), annotations.into());
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata,
+        "spec": {
+            "holderIdentity": &*spec.holder, "leaseDurationSeconds": LEASE.as_secs(),
+            "acquireTime": acquired, "renewTime": now, "leaseTransitions": transitions,
+        },
+    })
+}
+
+fn parsed(bytes: &[u8]) -> Result<Value, Fault> {
+    serde_json::from_slice(bytes).map_err(|error| Fault::Answer(error.to_string()))
+}
+
+/// Returns a time as `MicroTime` of Kubernetes.
+fn micro_time(time: SystemTime) -> String {
+    let text = rfc3339(time);
+    format!("{}000Z", text.trim_end_matches('Z'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_says_who_holds_it_and_whom_it_knows_whatever_it_was() {
+        let spec =
+            LeaseSpec { namespace: "istio-system".into(), holder: "b_1".into(), knows: Knows::OtherClusters };
+        let before = json!({
+            "metadata": {"name": "x", "resourceVersion": "7", "annotations": {"a": "b", KNOWS: "own"}},
+            "spec": {"holderIdentity": "a_1", "leaseTransitions": 3, "acquireTime": "then"},
+        });
+        let taken = lease_of(&spec, &before);
+        assert_eq!(
+            taken["metadata"],
+            json!({"name": "x", "resourceVersion": "7", "annotations": {"a": "b", KNOWS: "several"}})
+        );
+        assert_eq!(taken["spec"]["leaseTransitions"], 4);
+        let renewed = lease_of(&spec, &taken);
+        assert_eq!(renewed["spec"]["leaseTransitions"], 4);
+        assert_eq!(renewed["spec"]["acquireTime"], taken["spec"]["acquireTime"]);
+        for odd in [
+            json!(null),
+            json!("x"),
+            json!({"metadata": "x", "spec": []}),
+            json!({"metadata": {"annotations": [7]}, "spec": {"leaseTransitions": i64::MAX}}),
+        ] {
+            let made = lease_of(&spec, &odd);
+            assert_eq!(made["metadata"]["annotations"], json!({KNOWS: "several"}), "{odd}");
+            assert_eq!(made["spec"]["holderIdentity"], "b_1");
+        }
+    }
+
+    #[test]
+    fn times_have_microseconds() {
+        assert_eq!(micro_time(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00.000000Z");
+    }
+}

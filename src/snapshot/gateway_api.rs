@@ -1,0 +1,122 @@
+//! The items that a registry makes of the Gateways and routes of the Gateway API (SPEC §22). A route applies at the places of its
+//! Gateways, and nowhere else.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use isthmus_model::name::{HostName, NamePattern};
+
+/// The addresses and port to which clients of a Gateway connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Place {
+    /// The port.
+    pub port: u16,
+    /// The address of this process to which clients connect; `None`: all addresses of which no other place has this port.
+    pub address: Option<IpAddr>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(address) => write!(f, "{}", std::net::SocketAddr::new(address, self.port)),
+            None => write!(f, ":{}", self.port),
+        }
+    }
+}
+
+/// The bytes that clients send at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PlaceProtocol {
+    /// TLS, routed by server name.
+    Tls,
+    /// Any bytes; no hello is read.
+    Tcp,
+}
+
+/// The places of one Gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayPlaces {
+    /// The object, such as `Gateway infra/edge`; unique in its registry.
+    pub object: Arc<str>,
+    /// The generation of the object that this item was made of.
+    pub generation: i64,
+    /// The places with their protocols. Gateways that share a place have the same protocol there.
+    pub places: Vec<(Place, PlaceProtocol)>,
+}
+
+/// A route of the Gateway API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayRoute {
+    /// The object, such as `TLSRoute shop/web`; unique in its registry.
+    pub object: Arc<str>,
+    /// When the object was created, as RFC 3339. Of two routes for the same name at the same place, the older one applies.
+    pub created: Arc<str>,
+    /// The names that the route applies to, and the places.
+    pub claims: Vec<Claim>,
+    /// The backends, among which connections are divided by weight.
+    pub backends: Arc<[Backend]>,
+}
+
+/// The application of a route to a name at a place.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Claim {
+    /// The place.
+    pub place: Place,
+    /// The names; `None`: every connection, of which no hello is read.
+    #[serde(with = "pattern")]
+    pub name: Option<NamePattern>,
+}
+
+/// A backend of a route.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backend {
+    /// The weight; a backend of weight 0 gets no connections.
+    pub weight: u32,
+    /// The service port, or the reason why the backend's share of the connections is refused, as a sentence.
+    pub to: Result<BackendPort, Arc<str>>,
+}
+
+/// The service port of a backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendPort {
+    /// The host name of the service.
+    pub hostname: HostName,
+    /// The service port.
+    pub port: u16,
+}
+
+impl fmt::Display for BackendPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.hostname, self.port)
+    }
+}
+
+/// Returns the backend that gets the share of connections that `draw` falls into; `None` if all weights are 0.
+pub fn backend_of(backends: &[Backend], draw: u64) -> Option<&Backend> {
+    let sum: u64 = backends.iter().map(|backend| u64::from(backend.weight)).sum();
+    let mut left = draw.checked_rem(sum)?;
+    backends.iter().find(|backend| {
+        let is_drawn = left < u64::from(backend.weight);
+        left = left.saturating_sub(backend.weight.into());
+        is_drawn
+    })
+}
+
+/// Stores a pattern as its text.
+mod pattern {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use isthmus_model::name::NamePattern;
+
+    pub(super) fn serialize<S: Serializer>(name: &Option<NamePattern>, to: S) -> Result<S::Ok, S::Error> {
+        name.as_ref().map(ToString::to_string).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NamePattern>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| NamePattern::parse(&text).map_err(serde::de::Error::custom)).transpose()
+    }
+}

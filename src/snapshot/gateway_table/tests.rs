@@ -1,0 +1,236 @@
+//! Tables of Gateways and routes, asked through admission.
+
+use super::*;
+use crate::Snapshot;
+use crate::admit::{admit, readmit};
+use crate::build::next;
+use crate::change::{Item, Key};
+use crate::decision::{AdmissionRequest, Permit, Requested};
+use crate::gateway_api::{Backend, backend_of};
+use crate::policy::Policy;
+use crate::testing::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
+use isthmus_model::address::Bind;
+use isthmus_model::reason::Reason;
+use isthmus_model::service::PortProtocol;
+
+const EDGE: Place = Place { port: 443, address: None };
+
+fn at(address: [u8; 4]) -> Place {
+    Place { port: 443, address: Some(address.into()) }
+}
+
+fn to(name: &str, weight: u32) -> Backend {
+    Backend { weight, to: Ok(BackendPort { hostname: host_name(name), port: 443 }) }
+}
+
+/// Returns a route that was created on this day of January.
+fn route(object: &str, day: u8, claims: &[(Place, &str)], backends: Vec<Backend>) -> GatewayRoute {
+    let claim = |(place, name): &(Place, &str)| Claim { place: *place, name: Some(pattern(name)) };
+    GatewayRoute {
+        object: object.into(),
+        created: format!("2026-01-{day:02}T00:00:00Z").into(),
+        claims: claims.iter().map(claim).collect(),
+        backends: backends.into(),
+    }
+}
+
+fn places(object: &str, places: &[Place], protocol: PlaceProtocol) -> Item {
+    let places = places.iter().map(|place| (*place, protocol)).collect();
+    Item::GatewayPlaces(GatewayPlaces { object: object.into(), generation: 1, places }.into())
+}
+
+/// Returns a mesh with the services a.mesh, b.mesh and c.mesh, whose endpoints are 10.0.0.1, 10.0.0.2 and 10.0.0.3, and with
+/// listeners for the mesh and for Gateways.
+fn mesh(items: Vec<Item>) -> Mesh {
+    let of =
+        |name: &str, host: &str| service(name, vec![port(443, PortProtocol::Tcp)], vec![endpoint(host, 1)]);
+    let services = vec![of("a.mesh", "10.0.0.1"), of("b.mesh", "10.0.0.2"), of("c.mesh", "10.0.0.3")];
+    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", services)]);
+    let listener = Listener::sni("gateway-443".into(), Bind::Any { port: 443 });
+    let listeners = vec![
+        Listener::sni("mesh".into(), Bind::Any { port: 15_443 }).into(),
+        Listener { is_of_gateways: true, ..listener }.into(),
+    ];
+    mesh.policy = Policy { listeners, exports: vec![rule("*")], ..(*mesh.policy).clone() }.into();
+    let shard = Arc::make_mut(&mut mesh.shards[0]);
+    items.into_iter().for_each(|item| shard.put(item, &mut Dirty::default()));
+    mesh
+}
+
+fn request<'a>(snapshot: &'a Snapshot, listener: &str, name: &'a str) -> AdmissionRequest<'a> {
+    AdmissionRequest {
+        listener: snapshot.listener(listener).expect("a listener"),
+        requested: Requested::ServerName(Some(name.as_bytes())),
+        source: None,
+        alpn: None,
+        identity: None,
+        local: None,
+        draw: Some(0),
+    }
+}
+
+/// Returns the object and the endpoint that a name leads to on the Gateways' port, or the reason of the refusal.
+fn asked(snapshot: &Snapshot, address: Option<[u8; 4]>, name: &str) -> String {
+    let request =
+        AdmissionRequest { local: address.map(Into::into), ..request(snapshot, "gateway-443", name) };
+    match admit(snapshot, &request, &mut ()) {
+        Ok(admission) => {
+            let address = admission.candidates.endpoints()[0].key.address;
+            format!("{} {}", admission.matched.rule.expect("a rule"), address.ip())
+        }
+        Err(refusal) => refusal.reason.to_string(),
+    }
+}
+
+#[test]
+fn the_most_specific_name_wins_then_the_config_then_the_oldest_route() {
+    let routes = [
+        route("TLSRoute n/new", 2, &[(EDGE, "x.test")], vec![to("b.mesh", 1)]),
+        route("TLSRoute n/old", 1, &[(EDGE, "x.test"), (EDGE, "y.test")], vec![to("a.mesh", 1)]),
+        route("TLSRoute n/same-b", 3, &[(EDGE, "z.test")], vec![to("b.mesh", 1)]),
+        route("TLSRoute n/same-a", 3, &[(EDGE, "z.test")], vec![to("c.mesh", 1)]),
+        route("TLSRoute n/wide", 1, &[(EDGE, "*.test"), (EDGE, "*.deep.test")], vec![to("c.mesh", 1)]),
+    ];
+    let items = routes.into_iter().map(|route| Item::GatewayRoute(route.into()));
+    let mut mesh = mesh(items.chain([places("Gateway n/g", &[EDGE], PlaceProtocol::Tls)]).collect());
+    let target =
+        |name: &str| RouteTarget::Service { hostname: host_name(name), port: 443, subset: "".into() };
+    let own = |key: &str, name: &str| Arc::new(Route::new(RouteName::Name(pattern(key)), target(name)));
+    let snapshot = mesh.snapshot();
+    assert_eq!(asked(&snapshot, None, "x.test"), "TLSRoute n/old 10.0.0.1");
+    assert_eq!(asked(&snapshot, None, "z.test"), "TLSRoute n/same-a 10.0.0.3");
+    assert_eq!(asked(&snapshot, None, "w.test"), "TLSRoute n/wide 10.0.0.3");
+    assert_eq!(asked(&snapshot, None, "test"), "sni_unknown");
+    // Neither mesh names nor host names of services are known on a port of Gateways.
+    assert_eq!(asked(&snapshot, None, "a.mesh"), "sni_unknown");
+    assert_eq!(asked(&snapshot, None, "outbound_.443_._.a.mesh"), "sni_unknown");
+    // Routes of Gateways apply on no other listener.
+    let elsewhere = request(&snapshot, "mesh", "x.test");
+    assert_eq!(admit(&snapshot, &elsewhere, &mut ()).expect_err("unknown").reason, Reason::SniUnknown);
+    mesh.policy = Policy {
+        routes: vec![own("y.test", "c.mesh"), own("*.test", "b.mesh"), own("q.test", "c.mesh")],
+        ..(*mesh.policy).clone()
+    }
+    .into();
+    let snapshot = mesh.snapshot();
+    for (name, expected) in [
+        ("x.test", "TLSRoute n/old 10.0.0.1"),
+        ("y.test", "y.test 10.0.0.3"),
+        ("w.test", "*.test 10.0.0.2"),
+        ("w.deep.test", "TLSRoute n/wide 10.0.0.3"),
+    ] {
+        assert_eq!(asked(&snapshot, None, name), expected, "{name}");
+    }
+}
+
+#[test]
+fn an_address_of_a_gateway_has_the_routes_of_that_gateway_alone() {
+    let (one, two) = ([127, 0, 0, 1], [127, 0, 0, 2]);
+    let items = vec![
+        Item::GatewayRoute(route("TLSRoute n/one", 1, &[(at(one), "x.test")], vec![to("a.mesh", 1)]).into()),
+        Item::GatewayRoute(route("TLSRoute n/all", 1, &[(EDGE, "x.test")], vec![to("b.mesh", 1)]).into()),
+        places("Gateway n/all", &[EDGE], PlaceProtocol::Tls),
+        places("Gateway n/one", &[at(one)], PlaceProtocol::Tls),
+        places("Gateway n/two", &[at(two)], PlaceProtocol::Tcp),
+    ];
+    let snapshot = mesh(items).snapshot();
+    assert_eq!(asked(&snapshot, Some(one), "x.test"), "TLSRoute n/one 10.0.0.1");
+    assert_eq!(asked(&snapshot, Some(two), "x.test"), "sni_unknown");
+    assert_eq!(asked(&snapshot, Some([127, 0, 0, 3]), "x.test"), "TLSRoute n/all 10.0.0.2");
+    let listener = snapshot.listener("gateway-443").expect("it");
+    let protocol =
+        |address: Option<[u8; 4]>| snapshot.gateway_api.protocol(listener, address.map(Into::into));
+    assert_eq!(protocol(Some(two)), ListenerProtocol::Tcp);
+    assert_eq!((protocol(Some(one)), protocol(None)), (ListenerProtocol::Sni, ListenerProtocol::Sni));
+}
+
+#[test]
+fn a_backend_that_cannot_be_used_refuses_its_share() {
+    let refused = Backend { weight: 1, to: Err("the Service n/no does not exist".into()) };
+    let backends = vec![to("a.mesh", 2), refused, to("b.mesh", 0), to("c.mesh", 3)];
+    let route = route("TLSRoute n/r", 1, &[(EDGE, "x.test")], backends);
+    let snapshot = mesh(vec![Item::GatewayRoute(route.into())]).snapshot();
+    let mut shares: BTreeMap<String, u32> = BTreeMap::new();
+    for draw in 0..600 {
+        let request = AdmissionRequest { draw: Some(draw), ..request(&snapshot, "gateway-443", "x.test") };
+        let answer = match admit(&snapshot, &request, &mut ()) {
+            Ok(admission) => admission.candidates.endpoints()[0].key.address.ip().to_string(),
+            Err(refusal) => refusal.reason.to_string(),
+        };
+        *shares.entry(answer).or_default() += 1;
+    }
+    let shares: Vec<(&str, u32)> = shares.iter().map(|(name, share)| (name.as_str(), *share)).collect();
+    assert_eq!(shares, [("10.0.0.1", 200), ("10.0.0.3", 300), ("no_endpoints", 100)]);
+    assert_eq!(backend_of(&[], 7), None);
+    assert_eq!(backend_of(&[to("a.mesh", 0)], 7), None);
+    // `explain` draws no number.
+    let shown = AdmissionRequest { draw: None, ..request(&snapshot, "gateway-443", "x.test") };
+    assert!(admit(&snapshot, &shown, &mut ()).is_ok());
+}
+
+#[test]
+fn changes_of_routes_give_the_same_table_as_a_build_of_everything() {
+    let old = route("TLSRoute n/old", 1, &[(EDGE, "x.test")], vec![to("a.mesh", 1)]);
+    let new = route("TLSRoute n/new", 2, &[(EDGE, "x.test"), (EDGE, "*.y.test")], vec![to("b.mesh", 1)]);
+    let mut mesh = mesh(vec![places("Gateway n/g", &[EDGE], PlaceProtocol::Tls)]);
+    let mut snapshot = mesh.snapshot();
+    let moved = route("TLSRoute n/new", 2, &[(at([127, 0, 0, 9]), "x.test")], vec![to("c.mesh", 1)]);
+    let put = |route: &GatewayRoute| Ok(Item::GatewayRoute(Arc::new(route.clone())));
+    let of_new = "TLSRoute n/new 10.0.0.2";
+    for (change, expected) in [
+        (put(&new), [of_new, of_new, of_new]),
+        (put(&old), ["TLSRoute n/old 10.0.0.1", of_new, "TLSRoute n/old 10.0.0.1"]),
+        (Err(Key::GatewayRoute("TLSRoute n/old".into())), [of_new, of_new, of_new]),
+        // The address becomes one of a Gateway that has no routes.
+        (
+            Ok(places("Gateway n/h", &[at([127, 0, 0, 9])], PlaceProtocol::Tls)),
+            [of_new, of_new, "sni_unknown"],
+        ),
+        (put(&moved), ["sni_unknown", "sni_unknown", "TLSRoute n/new 10.0.0.3"]),
+        (Err(Key::GatewayRoute("TLSRoute n/new".into())), ["sni_unknown"; 3]),
+    ] {
+        let mut dirty = Dirty::default();
+        let shard = Arc::make_mut(&mut mesh.shards[0]);
+        match &change {
+            Ok(item) => shard.put(item.clone(), &mut dirty),
+            Err(key) => shard.remove(key, &mut dirty),
+        }
+        assert!(!dirty.is_empty(), "{change:?}");
+        snapshot = next(&snapshot, mesh.world(), &dirty).0;
+        for snapshot in [&snapshot, &mesh.snapshot()] {
+            let nine = Some([127, 0, 0, 9]);
+            let found = [
+                asked(snapshot, None, "x.test"),
+                asked(snapshot, None, "a.y.test"),
+                asked(snapshot, nine, "x.test"),
+            ];
+            assert_eq!(found, expected, "{change:?}");
+        }
+        // The same item again changes nothing.
+        let mut dirty = Dirty::default();
+        if let Ok(item) = change {
+            Arc::make_mut(&mut mesh.shards[0]).put(item, &mut dirty);
+        }
+        assert!(dirty.is_empty());
+    }
+}
+
+#[test]
+fn a_connection_outlives_its_route_but_not_a_route_of_the_config_that_refuses_it() {
+    let route = route("TLSRoute n/r", 1, &[(EDGE, "x.test")], vec![to("a.mesh", 1)]);
+    let mut mesh = mesh(vec![Item::GatewayRoute(route.into())]);
+    let snapshot = mesh.snapshot();
+    let mut asked = request(&snapshot, "gateway-443", "x.test");
+    asked.source = Some([10, 0, 0, 9].into());
+    let permit = admit(&snapshot, &asked, &mut ()).expect("admitted").permit;
+    assert_eq!(permit, Permit::GatewayRoute);
+    Arc::make_mut(&mut mesh.shards[0])
+        .remove(&Key::GatewayRoute("TLSRoute n/r".into()), &mut Dirty::default());
+    let after = mesh.snapshot();
+    assert!(admit(&after, &asked, &mut ()).is_err() && readmit(&after, &asked, &permit));
+    let target = RouteTarget::Service { hostname: host_name("a.mesh"), port: 443, subset: "".into() };
+    let own = Route::new(RouteName::Name(pattern("x.test")), target);
+    let own = Route { from: vec!["192.0.2.0/24".parse().expect("a block")], ..own };
+    mesh.policy = Policy { routes: vec![own.into()], ..(*mesh.policy).clone() }.into();
+    assert!(!readmit(&mesh.snapshot(), &asked, &permit));
+}
