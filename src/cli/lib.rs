@@ -139,7 +139,7 @@ enum Command {
     /// Check the running gateway or a config file for problems, and show the next step for each failure
     #[command(after_help = check::EXAMPLES)]
     Check(check::Arguments),
-    /// Follow failures, connections or endpoints, with one line for each change
+    /// Follow failures, connections, endpoints or problems, with one line for each change
     #[command(after_help = watch::EXAMPLES)]
     Watch {
         #[arg(value_enum)]
