@@ -4,6 +4,7 @@
 
 mod html;
 mod map;
+mod past;
 mod question;
 mod sections;
 mod table;
@@ -49,12 +50,13 @@ pub fn page(overview: &Overview, explained: &Explained) -> String {
     question::explain(&mut html, overview, explained);
     html.raw("<main id=\"main\" tabindex=\"-1\">\n");
     sections::state(&mut html, overview);
+    past::all(&mut html, overview);
+    sections::networks(&mut html, overview);
     html.raw("<div class=\"columns\">\n");
     sections::refusals(&mut html, overview);
     sections::failures(&mut html, overview);
     html.raw("</div>\n");
     sections::services(&mut html, overview, explained);
-    sections::networks(&mut html, overview);
     html.raw("<div class=\"columns\">\n");
     sections::registries(&mut html, overview);
     sections::peers(&mut html, overview);

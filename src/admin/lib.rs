@@ -2,7 +2,7 @@
 //! requests for changes to `app` as a [`Command`].
 //!
 //! - `server`: the listeners and the paths. `views`, `clients`, `endpoints`, `networks`, `peers`, `certificates`: the state as values of
-//!   the API. `overview`, `dashboard`: the page.
+//!   the API. `overview`, `dashboard`: the page. `past`: the traffic of the last 15 minutes.
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway; `left_out`: what the scopes of registries leave out. `readiness`: its gates.
 //! - `maintenance`, `drains`, `enrolment`: requests for changes.
@@ -28,6 +28,7 @@ pub mod maintenance;
 mod marks;
 pub mod networks;
 pub mod overview;
+pub mod past;
 pub mod peer_metrics;
 pub mod peers;
 mod probe;
@@ -220,6 +221,8 @@ pub struct Sources {
     pub overviews: Arc<overview::Cache>,
     /// The shares of calls that networks have.
     pub shares: share_log::Shares,
+    /// The traffic of the last 15 minutes.
+    pub past: past::Past,
 }
 
 impl Sources {

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use super::{Sources, clients, networks, peers, views};
 use isthmus_api::connection::Connection;
 use isthmus_api::network::{Gateway, Network};
-use isthmus_api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
+use isthmus_api::overview::{Overview, Part, Past, Refusal, Service, Services, Traffic, states};
 use isthmus_api::peer::Peer;
 use isthmus_api::status::Status;
 use isthmus_dataplane::endpoint_state::State;
@@ -128,6 +128,7 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
         time: rfc3339(SystemTime::now()),
         status: cut(views::status(sources)),
         traffic: Traffic { active: sources.dataplane.connections_active(), ..board.traffic },
+        past: sources.past.all(),
         services: board.page(ask),
         refusals: refusals(&board.ended, &failures),
         failures: failures.into_iter().take(FAILURES_MAX).collect(),
@@ -226,6 +227,7 @@ fn board(sources: &Sources) -> Board {
         traffic.failed += of.failed;
     }
     let mut services = rows(&snapshot, &counts, &is_troubled);
+    sources.past.add_to(&mut services);
     services.sort_by_cached_key(|service| {
         let moved = service.bytes_up.saturating_add(service.bytes_down);
         let most = std::cmp::Reverse((service.active, moved, service.opened, service.failed));
@@ -257,7 +259,7 @@ fn rank(state: &str) -> usize {
 }
 
 /// Returns the counters by service or route, and the number of ended connections by reason.
-fn counts(recorder: &Recorder) -> (HashMap<String, Traffic>, BTreeMap<String, u64>) {
+pub(super) fn counts(recorder: &Recorder) -> (HashMap<String, Traffic>, BTreeMap<String, u64>) {
     let mut counts: HashMap<String, Traffic> = HashMap::new();
     let mut ended: BTreeMap<String, u64> = BTreeMap::new();
     let by_service = [
@@ -321,6 +323,7 @@ fn rows(
             bytes_up: traffic.bytes_up,
             bytes_down: traffic.bytes_down,
             failed: traffic.failed,
+            past: Past::default(),
         }
     };
     let services = snapshot.services().into_iter().map(|service| {

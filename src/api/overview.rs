@@ -19,6 +19,8 @@ pub struct Overview {
     pub status: Status,
     /// The totals of the traffic since the start.
     pub traffic: Traffic,
+    /// The traffic of the last 15 minutes.
+    pub past: Past,
     /// The requested page of the services and routes.
     pub services: Services,
     /// The refusals and failures, grouped by reason, the most recent first.
@@ -77,6 +79,21 @@ pub struct Traffic {
     pub failed: u64,
 }
 
+/// The traffic of the last 15 minutes in steps of 15 seconds, the oldest first. Each list has as many values as there were steps;
+/// it is empty while there was no traffic.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Past {
+    /// The number of connections and streams that an endpoint accepted in each step.
+    pub opened: Vec<u64>,
+    /// The number of connections and streams that ended with a reason other than `ok` in each step.
+    pub failed: Vec<u64>,
+    /// The number of bytes in both directions in each step.
+    pub bytes: Vec<u64>,
+    /// The median time in microseconds until the slowest endpoint answered, at the end of each step; 0 if none has answered.
+    pub answer_us: Vec<u64>,
+}
+
 /// One page of the services and routes: first those that are down or degraded, then by traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -123,6 +140,8 @@ pub struct Service {
     pub bytes_down: u64,
     /// The number of connections and streams that ended with a reason other than `ok` since the start.
     pub failed: u64,
+    /// The traffic of the last 15 minutes.
+    pub past: Past,
 }
 
 /// The values of [`Service::state`].

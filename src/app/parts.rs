@@ -25,6 +25,7 @@ use super::registries::Registries;
 use super::upgrade::sockets::Sockets;
 use super::xds::Xds;
 use isthmus_admin::certificates::Identities;
+use isthmus_admin::past::Past;
 use isthmus_admin::share_log::Shares;
 use isthmus_admin::{Command, InUse, ProgramStatus, Sources};
 use isthmus_config::Config;
@@ -248,6 +249,7 @@ impl Parts {
             history: Arc::default(),
             overviews: Arc::default(),
             shares: self.shares.clone(),
+            past: Past::default(),
         }
     }
 }

@@ -184,6 +184,8 @@ impl Program {
             parts.update_status(|status| status.serving = true);
             admin_file = servers::open(&config, &sources, &parts.handles).await?;
         }
+        // The counters of an earlier process are there, so they are not traffic of the first step.
+        scope.spawn(sources.past.clone().run(parts.handles.telemetry.clone(), sources.dataplane.clone()));
         let status = parts.status.clone();
         let upgrades = Upgrades::open(file, upgrade_path(&config), instance, &sockets, status).await;
         // Connections are accepted last, when nothing can fail any more.

@@ -1,5 +1,7 @@
 //! `isthmus check`: examines every area of a running gateway, or of a config file, and reports whether the area is healthy. For
-//! an area that is not healthy, it reports the next step for the operator.
+//! an area that is not healthy, it reports the next step for the operator. `from_zero`: the steps of a first installation.
+
+mod from_zero;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,6 +28,7 @@ pub(super) const EXAMPLES: &str = "Examples:
   isthmus check                      the running gateway
   isthmus check --wait 60s           wait until no check fails, for example after an upgrade
   isthmus check -c isthmus.yaml      a config file, without a gateway
+  isthmus check --from-zero          a new installation: the steps in order, and the next one
   isthmus check -o json | jq         for programs
 
 The exit code is 1 if a check failed, and 3 if the gateway cannot be reached. Warnings do not change the exit code.";
@@ -35,6 +38,9 @@ pub(super) struct Arguments {
     /// Check this config file instead of the running gateway
     #[arg(short, long, value_name = "FILE", conflicts_with = "wait")]
     config: Option<PathBuf>,
+    /// Check the steps of a new installation in order, from the config file to the first call, and show the next one
+    #[arg(long, conflicts_with = "wait")]
+    from_zero: bool,
     /// Wait until no check fails, at most for this time: 30s, 5m, …
     #[arg(long, value_name = "TIME", value_parser = time)]
     wait: Option<Duration>,
@@ -141,6 +147,7 @@ const AREAS: [Area; 10] = [
 /// Runs `isthmus check`.
 pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let (checks, result) = match &arguments.config {
+        config if arguments.from_zero => from_zero::run(config.as_deref(), &arguments.admin),
         Some(path) => judged(of_config(path)),
         None => of_gateway(&arguments.admin, arguments.wait.unwrap_or_default()),
     };

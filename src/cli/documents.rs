@@ -20,11 +20,11 @@ use isthmus_telemetry::{control, process};
 
 fn reasons() -> String {
     let mut text = "# Reasons\n\n\
-        A reason says why a connection ended or was refused. The same word is in the access log (`reason`), in the metric \
-        `isthmus_connections_total{reason}`, in `isthmus failures` and in `isthmus explain`. A refused SNI client also gets a TLS \
-        alert; a refused HBONE caller gets an HTTP status and the word in the header `isthmus-reason`, but `authority_unknown` \
-        in place of `not_exported`. `–` means that the client gets neither, for example because the connection was already \
-        established. Problems of the gateway as a whole are in \
+        A reason says why a connection ended or was refused. The same word is in the access log (`reason`), in the metric\n\
+        `isthmus_connections_total{reason}`, in `isthmus failures` and in `isthmus explain`. A refused SNI client also gets a TLS\n\
+        alert; a refused HBONE caller gets an HTTP status and the word in the header `isthmus-reason`, but `authority_unknown`\n\
+        in place of `not_exported`. `–` means that the client gets neither, for example because the connection was already\n\
+        established. Problems of the gateway as a whole are in\n\
         [problems](problems.md). This page is generated from the code.\n\n\
         | reason | alert | status | meaning | look at |\n|---|---|---|---|---|\n"
         .to_owned();
@@ -54,8 +54,8 @@ fn reasons() -> String {
 
 fn problem_codes() -> String {
     let mut text = "# Problems\n\n\
-        A problem code names something that is wrong with a running gateway at the moment. The same word is at the top of \
-        `isthmus status` (`problems` of `/api/v1/status`), in the metric `isthmus_problems{code}`, and in the log lines `problem` and \
+        A problem code names something that is wrong with a running gateway at the moment. The same word is at the top of\n\
+        `isthmus status` (`problems` of `/api/v1/status`), in the metric `isthmus_problems{code}`, and in the log lines `problem` and\n\
         `problem solved`. Why one connection was refused is in [reasons](reasons.md). This page is generated from the code.\n\n\
         | code | meaning | look at |\n|---|---|---|\n"
         .to_owned();
@@ -67,9 +67,9 @@ fn problem_codes() -> String {
 
 fn access_log() -> String {
     let mut text = "# Access log\n\n\
-        The gateway writes one line when an SNI connection or a CONNECT stream ends: JSON, or `key=value` with `format: text`. A \
-        field without a value is left out. `isthmus failures`, `isthmus get connections` and their API use the same names. A client \
-        that closes before it sends a byte, as load balancer probes do, is counted but not logged. Spans have the same fields as \
+        The gateway writes one line when an SNI connection or a CONNECT stream ends: JSON, or `key=value` with `format: text`. A\n\
+        field without a value is left out. `isthmus failures`, `isthmus get connections` and their API use the same names. A client\n\
+        that closes before it sends a byte, as load balancer probes do, is counted but not logged. Spans have the same fields as\n\
         attributes, with the prefix `isthmus.`. This page is generated from the code.\n\n\
         | field | meaning |\n|---|---|\n"
         .to_owned();
@@ -81,9 +81,9 @@ fn access_log() -> String {
 
 fn metrics() -> String {
     let mut text = "# Metrics\n\n\
-        The admin listener and `telemetry.metrics.bind` serve these metrics at `/metrics` in the Prometheus text format. Server names \
-        that match no route or service are counted under the label `_unknown`. Useful alerts are `isthmus_problems > 0`, by \
-        [code](problems.md), and `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page is \
+        The admin listener and `telemetry.metrics.bind` serve these metrics at `/metrics` in the Prometheus text format. Server names\n\
+        that match no route or service are counted under the label `_unknown`. Useful alerts are `isthmus_problems > 0`, by\n\
+        [code](problems.md), and `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page is\n\
         generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();

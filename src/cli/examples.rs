@@ -113,6 +113,9 @@ pub(super) const HEALTHCHECK: &str = "Examples:
   isthmus healthcheck                 exit code 0 if the gateway is ready
   isthmus healthcheck --admin http://127.0.0.1:15021      by the health listener";
 
+pub(super) const MAN: &str = "Examples:
+  isthmus man /usr/local/share/man/man1       then: man isthmus-explain";
+
 pub(super) const COMPLETION: &str = "Examples:
   isthmus completion bash > /etc/bash_completion.d/isthmus
   isthmus completion zsh > ~/.zfunc/_isthmus";

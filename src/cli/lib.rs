@@ -139,7 +139,7 @@ enum Command {
     /// Check the running gateway or a config file for problems, and show the next step for each failure
     #[command(after_help = check::EXAMPLES)]
     Check(check::Arguments),
-    /// Follow failures, connections or endpoints, with one line for each change
+    /// Follow failures, connections, endpoints or problems, with one line for each change
     #[command(after_help = watch::EXAMPLES)]
     Watch {
         #[arg(value_enum)]
@@ -208,6 +208,13 @@ enum Command {
     Completion {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
+    },
+    /// Write the manual pages to a folder
+    #[command(after_help = examples::MAN)]
+    Man {
+        /// Folder of the pages; it is made if it is missing
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
     },
 }
 
@@ -299,6 +306,13 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "isthmus", &mut script);
             Ok(out.write_all(&script)?)
+        }
+        Command::Man { folder } => {
+            let written = std::fs::create_dir_all(&folder)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), &folder));
+            written.map_err(|error| {
+                Failure::Wrong(format!("cannot write the manual pages to {}: {error}", folder.display()))
+            })
         }
     }
 }

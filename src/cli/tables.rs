@@ -8,7 +8,7 @@ use isthmus_api::explanation::{Candidate, Probe};
 use isthmus_api::listener::{Exposed, Identities, Listener, Route};
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::registry::Registry;
-use isthmus_api::status::Bandwidth;
+use isthmus_api::status::{Bandwidth, Problem};
 use isthmus_console::output::{Column, list, optional, text};
 
 pub(super) const CANDIDATES: [Column<Candidate>; 8] = [
@@ -20,6 +20,12 @@ pub(super) const CANDIDATES: [Column<Candidate>; 8] = [
     ("ODDS", |candidate| format!("{:.1} %", candidate.odds * 100.0)),
     ("LAST FAILURE", |candidate| failure(candidate.last_failure.as_ref())),
     ("PROBE", |candidate| optional(candidate.probe.as_ref().map(Probe::text).as_ref())),
+];
+
+pub(super) const PROBLEMS: [Column<Problem>; 3] = [
+    ("PROBLEM", |problem| text(&problem.code)),
+    ("TEXT", |problem| text(&problem.text)),
+    ("SEE", |problem| text(&problem.look_at)),
 ];
 
 pub(super) const EXPOSED: [Column<Exposed>; 7] = [

@@ -12,6 +12,7 @@ use super::arguments::Reading;
 use super::tables;
 use isthmus_api::connection::Connection;
 use isthmus_api::endpoint::Endpoint;
+use isthmus_api::status::Problem;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Format, one_of_many, rows};
@@ -24,6 +25,7 @@ pub(super) const EXAMPLES: &str = "Examples:
   isthmus watch failures             connections that are refused or fail from now on
   isthmus watch connections          connections that open and close
   isthmus watch endpoints            endpoints that come, go, or change their state
+  isthmus watch problems             problems that begin and end
   isthmus watch failures -o json     a JSON object per line
 
 The command asks the gateway once per second, so it misses a connection that opens and closes in between. The access log has every connection.";
@@ -34,6 +36,7 @@ pub(super) enum Followed {
     Failures,
     Connections,
     Endpoints,
+    Problems,
 }
 
 /// The kind of a change.
@@ -45,6 +48,8 @@ enum How {
     Added,
     Removed,
     Changed,
+    Began,
+    Ended,
 }
 
 impl How {
@@ -56,6 +61,8 @@ impl How {
             Self::Added => "added",
             Self::Removed => "removed",
             Self::Changed => "changed",
+            Self::Began => "began",
+            Self::Ended => "ended",
         }
     }
 }
@@ -74,7 +81,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 _ => None,
             };
             let cells = |all: &[Connection]| rows(&tables::FAILURES, all);
-            Watch { path: "/api/v1/failures", key, told, cells }.run(reading, out)
+            Watch { path: "/api/v1/failures", within: "", key, told, cells }.run(reading, out)
         }
         Followed::Connections => {
             let key = |open: &Connection| (open.time.clone(), open.id.to_string());
@@ -84,7 +91,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 _ => None,
             };
             let cells = |all: &[Connection]| rows(&tables::CONNECTIONS, all);
-            Watch { path: "/api/v1/connections", key, told, cells }.run(reading, out)
+            Watch { path: "/api/v1/connections", within: "", key, told, cells }.run(reading, out)
         }
         Followed::Endpoints => {
             let key = |endpoint: &Endpoint| {
@@ -99,7 +106,18 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 (None, None) => None,
             };
             let cells = |all: &[Endpoint]| rows(&tables::ENDPOINTS, all);
-            Watch { path: "/api/v1/endpoints", key, told, cells }.run(reading, out)
+            Watch { path: "/api/v1/endpoints", within: "", key, told, cells }.run(reading, out)
+        }
+        Followed::Problems => {
+            // The text of a problem may have numbers that change while the problem stays the same.
+            let key = |problem: &Problem| (problem.code.clone(), problem.about.clone());
+            let told = |old: Option<&Problem>, new: Option<&Problem>| match (old, new) {
+                (None, Some(_)) => Some(How::Began),
+                (Some(_), None) => Some(How::Ended),
+                _ => None,
+            };
+            let cells = |all: &[Problem]| rows(&tables::PROBLEMS, all);
+            Watch { path: "/api/v1/status", within: "/problems", key, told, cells }.run(reading, out)
         }
     }
 }
@@ -137,6 +155,8 @@ impl Contact {
 /// A list that is followed.
 struct Watch<T> {
     path: &'static str,
+    /// The place of the list in the answer, as a JSON pointer (RFC 6901).
+    within: &'static str,
     key: fn(&T) -> Key,
     /// Returns the change between an item's old and its new value, or `None` if it should not be shown.
     told: fn(Option<&T>, Option<&T>) -> Option<How>,
@@ -161,7 +181,7 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
 
     fn list(&self, reading: &Reading) -> Result<BTreeMap<Key, T>, Failure> {
         let value = client::get(&reading.admin.url(), self.path)?.json()?;
-        let all: Vec<T> = client::typed(value)?;
+        let all: Vec<T> = client::typed(value.pointer(self.within).cloned().unwrap_or_default())?;
         Ok(all.into_iter().map(|value| ((self.key)(&value), value)).collect())
     }
 
@@ -203,6 +223,7 @@ mod tests {
     fn watch() -> Watch<Endpoint> {
         Watch {
             path: "",
+            within: "",
             key: |endpoint| (String::new(), endpoint.address.clone()),
             told: |old, new| match (old, new) {
                 (None, _) => Some(How::Added),

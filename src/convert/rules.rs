@@ -13,6 +13,8 @@ pub(super) enum Names {
     Exact(String),
     /// All names below this one.
     Below(String),
+    /// All names, but not clients that send none.
+    Named,
     /// All clients that speak TLS, also those that send no name.
     All,
 }
@@ -23,7 +25,17 @@ impl Names {
         match self {
             Self::Exact(name) => vec![name.clone()],
             Self::Below(name) => vec![format!("*.{name}")],
+            Self::Named => vec!["*".to_owned()],
             Self::All => vec!["*".to_owned(), "-".to_owned()],
+        }
+    }
+
+    /// Returns what is left of these names for a rule after others that have taken `taken`: after all names, only clients that send
+    /// none.
+    pub(super) fn left_by<'a>(&self, mut taken: impl Iterator<Item = &'a Self>) -> Self {
+        match self {
+            Self::All if taken.any(|earlier| *earlier == Self::Named) => Self::Exact("-".to_owned()),
+            _ => self.clone(),
         }
     }
 
@@ -31,7 +43,10 @@ impl Names {
     pub(super) fn cover(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::All, _) => true,
-            (_, Self::All) | (Self::Exact(_), Self::Below(_)) => false,
+            (_, Self::All)
+            | (Self::Exact(_) | Self::Below(_), Self::Named)
+            | (Self::Exact(_), Self::Below(_)) => false,
+            (Self::Named, other) => *other != Self::Exact("-".to_owned()),
             (Self::Exact(one), Self::Exact(other)) => one == other,
             (Self::Below(above), Self::Exact(name) | Self::Below(name)) => {
                 let is_same = matches!(other, Self::Below(_)) && name == above;
@@ -39,6 +54,30 @@ impl Names {
             }
         }
     }
+}
+
+/// The largest numbers of groups in a regular expression, and of patterns that it stands for.
+const GROUPS_MAX: usize = 4;
+const PATTERNS_MAX: usize = 16;
+
+/// Returns the patterns without groups that a regular expression stands for: `^a\.test$` and `^b\.test$` for `^(a|b)\.test$`. Returns
+/// `None` if a group repeats or contains another one, or if the patterns are too many.
+pub(super) fn without_groups(expression: &str) -> Option<Vec<String>> {
+    if expression.matches('(').count() > GROUPS_MAX {
+        return None;
+    }
+    let Some((before, rest)) = expression.split_once('(') else { return Some(vec![expression.to_owned()]) };
+    let (group, after) = rest.split_once(')')?;
+    let (is_optional, after) = after.strip_prefix('?').map_or((false, after), |after| (true, after));
+    if group.contains('(') || after.starts_with(['*', '+', '{']) {
+        return None;
+    }
+    let alternatives = group.strip_prefix("?:").unwrap_or(group).split('|');
+    let mut all = Vec::new();
+    for alternative in alternatives.chain(is_optional.then_some("")) {
+        all.extend(without_groups(&format!("{before}{alternative}{after}"))?);
+    }
+    (all.len() <= PATTERNS_MAX).then_some(all)
 }
 
 /// One term of a condition.
@@ -466,9 +505,32 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_alternatives_are_patterns_of_their_own() {
+        let of = |expression: &str| without_groups(expression).map(|all| all.join(" "));
+        for (expression, wanted) in [
+            ("^a$", Some("^a$")),
+            ("^(a|b)\\.(?:x|y)$", Some("^a\\.x$ ^a\\.y$ ^b\\.x$ ^b\\.y$")),
+            ("^(www\\.)?a$", Some("^www\\.a$ ^a$")),
+            ("^(a)*$", None),
+            ("^((a))$", None),
+            ("(a|b)(a|b)(a|b)(a|b)(a|b)", None),
+            ("(1|2|3|4|5)(1|2|3|4)", None),
+            ("^(a", None),
+        ] {
+            assert_eq!(of(expression).as_deref(), wanted, "{expression}");
+        }
+    }
+
+    #[test]
     fn names_cover_those_below_them() {
         let (exact, below) =
             (|name: &str| Names::Exact(name.to_owned()), |name: &str| Names::Below(name.to_owned()));
+        assert!(
+            Names::Named.cover(&below("a"))
+                && Names::All.cover(&Names::Named)
+                && !Names::Named.cover(&Names::All)
+        );
+        assert!(!Names::Named.cover(&exact("-")) && !below("a").cover(&Names::Named));
         assert!(Names::All.cover(&below("a")) && below("a.b").cover(&exact("x.a.b")));
         assert!(
             below("b").cover(&below("a.b")) && below("b").cover(&below("b")) && exact("a").cover(&exact("a"))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::blocks::{Directive, End, parse};
 use super::draft::{Draft, Endpoint, Fate, Listener, Route, Target};
-use super::rules::Names;
+use super::rules::{Names, without_groups};
 use super::values::{bind_address, port_of, server_address};
 use isthmus_document::scalar::host_name;
 use isthmus_model::address::Bind;
@@ -116,6 +116,7 @@ fn listener<'a>(
     let mut refused: Vec<(usize, Names)> = Vec::new();
     let port = port_of(bind).to_string();
     let mut add = |line: usize, names: Names, address: &str, proxy: bool, draft: &mut Draft| {
+        let names = names.left_by(taken.iter().map(|(_, names)| names));
         if let Some((earlier, _)) = taken.iter().find(|(_, earlier)| earlier.cover(&names)) {
             let text = format!(
                 "{}: an earlier pattern, in line {earlier}, matches all of these names",
@@ -217,9 +218,21 @@ fn names(pattern: &str) -> Option<(Vec<Names>, bool)> {
         text.extend(if sign == '\\' { signs.next() } else { Some(sign) });
     }
     if [".*", "^.*$", ".*$", "^.*", ".+", "^.+$"].contains(&text.as_str()) {
-        return Some((vec![Names::All], false));
+        return Some((vec![Names::Named], false));
     }
-    let (begun, rest) = text.strip_prefix('^').map_or((false, &*text), |rest| (true, rest));
+    let mut all = Vec::new();
+    let mut is_wider = false;
+    for pattern in without_groups(&text)? {
+        let (names, is_wider_too) = of_pattern(&pattern)?;
+        all.push(names);
+        is_wider |= is_wider_too;
+    }
+    Some((all, is_wider))
+}
+
+/// Returns the names that a pattern without groups means, and true if it matches more than them.
+fn of_pattern(text: &str) -> Option<(Names, bool)> {
+    let (begun, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
     let (ended, rest) = rest.strip_suffix('$').map_or((false, rest), |rest| (true, rest));
     let below = [".*\\.", ".+\\.", ".*."].iter().find_map(|prefix| rest.strip_prefix(prefix));
     let core = below.unwrap_or(rest);
@@ -228,7 +241,7 @@ fn names(pattern: &str) -> Option<(Vec<Names>, bool)> {
     let name = host_name(&plain).ok().map(|name| name.as_str().to_owned())?;
     let names = if below.is_some() { Names::Below(name) } else { Names::Exact(name) };
     let is_wider = has_open_dots || !ended || (!begun && below.is_none());
-    Some((vec![names], is_wider))
+    Some((names, is_wider))
 }
 
 #[cfg(test)]
@@ -244,7 +257,7 @@ mod tests {
         let draft = convert(
             "user daemon\nlistener 0.0.0.0:443 {\n  proto tls\n  table hosts\n  fallback 10.0.0.9:443\n}\nlisten 80 {\n  proto http\n}\n\
              table hosts {\n  ^a\\\\.test$ 10.0.0.1:8443\n  .*\\\\.b\\\\.test$ 10.0.0.2 proxy_protocol\n  c.test [2001:db8::1]:443\n  \
-             .*\\\\.d\\\\.test *:443\n  ^(x|y)$ 10.0.0.3\n}\n",
+             .*\\\\.d\\\\.test *:443\n  ^x[0-9]$ 10.0.0.3\n}\n",
         );
         assert_eq!(
             keys(&draft),

@@ -97,7 +97,7 @@ pub(crate) struct Core {
     /// The tasks of HBONE connections that do not read until the worker holds fewer bytes.
     paused: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
-    /// The tick from which the gateway, which stops, closes connections in any pause; `None`: it does not stop.
+    /// The tick from which the gateway, which stops, closes connections in shorter pauses; `None`: it does not stop.
     pub(crate) last_tries: Cell<Option<u32>>,
     /// The planned drains whose connections have times at which they end.
     pub(crate) scheduled: RefCell<Scheduled>,

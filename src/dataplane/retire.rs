@@ -45,7 +45,8 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
             }
         };
     }
-    match retirement.step(now, entry.moved.get(), core.last_tries.get()) {
+    let asks = retirement.is_due(now) && entry.hears();
+    match retirement.step(now, entry.moved.get(), asks, core.last_tries.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),
         Step::Ask(next) => {

@@ -4,7 +4,7 @@
 //! ```text
 //!            due                       in a pause of a second
 //! ordinary ───────▶ ends at a pause ─────────────────────────▶ closed with FIN
-//!                         │ PATIENCE          in any pause        ▲
+//!                         │ PATIENCE       in a shorter pause     ▲
 //!                         └───────▶ last tries ───────────────────┘
 //!                                       │ LAST_TRIES
 //!                                       └──▶ reset
@@ -12,8 +12,10 @@
 //!
 //! The last tries come before the end of `drain.timeout`, too, if the gateway stops, in at most a fifth of that time.
 //!
-//! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A connection that carries
-//! CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
+//! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A gap in a download looks the
+//! same, so a shorter pause counts only if the client has sent something since the connection was due: then it is one that asks, and
+//! its next request would be the next thing to move. A connection that carries CONNECT streams gets a GOAWAY when it is due, and ends
+//! with its last stream.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -68,9 +70,10 @@ impl Retirement {
         [self.aged.get(), self.drained.get()].into_iter().filter(|due| *due > 0).min()
     }
 
-    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, and `last_tries` the one from which the gateway,
-    /// if it stops, closes connections in any pause.
-    pub(super) fn step(&self, now: u32, moved: u32, last_tries: Option<u32>) -> Step {
+    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks` is true if the client
+    /// has sent something since the connection was due, and `last_tries` is the tick from which the gateway, if it stops, closes
+    /// connections in shorter pauses.
+    pub(super) fn step(&self, now: u32, moved: u32, asks: bool, last_tries: Option<u32>) -> Step {
         let Some(due) = self.due() else { return Step::Stay };
         if now < due {
             return Step::Wait(due);
@@ -82,7 +85,7 @@ impl Retirement {
         let patient = due.saturating_add(PATIENCE);
         let last_tries = last_tries.map_or(patient, |tick| tick.min(patient));
         // The tick in which a byte moved may not be over for a whole second.
-        if moved.saturating_add(1) < now || now >= last_tries {
+        if moved.saturating_add(1) < now || (now >= last_tries && asks) {
             return Step::Ask(now + 1);
         }
         Step::Wait(now + 1)
@@ -190,23 +193,28 @@ mod tests {
     #[test]
     fn a_connection_that_is_due_waits_for_a_pause_and_is_reset_at_last() {
         let retirement = Retirement::default();
-        assert_eq!(retirement.step(100, 0, None), Step::Stay);
+        assert_eq!(retirement.step(100, 0, false, None), Step::Stay);
         retirement.aged.set(50);
         retirement.drained.set(40);
-        assert_eq!(retirement.step(39, 39, None), Step::Wait(40));
-        assert_eq!(retirement.step(40, 40, None), Step::Wait(41), "a byte moved in this tick");
-        assert_eq!(retirement.step(41, 40, None), Step::Wait(42), "less than a second ago");
-        assert_eq!(retirement.step(42, 40, None), Step::Ask(43));
+        assert_eq!(retirement.step(39, 39, false, None), Step::Wait(40));
+        assert_eq!(retirement.step(40, 40, false, None), Step::Wait(41), "a byte moved in this tick");
+        assert_eq!(retirement.step(41, 40, false, None), Step::Wait(42), "less than a second ago");
+        assert_eq!(retirement.step(42, 40, false, None), Step::Ask(43));
         assert!(!retirement.is_due(39) && retirement.is_due(40));
-        assert_eq!(retirement.step(69, 69, None), Step::Wait(70));
-        assert_eq!(retirement.step(70, 70, None), Step::Ask(71), "a shorter pause");
-        assert_eq!(retirement.step(74, 74, None), Step::Ask(75));
-        assert_eq!(retirement.step(75, 0, None), Step::Reset);
+        assert_eq!(retirement.step(69, 69, false, None), Step::Wait(70));
+        assert_eq!(
+            retirement.step(70, 70, false, None),
+            Step::Wait(71),
+            "its client is silent, so a gap is no end of an answer"
+        );
+        assert_eq!(retirement.step(71, 71, true, None), Step::Ask(72), "a shorter pause");
+        assert_eq!(retirement.step(74, 74, true, None), Step::Ask(75));
+        assert_eq!(retirement.step(75, 0, true, None), Step::Reset);
         assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
         assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
         // The gateway stops before the connection would be reset.
-        assert_eq!(retirement.step(54, 54, Some(55)), Step::Wait(55));
-        assert_eq!(retirement.step(55, 55, Some(55)), Step::Ask(56), "a shorter pause");
+        assert_eq!(retirement.step(54, 54, true, Some(55)), Step::Wait(55));
+        assert_eq!(retirement.step(55, 55, true, Some(55)), Step::Ask(56), "a shorter pause");
         retirement.drained.set(0);
         assert_eq!(retirement.due(), Some(50));
         assert_eq!(retirement.cause(true), Some(RetirementCause::Age));

@@ -581,6 +581,15 @@ impl Upstreams {
         }
     }
 
+    /// Calls `each` for every endpoint that has answered, with its key and the median of its recent times until an answer.
+    pub fn visit_answers(&self, mut each: impl FnMut(&EndpointKey, Duration)) {
+        for entry in &self.endpoints {
+            if let Some(p50) = entry.answers.quantile(0.5) {
+                each(entry.key(), p50);
+            }
+        }
+    }
+
     fn state_of(&self, upstream: &Upstream) -> EndpointState {
         let now = self.now();
         let until = upstream.ejected_until.load(Ordering::Relaxed);

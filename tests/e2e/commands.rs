@@ -435,6 +435,45 @@ fn check_of_a_file_needs_no_gateway_and_a_gateway_that_is_away_has_an_exit_code_
 }
 
 #[test]
+fn check_from_zero_ends_at_the_first_step_that_is_not_done() {
+    let backend = Backend::tls_echo(PKI.server("a.test"), "");
+    let config = format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", backend.address);
+    let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nexports: [{services: [a.mesh]}]\n");
+    let file = gateway.folder().join("isthmus.yaml");
+    let from_zero = ["--from-zero", "-c", file.to_str().expect("a path")];
+    let (code, lines) = check(&gateway, &from_zero);
+    assert_eq!((code, states(&lines, "names")), (Some(1), vec!["failed"]), "{lines:?}");
+    assert_eq!(lines.last().expect("steps")["check"], "names", "{lines:?}");
+    gateway.reload(&config);
+    // The overview is made once a second.
+    let lines = eventually("all steps but the call", || {
+        let (code, lines) = check(&gateway, &from_zero);
+        (code == Some(0) && states(&lines, "calls") == ["warning"]).then_some(lines)
+    });
+    let next = lines.iter().find(|line| line["check"] == "calls").expect("a step")["next"].clone();
+    assert_eq!(next, "`isthmus test call a.test`");
+    tls(gateway.listener("default"), "a.test").expect("a handshake");
+    eventually("the call", || {
+        let (code, lines) = check(&gateway, &from_zero);
+        (code == Some(0) && states(&lines, "calls") == ["ok"]).then_some(())
+    });
+    // Without a file, and without a gateway.
+    let empty = tempfile::tempdir().expect("a folder");
+    let alone = |arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(["check", "--from-zero", "--admin", "http://127.0.0.1:1"]).args(arguments);
+        let output = command.current_dir(empty.path()).output().expect("it runs");
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+    };
+    let (code, text) = alone(&from_zero[1..]);
+    assert!(code == Some(3) && text.contains("next: `isthmus run -c "), "{text}");
+    if !std::path::Path::new("/etc/isthmus/isthmus.yaml").exists() {
+        let (code, text) = alone(&[]);
+        assert!(code == Some(1) && text.starts_with("failed   config  no config file found"), "{text}");
+    }
+}
+
+#[test]
 fn check_of_a_listener_for_metrics_or_health_is_told_where_the_admin_api_is() {
     let gateway = Gateway::start(
         "listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:1\"}\n\

@@ -1,5 +1,5 @@
-//! `isthmus convert`: HAProxy or nginx accepts each input, `validate` accepts each output, and both send the same names to the
-//! same backends.
+//! `isthmus convert`: HAProxy, nginx or sniproxy accepts each input, `validate` accepts each output, and both send the same names to
+//! the same backends.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -195,44 +195,6 @@ const NAMES: [&str; 13] = [
     "127.0.0.1",
 ];
 
-#[test]
-fn a_converted_config_sends_each_name_where_haproxy_does() {
-    const NAME: &str = "a_converted_config_sends_each_name_where_haproxy_does";
-    let backends = ["a", "b", "c"].map(marked);
-    let folder = tempfile::tempdir().expect("a folder");
-    for file in ["order.cfg", "names_only.cfg", "listen.cfg", "two.cfg"] {
-        let mut config = std::fs::read_to_string(corpus().join(file)).expect("a file");
-        let (address, second) = (free(), free());
-        config = config.replace("{bind}", &address.to_string()).replace("{bind2}", &second.to_string());
-        let has_second = config.contains(&second.to_string());
-        for (name, backend) in ["{a}", "{b}", "{c}"].iter().zip(&backends) {
-            config = config.replace(name, &backend.address.to_string());
-        }
-        let input = folder.path().join(file);
-        std::fs::write(&input, &config).expect("written");
-        let Some((takes, said)) = haproxy_takes(&input) else { return };
-        assert!(takes, "{file}: {said}");
-        let answers = || -> BTreeMap<(SocketAddr, &str), String> {
-            let addresses = [Some(address), has_second.then_some(second)].into_iter().flatten();
-            let asked = addresses.flat_map(|address| NAMES.map(|name| ((address, name), ask(address, name))));
-            asked.collect()
-        };
-        let Some(balancer) = Balancer::haproxy_of(NAME, address, &config) else { return };
-        let of_haproxy = answers();
-        drop(balancer);
-        let output = convert(&input, &["--strict"]);
-        let converted = text(&output.stdout);
-        assert!(output.status.success(), "{file}: {}", text(&output.stderr));
-        validates(folder.path(), &converted);
-        let gateway = Gateway::start(&converted);
-        assert_eq!(gateway.listener("tls"), address);
-        let of_isthmus = answers();
-        assert_eq!(of_isthmus, of_haproxy, "{file}:\n{converted}");
-        let marks: std::collections::BTreeSet<&String> = of_haproxy.values().collect();
-        assert!(marks.len() >= 2, "{file}: {of_haproxy:?}");
-    }
-}
-
 /// Returns a hello with these protocols.
 fn offering(name: &str, protocol: &str) -> Vec<u8> {
     let config = PKI.client(&[protocol]);
@@ -252,22 +214,28 @@ fn send(address: SocketAddr, bytes: &[u8]) -> String {
     if answer.first() == Some(&21) { String::new() } else { String::from_utf8_lossy(&answer).into_owned() }
 }
 
-#[test]
-fn a_converted_config_sends_each_name_where_nginx_does() {
-    const NAME: &str = "a_converted_config_sends_each_name_where_nginx_does";
+/// Runs each config of a folder of the corpus with its own program and, converted, with Isthmus, and sends both the same hellos.
+/// `names` are those of the hellos; `start` starts the program; `whole` makes the file that `convert` reads. Returns the number of configs.
+fn serve_alike(
+    folder: &str,
+    names: &[&'static str],
+    start: impl Fn(SocketAddr, &str) -> Option<Balancer>,
+    whole: fn(String) -> String,
+) -> usize {
     let backends = ["a", "b", "c"].map(marked);
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut files: Vec<PathBuf> = std::fs::read_dir(corpus().with_file_name("nginx"))
-        .expect("a folder")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.file_name().is_some_and(|name| name != "everything.conf"))
-        .collect();
+    let folder = corpus().with_file_name(folder);
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    files.retain(|path| {
+        path.file_stem().is_some_and(|name| name != "everything")
+            && path.extension().is_some_and(|of| of != "map")
+    });
     files.sort();
-    assert!(files.len() >= 8, "{files:?}");
-    for file in files {
+    for file in &files {
         let (address, second) = (free(), free());
-        let mut config = std::fs::read_to_string(&file).expect("a file");
+        let mut config = std::fs::read_to_string(file).expect("a file");
         config = config.replace("{bind}", &address.to_string()).replace("{bind2}", &second.to_string());
+        config = config.replace("{folder}", folder.to_str().expect("text"));
         let has_second = config.contains(&second.to_string());
         for (name, backend) in ["{a}", "{b}", "{c}"].iter().zip(&backends) {
             config = config.replace(name, &backend.address.to_string());
@@ -275,27 +243,57 @@ fn a_converted_config_sends_each_name_where_nginx_does() {
         let answers = || -> BTreeMap<(SocketAddr, &str), String> {
             let addresses = [Some(address), has_second.then_some(second)].into_iter().flatten();
             let asked = addresses.flat_map(|address| {
-                let named = NAMES.map(|name| ((address, name), ask(address, name)));
+                let named =
+                    names.iter().map(|name| ((address, *name), ask(address, name))).collect::<Vec<_>>();
                 let acme = send(address, &offering("api.example.com", "acme-tls/1"));
                 named.into_iter().chain([((address, "acme-tls/1"), acme)])
             });
             asked.collect()
         };
-        let Some(balancer) = Balancer::nginx(NAME, address, &config) else { return };
-        let of_nginx = answers();
+        let Some(balancer) = start(address, &config) else { return 0 };
+        let of_original = answers();
         drop(balancer);
-        let input = folder.path().join("nginx.conf");
-        std::fs::write(&input, format!("stream {{\n{config}\n}}\n")).expect("written");
+        let converts = tempfile::tempdir().expect("a folder");
+        let input = converts.path().join("input");
+        std::fs::write(&input, whole(config)).expect("written");
         let output = convert(&input, &["--strict"]);
         let converted = text(&output.stdout);
         let file = file.display();
         assert!(output.status.success(), "{file}: {}\n{converted}", text(&output.stderr));
-        validates(folder.path(), &converted);
+        validates(converts.path(), &converted);
         let gateway = Gateway::start(&converted);
         let of_isthmus = answers();
-        assert_eq!(of_isthmus, of_nginx, "{file}:\n{converted}");
+        assert_eq!(of_isthmus, of_original, "{file}:\n{converted}");
+        assert!(of_original.values().any(|answer| !answer.is_empty()), "{file}: {of_original:?}");
         drop(gateway);
     }
+    files.len()
+}
+
+#[test]
+fn converted_configs_send_each_name_where_haproxy_does() {
+    const NAME: &str = "converted_configs_send_each_name_where_haproxy_does";
+    let start = |address: SocketAddr, config: &str| Balancer::haproxy_of(NAME, address, config);
+    let count = serve_alike("haproxy", &NAMES, start, |config| config);
+    assert!(count == 0 || count >= 14, "{count} configs");
+}
+
+#[test]
+fn converted_configs_send_each_name_where_nginx_does() {
+    const NAME: &str = "converted_configs_send_each_name_where_nginx_does";
+    let start = |address: SocketAddr, config: &str| Balancer::nginx(NAME, address, config);
+    let count = serve_alike("nginx", &NAMES, start, |config| format!("stream {{\n{config}\n}}\n"));
+    assert!(count == 0 || count >= 10, "{count} configs");
+}
+
+#[test]
+fn converted_configs_send_each_name_where_sniproxy_does() {
+    const NAME: &str = "converted_configs_send_each_name_where_sniproxy_does";
+    let start = |address: SocketAddr, config: &str| Balancer::sniproxy(NAME, address, config);
+    // sniproxy compares names by case, against RFC 4343.
+    let names: Vec<&str> = NAMES.into_iter().filter(|name| name.to_ascii_lowercase() == *name).collect();
+    let count = serve_alike("sniproxy", &names, start, |config| config);
+    assert!(count == 0 || count >= 6, "{count} configs");
 }
 
 #[test]
@@ -333,7 +331,7 @@ fn configs_of_nginx_and_sniproxy_are_recognised_and_what_is_left_out_is_said() {
     ] {
         assert!(told.contains(why), "{why} is not told:\n{told}");
     }
-    let file = corpus().with_file_name("sniproxy").join("sniproxy.conf");
+    let file = corpus().with_file_name("sniproxy").join("everything.conf");
     let output = convert(&file, &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     validates(folder.path(), &text(&output.stdout));

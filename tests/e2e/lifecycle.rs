@@ -187,6 +187,7 @@ fn an_address_in_use_rejects_the_whole_file() {
     let (status, body) = gateway.post("/api/v1/reload");
     assert_eq!(status, 400);
     assert!(body.contains("cannot listen") && body.contains(&taken.address.to_string()), "{body}");
+    assert!(body.contains("Address already in use") && body.contains("`ss -ltnp "), "{body}");
     assert_eq!(gateway.json("/api/v1/explain?sni=new.test")["verdict"], "refused");
     open(&gateway, "live.test");
 }

@@ -31,7 +31,6 @@ mod endpoints;
 mod enrolment;
 mod etcd;
 mod explain;
-mod faults;
 mod federation;
 mod federation_envoy;
 mod files;

@@ -146,6 +146,8 @@ fn of_hellos_and_names(table: &mut Table) {
     table.connection(&gateway, "A service is on another network only", "no_endpoints", &asks, || {
         refused(open, asks[0])
     });
+    let explained = run(&gateway, &["explain", asks[0]]);
+    assert!(explained.contains("1 other network (net-"), "{explained}");
     let asks = ["db.north.mesh"];
     table.connection(
         &gateway,

@@ -4,12 +4,11 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::faults::claim;
 use crate::federation::{Pair, weighs};
 use crate::kubernetes_hostile::{Rig, pod, service, slice};
 use crate::one_word::Table;
 use crate::peers::SERVICES;
-use crate::problems::run;
+use crate::problems::{claim, run};
 use crate::support::backend::Backend;
 use crate::support::client::{call, tls, tls_with};
 use crate::support::clock;

@@ -1,10 +1,10 @@
 //! The problems of a running gateway: `status`, the metric and the log name each with the same word.
 
+use std::net::SocketAddr;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::faults::claim;
 use crate::hbone::{BASE, CALLER, OWN, folder};
 use crate::support::backend::{Backend, refusing};
 use crate::support::client::{connect, hello, tls};
@@ -39,6 +39,46 @@ pub(crate) fn run(gateway: &Gateway, arguments: &[&str]) -> String {
     let output =
         Command::new(BINARY).args(arguments).args(["--admin", &admin]).output().expect("the binary runs");
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Opens an xDS stream, and sends one request whose node claims to be on `network`, as Envoy's first request does. Returns when
+/// the server has closed the connection or ended the stream.
+pub(crate) fn claim(address: SocketAddr, network: &str) {
+    use isthmus::proto::envoy::config::core::v3::Node;
+    use isthmus::proto::envoy::service::discovery::v3::DiscoveryRequest;
+    use prost::Message;
+    let text = |text: &str| prost_types::Value {
+        kind: Some(prost_types::value::Kind::StringValue(text.to_owned())),
+    };
+    let metadata = prost_types::Struct { fields: [("NETWORK".to_owned(), text(network))].into() };
+    let node = Node { id: "client".to_owned(), metadata: Some(metadata), ..Node::default() };
+    let type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
+    let message =
+        DiscoveryRequest { node: Some(node), type_url, ..DiscoveryRequest::default() }.encode_to_vec();
+    let mut framed = vec![0];
+    framed.extend(u32::try_from(message.len()).expect("short").to_be_bytes());
+    framed.extend(message);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let socket = tokio::net::TcpStream::connect(address).await.expect("the xDS server");
+        let (mut send, connection) = h2::client::handshake(socket).await.expect("HTTP/2");
+        let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+        let request = http::Request::post(format!("http://{address}{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .expect("a request");
+        let asked = async {
+            let (response, mut body) = send.send_request(request, false).expect("sent");
+            body.send_data(framed.into(), false).expect("sent");
+            let mut answer = response.await.expect("an answer").into_body();
+            while let Some(Ok(_)) = answer.data().await {}
+        };
+        tokio::select! {
+            _ = connection => {}
+            () = asked => {}
+        }
+    });
 }
 
 #[test]

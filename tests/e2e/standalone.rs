@@ -675,6 +675,20 @@ fn the_completion_knows_the_commands() {
 }
 
 #[test]
+fn each_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pages = folder.path().join("man1");
+    exits(&isthmus(&["man", text(&pages)]), 0);
+    let page = |name: &str| std::fs::read_to_string(pages.join(name)).expect("a page");
+    assert!(page("isthmus.1").contains("isthmus\\-explain(1)"), "{}", page("isthmus.1"));
+    assert!(page("isthmus-explain.1").contains("SPIFFE ID of the HBONE caller"));
+    assert!(page("isthmus-peer-invite.1").contains(".TH"));
+    let output = isthmus(&["man", "/proc/pages"]);
+    exits(&output, 1);
+    assert!(err(&output).contains("cannot write the manual pages to /proc/pages: "), "{}", err(&output));
+}
+
+#[test]
 fn a_port_in_use_is_told_and_ends_the_start() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("bound");

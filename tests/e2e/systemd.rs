@@ -343,6 +343,8 @@ fn a_debian_package_is_built_without_root_and_its_files_work() {
         "-rw-r--r-- root/root ./lib/systemd/system/isthmus.service",
         "-rw-r--r-- root/root ./lib/systemd/system/isthmus.socket",
         "-rw-r--r-- root/root ./etc/isthmus/isthmus.yaml",
+        "-rw-r--r-- root/root ./usr/share/man/man1/isthmus-explain.1.gz",
+        "-rw-r--r-- root/root ./usr/share/zsh/vendor-completions/_isthmus",
     ] {
         let (mode, path) = file.split_once(" root/root ").expect("both");
         assert!(

@@ -1,4 +1,4 @@
-//! HAProxy and nginx as Debian packages them; the test gives the config of each.
+//! HAProxy, nginx and sniproxy as Debian packages them; the test gives the config of each.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
@@ -68,6 +68,13 @@ impl Balancer {
         );
         command.args(["-p", ".", "-c", "balancer.conf"]);
         Some(Self::start(command, address, &config))
+    }
+
+    /// Starts sniproxy with this config. Returns `None`, after reporting a skip, if sniproxy is not installed.
+    pub fn sniproxy(test: &str, address: SocketAddr, config: &str) -> Option<Self> {
+        let mut command = command("sniproxy", test)?;
+        command.args(["-f", "-c", "balancer.conf"]);
+        Some(Self::start(command, address, config))
     }
 
     fn start(mut command: Command, address: SocketAddr, config: &str) -> Self {

@@ -3,6 +3,7 @@
 use super::Explained;
 use super::html::Html;
 use super::map;
+use super::past;
 use super::question::keep;
 use super::table::Th::{Number, Text, Wide, WideNumber};
 use super::table::{begin, end, more, or_dash, table, td};
@@ -20,12 +21,18 @@ use isthmus_api::text::{bytes, counted, encoded, lasting};
 const PROBLEMS_OPEN: usize = 8;
 /// The largest number of failures on the page, so that they fit beside the reasons.
 const FAILURES_MAX: usize = 12;
+/// The largest number of idle services that the page shows unfolded.
+const IDLE_OPEN: usize = 8;
 /// The largest number of problems on the page.
 const PROBLEMS_MAX: usize = 100;
 
-/// Returns the state as one character, for the window title.
-pub(super) fn mark(overview: &Overview) -> &'static str {
-    if overview.status.ready && overview.status.problems.is_empty() { "\u{2713}" } else { "\u{2717}" }
+/// Returns the state for the window title: a mark, and the number of problems if there are any.
+pub(super) fn mark(overview: &Overview) -> String {
+    match (overview.status.ready, overview.status.problems.len()) {
+        (true, 0) => "\u{2713}".to_owned(),
+        (false, 0) => "\u{2717}".to_owned(),
+        (_, count) => format!("\u{2717} {count}"),
+    }
 }
 
 /// Writes the head of the page, which identifies the gateway.
@@ -151,16 +158,14 @@ pub(super) fn failures(html: &mut Html, overview: &Overview) {
         html.raw("<p class=\"dim\">none since the start</p>\n");
         return end(html);
     }
-    let columns = [Text("time"), Text("reason"), Text("name"), Wide("source")];
+    let columns = [Text("time"), Text("reason"), Text("name"), Wide("source"), Wide("endpoint")];
     let shown = &overview.failures[..overview.failures.len().min(FAILURES_MAX)];
     table(html, &columns, shown, |html, failure: &Connection| {
         // Only the time of day is shown, without the date; the full list shows the date too.
         let time = failure.time.get(11..19).unwrap_or(&failure.time);
         html.raw("<td class=\"number\"").attribute("title", &failure.time).raw(">").text(time).raw("</td>");
         td(html, "word", failure.reason.as_deref().unwrap_or_default());
-        html.raw("<td class=\"name\"")
-            .attribute("title", failure.detail.as_deref().unwrap_or_default())
-            .raw(">");
+        html.raw("<td class=\"name\">");
         match failure.name() {
             Some(name) => {
                 let authority = if failure.sni.is_none() { "&authority=1" } else { "" };
@@ -169,8 +174,12 @@ pub(super) fn failures(html: &mut Html, overview: &Overview) {
             }
             None => drop(html.raw("\u{2013}")),
         }
+        if let Some(detail) = &failure.detail {
+            html.raw("<span class=\"meaning\">").text(detail).raw("</span>");
+        }
         html.raw("</td>");
         td(html, "word dim wide-only", &failure.source);
+        td(html, "word dim wide-only", failure.endpoint.as_deref().unwrap_or("\u{2013}"));
     });
     html.raw("<p class=\"dim\">All: <code>isthmus failures</code></p>\n");
     end(html);
@@ -208,8 +217,20 @@ pub(super) fn services(html: &mut Html, overview: &Overview, explained: &Explain
         WideNumber("opened"),
         WideNumber("up"),
         WideNumber("down"),
+        Wide("15 min"),
     ];
-    table(html, &columns, &services.shown, service);
+    let (idle, busy): (Vec<&Service>, Vec<&Service>) =
+        services.shown.iter().partition(|service| is_idle(service) && services.query.is_empty());
+    if idle.len() > IDLE_OPEN {
+        table(html, &columns, &busy, |html, one| service(html, one));
+        html.raw("<details id=\"idle\"><summary>")
+            .show(idle.len())
+            .raw(" healthy services without traffic in the last 15 minutes</summary>\n");
+        table(html, &columns, &idle, |html, one| service(html, one));
+        html.raw("</details>\n");
+    } else {
+        table(html, &columns, &services.shown, service);
+    }
     if services.pages > 1 {
         let link = |html: &mut Html, page: usize, text: &'static str| {
             let query = encoded(&services.query);
@@ -234,6 +255,12 @@ pub(super) fn services(html: &mut Html, overview: &Overview, explained: &Explain
         html.raw("</p>\n");
     }
     end(html);
+}
+
+/// Returns true for a service that needs no attention: no endpoint is missing, and it had no traffic in the last 15 minutes.
+fn is_idle(service: &Service) -> bool {
+    let is_well = ![states::DOWN, states::DEGRADED].contains(&service.state.as_str());
+    is_well && service.active == 0 && service.past.opened.is_empty()
 }
 
 fn service(html: &mut Html, service: &Service) {
@@ -263,6 +290,7 @@ fn service(html: &mut Html, service: &Service) {
     td(html, "number wide-only", service.opened.to_string());
     td(html, "number wide-only", bytes(service.bytes_up as f64));
     td(html, "number wide-only", bytes(service.bytes_down as f64));
+    past::cell(html, &service.past);
 }
 
 /// Writes the networks, as a map and as a table.

@@ -5,7 +5,7 @@ use isthmus_api::client::Client;
 use isthmus_api::connection::Connection;
 use isthmus_api::explanation::Candidate;
 use isthmus_api::network::{Gateway, Network};
-use isthmus_api::overview::{Part, Refusal, Service, Services};
+use isthmus_api::overview::{Part, Past, Refusal, Service, Services};
 use isthmus_api::peer::Peer;
 use isthmus_api::registry::Registry;
 use isthmus_api::status::Problem;
@@ -32,7 +32,9 @@ fn overview(text: &str, count: usize) -> Overview {
         Registry { name: own(), state: own(), problems: vec![own(); 3], since: own(), ..Registry::default() };
     status.registries = vec![registry; count.min(100)];
     overview.time = own();
-    let service = Service { name: own(), kind: own(), state: own(), ..Service::default() };
+    let past = Past { opened: vec![u64::MAX; 60], failed: vec![1; 60], ..Past::default() };
+    overview.past = past.clone();
+    let service = Service { name: own(), kind: own(), state: own(), past, ..Service::default() };
     overview.services = Services {
         query: own(),
         pages: 9,
@@ -151,4 +153,24 @@ fn a_gateway_without_trouble_says_so_first() {
     let page = page(&well, &Explained::default());
     assert!(page.contains("Ready, no problems") && page.contains("\u{2713}"), "{page}");
     assert!(!page.contains("wrong\"") && !page.contains("id=\"answer\""));
+}
+
+#[test]
+fn idle_services_are_folded_and_lines_end_at_the_right() {
+    let service = |index: usize, opened: Vec<u64>| Service {
+        name: format!("s{index}.test"),
+        state: "ok".to_owned(),
+        past: Past { opened, ..Past::default() },
+        ..Service::default()
+    };
+    let mut overview = Overview::default();
+    overview.services.shown = (1..=9).map(|index| service(index, Vec::new())).collect();
+    overview.services.shown.insert(0, service(0, vec![0, 4]));
+    let page = page(&overview, &Explained::default());
+    let (busy, idle) = page.split_once("<details id=\"idle\"").expect("folded");
+    assert!(busy.contains("s0.test") && !busy.contains("s1.test") && idle.contains("s9.test"), "{page}");
+    assert!(busy.contains("points=\"58,15 59,1\""), "{page}");
+    overview.services.shown.pop();
+    let page = super::page(&overview, &Explained::default());
+    assert!(!page.contains("id=\"idle\""), "few are not folded");
 }

@@ -106,7 +106,10 @@ pub(super) enum Action {
 }
 
 /// The names of the views, by number.
-const VIEWS: [&str; 5] = ["services", "failures", "networks", "registries", "clients and certificates"];
+const VIEWS: [&str; 6] =
+    ["services", "failures", "networks", "registries", "clients and certificates", "problems"];
+/// The number of steps of the last 15 minutes that one character shows.
+const STEPS_PER_BAR: usize = 3;
 /// The largest length of a search text in bytes; further keys are ignored.
 const SEARCH_MAX: usize = 253;
 
@@ -215,7 +218,7 @@ impl Top {
         }
         match key {
             Key::Quit | Key::Character('q') => return Action::Quit,
-            Key::Character(digit @ '1'..='5') => {
+            Key::Character(digit @ '1'..='6') => {
                 self.view = digit as usize - '1' as usize;
                 self.scrolled = 0;
             }
@@ -270,7 +273,7 @@ impl Top {
             ]);
         }
         if problems.len() > most {
-            lines.push(vec![(Style::Dim, format!("  and {} more: isthmus status", problems.len() - most))]);
+            lines.push(vec![(Style::Dim, format!("  and {} more: key 6", problems.len() - most))]);
         }
         lines.push(self.tabs());
         let table = match self.view {
@@ -278,7 +281,8 @@ impl Top {
             1 => failures(&overview),
             2 => networks(&overview),
             3 => registries(&overview),
-            _ => clients(&overview),
+            4 => clients(&overview),
+            _ => problems_in_full(&overview, width),
         };
         self.overview = Some(overview);
         self.finished(lines, table, (width, height))
@@ -309,7 +313,7 @@ impl Top {
             ],
             None => vec![(
                 Style::Dim,
-                "q quit  1-5 or tab view  up/down scroll  / find  n/p page  space pause  esc all services"
+                "q quit  1-6 or tab view  up/down scroll  / find  n/p page  space pause  esc all services"
                     .to_owned(),
             )],
         });
@@ -392,12 +396,67 @@ impl Top {
                 plain(service.active.to_string()),
                 plain(format!("{opened:.1}")),
                 plain(format!("{}/s", bytes(moved))),
+                plain(bars(&service.past.opened)),
                 (if service.failed > 0 { Style::Warn } else { Style::Dim }, service.failed.to_string()),
             ]
         };
         let rows = services.shown.iter().map(row).collect();
-        table(&[&page, "HEALTH", "ACTIVE", "NEW/S", "TRAFFIC", "FAILED"], rows)
+        table(&[&page, "HEALTH", "ACTIVE", "NEW/S", "TRAFFIC", "15 MIN", "FAILED"], rows)
     }
+}
+
+/// Draws values as bars, [`STEPS_PER_BAR`] in one character; the highest bar is the largest sum. Nothing is drawn of no values.
+fn bars(values: &[u64]) -> String {
+    const BARS: [char; 9] =
+        [' ', '\u{2581}', '\u{2582}', '\u{2583}', '\u{2584}', '\u{2585}', '\u{2586}', '\u{2587}', '\u{2588}'];
+    // Chunks from the end, so that the newest bar is of whole steps.
+    let sums: Vec<u64> = values
+        .rchunks(STEPS_PER_BAR)
+        .rev()
+        .map(|some| some.iter().fold(0_u64, |sum, one| sum.saturating_add(*one)))
+        .collect();
+    let most = sums.iter().copied().max().unwrap_or(0).max(1);
+    let bar = |sum: &u64| {
+        let eighths = (u128::from(*sum) * 8).div_ceil(u128::from(most));
+        BARS[usize::try_from(eighths).unwrap_or(8).min(8)]
+    };
+    sums.iter().map(bar).collect()
+}
+
+/// Returns each problem with its whole text, wrapped to the width of the screen.
+fn problems_in_full(overview: &Overview, width: usize) -> Vec<Line> {
+    let problems = &overview.status.problems;
+    let mut lines = vec![vec![(Style::Bold, format!("{} PROBLEMS", problems.len()))]];
+    for problem in problems {
+        lines.push(vec![(Style::Bad, problem.code.clone())]);
+        let indented = |style: Style, text: &str| {
+            wrapped(text, width.saturating_sub(2))
+                .into_iter()
+                .map(move |line| vec![(style, format!("  {line}"))])
+        };
+        lines.extend(indented(Style::Plain, &problem.text));
+        lines.extend(indented(Style::Dim, &format!("see {}", problem.look_at)));
+    }
+    if problems.is_empty() {
+        lines.push(vec![(Style::Dim, "none".to_owned())]);
+    }
+    lines
+}
+
+/// Breaks a text between words into lines of at most `width` cells; a longer word has a line of its own.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in clean(text).split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if cells(line) + 1 + cells(word) <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn failures(overview: &Overview) -> Vec<Line> {
@@ -409,10 +468,14 @@ fn failures(overview: &Overview) -> Vec<Line> {
             (Style::Warn, failure.reason.clone().unwrap_or_default()),
             (Style::Plain, failure.name().unwrap_or("-").to_owned()),
             (Style::Dim, failure.source.clone()),
+            (Style::Plain, failure.endpoint.clone().unwrap_or_else(|| "-".to_owned())),
             (Style::Dim, detail),
         ]
     };
-    table(&["TIME", "REASON", "NAME", "SOURCE", "DETAIL"], overview.failures.iter().map(row).collect())
+    table(
+        &["TIME", "REASON", "NAME", "SOURCE", "ENDPOINT", "DETAIL"],
+        overview.failures.iter().map(row).collect(),
+    )
 }
 
 fn networks(overview: &Overview) -> Vec<Line> {

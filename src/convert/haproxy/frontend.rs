@@ -353,7 +353,8 @@ impl Conversion<'_> {
             self.draft.remark(line.number, Fate::Differs, text);
         }
         if let Some(default) = default {
-            self.route((line.number, &[][..]), &Names::All, default, front, decided);
+            // Without a server name there is nothing to look up, so HAProxy goes on to `default_backend`.
+            self.route((line.number, &[][..]), &Names::Named, default, front, decided);
         }
     }
 
@@ -427,6 +428,7 @@ impl Conversion<'_> {
         decided: &mut Decided,
     ) {
         let (listeners, port) = (&front.listeners[..], front.port.as_deref());
+        let names = &names.left_by(decided.taken.iter().map(|(_, names)| names));
         if let Some((earlier, _)) = decided.taken.iter().find(|(_, earlier)| earlier.cover(names)) {
             let keys = names.keys().join(" and ");
             let text = format!("{keys}: an earlier rule, in line {earlier}, matches all of these names");

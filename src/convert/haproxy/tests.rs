@@ -272,7 +272,7 @@ fn rules_by_source_and_protocol_and_maps_are_routes() {
          backend none\n tcp-request content reject\nbackend web\n server s 10.0.0.3:1\n",
         &|path| (path == "hosts.map").then(|| "# names\n.shop.test shop\n.no.test none\n".to_owned()),
     );
-    assert_eq!(keys(&draft), ["admin.test", "*.shop.test", "-"]);
+    assert_eq!(keys(&draft), ["admin.test", "*.shop.test"]);
     assert_eq!(draft.routes[0].from, ["10.0.0.0/8"]);
     let acme = [("acme-tls/1".to_owned(), vec!["10.0.0.9:1".to_owned()])];
     assert!(draft.routes.iter().all(|route| route.by_alpn == acme), "{:?}", draft.routes);

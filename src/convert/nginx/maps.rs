@@ -5,7 +5,7 @@ use isthmus_document::scalar::host_name;
 use super::{Conversion, Plan, Planned};
 use crate::blocks::Directive;
 use crate::draft::{Endpoint, Fate, Target};
-use crate::rules::Names;
+use crate::rules::{Names, without_groups};
 use crate::values::{has_port, server_address};
 
 const SNI: &str = "$ssl_preread_server_name";
@@ -341,12 +341,21 @@ pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<Names>, String
         "default" => Ok(vec![Names::All]),
         // The key of clients that send no name.
         "" => Ok(vec![Names::Exact("-".to_owned())]),
-        key if key.starts_with('~') => match of_expression(key) {
-            Some((text, Depth::One)) => Ok(vec![Names::Exact(name(&text)?)]),
-            Some((text, Depth::Below)) => Ok(vec![Names::Below(name(&text)?)]),
-            Some((text, Depth::Both)) => both(&text),
-            None => Err("a regular expression has no counterpart".to_owned()),
-        },
+        key if key.starts_with('~') => {
+            let all = match of_expression(key) {
+                Some(found) => Some(vec![found]),
+                None => {
+                    without_groups(key).and_then(|all| all.iter().map(|key| of_expression(key)).collect())
+                }
+            };
+            let of = |(text, depth): (String, Depth)| match depth {
+                Depth::One => Ok(vec![Names::Exact(name(&text)?)]),
+                Depth::Below => Ok(vec![Names::Below(name(&text)?)]),
+                Depth::Both => both(&text),
+            };
+            let all = all.ok_or_else(|| "a regular expression has no counterpart".to_owned())?;
+            all.into_iter().map(of).collect::<Result<Vec<_>, String>>().map(|all| all.concat())
+        }
         key if has_wildcards && key.starts_with("*.") => Ok(vec![Names::Below(name(&key[2..])?)]),
         key if has_wildcards && key.starts_with('.') => both(&key[1..]),
         key if has_wildcards && key.ends_with(".*") => {

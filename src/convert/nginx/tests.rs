@@ -57,6 +57,8 @@ fn expressions_that_mean_names_are_names() {
         ("~*^(.+\\.)?a\\.test$", Some("a.test *.a.test")),
         ("~\\.a\\.test$", Some("*.a.test")),
         ("~^.+\\.a\\.test$", Some("*.a.test")),
+        ("~^(a|b)\\.test$", Some("a.test b.test")),
+        ("~^(?:www\\.)?a\\.test$", Some("www.a.test a.test")),
         ("~a\\.test$", None),
         ("~^a.test$", None),
         ("~^a[0-9]\\.test$", None),

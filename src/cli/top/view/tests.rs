@@ -37,7 +37,7 @@ fn each_view_fits_the_screen_and_the_keys_are_on_it() {
     assert!(text(&top.lines((80, 24)))[0].contains("connecting to unix:/a"));
     top.received(Ok(overview(&["a.test"; 90], 7)), Instant::now());
     for size in [(80, 24), (40, 10), (200, 60), (1, 1), (5, 3)] {
-        for view in ['1', '2', '3', '4', '5'] {
+        for view in ['1', '2', '3', '4', '5', '6'] {
             assert_eq!(top.pressed(Key::Character(view)), Action::None);
             let lines = text(&top.lines(size));
             assert_eq!(lines.len(), size.1, "{size:?}");
@@ -180,4 +180,30 @@ fn no_name_commands_the_terminal() {
         assert!(!shown.chars().any(is_deceptive), "{shown:?}");
         assert!(shown.contains("\\u{1b}[2J"), "{shown}");
     }
+}
+
+#[test]
+fn problems_are_whole_and_traffic_has_a_past() {
+    let problem = Problem {
+        code: "endpoint_failing".to_owned(),
+        text: "the only endpoint of checkout.shop fails again and again".to_owned(),
+        look_at: "`isthmus get endpoints`".to_owned(),
+        ..Problem::default()
+    };
+    let mut overview = overview(&["a.test"], 7);
+    overview.status.problems = vec![problem];
+    overview.services.shown[0].past.opened = vec![0, 0, 0, 1, 1, 2, 8, 0, 0];
+    let mut top = Top::new(String::new());
+    top.received(Ok(overview), Instant::now());
+    assert!(text(&top.lines((120, 24))).join("\n").contains(" \u{2584}\u{2588}  "));
+    top.pressed(Key::Character('6'));
+    let lines = text(&top.lines((36, 24)));
+    let whole = [
+        "1 PROBLEMS",
+        "endpoint_failing",
+        "  the only endpoint of checkout.shop",
+        "  fails again and again",
+        "  see `isthmus get endpoints`",
+    ];
+    assert!(lines.windows(whole.len()).any(|some| some == whole), "{lines:?}");
 }
