@@ -673,7 +673,7 @@ fn service_of(key: &Key) -> Option<&HostName> {
         Key::Service(key) => Some(&key.hostname),
         Key::Endpoints(key) => Some(&key.service.hostname),
         Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) | Key::Workload(_) | Key::Cluster => None,
-        Key::Gateway(_) | Key::Mark(_) | Key::Drain(_) | Key::GatewayPlaces(_) | Key::GatewayRoute(_) => None,
+        Key::GatewayPlaces(_) | Key::GatewayRoute(_) => None,
     }
 }
 

@@ -65,6 +65,8 @@ impl World {
             trust_domain: &trust_domain,
             has_subsets: false,
             viewer: "",
+            ambient: false,
+            root_namespace: "",
             gateway_class: "isthmus",
             texts: &mut self.texts,
         };
