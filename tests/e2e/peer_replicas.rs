@@ -3,8 +3,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -127,11 +126,21 @@ fn names_and_endpoints_stay_while_each_replica_is_killed() {
 #[test]
 fn replicas_behind_one_address_are_all_found() {
     let world = World::new();
-    // The address leads to one of west's replicas at random.
+    // The address leads to one of west's replicas at random, but not to the same one more than twice in a row: the gateway looks for
+    // further replicas up to a minute apart.
     let random = RandomState::new();
-    let (turn, ports) = (AtomicUsize::new(0), world.west_ports);
+    let (turns, ports) = (Mutex::new(Vec::<bool>::new()), world.west_ports);
     let balancer = Backend::start(move |client| {
-        let port = ports[usize::from(random.hash_one(turn.fetch_add(1, Ordering::Relaxed)) % 2 == 0)];
+        let is_second = {
+            let mut turns = turns.lock().expect("no panic");
+            let next = match turns[..] {
+                [.., one, other] if one == other => !one,
+                _ => random.hash_one(turns.len()) % 2 == 0,
+            };
+            turns.push(next);
+            next
+        };
+        let port = ports[usize::from(is_second)];
         let Ok(server) = TcpStream::connect(loopback(port)) else { return };
         let copy = |from: &TcpStream, to: &TcpStream| {
             let (mut from, mut to) = (from.try_clone().expect("a copy"), to.try_clone().expect("a copy"));
