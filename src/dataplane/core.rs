@@ -316,11 +316,11 @@ impl Core {
         }
     }
 
-    /// Adds to the metrics the bytes that a connection has relayed since the last call.
-    pub(crate) fn report_bytes(&self, entry: &Entry) {
+    /// Adds to the metrics the bytes that a connection has relayed since the last call; returns the number of those from the client.
+    pub(crate) fn report_bytes(&self, entry: &Entry) -> u64 {
         let (up, down, spliced) = entry.take_unreported();
         if up + down == 0 {
-            return;
+            return 0;
         }
         let facts = entry.facts.borrow();
         if let Some(destination) = &facts.destination {
@@ -328,11 +328,12 @@ impl Core {
         }
         if entry.is_stream() {
             self.local.relayed(RelayPath::Hbone, up + down);
-            return;
+            return up;
         }
         debug_assert!(spliced <= up + down, "bytes that were spliced are among those passed on");
         self.local.relayed(RelayPath::Splice, spliced);
         self.local.relayed(RelayPath::Copy, up + down - spliced);
+        up
     }
 
     /// Removes a connection from the table.

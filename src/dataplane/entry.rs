@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
-use std::num::NonZero;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -51,8 +50,6 @@ pub(crate) struct Entry {
     pub(crate) standstill: Standstill,
     /// The ticks at which the connection ends because of its age or of a drain.
     pub(crate) retirement: Retirement,
-    /// See [`Entry::hears`].
-    heard: Cell<Option<NonZero<u8>>>,
     /// The shares of the connection under limits of bandwidth; empty while there are none.
     pub(crate) shares: OnceCell<Box<Shares>>,
     /// The key in the worker's table; `u32::MAX` before the registration.
@@ -172,7 +169,6 @@ impl Entry {
             held: Cell::new(0),
             standstill: Standstill::default(),
             retirement: Retirement::default(),
-            heard: Cell::default(),
             shares: OnceCell::new(),
             key: Cell::new(u32::MAX),
             order: Cell::new(Order::Stay),
@@ -303,15 +299,6 @@ impl Entry {
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let record = self.record.borrow();
         (record.bytes_up, record.bytes_down)
-    }
-
-    /// Returns true if the client has sent something since the first call. Every 255th number of bytes since then is not
-    /// noticed, because a longer note would let the entry grow; the next bytes are.
-    pub(crate) fn hears(&self) -> bool {
-        let low = u8::try_from(self.bytes().0 % 255).unwrap_or_default() + 1;
-        let known = self.heard.get();
-        self.heard.set(known.or_else(|| NonZero::new(low)));
-        known.is_some() && known != NonZero::new(low)
     }
 
     /// Returns the holder that the connection's admission slot is counted for.

@@ -30,8 +30,8 @@ pub(super) fn limit_age(core: &Core, entry: &Entry, most: Option<Duration>) {
 }
 
 /// Looks at a connection in a tick. Returns the tick at which it must be looked at again; `None`: at none because of its age or a
-/// drain.
-pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
+/// drain. `asks` is true if the client has sent something since the last tick.
+pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u32> {
     let retirement = &entry.retirement;
     if retirement.due().is_none() || entry.is_stream() {
         return None;
@@ -45,7 +45,6 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32) -> Option<u32> {
             }
         };
     }
-    let asks = retirement.is_due(now) && entry.hears();
     match retirement.step(now, entry.moved.get(), asks, core.last_tries.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),

@@ -13,9 +13,8 @@
 //! The last tries come before the end of `drain.timeout`, too, if the gateway stops, in at most a fifth of that time.
 //!
 //! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A gap in a download looks the
-//! same, so a shorter pause counts only if the client has sent something since the connection was due: then it is one that asks, and
-//! its next request would be the next thing to move. A connection that carries CONNECT streams gets a GOAWAY when it is due, and ends
-//! with its last stream.
+//! same, so a shorter pause counts only if the client has sent something in the last second: then it is one that asks again and
+//! again. A connection that carries CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -71,7 +70,7 @@ impl Retirement {
     }
 
     /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks` is true if the client
-    /// has sent something since the connection was due, and `last_tries` is the tick from which the gateway, if it stops, closes
+    /// has sent something since the last tick, and `last_tries` is the tick from which the gateway, if it stops, closes
     /// connections in shorter pauses.
     pub(super) fn step(&self, now: u32, moved: u32, asks: bool, last_tries: Option<u32>) -> Step {
         let Some(due) = self.due() else { return Step::Stay };

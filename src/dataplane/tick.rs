@@ -27,14 +27,14 @@ pub(crate) async fn tick(core: &Core) {
     let now = core.clock.now();
     for some in touched.chunks(AT_ONCE) {
         for entry in some {
-            core.report_bytes(entry);
+            let up = core.report_bytes(entry);
             if entry.opened.get() + 1 == now {
                 // The task now sets socket options that only longer connections need; at the start they would cost system
                 // calls for short connections too.
                 entry.wake();
             }
             entry.standstill.touch(now);
-            look(core, entry, &timeouts);
+            look(core, entry, &timeouts, up > 0);
         }
         tokio::task::yield_now().await;
     }
@@ -45,7 +45,7 @@ pub(crate) async fn tick(core: &Core) {
             // If the connection has ended since, another one may have its key.
             if let Some(entry) = entry.filter(|entry| (1..=now).contains(&entry.standstill.deadline.get())) {
                 entry.standstill.deadline.set(0);
-                look(core, &entry, &timeouts);
+                look(core, &entry, &timeouts, false);
             }
         }
         tokio::task::yield_now().await;
@@ -58,8 +58,9 @@ pub(crate) async fn tick(core: &Core) {
     core.local.stalled_memory(core.kernel_memory.get());
 }
 
-/// Ends a connection that was idle for too long, or schedules its next check.
-fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
+/// Ends a connection that was idle for too long, or schedules its next check. `asks` is true if the client has sent something since
+/// the last tick.
+fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts, asks: bool) {
     if !core.is_live(entry) {
         return;
     }
@@ -75,7 +76,7 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
         return;
     }
     let examined = entry.examination_due(now);
-    let retired = retire::look(core, entry, now);
+    let retired = retire::look(core, entry, now, asks);
     match end.map(|(due, _)| due).into_iter().chain(examined).chain(retired).min() {
         None => core.clock.forget(entry),
         Some(due) => core.clock.schedule(entry, due),
