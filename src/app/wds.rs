@@ -60,7 +60,7 @@ impl Wds {
             scope: handles.scope.clone(),
             stop: handles.stop.clone(),
         };
-        let hub = Hub::new(handles.reader.clone(), handles.scope.clone());
+        let hub = Hub::new(handles.reader.clone(), handles.scope.clone(), options.without_policies.clone());
         let service = Service::new(hub, options.clone(), tokens, of_server);
         Ok(Self { service, socket, config: Arc::new(config), connections })
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use isthmus_model::place::ClusterId;
 use isthmus_snapshot::view::Viewer;
 use isthmus_tasks::scope::Scope;
 use isthmus_world::{Reader, Since};
@@ -27,6 +28,8 @@ pub type Tables = watch::Receiver<Option<Arc<Table>>>;
 pub struct Hub {
     reader: Reader,
     scope: Scope,
+    /// The clusters that the operator says to have no policies.
+    without_policies: Vec<ClusterId>,
     tables: Mutex<HashMap<Viewer, watch::Sender<Option<Arc<Table>>>>>,
 }
 
@@ -47,9 +50,10 @@ impl Drop for Kept {
 }
 
 impl Hub {
-    /// Makes a hub without tables; its tasks run in `scope`.
-    pub fn new(reader: Reader, scope: Scope) -> Arc<Self> {
-        Arc::new(Self { reader, scope, tables: Mutex::default() })
+    /// Makes a hub without tables; its tasks run in `scope`. `without_policies` are the clusters that the operator says to have no
+    /// policies.
+    pub fn new(reader: Reader, scope: Scope, without_policies: Vec<ClusterId>) -> Arc<Self> {
+        Arc::new(Self { reader, scope, without_policies, tables: Mutex::default() })
     }
 
     /// Returns the newest snapshot.
@@ -75,7 +79,7 @@ impl Hub {
     /// Makes the tables of a viewer until it has no clients.
     async fn keep(self: Arc<Self>, viewer: Viewer, sender: watch::Sender<Option<Arc<Table>>>) {
         let mut kept = Kept { hub: self.clone(), viewer: viewer.clone(), is_removed: false };
-        let mut builder = Builder::new(viewer.clone());
+        let mut builder = Builder::new(viewer.clone(), self.without_policies.contains(&viewer.cluster));
         let mut generation = None;
         loop {
             let next = self.reader.latest();

@@ -35,7 +35,6 @@ use super::kind::Kind;
 use super::node::{ClaimFault, Claims};
 use super::options::Options;
 use super::session::{Refusal, Session};
-use super::table::Table;
 use super::tokens::{Owner, TokenFault, Tokens};
 
 /// The only method.
@@ -226,11 +225,10 @@ async fn serve_stream(
     // Twice the request limit, so that a large request is refused for its size and not by the account.
     let account = service.unfinished.account(admitted.caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
     service.metrics.come();
-    let spread = AGE_SPREAD.mul_f64(f64::from(u16::from_be_bytes(spread_of(&admitted.caller))) / 65_536.0);
     let mut client = ClientStream {
         requests: Requests::new(body, account),
         stopped: service.stop.receiver(),
-        ends: Instant::now() + AGE_MAX - spread,
+        ends: Instant::now() + AGE_MAX - spread_of(&admitted.caller),
         service,
         admitted,
         seat,
@@ -252,11 +250,11 @@ async fn serve_stream(
     }
 }
 
-/// Returns two bytes that differ between clients.
-fn spread_of(caller: &Caller) -> [u8; 2] {
-    let port = caller.peer.port();
+/// Returns the time by which the stream of a client lives shorter than [`AGE_MAX`].
+fn spread_of(caller: &Caller) -> Duration {
     // An odd factor permutes the ports, of which neighbours are often used one after another.
-    port.wrapping_mul(40_503).to_be_bytes()
+    let part = caller.peer.port().wrapping_mul(40_503);
+    AGE_SPREAD * u32::from(part) / (1 << 16)
 }
 
 /// One client's stream.
@@ -281,7 +279,6 @@ struct ClientStream {
 struct Open {
     session: Session,
     tables: Tables,
-    table: Option<Arc<Table>>,
     cluster: ClusterId,
 }
 
@@ -393,7 +390,7 @@ impl ClientStream {
         let (session, cluster) = (Session::new(claims.key(), account), viewer.cluster.clone());
         entry.set_node(claims.info);
         self.seat.asked();
-        Ok(Open { session, tables, table: None, cluster })
+        Ok(Open { session, tables, cluster })
     }
 
     /// Returns the next response if there is one.
@@ -401,12 +398,10 @@ impl ClientStream {
         let Some(open) = &mut self.open else { return Ok(None) };
         let newest = open.tables.borrow_and_update().clone();
         let Some(newest) = newest else { return Ok(None) };
-        if open.table.as_ref().is_none_or(|table| !Arc::ptr_eq(table, &newest)) {
-            if newest.policies.is_none() {
-                let snapshot = self.service.hub.reader().latest();
-                self.service.has_policies(&snapshot, &open.cluster)?;
-            }
-            open.table = Some(newest.clone());
+        if newest.policies.is_none() {
+            // If they are known by now, a newer table follows.
+            let snapshot = self.service.hub.reader().latest();
+            self.service.has_policies(&snapshot, &open.cluster)?;
         }
         let response = open.session.response(&newest);
         if let Some(kind) = response.as_ref().and_then(|response| Kind::of_type_url(&response.type_url)) {

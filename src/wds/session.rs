@@ -63,7 +63,7 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What is to be sent of one type.
+/// The changes of one type that are to be sent.
 #[derive(Default)]
 struct Draft {
     resources: Vec<Arc<Resource>>,
@@ -100,7 +100,7 @@ impl Draft {
 #[derive(Default)]
 struct Type {
     asked: bool,
-    /// What is left of the last draft.
+    /// The part of the last draft that is left.
     draft: Draft,
     in_flight: Option<SystemTime>,
     last_nonce: String,
@@ -198,8 +198,10 @@ impl Session {
         format!("{:x}", self.responses)
     }
 
-    /// Returns the next response if there is one to send.
+    /// Returns the next response if there is one to send. Nothing is sent while the policies of the client's cluster are unknown:
+    /// without them, the client would admit what they deny.
     pub fn response(&mut self, table: &Arc<Table>) -> Option<Response> {
+        let policies = table.policies.as_ref()?;
         for kind in [Kind::Authorization, Kind::Address] {
             let of = &mut self.types[kind as usize];
             if !of.asked || of.in_flight.is_some() {
@@ -211,11 +213,7 @@ impl Session {
             }
             if of.draft.is_empty() || of.draft.must_answer {
                 match kind {
-                    // A cluster without known policies is served only if it has none.
-                    Kind::Authorization => {
-                        let policies = table.policies.clone().unwrap_or_default();
-                        self.policies.draft(&policies, &mut of.draft, |_| false);
-                    }
+                    Kind::Authorization => self.policies.draft(policies, &mut of.draft, |_| false),
                     Kind::Address => self.subscription.draft(table, &mut of.draft, &mut self.account),
                 }
             }

@@ -35,7 +35,8 @@ type KnownWorkloads = BTreeMap<Arc<str>, (ClusterId, Arc<Workload>)>;
 pub struct Table {
     /// The services and workloads.
     pub addresses: Resources,
-    /// The policies of the viewer's cluster; `None` while they are unknown.
+    /// The policies of the viewer's cluster; `None` while they are unknown. A cluster that the operator says to have none has none
+    /// as long as no registry knows others.
     pub policies: Option<Resources>,
     /// The names of resources by their addresses.
     pub aliases: Index,
@@ -65,6 +66,8 @@ impl Table {
 /// Makes the tables of one viewer, one after another.
 pub struct Builder {
     viewer: Viewer,
+    /// True if the operator says that the viewer's cluster has no policies.
+    is_without_policies: bool,
     table: Table,
     /// The snapshot of the table; `None` before the first one.
     seen: Option<Arc<Snapshot>>,
@@ -98,10 +101,12 @@ pub struct Work {
 }
 
 impl Builder {
-    /// Returns a builder whose first table has everything.
-    pub fn new(viewer: Viewer) -> Self {
+    /// Returns a builder whose first table has everything. `is_without_policies` is true if the operator says that the viewer's
+    /// cluster has no policies.
+    pub fn new(viewer: Viewer, is_without_policies: bool) -> Self {
         Self {
             viewer,
+            is_without_policies,
             table: Table::default(),
             seen: None,
             services: BTreeMap::new(),
@@ -351,7 +356,7 @@ impl Builder {
             return;
         }
         let Some(found) = found else {
-            self.table.policies = None;
+            self.table.policies = self.is_without_policies.then(Resources::default);
             return;
         };
         let mut policies = self.table.policies.take().unwrap_or_default();

@@ -179,3 +179,21 @@ fn the_bytes_of_an_earlier_stream_are_released_when_it_was_compared() {
     assert_eq!(next(&mut session, &table(&[], &[], &[])), of(&[], &["a"]));
     assert_eq!(budget.bytes(), 0);
 }
+
+#[test]
+fn nothing_is_sent_while_the_policies_are_unknown() {
+    let known = table(&[("a", "1")], &[], &[]);
+    let unknown = Arc::new(Table { policies: None, ..Table::clone(&known) });
+    let mut session = session();
+    for kind in Kind::ALL {
+        session.request(kind, Request::default()).expect("taken");
+    }
+    assert!(session.response(&unknown).is_none());
+    // A client that has policies keeps them.
+    let policies = session.response(&known).expect("policies");
+    session
+        .request(Kind::Authorization, Request { nonce: policies.nonce, ..Request::default() })
+        .expect("taken");
+    assert!(session.response(&unknown).is_none());
+    assert!(session.response(&known).is_some());
+}

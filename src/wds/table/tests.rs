@@ -77,7 +77,7 @@ impl Followed {
     fn new() -> Self {
         let mesh = mesh();
         let snapshot = Arc::new(mesh.snapshot());
-        let mut builder = Builder::new(viewer());
+        let mut builder = Builder::new(viewer(), false);
         table(&mut builder, &snapshot, Since::Everything);
         Self { mesh, snapshot, builder }
     }
@@ -89,7 +89,7 @@ impl Followed {
         let (next, delta) = build::next(&self.snapshot, self.mesh.world(), &dirty);
         self.snapshot = Arc::new(next);
         let stepped = table(&mut self.builder, &self.snapshot, Since::Deltas(vec![Arc::new(delta)]));
-        let whole = table(&mut Builder::new(viewer()), &self.snapshot, Since::Everything);
+        let whole = table(&mut Builder::new(viewer(), false), &self.snapshot, Since::Everything);
         assert_eq!(shown(&stepped), shown(&whole), "step by step and at once");
         stepped
     }
@@ -185,12 +185,16 @@ fn the_policies_are_those_of_the_viewers_cluster_and_unknown_at_first() {
         let authorizations = names.iter().map(|name| ((*name).into(), vec![10, 1, b'p'])).collect();
         Item::Cluster(Arc::new(ClusterFacts { authorizations, ..ClusterFacts::default() }))
     };
-    let table = followed.put(1, facts(&["x/of-another-cluster"]));
-    assert!(table.policies.is_none());
+    let at_first = followed.put(1, facts(&["x/of-another-cluster"]));
+    assert!(at_first.policies.is_none());
     let first = followed.put(0, facts(&["a/p", "a/q"])).policies.expect("known");
     let second = followed.put(0, facts(&["a/q", "a/r"])).policies.expect("known");
     assert_eq!(second.sorted().into_iter().map(|(name, _)| &**name).collect::<Vec<_>>(), ["a/q", "a/r"]);
     let same = |one: &Arc<Resource>, other: &Arc<Resource>| Arc::ptr_eq(one, other);
     assert_eq!(second.changed_since(&first, same), ["a/p".into(), "a/r".into()]);
     assert!(followed.remove(0, &Key::Cluster).policies.is_none());
+    // The operator's word counts while no registry knows better.
+    let mut builder = Builder::new(viewer(), true);
+    let without = table(&mut builder, &followed.snapshot, Since::Everything);
+    assert!(without.policies.is_some_and(|policies| policies.is_empty()));
 }
