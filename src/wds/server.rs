@@ -1,6 +1,7 @@
 //! The connections and streams of ztunnels: TLS without client certificate, a token on each stream, and the delta variant of the
 //! aggregated discovery service.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,21 +10,21 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use rustls::ServerConfig;
 use tokio::time::Instant;
 use tonic::Status;
 
 use isthmus_model::place::ClusterId;
-use isthmus_net::door::{Limits, Seat};
+use isthmus_net::door::Seat;
 use isthmus_net::incoming::Incoming;
 use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use isthmus_snapshot::Snapshot;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
+use isthmus_xds::accepting::{Accepting, GOES_ON_ELSEWHERE};
 use isthmus_xds::budget::Budget;
 use isthmus_xds::connection::{self, Stream};
-use isthmus_xds::incoming::{self, CalledOn, Caller, NotOpened};
+use isthmus_xds::incoming::{CalledOn, Caller, Handshake};
 use isthmus_xds::message::Message;
 use isthmus_xds::requests::{Requests, Whole};
 use isthmus_xds::server::{DiscoveryRequest, Parts};
@@ -58,8 +59,6 @@ const STREAMS_MAX: usize = 20_000;
 const AGE_MAX: Duration = Duration::from_secs(3600);
 /// The largest time by which a stream lives shorter than [`AGE_MAX`], so that streams which began together do not end together.
 const AGE_SPREAD: Duration = Duration::from_secs(600);
-/// The text of the status with which streams end while a new process takes over.
-const GOES_ON_ELSEWHERE: &str = "a new process of this server has taken over; connect again";
 
 /// The state of the WDS server that all streams share.
 pub struct Service {
@@ -94,6 +93,12 @@ impl Service {
         Arc::new(Self { hub, clients, metrics, options, tokens, scope, stop, names, unfinished })
     }
 
+    /// Counts and records a client that is refused.
+    fn refuse(&self, peer: SocketAddr, who: String, why: String) {
+        self.metrics.refused();
+        self.clients.refuse_early(peer, who, why);
+    }
+
     /// Returns an error that names what to do if the policies of a cluster are not known.
     fn has_policies(&self, snapshot: &Snapshot, cluster: &ClusterId) -> Result<(), Status> {
         if self.options.without_policies.contains(cluster) || snapshot.facts_of(cluster).is_some() {
@@ -108,47 +113,13 @@ impl Service {
     }
 }
 
-/// Returns the limits of the listener for this many connections.
-pub fn limits(connections: usize) -> Limits {
-    incoming::limits_of_tls(connections)
-}
-
 /// Serves clients until the order to stop.
-pub fn serve(service: &Arc<Service>, incoming: Incoming, config: Arc<ServerConfig>) {
-    service.scope.spawn(accept(service.clone(), incoming, config));
-}
-
-async fn accept(service: Arc<Service>, incoming: Incoming, config: Arc<ServerConfig>) {
-    let mut stopped = service.stop.receiver();
-    loop {
-        let (socket, seat) = tokio::select! {
-            biased;
-            () = stopped.ordered() => return,
-            accepted = incoming.accept() => accepted,
-        };
-        let (client, config) = (service.clone(), config.clone());
-        service.scope.spawn(async move {
-            let peer = seat.peer();
-            let connection = match incoming::open_without_proof(config, socket, &seat).await {
-                Ok(connection) => connection,
-                Err(NotOpened::Refused { who, why }) => {
-                    client.metrics.refused();
-                    return client.clients.refuse_early(peer, who, why);
-                }
-                Err(NotOpened::Ended(error)) => {
-                    return tracing::debug!(%peer, %error, "a WDS connection ended within its TLS handshake");
-                }
-            };
-            drop(seat);
-            let called_on = connection.called_on.clone();
-            let stopped = client.stop.receiver();
-            let open = move |request, respond| open(&client, &called_on, request, respond);
-            // The future is boxed because the task would otherwise contain it several times.
-            if let Err(error) = Box::pin(connection::serve(connection, open, stopped)).await {
-                tracing::debug!(%peer, %error, "a WDS connection ended");
-            }
-        });
-    }
+pub fn serve(service: &Arc<Service>, incoming: Incoming, handshake: Handshake) {
+    let (scope, stop) = (service.scope.clone(), service.stop.clone());
+    let (opening, refusing) = (service.clone(), service.clone());
+    let open = move |called_on: &CalledOn, request, respond| open(&opening, called_on, request, respond);
+    let refused = move |peer, who, why| refusing.refuse(peer, who, why);
+    service.scope.spawn(Accepting { incoming, handshake, scope, stop }.run(open, refused));
 }
 
 /// Starts the stream that a client opened with this HTTP request.
@@ -172,8 +143,7 @@ fn open(
                 Box::pin(serve_stream(service, admitted, seat, body, respond)).await;
             }
             Err(status) => {
-                service.metrics.refused();
-                service.clients.refuse_early(peer, peer.ip().to_string(), status.message().to_owned());
+                service.refuse(peer, peer.ip().to_string(), status.message().to_owned());
                 connection::refuse(respond, status).await;
             }
         }
@@ -364,10 +334,8 @@ impl ClientStream {
         let claims = Claims::of(node, &admitted.cluster, &snapshot);
         let claims =
             claims.and_then(|claims| claims.check(&admitted.owner, &service.options).map(|()| claims));
-        let refuse = |why: String| {
-            service.metrics.refused();
-            service.clients.refuse_early(admitted.caller.peer, admitted.owner.identity.to_string(), why);
-        };
+        let refuse =
+            |why: String| service.refuse(admitted.caller.peer, admitted.owner.identity.to_string(), why);
         let claims = claims.map_err(|fault| {
             refuse(fault.to_string());
             match &fault {

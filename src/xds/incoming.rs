@@ -28,22 +28,12 @@ const FIRST_BYTE: Duration = Duration::from_secs(3);
 const WAITING_MAX: usize = 2_048;
 
 /// Returns the limits of the listener for this many connections.
-pub fn limits(connections: usize, tls: Option<&Tls>) -> Limits {
-    match tls {
-        Some(_) => limits_of_tls(connections),
-        None => {
-            Limits { waiting: connections, first_request: Some(FIRST_REQUEST), ..Limits::new(connections) }
-        }
-    }
-}
-
-/// Returns the limits of a listener with TLS for this many connections.
-pub fn limits_of_tls(connections: usize) -> Limits {
-    Limits {
-        waiting: WAITING_MAX.min(connections),
-        first_request: Some(FIRST_REQUEST),
-        ..Limits::new(connections)
-    }
+pub fn limits(connections: usize, handshake: &Handshake) -> Limits {
+    let waiting = match handshake {
+        Handshake::None => connections,
+        Handshake::Mutual(_) | Handshake::Server(_) => WAITING_MAX.min(connections),
+    };
+    Limits { waiting, first_request: Some(FIRST_REQUEST), ..Limits::new(connections) }
 }
 
 /// The client of a connection.
@@ -51,7 +41,7 @@ pub fn limits_of_tls(connections: usize) -> Limits {
 pub struct Caller {
     /// The address of the client.
     pub peer: SocketAddr,
-    /// The identity of the client's certificate; `None` without TLS.
+    /// The identity that the client has proven by its certificate or token; `None`: it has proven none.
     pub identity: Option<Identity>,
 }
 
@@ -64,7 +54,18 @@ pub struct CalledOn {
     pub seat: Arc<Seat>,
 }
 
-/// The TLS settings of the listener.
+/// The TLS handshake of the connections of a listener.
+#[derive(Clone)]
+pub enum Handshake {
+    /// None.
+    None,
+    /// One in which both sides show a certificate.
+    Mutual(Tls),
+    /// One in which clients show no certificate.
+    Server(Arc<ServerConfig>),
+}
+
+/// The settings of TLS with client certificates.
 #[derive(Clone)]
 pub struct Tls {
     /// The TLS configuration of the handshakes.
@@ -101,37 +102,36 @@ pub enum NotOpened {
     Ended(io::Error),
 }
 
-/// Performs the TLS handshake if TLS is on.
-pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, NotOpened> {
-    match tls {
-        Some(tls) => Box::pin(secure(tls, socket, seat)).await,
-        None => Ok(plain(socket, seat)),
+/// Performs the TLS handshake if there is one.
+pub async fn open(
+    handshake: Handshake,
+    socket: TcpStream,
+    seat: &Arc<Seat>,
+) -> Result<Connection, NotOpened> {
+    match handshake {
+        Handshake::None => Ok(without_proof(socket, seat)),
+        Handshake::Mutual(tls) => Box::pin(secure(tls, socket, seat)).await,
+        Handshake::Server(config) => {
+            Box::pin(async {
+                readable(&socket, seat).await?;
+                Ok(without_proof(shake(config, socket, seat).await?, seat))
+            })
+            .await
+        }
     }
 }
 
-fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
+/// Returns the connection of a client that has proven no identity.
+fn without_proof(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, seat: &Arc<Seat>) -> Connection {
     let caller = Caller { peer: seat.peer(), identity: None };
     let called_on = CalledOn { caller, seat: seat.clone() };
-    Connection { io: Box::pin(guarded(socket, seat)), called_on, ended: Box::pin(seat.clone().ended()) }
+    Connection { io: Box::pin(guarded(io, seat)), called_on, ended: Box::pin(seat.clone().ended()) }
 }
 
 /// Wraps `io`. Reads and writes return an error if the client leaves responses unread for too long. The other reasons to end
 /// the connection are not polled with each read and write, because the connection's task watches for them.
 fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
     Guarded::until(io, seat, Box::pin(std::future::pending()))
-}
-
-/// Performs the TLS handshake of a server to which clients show no certificate.
-pub async fn open_without_proof(
-    config: Arc<ServerConfig>,
-    socket: TcpStream,
-    seat: &Arc<Seat>,
-) -> Result<Connection, NotOpened> {
-    readable(&socket, seat).await?;
-    let stream = shake(config, socket, seat).await?;
-    let caller = Caller { peer: seat.peer(), identity: None };
-    let called_on = CalledOn { caller, seat: seat.clone() };
-    Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, ended: Box::pin(seat.clone().ended()) })
 }
 
 /// Waits for the first byte of a client.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - [`budget`]: limits on the bytes that the server holds for clients.
-//! - [`connection`]: one client's HTTP/2 connection, its frames and its streams in one task.
+//! - [`accepting`]: the connections of a listener. [`connection`]: one client's HTTP/2 connection, its frames and its streams in one task.
 //! - [`incoming`]: connections of clients, after the TLS handshake if TLS is on.
 //! - [`kind`]: the resource types, and the syntax of their names.
 //! - [`node`]: a client's node, and the rules for its claims.
@@ -24,6 +24,7 @@
 //! - [`status`]: the state of each client, for operators.
 //! - `unserved`: requests for types that are not served.
 
+pub mod accepting;
 pub mod budget;
 pub mod connection;
 pub mod hub;

@@ -9,10 +9,11 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use tonic::Status;
 
+use super::accepting::{Accepting, GOES_ON_ELSEWHERE};
 use super::budget::Budget;
 use super::connection;
 use super::hub::Hub;
-use super::incoming::{self, CalledOn, Caller, NotOpened, Tls};
+use super::incoming::{CalledOn, Caller, Handshake};
 use super::kind::Kind;
 use super::message::Message;
 use super::node::NodeInfo;
@@ -41,8 +42,6 @@ const LATER_BYTES_MAX: usize = 1 << 20;
 const REQUESTS_BYTES_MAX: usize = 128 << 20;
 /// The memory limits for the names that clients subscribe to, in bytes: of one client, and of all clients together.
 const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
-/// The text of the status with which streams end while a new process takes over.
-const GOES_ON_ELSEWHERE: &str = "a new process of this server has taken over; connect again";
 /// The largest number of concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 
@@ -71,46 +70,17 @@ impl Service {
     }
 }
 
-/// Serves clients until the order to stop: then no more are accepted, and those that are connected are asked to connect again.
-pub fn serve(service: &Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
+/// Serves clients until the order to stop.
+pub fn serve(service: &Arc<Service>, incoming: Incoming, handshake: Handshake) {
     service.scope.spawn(service.hub.clone().run());
-    service.scope.spawn(accept(service.clone(), incoming, tls));
-}
-
-async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
-    let mut stopped = service.stop.receiver();
-    loop {
-        let (socket, seat) = tokio::select! {
-            biased;
-            () = stopped.ordered() => return,
-            accepted = incoming.accept() => accepted,
-        };
-        let (client, tls) = (service.clone(), tls.clone());
-        // One task per connection, so that a slow handshake delays no other client.
-        service.scope.spawn(async move {
-            let connection = match incoming::open(tls, socket, &seat).await {
-                Ok(connection) => connection,
-                Err(NotOpened::Refused { who, why }) => {
-                    client.metrics.refused();
-                    return client.clients.refuse_early(seat.peer(), who, why);
-                }
-                Err(NotOpened::Ended(error)) => {
-                    let peer = seat.peer();
-                    return tracing::debug!(%peer, %error, "an xDS connection ended within its TLS handshake");
-                }
-            };
-            drop(seat);
-            let called_on = connection.called_on.clone();
-            let peer = called_on.caller.peer;
-            let client_stop = client.stop.clone();
-            let open = move |request, respond| open(&client, &called_on, request, respond);
-            // The future is boxed because the task would otherwise contain it several times.
-            let stopped = client_stop.receiver();
-            if let Err(error) = Box::pin(connection::serve(connection, open, stopped)).await {
-                tracing::debug!(%peer, %error, "an xDS connection ended");
-            }
-        });
-    }
+    let (scope, stop) = (service.scope.clone(), service.stop.clone());
+    let (opening, refusing) = (service.clone(), service.clone());
+    let open = move |called_on: &CalledOn, request, respond| open(&opening, called_on, request, respond);
+    let refused = move |peer, who, why| {
+        refusing.metrics.refused();
+        refusing.clients.refuse_early(peer, who, why);
+    };
+    service.scope.spawn(Accepting { incoming, handshake, scope, stop }.run(open, refused));
 }
 
 /// The gRPC services: service name, method name without its prefix, and resource type; `None`: all types.

@@ -35,7 +35,7 @@ use isthmus::telemetry::discovery::Discovery;
 use isthmus::telemetry::recorder::Recorder;
 use isthmus::world::Publisher;
 use isthmus::xds::hub::Hub;
-use isthmus::xds::incoming::limits;
+use isthmus::xds::incoming::{Handshake, limits};
 use isthmus::xds::kind::Kind;
 use isthmus::xds::server::{Service as XdsService, serve};
 use tokio::runtime::Runtime;
@@ -143,8 +143,9 @@ impl Control {
         let metrics = Discovery::new(&recorder, Kind::ALL.map(Kind::text));
         let service =
             XdsService::new(Hub::new(reader.clone()), metrics, options, scope.clone(), stop.clone());
-        let incoming = Incoming::new(listener, "xds", limits(100, None), OwnAddresses::new(), &recorder);
-        serve(&service, incoming, None);
+        let incoming =
+            Incoming::new(listener, "xds", limits(100, &Handshake::None), OwnAddresses::new(), &recorder);
+        serve(&service, incoming, Handshake::None);
         let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
         datagrams.set_nonblocking(true).expect("set");
         let dns = datagrams.local_addr().expect("bound");
