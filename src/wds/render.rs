@@ -88,18 +88,23 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
     let mut others = BTreeMap::new();
     let mut unverifiable = BTreeSet::new();
     for (at, (shares, ports)) in grouped(far).into_iter().enumerate() {
-        let verified = |(network, address, _): &Share| gateway(snapshot, network, *address);
-        for share @ (network, address, capacity) in &shares {
-            let Some((gateway, locality)) = verified(share) else {
+        let verified: Vec<Option<(Made, &Locality)>> =
+            shares.iter().map(|(network, address, _)| gateway(snapshot, network, *address)).collect();
+        // The capacities of the gateways of each network: of all, and of those whose identity is known.
+        let mut sums: BTreeMap<&Network, (u64, u64)> = BTreeMap::new();
+        for ((network, _, capacity), gateway) in shares.iter().zip(&verified) {
+            let (total, left) = sums.entry(network).or_default();
+            *total += u64::from(*capacity);
+            *left += gateway.as_ref().map_or(0, |_| u64::from(*capacity));
+        }
+        for ((network, address, capacity), gateway) in shares.iter().zip(verified) {
+            let Some((gateway, locality)) = gateway else {
                 unverifiable.insert((network.clone(), *address));
                 continue;
             };
             others.insert(gateway.resource.name.clone(), gateway);
             // The other gateways of the network take over what those get that are left out.
-            let of_network = || shares.iter().filter(|(of, ..)| of == network);
-            let total: u64 = of_network().map(|(.., capacity)| u64::from(*capacity)).sum();
-            let left: u64 =
-                of_network().filter(|one| verified(one).is_some()).map(|(.., one)| u64::from(*one)).sum();
+            let (total, left) = sums.get(network).copied().unwrap_or_default();
             let capacity = u32::try_from(u64::from(*capacity) * total / left.max(1)).unwrap_or(u32::MAX);
             let share = (network.clone(), *address, capacity);
             let made = behind(found, &share, locality, &ports, at);
