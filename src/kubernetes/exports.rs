@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::client::{Client, Fault};
 use super::index::items::alias;
@@ -17,7 +17,7 @@ use super::kinds::Kind;
 use super::kinds::service_export::ExportCondition;
 use super::lease::{Lease, RENEW_EVERY};
 use super::table::ObjectKey;
-use super::writing::{Duty, Writing};
+use super::writing::{Duty, Refused, Writing};
 use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
@@ -26,10 +26,7 @@ use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
-/// The pause after the API server has refused the Lease or the conditions of an export, so that a right that is not granted costs
-/// little. A right that is granted later is used after at most this time.
-pub(super) const PAUSE: Duration = Duration::from_secs(60);
-/// What this task writes.
+/// The writes of this task, and their right.
 pub(super) const DUTY: Duty =
     Duty { subject: "conditions of ServiceExports", grant: "kubernetes.serviceExports.conditions" };
 /// The name of the Lease.
@@ -90,9 +87,7 @@ pub(super) struct ExportWriter {
     /// The conditions that were written last, by export. The watch reports a write late. Until then, the conditions here show
     /// that they need not be written again.
     written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
-    /// The exports whose conditions the API server refused, each with the time and the reason. They are tried again after
-    /// [`PAUSE`], so that they do not hold up the other exports.
-    refused: BTreeMap<ObjectKey, (Instant, Writing)>,
+    refused: Refused<ObjectKey>,
 }
 
 impl ExportWriter {
@@ -112,7 +107,7 @@ impl ExportWriter {
             exports,
             writing,
             written: BTreeMap::new(),
-            refused: BTreeMap::new(),
+            refused: Refused::new(),
         }
     }
 
@@ -120,13 +115,12 @@ impl ExportWriter {
     pub(super) async fn run(mut self, mut stopped: Stopped) {
         loop {
             let (writing, pause) = match self.turn().await {
-                Ok(()) => (self.first_refusal().unwrap_or_default(), RENEW_EVERY),
-                Err(fault) => match Writing::of(&fault, &DUTY) {
-                    forbidden @ Writing::Forbidden(_) => (forbidden, PAUSE),
-                    writing => (writing, RENEW_EVERY),
-                },
+                Ok(()) => (self.refused.result(), RENEW_EVERY),
+                Err(fault) => Writing::of_turn(&fault, &DUTY),
             };
-            self.publish(writing);
+            writing.publish(&self.writing, |why| {
+                tracing::info!(cluster = self.cluster.as_str(), "the conditions of ServiceExports are {why}");
+            });
             tokio::select! {
                 biased;
                 () = stopped.ordered() => return self.lease.release().await,
@@ -135,31 +129,12 @@ impl ExportWriter {
         }
     }
 
-    fn publish(&self, writing: Writing) {
-        self.writing.send_if_modified(|known| {
-            let is_new = *known != writing;
-            if let Writing::Forbidden(why) = &writing
-                && is_new
-            {
-                tracing::info!(cluster = self.cluster.as_str(), "the conditions of ServiceExports are {why}");
-            }
-            *known = writing;
-            is_new
-        });
-    }
-
-    /// Returns the reason of a refused export, if there is one: a failure rather than a right that is not granted.
-    fn first_refusal(&self) -> Option<Writing> {
-        let mut all = self.refused.values().map(|(_, writing)| writing);
-        all.clone().find(|writing| matches!(writing, Writing::Fails(_))).or_else(|| all.next()).cloned()
-    }
-
     /// Renews the Lease, and writes conditions if this replica holds it. Fails if the Lease cannot be renewed or the server does
     /// not answer.
     async fn turn(&mut self) -> Result<(), Fault> {
         let exports = self.exports.borrow().clone();
         self.written.retain(|key, _| exports.contains_key(key));
-        self.refused.retain(|key, (since, _)| exports.contains_key(key) && since.elapsed() < PAUSE);
+        self.refused.forget(|key| exports.contains_key(key));
         if exports.is_empty() {
             self.lease.let_go();
             return Ok(());
@@ -171,7 +146,7 @@ impl ExportWriter {
             return Ok(());
         }
         let snapshot = self.world.get().map(Reader::latest);
-        let due = exports.iter().filter(|(key, _)| !self.refused.contains_key(*key));
+        let due = exports.iter().filter(|(key, _)| !self.refused.contains(key));
         let due = due.filter_map(|(key, export)| {
             let mut export = export.clone();
             export.wanted.extend(self.conflict(key, &export, snapshot.as_deref()));
@@ -186,7 +161,7 @@ impl ExportWriter {
                 }
                 // The turn ends, so that a right that no export has is tried only once per turn.
                 Err(fault) if fault.status().is_some() => {
-                    self.refused.insert(key, (Instant::now(), Writing::of(&fault, &DUTY)));
+                    self.refused.insert(key, &fault, &DUTY);
                     break;
                 }
                 Err(fault) => return Err(fault),

@@ -1,11 +1,21 @@
-//! The result of writing to the API server, for the report on a registry.
+//! The result of writing to the API server, for the report on a registry, and the objects whose writes it refused.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use http::StatusCode;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::client::Fault;
+use super::lease::RENEW_EVERY;
 use isthmus_snapshot::change::Report;
 
-/// What a task writes.
+/// The pause after the API server has refused the Lease or an object, so that a right that is not granted costs little. A right that
+/// is granted later is used after at most this time.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The writes of a task, and the right that they need.
 #[derive(Debug)]
 pub(super) struct Duty {
     /// The subject, such as `conditions of ServiceExports`.
@@ -38,6 +48,27 @@ impl Writing {
         }
     }
 
+    /// Returns the result of a turn that failed, and the time until the next one.
+    pub(super) fn of_turn(fault: &Fault, duty: &Duty) -> (Self, Duration) {
+        let writing = Self::of(fault, duty);
+        let pause = if matches!(writing, Self::Forbidden(_)) { PAUSE } else { RENEW_EVERY };
+        (writing, pause)
+    }
+
+    /// Publishes the result if it is new; calls `log` for a right that is missing since now.
+    pub(super) fn publish(self, to: &watch::Sender<Self>, log: impl FnOnce(&str)) {
+        to.send_if_modified(|known| {
+            let is_new = *known != self;
+            if let Self::Forbidden(why) = &self
+                && is_new
+            {
+                log(why);
+            }
+            *known = self;
+            is_new
+        });
+    }
+
     /// Adds this to the report on how a registry is read. Only a failure is a problem.
     pub(super) fn describe(&self, duty: &Duty, report: &mut Report) {
         match self {
@@ -45,6 +76,44 @@ impl Writing {
             Self::Forbidden(why) => report.facts.push((duty.subject, why.clone())),
             Self::Fails(why) => report.problems.push(why.clone()),
         }
+    }
+}
+
+/// The objects that the API server refused to be written, each with the time and the result. They are tried again after [`PAUSE`], so
+/// that they do not hold up the others.
+pub(super) struct Refused<K>(BTreeMap<K, (Instant, Writing)>);
+
+impl<K: Ord> Refused<K> {
+    pub(super) fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    pub(super) fn insert(&mut self, object: K, fault: &Fault, duty: &Duty) {
+        self.0.insert(object, (Instant::now(), Writing::of(fault, duty)));
+    }
+
+    pub(super) fn contains(&self, object: &K) -> bool {
+        self.0.contains_key(object)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Forgets the objects that are due again, and those that are not there any more.
+    pub(super) fn forget(&mut self, is_there: impl Fn(&K) -> bool) {
+        self.0.retain(|object, (at, _)| is_there(object) && at.elapsed() < PAUSE);
+    }
+
+    /// Returns the result to report: a failure rather than a right that is not granted.
+    pub(super) fn result(&self) -> Writing {
+        let mut all = self.0.values().map(|(_, writing)| writing);
+        let failed = all.clone().find(|writing| matches!(writing, Writing::Fails(_)));
+        failed.or_else(|| all.next()).cloned().unwrap_or_default()
     }
 }
 
@@ -63,5 +132,18 @@ mod tests {
         };
         assert_eq!(reported(StatusCode::FORBIDDEN), (1, 0));
         assert_eq!(reported(StatusCode::INTERNAL_SERVER_ERROR), (0, 1));
+    }
+    #[test]
+    fn a_failure_is_reported_rather_than_a_missing_right() {
+        let duty = Duty { subject: "status", grant: "a.value" };
+        let mut refused = Refused::new();
+        assert_eq!(refused.result(), Writing::Works);
+        for (object, status) in [(1, StatusCode::FORBIDDEN), (2, StatusCode::INTERNAL_SERVER_ERROR)] {
+            let fault = Fault::Refused { status, message: "no".into(), retry_after: None };
+            refused.insert(object, &fault, &duty);
+        }
+        assert!(matches!(refused.result(), Writing::Fails(_)));
+        refused.forget(|object| *object == 1);
+        assert!(matches!(refused.result(), Writing::Forbidden(_)) && refused.len() == 1);
     }
 }

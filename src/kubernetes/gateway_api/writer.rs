@@ -13,12 +13,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::super::client::{Client, Fault};
-use super::super::exports::PAUSE;
 use super::super::kinds::Kind;
 use super::super::kinds::gateway_route::{RouteId, RouteKind};
 use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
-use super::super::writing::{Duty, Writing};
+use super::super::writing::{Duty, Refused, Writing};
 use super::listeners::{ParentId, ParentKind};
 use super::status::{Status, Verdict};
 use isthmus_aggregator::spec::kubernetes::LeaseSpec;
@@ -27,7 +26,7 @@ use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
-/// What this task writes.
+/// The writes of this task, and their right.
 pub(crate) const DUTY: Duty =
     Duty { subject: "status of the Gateway API", grant: "kubernetes.gatewayApi.class" };
 /// The name of the Lease.
@@ -95,8 +94,7 @@ pub(crate) struct StatusWriter {
     writing: watch::Sender<Writing>,
     /// The digests that were written last, and when.
     written: BTreeMap<Target, (u64, Instant)>,
-    /// The objects whose status the API server refused, each with the time and the reason. They are tried again after [`PAUSE`].
-    refused: BTreeMap<Target, (Instant, Writing)>,
+    refused: Refused<Target>,
 }
 
 impl StatusWriter {
@@ -108,22 +106,19 @@ impl StatusWriter {
         writing: watch::Sender<Writing>,
     ) -> Self {
         let lease = Lease::new(client.clone(), spec, LEASE_NAME);
-        Self { client, lease, world, due, writing, written: BTreeMap::new(), refused: BTreeMap::new() }
+        Self { client, lease, world, due, writing, written: BTreeMap::new(), refused: Refused::new() }
     }
 
     /// Writes until the task is aborted or the order to stop, and then gives up the Lease.
     pub(crate) async fn run(mut self, mut stopped: Stopped) {
         loop {
             let (writing, pause) = match self.turn().await {
-                Ok(Turn::More) => (self.first_refusal(), Duration::ZERO),
-                Ok(Turn::Done) => (self.first_refusal(), RENEW_EVERY),
-                Err(fault) => match Writing::of(&fault, &DUTY) {
-                    forbidden @ Writing::Forbidden(_) => (forbidden, PAUSE),
-                    writing => (writing, RENEW_EVERY),
-                },
+                Ok(Turn::More) => (self.refused.result(), Duration::ZERO),
+                Ok(Turn::Done) => (self.refused.result(), RENEW_EVERY),
+                Err(fault) => Writing::of_turn(&fault, &DUTY),
             };
             let is_held = self.lease.is_held();
-            self.publish(writing);
+            writing.publish(&self.writing, |why| tracing::info!("the status of the Gateway API is {why}"));
             tokio::select! {
                 // The order to stop comes first, so that another replica can go on at once.
                 biased;
@@ -138,29 +133,11 @@ impl StatusWriter {
         }
     }
 
-    fn publish(&self, writing: Writing) {
-        self.writing.send_if_modified(|known| {
-            let is_new = *known != writing;
-            if let Writing::Forbidden(why) = &writing
-                && is_new
-            {
-                tracing::info!("the status of the Gateway API is {why}");
-            }
-            *known = writing;
-            is_new
-        });
-    }
-
-    /// Returns the reason of a refused object, if there is one.
-    fn first_refusal(&self) -> Writing {
-        self.refused.values().next().map(|(_, writing)| writing.clone()).unwrap_or_default()
-    }
-
     /// Renews the Lease, and writes if this replica holds it.
     async fn turn(&mut self) -> Result<Turn, Fault> {
         let due = self.due.borrow_and_update().clone();
         self.written.retain(|target, (_, at)| due.contains_key(target) && at.elapsed() < AGAIN_AFTER);
-        self.refused.retain(|target, (at, _)| due.contains_key(target) && at.elapsed() < PAUSE);
+        self.refused.forget(|target| due.contains_key(target));
         if due.is_empty() {
             self.lease.let_go();
             return Ok(Turn::Done);
@@ -172,7 +149,7 @@ impl StatusWriter {
             return Ok(Turn::Done);
         }
         let snapshot = self.world.get().map(Reader::latest);
-        let differing = due.iter().filter(|(target, _)| !self.refused.contains_key(*target));
+        let differing = due.iter().filter(|(target, _)| !self.refused.contains(target));
         let differing = differing.filter_map(|(target, wanted)| {
             let status = wanted.judged(snapshot.as_deref());
             let digest = status.digest();
@@ -191,8 +168,7 @@ impl StatusWriter {
                     // The object has changed, and the watch will report the new version.
                     Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {}
                     Err(fault) if fault.status().is_some() => {
-                        let refusal = (Instant::now(), Writing::of(&fault, &DUTY));
-                        self.refused.insert(target.clone(), refusal);
+                        self.refused.insert(target.clone(), &fault, &DUTY);
                     }
                     Err(fault) => return Err(fault),
                 }
