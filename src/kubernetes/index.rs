@@ -123,22 +123,14 @@ impl Index {
             What::Failing(why, status) => self.watches.all[watch].failing = Some((why, status)),
             What::Resumed => self.watches.all[watch].failing = None,
         }
-        // Whether all policies are known depends on their watches, too.
+        // The policies are known only if their watches have listed all of them.
         self.tables.dirty.facts |= matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
     }
 
     fn put(&mut self, watch: WatchId, kind: Kind, object: &Object) {
         self.unreadable.remove(kind, object.meta());
-        let class = self.tables.spec.gateway_api.as_ref().map(|spec| spec.class.clone()).unwrap_or_default();
-        let mut reading = Reading {
-            trust_domain: &self.trust_domain,
-            has_subsets: self.tables.spec.destination_rules,
-            viewer: &self.tables.spec.viewer.clone(),
-            ambient: self.tables.spec.ambient,
-            root_namespace: &self.tables.spec.system_namespace.clone(),
-            gateway_class: &class,
-            texts: &mut self.texts,
-        };
+        let spec = self.tables.spec.clone();
+        let mut reading = Reading { spec: &spec, trust_domain: &self.trust_domain, texts: &mut self.texts };
         if !self.tables.put(object, self.watches.all[watch].listing, &mut reading) {
             self.watches.leave_out(watch);
         }

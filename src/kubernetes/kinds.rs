@@ -34,7 +34,7 @@ use self::destination_rule::DestinationRule;
 use self::endpoint_slice::{EndpointSlice, SliceRecord};
 use self::gateway::Gateway;
 use self::gateway_class::GatewayClass;
-use self::gateway_route::{RouteId, TcpRoute, TlsRoute};
+use self::gateway_route::{RouteId, RouteKind, RouteRecord, TcpRoute, TlsRoute};
 use self::listener_set::ListenerSet;
 use self::namespace::Namespace;
 use self::node::Node;
@@ -47,7 +47,7 @@ use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
 use super::interner::Interner;
 use super::objects::Meta;
-use super::table::{Key, ObjectKey, Placed, Rows, Touched, Uid};
+use super::table::{Key, ObjectKey, Placed, Rows, Table, Touched, Uid};
 use isthmus_aggregator::spec::kubernetes::{KubernetesSpec, WATCHED_APART_MAX};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::TrustDomain;
@@ -300,17 +300,9 @@ impl Kind {
 
 /// The settings with which an object is read.
 pub(super) struct Reading<'a> {
+    pub(super) spec: &'a KubernetesSpec,
+    /// The trust domain of the mesh, which may be another one than that of the settings.
     pub(super) trust_domain: &'a TrustDomain,
-    /// True if subsets may select pods by any label.
-    pub(super) has_subsets: bool,
-    /// The namespace of the gateway.
-    pub(super) viewer: &'a str,
-    /// True if what only ztunnels need is read.
-    pub(super) ambient: bool,
-    /// The namespace whose policies apply to the whole mesh.
-    pub(super) root_namespace: &'a str,
-    /// The GatewayClass whose Gateways are read; empty: none are.
-    pub(super) gateway_class: &'a str,
     pub(super) texts: &'a mut Interner,
 }
 
@@ -339,7 +331,7 @@ impl Dirty {
     }
 }
 
-/// What has to be evaluated again of the objects of the Gateway API.
+/// The objects of the Gateway API that have to be evaluated again.
 #[derive(Debug, Default)]
 pub(super) struct DirtyGatewayApi {
     /// True if the Gateways and all routes have to be evaluated again.
@@ -356,6 +348,14 @@ impl DirtyGatewayApi {
 }
 
 impl Tables {
+    /// Returns the routes of a kind.
+    pub(super) fn routes(&self, kind: RouteKind) -> &Table<ObjectKey, Box<RouteRecord>> {
+        match kind {
+            RouteKind::Tls => &self.tls_routes,
+            RouteKind::Tcp => &self.tcp_routes,
+        }
+    }
+
     /// Marks the routes of the Gateway API whose backend a service is.
     fn mark_backend(&mut self, service: &ObjectKey) {
         if self.spec.gateway_api.is_some() {
@@ -482,9 +482,9 @@ mod tests {
 
     #[test]
     fn a_changed_object_marks_what_depends_on_it() {
-        let spec = KubernetesSpec::plain();
+        let spec = Arc::new(KubernetesSpec::plain());
         let trust_domain = spec.trust_domain.clone();
-        let mut tables = Tables::new(Arc::new(spec));
+        let mut tables = Tables::new(spec.clone());
         let mut texts = Interner::default();
         let marked = |tables: &mut Tables| {
             let Dirty { services, is_all, gateways, .. } = std::mem::take(&mut tables.dirty);
@@ -518,15 +518,7 @@ mod tests {
             (Kind::Secret, object(r#""data":{}"#), ("", false, false)),
         ] {
             let object = kind.read(&format!("{{{text}}}")).expect("legal");
-            let mut reading = Reading {
-                trust_domain: &trust_domain,
-                has_subsets: false,
-                viewer: "",
-                ambient: false,
-                root_namespace: "",
-                gateway_class: "",
-                texts: &mut texts,
-            };
+            let mut reading = Reading { trust_domain: &trust_domain, spec: &spec, texts: &mut texts };
             assert!(tables.put(&object, 1, &mut reading));
             let (services, is_all, gateways) = marked(&mut tables);
             assert_eq!((&*services, is_all, gateways), expected, "{text}");

@@ -60,16 +60,8 @@ impl World {
             other => panic!("{other}"),
         };
         let object = kind.read(&object.to_string()).expect("legal");
-        let trust_domain = self.tables.spec.trust_domain.clone();
-        let mut reading = Reading {
-            trust_domain: &trust_domain,
-            has_subsets: false,
-            viewer: "",
-            ambient: false,
-            root_namespace: "",
-            gateway_class: "isthmus",
-            texts: &mut self.texts,
-        };
+        let spec = self.tables.spec.clone();
+        let mut reading = Reading { trust_domain: &spec.trust_domain, spec: &spec, texts: &mut self.texts };
         assert!(self.tables.put(&object, 1, &mut reading));
     }
 

@@ -103,14 +103,16 @@ impl Watched for ClassGateway {
     fn record(&self, reading: &mut Reading<'_>) -> Option<ClassGatewayRecord> {
         // Most Gateways of a cluster may be those of other controllers, of which nothing is kept.
         let Self { metadata, spec, status } = self;
-        (spec.gateway_class_name == reading.gateway_class).then(|| ClassGatewayRecord {
-            created: metadata.created().into(),
-            addresses: spec.addresses.clone(),
-            listeners: spec.listeners.iter().take(LISTENERS_MAX).cloned().collect(),
-            has_parameters: spec.infrastructure.parameters_ref.is_some(),
-            allowed_listeners: spec.allowed_listeners.namespaces.clone(),
-            stamp: Stamp::of(metadata, |digest| status.add_to(digest)),
-        })
+        reading.spec.gateway_api.as_ref().is_some_and(|api| *api.class == *spec.gateway_class_name).then(
+            || ClassGatewayRecord {
+                created: metadata.created().into(),
+                addresses: spec.addresses.clone(),
+                listeners: spec.listeners.iter().take(LISTENERS_MAX).cloned().collect(),
+                has_parameters: spec.infrastructure.parameters_ref.is_some(),
+                allowed_listeners: spec.allowed_listeners.namespaces.clone(),
+                stamp: Stamp::of(metadata, |digest| status.add_to(digest)),
+            },
+        )
     }
 
     fn touch(_: Touched<ObjectKey, ClassGatewayRecord>, tables: &mut Tables) {

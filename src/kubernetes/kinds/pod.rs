@@ -86,11 +86,11 @@ pub(crate) struct PodRecord {
     /// The name of the node. An `Arc<str>` alone would take twice as much room.
     node: Option<Arc<Arc<str>>>,
     pub(crate) template: Arc<PodTemplate>,
-    /// What only ztunnels need; `None` if the registry does not read it.
+    /// The fields that only ztunnels need; `None` if the registry does not read them.
     pub(crate) ambient: Option<Box<AmbientPod>>,
 }
 
-/// What only ztunnels need of a pod.
+/// The fields of a pod that only ztunnels need.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AmbientPod {
     pub(crate) name: Arc<str>,
@@ -112,8 +112,9 @@ impl PodRecord {
         let account = Some(spec.service_account_name.as_str()).filter(|name| !name.is_empty());
         let account = account.unwrap_or("default");
         let identity = format!("spiffe://{trust_domain}/ns/{}/sa/{account}", metadata.namespace);
-        let is_kept =
-            |name: &str| KEPT_LABELS.contains(&name) || (reading.has_subsets && !OWN_LABELS.contains(&name));
+        let is_kept = |name: &str| {
+            KEPT_LABELS.contains(&name) || (reading.spec.destination_rules && !OWN_LABELS.contains(&name))
+        };
         let labels = metadata.labels.iter().filter(|(name, _)| is_kept(name));
         let redirected = metadata.annotations.get("ambient.istio.io/redirection");
         let tunnels = label("networking.istio.io/tunnel").unwrap_or_default();
@@ -132,7 +133,7 @@ impl PodRecord {
         };
         let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
         addresses.dedup();
-        let ambient = reading.ambient.then(|| {
+        let ambient = reading.spec.ambient.then(|| {
             let labels = texts.labels(&metadata.labels);
             let (name, is_on_host_network) = (metadata.name.as_str().into(), spec.host_network);
             Box::new(AmbientPod { name, labels, is_on_host_network })

@@ -189,7 +189,7 @@ impl ServiceRecord {
     }
 
     fn read(object: &Service, reading: &mut Reading<'_>) -> Self {
-        let (viewer, texts) = (reading.viewer, &mut *reading.texts);
+        let (viewer, texts) = (&*reading.spec.viewer, &mut *reading.texts);
         let Service { metadata, spec, status } = object;
         let class = if spec.kind == "ExternalName" {
             ServiceClass::ExternalName
