@@ -75,13 +75,7 @@ impl GatewayApi {
             self.send_gateways(changes);
             self.of_backend.clear();
             routes.extend(self.routes.keys().cloned());
-            let keys = |kind: RouteKind| {
-                let table = match kind {
-                    RouteKind::Tls => &tables.tls_routes,
-                    RouteKind::Tcp => &tables.tcp_routes,
-                };
-                table.iter().map(move |(key, _)| (kind, key.clone()))
-            };
+            let keys = |kind: RouteKind| tables.routes(kind).iter().map(move |(key, _)| (kind, key.clone()));
             routes.extend(keys(RouteKind::Tls).chain(keys(RouteKind::Tcp)));
         }
         routes.extend(backends.iter().filter_map(|service| self.of_backend.get(service)).flatten().cloned());
@@ -150,7 +144,6 @@ impl GatewayApi {
     /// Renews the list of objects whose status may have to be written. Gateways are always on it, because their status also depends
     /// on what the process serves.
     fn renew_due(&mut self, spec: &GatewayApiSpec, tables: &Tables, routes: &BTreeSet<RouteId>) {
-        let before = self.due.clone();
         for id in routes {
             let target = Target::Route(id.clone());
             let found = self.routes.get(id).and_then(|found| found.status.as_ref());
@@ -164,13 +157,18 @@ impl GatewayApi {
                     served: None,
                 })
             });
-            match due {
-                Some(due) => drop(self.due.insert(target, due.into())),
-                None => drop(self.due.remove(&target)),
-            }
+            self.set_due(target, due);
         }
-        self.due.retain(|target, _| matches!(target, Target::Route(_)));
-        if let Some(class) = tables.gateway_classes.get(&spec.class) {
+        let class = tables.gateway_classes.get(&spec.class);
+        let count = self.due.len();
+        let parents = &self.parents;
+        self.due.retain(|target, _| match target {
+            Target::Route(_) => true,
+            Target::Parent(id) => parents.contains_key(id),
+            Target::Class(_) => class.is_some(),
+        });
+        self.due_is_new |= self.due.len() != count;
+        if let Some(class) = class {
             let accepted = match class.has_parameters {
                 true => Verdict::no(
                     "InvalidParameters",
@@ -185,8 +183,9 @@ impl GatewayApi {
                 ..Status::default()
             };
             let wanted = Wanted { status, stamp: class.stamp.clone(), is_blank: false, served: None };
-            self.due.insert(Target::Class(spec.class.clone()), wanted.into());
+            self.set_due(Target::Class(spec.class.clone()), Some(wanted));
         }
+        let mut all = Vec::new();
         for (id, parent) in &self.parents {
             let object = format!("{} {}", ParentKind::Gateway.text(), parent.gateway);
             let status = status_of(parent, |listener| {
@@ -196,18 +195,26 @@ impl GatewayApi {
             let served = generation.map(|gateway| (object.into(), gateway.stamp.generation));
             let served = served.filter(|_| parent.unreachable.is_none());
             let wanted = Wanted { status, stamp: parent.stamp.clone(), is_blank: false, served };
-            self.due.insert(Target::Parent(id.clone()), wanted.into());
+            all.push((Target::Parent(id.clone()), wanted));
         }
-        self.due_is_new |= self.due != before;
+        all.into_iter().for_each(|(target, wanted)| self.set_due(target, Some(wanted)));
+    }
+
+    /// Sets the status that an object should have; `None`: it need not be written.
+    fn set_due(&mut self, target: Target, wanted: Option<Wanted>) {
+        self.due_is_new |= match wanted {
+            Some(wanted) if self.due.get(&target).is_some_and(|known| **known == wanted) => false,
+            Some(wanted) => {
+                self.due.insert(target, wanted.into());
+                true
+            }
+            None => self.due.remove(&target).is_some(),
+        };
     }
 }
 
 fn record_of<'t>((kind, key): &RouteId, tables: &'t Tables) -> Option<&'t RouteRecord> {
-    let table = match kind {
-        RouteKind::Tls => &tables.tls_routes,
-        RouteKind::Tcp => &tables.tcp_routes,
-    };
-    table.get(key).map(|record| &**record)
+    tables.routes(*kind).get(key).map(|record| &**record)
 }
 
 /// Returns true if the host has the address, so that clients can connect to it.

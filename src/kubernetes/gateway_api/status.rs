@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::super::kinds::gateway_class::CONTROLLER;
 use super::super::kinds::gateway_route::{ParentRecord, RouteKind};
 use super::super::kinds::gateway_status::{Condition, Digest, is_own};
+use super::grants::GROUP;
 
 /// The result of a check, as a condition shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,11 @@ impl Verdict {
 
     pub(crate) fn no(reason: &'static str, message: impl Into<String>) -> Self {
         Self { is_true: false, reason, message: message.into() }
+    }
+
+    /// Returns the status of the condition.
+    fn status(&self) -> &'static str {
+        if self.is_true { "True" } else { "False" }
     }
 }
 
@@ -93,7 +99,7 @@ impl Status {
         let listener = |listener: &ListenerStatus| {
             let before = known.iter().find(|known| known["name"] == *listener.name);
             let before = before.map_or(&Value::Null, |known| &known["conditions"]);
-            let kind = |kind: &RouteKind| json!({"group": "gateway.networking.k8s.io", "kind": kind.text()});
+            let kind = |kind: &RouteKind| json!({"group": GROUP, "kind": kind.text()});
             json!({
                 "name": listener.name, "attachedRoutes": listener.attached,
                 "supportedKinds": listener.kinds.iter().map(kind).collect::<Vec<_>>(),
@@ -136,7 +142,7 @@ impl Status {
     fn conditions(&self, wanted: &[(&'static str, Verdict)], before: &Value, now: &str) -> Vec<Value> {
         let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
         let one = |(kind, verdict): &(&'static str, Verdict)| {
-            let status = if verdict.is_true { "True" } else { "False" };
+            let status = verdict.status();
             let same = before.iter().find(|known| known["type"] == *kind && known["status"] == status);
             let since = same.and_then(|known| known["lastTransitionTime"].as_str()).unwrap_or(now);
             json!({
@@ -153,7 +159,7 @@ impl Status {
 fn read_back((kind, verdict): &(&'static str, Verdict), generation: i64) -> Condition {
     Condition {
         kind: (*kind).to_owned(),
-        status: if verdict.is_true { "True" } else { "False" }.to_owned(),
+        status: verdict.status().to_owned(),
         reason: verdict.reason.to_owned(),
         message: verdict.message.clone(),
         observed_generation: generation,
