@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::arguments::{Admin, time};
-use super::offline::{Names, offline};
+use super::offline::{Names, Offline, offline};
 use isthmus_admin::problems::code::{Code, Severity};
 use isthmus_api::overview::{Overview, Refusal};
 use isthmus_api::status::{Problem, Status};
@@ -148,7 +148,7 @@ const AREAS: [Area; 10] = [
 pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let (checks, result) = match &arguments.config {
         config if arguments.from_zero => from_zero::run(config.as_deref(), &arguments.admin),
-        Some(path) => judged(of_config(path)),
+        Some(path) => judged(of_config(path, offline(path, Names::LookUp))),
         None => of_gateway(&arguments.admin, arguments.wait.unwrap_or_default()),
     };
     print(&checks, arguments.output, out)?;
@@ -299,9 +299,9 @@ fn of_warning(warning: &str) -> Check {
     Check::new("config", State::Warning, warning, "`isthmus validate FILE`")
 }
 
-/// Returns the checks of a config file, without a running gateway.
-fn of_config(path: &Path) -> Vec<Check> {
-    let offline = match offline(path, Names::LookUp) {
+/// Returns the checks of a config file, by what was read of it without a running gateway.
+fn of_config(path: &Path, read: Result<Offline, Vec<String>>) -> Vec<Check> {
+    let offline = match read {
         Ok(offline) => offline,
         Err(problems) => {
             let next = "correct the file; `isthmus schema --reference` describes all keys";

@@ -46,6 +46,8 @@ pub(super) enum Names {
 /// A config file and its registries.
 pub(super) struct Offline {
     pub(super) snapshot: Snapshot,
+    /// The address of the admin API; `None`: there is none.
+    pub(super) admin: Option<AdminBind>,
     /// The registries that are left out because only a running gateway reads them, one line for each kind. They are no errors of
     /// the config.
     pub(super) notes: Vec<String>,
@@ -119,7 +121,7 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
             listed("registry", "registries", &registries)
         )
     });
-    Ok(Offline { snapshot, notes: notes.collect(), warnings, faults })
+    Ok(Offline { snapshot, admin: config.admin, notes: notes.collect(), warnings, faults })
 }
 
 /// Returns names for a message, at most [`NAMED_MAX`] of them: `registry a`, or `2 registries: a, b`.

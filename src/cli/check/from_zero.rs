@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::{Check, State, away, gateway, of_config, of_overview, overview};
 use crate::arguments::Admin;
-use crate::config_file::{config_path, load};
+use crate::config_file::config_path;
+use crate::offline::{Names, Offline, offline};
 use isthmus_api::listener::Exposed;
 use isthmus_api::overview::Overview;
 use isthmus_api::text::counted;
@@ -23,11 +24,12 @@ pub(super) fn run(config: Option<&Path>, admin: &Admin) -> (Vec<Check>, Result<(
             return (vec![check], Err(Failure::Reported));
         }
     };
-    let mut checks = of_config(&path);
+    let read = offline(&path, Names::LookUp);
+    let admin = Admin { admin: admin.admin.clone().or_else(|| admin_of(read.as_ref().ok()?)) };
+    let mut checks = of_config(&path, read);
     if has_failed(&checks) {
         return (checks, Err(Failure::Reported));
     }
-    let admin = Admin { admin: admin.admin.clone().or_else(|| admin_of(&path)) };
     let found = overview(&admin).and_then(|overview| Ok((overview, exposed(&admin)?)));
     let (overview, exposed) = match found {
         Ok(found) => found,
@@ -54,9 +56,9 @@ fn has_failed(checks: &[Check]) -> bool {
     checks.iter().any(|check| check.state == State::Failed)
 }
 
-/// Returns the address of the admin API that a config file names; `None`: the default.
-fn admin_of(path: &Path) -> Option<String> {
-    Some(match load(path).ok()?.admin? {
+/// Returns the address of the admin API of a config, in the form of `--admin`; `None`: it has none.
+fn admin_of(read: &Offline) -> Option<String> {
+    Some(match read.admin.as_ref()? {
         AdminBind::Address(address) => format!("http://{address}"),
         socket @ AdminBind::Unix(_) => socket.to_string(),
     })
