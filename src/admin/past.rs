@@ -16,9 +16,9 @@ use isthmus_telemetry::Telemetry;
 use super::overview::counts;
 
 /// The time of one step.
-const STEP: Duration = Duration::from_secs(15);
+pub(super) const STEP: Duration = Duration::from_secs(15);
 /// The number of steps that are kept.
-const STEPS: usize = 60;
+pub(super) const STEPS: usize = 60;
 /// The largest number of services with steps. If more have traffic, those that had the least in all steps have none.
 const SERVICES_MAX: usize = 1_000;
 

@@ -2,13 +2,10 @@
 
 use super::html::Html;
 use super::table::{begin, end};
+use crate::past::{STEP, STEPS};
 use isthmus_api::overview::{Overview, Past};
 use isthmus_api::text::bytes;
 
-/// The time of a step, in seconds.
-const STEP: f64 = 15.0;
-/// The number of steps that a line has room for.
-const STEPS: usize = 60;
 /// The height of a line, in SVG units.
 const HEIGHT: f64 = 16.0;
 
@@ -20,11 +17,11 @@ pub(super) fn all(html: &mut Html, overview: &Overview) {
     }
     begin(html, "past", "Traffic", "the last 15 minutes in steps of 15 s");
     html.raw("<dl class=\"past\">\n");
-    let per_second = |most: u64| format!("{:.1}/s", most as f64 / STEP);
+    let per_second = |most: u64| format!("{:.1}/s", most as f64 / STEP.as_secs_f64());
     let lines: [(&'static str, &[u64], String); 4] = [
         ("calls", &past.opened, per_second(most(&past.opened))),
         ("failed", &past.failed, most(&past.failed).to_string()),
-        ("bytes", &past.bytes, format!("{}/s", bytes(most(&past.bytes) as f64 / STEP))),
+        ("bytes", &past.bytes, format!("{}/s", bytes(most(&past.bytes) as f64 / STEP.as_secs_f64()))),
         ("slowest answer", &past.answer_us, format!("{:.1} ms", most(&past.answer_us) as f64 / 1e3)),
     ];
     for (term, values, most) in lines {
