@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::hostile::processor_time;
+use crate::kubernetes::{gateway, gateway_with};
 use crate::support::backend::{Backend, tls_echo};
 use crate::support::client::{Tls, call, connect, tls};
-use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes};
 use crate::support::pki::PKI;
@@ -44,16 +45,6 @@ fn config(more: &str) -> String {
          listen: \"127.0.0.1:0\"\nregistries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, \
          gatewayApi: {{class: isthmus, ports: [443, 8443], addresses: [127.0.0.1]{more}}}}}}}]\n"
     )
-}
-
-fn gateway_with(kubeconfig: &str, config: &str) -> Gateway {
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("east.kubeconfig"), kubeconfig).expect("written");
-    Gateway::start_in(folder, config, &[])
-}
-
-fn gateway(cluster: &Cluster, config: &str) -> Gateway {
-    gateway_with(&cluster.kubeconfig(cluster.admin_token()), config)
 }
 
 fn class(cluster: &Cluster, name: &str, controller: &str) {
@@ -586,7 +577,7 @@ fn many_routes_settle_with_one_write_each() {
     });
     thread::sleep(SETTLED);
     // Nothing was written at rest: the next event is that of this change.
-    let before = cpu(&replica);
+    let before = processor_time(replica.process());
     const EDITS: usize = 50;
     for number in 0..EDITS {
         let hostnames = json!({"spec": {"hostnames": [format!("e-{number}.test")]}});
@@ -599,17 +590,8 @@ fn many_routes_settle_with_one_write_each() {
             replica.json(&format!("/api/v1/explain?sni=e-{}.test&listener=gateway-443", EDITS - 1));
         (explained["verdict"] == "admitted").then_some(())
     });
-    let each = (cpu(&replica) - before) / u32::try_from(EDITS).expect("few");
+    let each = (processor_time(replica.process()) - before) / u32::try_from(EDITS).expect("few");
     eprintln!(
         "{ROUTES} routes settled in {took:?}; an edit took {each:?} of the processor, its status included"
     );
-}
-
-/// Returns the processor time of a gateway.
-fn cpu(gateway: &Gateway) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", gateway.process())).expect("a process");
-    let after_name = stat.rsplit_once(')').expect("a name").1;
-    let fields: Vec<&str> = after_name.split_whitespace().collect();
-    let ticks: u64 = [11, 12].iter().map(|at| fields[*at].parse::<u64>().expect("ticks")).sum();
-    Duration::from_millis(ticks * 10)
 }

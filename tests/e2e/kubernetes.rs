@@ -42,13 +42,13 @@ fn config(more: &str) -> String {
 }
 
 /// Starts a gateway with this kubeconfig.
-fn gateway_with(kubeconfig: &str, config: &str) -> Gateway {
+pub(crate) fn gateway_with(kubeconfig: &str, config: &str) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("east.kubeconfig"), kubeconfig).expect("written");
     Gateway::start_in(folder, config, &[])
 }
 
-fn gateway(cluster: &Cluster, config: &str) -> Gateway {
+pub(crate) fn gateway(cluster: &Cluster, config: &str) -> Gateway {
     gateway_with(&cluster.kubeconfig(cluster.admin_token()), config)
 }
 

@@ -524,8 +524,8 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     eprintln!("{writes} writes, {worlds} worlds");
     assert!(worlds >= 8.0, "{writes} writes without pause led to {worlds} worlds in 4 s");
     assert_eq!(status(&gateway, 0)["state"], "live");
-    // On a busy machine a write may stop in the middle, and half a file that stays is a fault.
-    if longest < Duration::from_millis(20) {
+    // Half a file is a fault if it stays for 2 s, which a write may take on a busy machine.
+    if longest < Duration::from_secs(1) {
         assert!(
             gateway.log().iter().all(|line| !line.contains("\"ERROR\"")),
             "a write took {longest:?} at most"
