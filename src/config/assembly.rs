@@ -214,7 +214,7 @@ fn drain(fields: &Fields<'_>) -> Drain {
 fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Problems) {
     let here = |names: &[Arc<str>], name: &Arc<str>| names.is_empty() || names.contains(name);
     let list = Path::Root.key(keys::Root::LISTENERS.name());
-    // What can be reached through the ports of Gateways is up to their routes.
+    // The routes of Gateways decide what can be reached through their ports.
     for listener in policy.listeners.iter().filter(|listener| !listener.is_of_gateways) {
         // Routes apply to SNI clients only.
         let by_name = listener.protocol.takes_sni();

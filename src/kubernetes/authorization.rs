@@ -167,7 +167,7 @@ fn address(text: &str) -> Option<proto::Address> {
     Some(proto::Address { address, length: block.prefix_len().into() })
 }
 
-/// Whether connections without mutual TLS are accepted.
+/// The acceptance of connections without mutual TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum MutualTls {
     /// The mode of the namespace, or else of the mesh, applies.

@@ -1,4 +1,4 @@
-//! What only ztunnels need of the mesh: the workloads of each registry, and the policies of its cluster.
+//! The parts of the mesh that only ztunnels need: the workloads of each registry, and the policies of its cluster.
 
 use std::sync::Arc;
 

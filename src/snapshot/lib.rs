@@ -110,7 +110,7 @@ pub struct Snapshot {
     pub unread: Arc<Unread>,
     /// The planned drains in force.
     pub drains: Arc<Drains>,
-    /// What only ztunnels need, by registry.
+    /// The workloads and policies, which only ztunnels need, by registry.
     pub ambient: Arc<[RegistryAmbient]>,
 }
 

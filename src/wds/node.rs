@@ -15,7 +15,7 @@ use super::tokens::Owner;
 /// The longest name of a node, in bytes.
 const NODE_BYTES_MAX: usize = 253;
 
-/// What a client claims to be.
+/// The claims of a client about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims {
     /// The node, as operators see it.

@@ -12,7 +12,7 @@ use crate::table::Resources;
 /// The resources of an earlier stream, each with its version; `None`: the version is not one of ours.
 pub(super) type Earlier = BTreeMap<Arc<str>, Option<Version>>;
 
-/// What happens to a resource of an earlier stream.
+/// The fate of a resource of an earlier stream.
 enum Verdict {
     /// The client has it as it is.
     Same,

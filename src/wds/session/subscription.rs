@@ -1,4 +1,4 @@
-//! What a client wants of the type `Address`: everything (wildcard), or the names that it asks for (on demand).
+//! The subscription of a client to the type `Address`: everything (wildcard), or the names that it asks for (on demand).
 //!
 //! On demand, a client waits until a response has a resource of the very name that it asked for, or has the name among the removed
 //! ones. A name of the form `network/address` is of no resource: it is answered by the resources at the address and, as removed, by
