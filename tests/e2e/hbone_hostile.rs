@@ -112,8 +112,8 @@ fn a_stream_of_tiny_frames_that_stands_still_is_reset_alone() {
     raw.send(&frame(DATA, 0, 1, b"still here")).expect("sent");
     let answer = raw.until(DATA).expect("an answer");
     assert_eq!((answer.stream, answer.payload), (1, b"still here".to_vec()));
-    let resident = gateway.metric("process_resident_memory_bytes", &[]);
-    assert!(resident < 200e6, "{resident} bytes");
+    let memory = gateway.memory();
+    assert!(memory < 24 << 20, "{memory} bytes");
 }
 
 /// Returns a backend that accepts this number of connections, waits for the barrier without reading, and then reads everything.
@@ -287,8 +287,8 @@ fn downloads_that_are_broken_off_leave_nothing_behind() {
         gateway.metric("isthmus_connections_total", &["reason=\"client_reset\""]),
         f64::from(DOWNLOADS)
     );
-    let resident = gateway.metric("process_resident_memory_bytes", &[]);
-    assert!(resident < 150e6, "{resident} bytes");
+    let memory = gateway.memory();
+    assert!(memory < 24 << 20, "{memory} bytes");
 }
 
 #[test]
@@ -374,8 +374,8 @@ fn a_client_that_reads_nothing_of_its_downloads_is_bounded() {
     // While about a MiB waits for the client's socket, the gateway reads nothing more from the endpoints.
     gateway
         .logged("the end", |line| line["reason"] == "stalled" && line["authority"] == "stalled.shop.mesh:80");
-    let resident = gateway.metric("process_resident_memory_bytes", &[]);
-    assert!(resident < 45e6, "{resident} bytes");
+    let memory = gateway.memory();
+    assert!(memory < 24 << 20, "{memory} bytes");
     echoes(&mut stream, 50);
 }
 

@@ -21,7 +21,6 @@ use tokio_rustls::TlsConnector;
 use crate::control_frames::{of_gateway, west};
 use crate::federation::Pair;
 use crate::hostile::processor_time;
-use crate::limits::memory;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::write;
 use crate::support::pki::Pki;
@@ -134,7 +133,7 @@ fn link(pair: &Pair, west: &Gateway, instance: &str) -> Link {
 #[test]
 fn a_peer_with_too_many_messages_or_items_learns_why_its_link_ends() {
     let (pair, at_west) = west();
-    let before = (memory(at_west.process()), processor_time(at_west.process()));
+    let before = (at_west.memory(), processor_time(at_west.process()));
     let beat = Kind::Heartbeat(proto::Heartbeat { number: 1, answer: false });
     let mut heartbeats = link(&pair, &at_west, "heartbeats");
     for _ in 0..1_100 {
@@ -168,7 +167,7 @@ fn a_peer_with_too_many_messages_or_items_learns_why_its_link_ends() {
     let mut nested = link(&pair, &at_west, "groups");
     let ack = nested.give(proto::Delta { services: vec![service.encode_to_vec()], ..empty });
     assert!(ack.refused[0].problem.contains("limits.memory"), "{:?}", ack.refused);
-    let after = (memory(at_west.process()), processor_time(at_west.process()));
+    let after = (at_west.memory(), processor_time(at_west.process()));
     let (grown, cost) = (after.0.saturating_sub(before.0), after.1 - before.1);
     eprintln!("{} MiB and {cost:?} of processor time", grown >> 20);
     assert!(grown < 64 << 20, "{} MiB", grown >> 20);
@@ -233,14 +232,14 @@ fn list(pair: &Pair, at_west: &Gateway, instance: &str, count: usize) -> (Vec<St
 #[test]
 fn a_peers_records_take_as_much_memory_as_they_need_and_free_it() {
     let (pair, at_west) = west();
-    let before = memory(at_west.process());
+    let before = at_west.memory();
     let mut first = 0;
     for round in 0..5 {
         let (refused, link) = list(&pair, &at_west, &format!("round {round}"), 100);
         assert!(refused.is_empty(), "{refused:?}");
         let imported = || at_west.json("/api/v1/peers")[0]["imported"].clone();
         eventually("all services", || (imported() == 100).then_some(()));
-        let grown = memory(at_west.process()).saturating_sub(before);
+        let grown = at_west.memory().saturating_sub(before);
         eprintln!("round {round}: {} MiB for {} MiB of records", grown >> 20, (100 * large("a").len()) >> 20);
         if round == 0 {
             assert!(grown < 64 << 20, "{} MiB", grown >> 20);
@@ -261,13 +260,13 @@ fn what_exceeds_the_memory_of_a_peer_is_left_out_and_named() {
     let config = std::fs::read_to_string(at_west.config_path()).expect("the config");
     at_west
         .reload(&config.replace("    staleAfter: 1s\n", "    staleAfter: 1s\n    limits: {memory: 1MiB}\n"));
-    let before = memory(at_west.process());
+    let before = at_west.memory();
     let (refused, link) = list(&pair, &at_west, "one", 100);
     assert_eq!(refused.len(), 98, "two of them fit");
     assert!(
         refused[0].starts_with("s002.east.global: ") && refused[0].contains("limits.memory, 1048576 bytes")
     );
-    let grown = memory(at_west.process()).saturating_sub(before);
+    let grown = at_west.memory().saturating_sub(before);
     assert!(grown < 24 << 20, "{} MiB", grown >> 20);
     let peer = eventually("two of them", || {
         let peer = at_west.json("/api/v1/peers")[0].clone();

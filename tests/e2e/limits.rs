@@ -282,13 +282,6 @@ fn connections_count_for_their_source_and_connect_streams_for_their_service() {
     eventually("a place", || hbone.open("echo.shop.mesh:80").ok());
 }
 
-/// Returns the resident memory of a process in bytes.
-pub(crate) fn memory(process: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024
-}
-
 #[test]
 fn thousands_of_silent_and_dripping_clients_of_one_source_harm_no_other() {
     const CLIENTS: usize = 6_000;
@@ -300,7 +293,7 @@ fn thousands_of_silent_and_dripping_clients_of_one_source_harm_no_other() {
     let address = gateway.listener("default");
     let hello = raw::hello(b"a.test");
     drop(open(HONEST, address, "a.test").expect("alone"));
-    let before = memory(gateway.process());
+    let before = gateway.memory();
     let (mut held, mut peak) = (std::collections::VecDeque::new(), 0);
     for round in 0..CLIENTS {
         let mut client = connect_from(GREEDY, address);
@@ -316,7 +309,7 @@ fn thousands_of_silent_and_dripping_clients_of_one_source_harm_no_other() {
         }
         if round % 100 == 0 {
             drop(open(HONEST, address, "a.test").unwrap_or_else(|got| panic!("beside {round}: {got:?}")));
-            peak = peak.max(memory(gateway.process()));
+            peak = peak.max(gateway.memory());
         }
     }
     let refused = count(&gateway, "limit_source");

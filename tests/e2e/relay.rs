@@ -278,19 +278,15 @@ fn idle_connections_cost_little() {
     let descriptors = |gateway: &Gateway| {
         std::fs::read_dir(format!("/proc/{}/fd", gateway.process())).expect("listed").count()
     };
-    let resident = |gateway: &Gateway| {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", gateway.process())).expect("read");
-        statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("pages") * 4096
-    };
     let length = hello("relay.test").len();
     let mut warm: Vec<TcpStream> = (0..50).map(|_| open(&gateway)).collect();
     warm.iter_mut().for_each(|client| client.read_exact(&mut vec![0; length]).expect("echoed"));
-    let (descriptors_before, resident_before) = (descriptors(&gateway), resident(&gateway));
+    let (descriptors_before, memory_before) = (descriptors(&gateway), gateway.memory());
     let mut clients: Vec<TcpStream> = (0..COUNT).map(|_| open(&gateway)).collect();
     clients.iter_mut().for_each(|client| client.read_exact(&mut vec![0; length]).expect("echoed"));
     let descriptors_more = descriptors(&gateway) - descriptors_before;
-    let each = (resident(&gateway).saturating_sub(resident_before)) / COUNT;
-    eprintln!("{each} bytes resident and {} descriptors per idle connection", descriptors_more / COUNT);
+    let each = gateway.memory().saturating_sub(memory_before) / COUNT;
+    eprintln!("{each} bytes of memory and {} descriptors per idle connection", descriptors_more / COUNT);
     assert_eq!(descriptors_more, 2 * COUNT, "two sockets each, and no pipe");
     assert!(each <= 8 * 1024, "{each} bytes each");
     drop(clients);

@@ -98,6 +98,13 @@ impl Gateway {
         self.child.id()
     }
 
+    /// Returns the memory of its own that the process holds now, in bytes. Pages of the program file do not count.
+    pub fn memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process())).expect("a process");
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("its memory");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024
+    }
+
     /// Returns the address of a listener. Waits for the log line with the address, which may arrive after the gateway is ready.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
