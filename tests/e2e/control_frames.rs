@@ -10,7 +10,6 @@ use rustls::ClientConfig;
 use crate::enrolment::{invite, sides};
 use crate::federation::Pair;
 use crate::hbone::{caller, folder};
-use crate::hostile::processor_time;
 use crate::support::PATIENCE;
 use crate::support::frames::{ACK, Frames, PING, PRIORITY, SETTINGS, WINDOW_UPDATE, frame};
 use crate::support::gateway::Gateway;
@@ -47,14 +46,14 @@ fn flood(
     kind: u8,
     frames: &[u8],
 ) {
-    let before = processor_time(gateway.process());
+    let before = gateway.processor_time();
     let mut attacker = Frames::connect(door, config).expect("let in");
     let many = frames.repeat(1_000);
     let begun = Instant::now();
     while attacker.send(&many).is_ok() {
         assert!(begun.elapsed() < PATIENCE, "{what}: frames of the type {kind} are taken without end");
     }
-    let cost = processor_time(gateway.process()) - before;
+    let cost = gateway.processor_time() - before;
     assert!(cost < COST_MAX, "{what}, frames of the type {kind}: {cost:?} of processor time");
 }
 

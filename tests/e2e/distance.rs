@@ -96,11 +96,7 @@ fn paused_uploads_of_one_caller_slow_nobody_else() {
         }
         largest = largest.max(gateway.memory());
     }
-    eprintln!(
-        "slowest round trip {slowest:?}, largest {} MiB, {} stalled",
-        largest >> 20,
-        ended()
-    );
+    eprintln!("slowest round trip {slowest:?}, largest {} MiB, {} stalled", largest >> 20, ended());
     assert!(ended() >= 10.0, "those that are paused are");
     assert!(slowest < Duration::from_secs(2), "{slowest:?}");
     // The limit covers the bytes that one connection may hold before the gateway stops reading it, and the bytes in flight.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::hostile::processor_time;
 use crate::kubernetes::{gateway, gateway_with};
 use crate::support::backend::{Backend, tls_echo};
 use crate::support::client::{Tls, call, connect, tls};
@@ -577,7 +576,7 @@ fn many_routes_settle_with_one_write_each() {
     });
     thread::sleep(SETTLED);
     // Nothing was written at rest: the next event is that of this change.
-    let before = processor_time(replica.process());
+    let before = replica.processor_time();
     const EDITS: usize = 50;
     for number in 0..EDITS {
         let hostnames = json!({"spec": {"hostnames": [format!("e-{number}.test")]}});
@@ -590,7 +589,7 @@ fn many_routes_settle_with_one_write_each() {
             replica.json(&format!("/api/v1/explain?sni=e-{}.test&listener=gateway-443", EDITS - 1));
         (explained["verdict"] == "admitted").then_some(())
     });
-    let each = (processor_time(replica.process()) - before) / u32::try_from(EDITS).expect("few");
+    let each = (replica.processor_time() - before) / u32::try_from(EDITS).expect("few");
     eprintln!(
         "{ROUTES} routes settled in {took:?}; an edit took {each:?} of the processor, its status included"
     );

@@ -369,15 +369,6 @@ fn the_admin_api_takes_no_requests_of_web_pages_and_survives_nonsense() {
     assert_eq!(gateway.metric("isthmus_config_generation", &[]), generation, "nor reloaded it");
 }
 
-/// Returns the processor time that a process has used.
-pub(crate) fn processor_time(process: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("its times");
-    let (_, fields) = stat.rsplit_once(") ").expect("a name");
-    let ticks: u64 = fields.split(' ').skip(11).take(2).map(|time| time.parse::<u64>().expect("ticks")).sum();
-    // A tick of `/proc` is 10 ms on every Linux.
-    Duration::from_millis(ticks * 10)
-}
-
 #[test]
 fn a_process_short_of_descriptors_neither_ends_nor_spins_and_recovers() {
     let backend = Backend::echo();
@@ -401,11 +392,11 @@ fn a_process_short_of_descriptors_neither_ends_nor_spins_and_recovers() {
             client
         })
         .collect();
-    let before = processor_time(gateway.process());
+    let before = gateway.processor_time();
     let began = Instant::now();
     // A busy loop would show in the processor time of these two seconds.
     thread::sleep(Duration::from_secs(2));
-    let spent = processor_time(gateway.process()) - before;
+    let spent = gateway.processor_time() - before;
     eprintln!("{descriptors} descriptors idle; {spent:?} of processor time in {:?}", began.elapsed());
     assert!(gateway.is_running());
     assert!(spent < Duration::from_millis(400), "{spent:?}");

@@ -20,7 +20,6 @@ use tokio_rustls::TlsConnector;
 
 use crate::control_frames::{of_gateway, west};
 use crate::federation::Pair;
-use crate::hostile::processor_time;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::write;
 use crate::support::pki::Pki;
@@ -133,7 +132,7 @@ fn link(pair: &Pair, west: &Gateway, instance: &str) -> Link {
 #[test]
 fn a_peer_with_too_many_messages_or_items_learns_why_its_link_ends() {
     let (pair, at_west) = west();
-    let before = (at_west.memory(), processor_time(at_west.process()));
+    let before = (at_west.memory(), at_west.processor_time());
     let beat = Kind::Heartbeat(proto::Heartbeat { number: 1, answer: false });
     let mut heartbeats = link(&pair, &at_west, "heartbeats");
     for _ in 0..1_100 {
@@ -167,7 +166,7 @@ fn a_peer_with_too_many_messages_or_items_learns_why_its_link_ends() {
     let mut nested = link(&pair, &at_west, "groups");
     let ack = nested.give(proto::Delta { services: vec![service.encode_to_vec()], ..empty });
     assert!(ack.refused[0].problem.contains("limits.memory"), "{:?}", ack.refused);
-    let after = (at_west.memory(), processor_time(at_west.process()));
+    let after = (at_west.memory(), at_west.processor_time());
     let (grown, cost) = (after.0.saturating_sub(before.0), after.1 - before.1);
     eprintln!("{} MiB and {cost:?} of processor time", grown >> 20);
     assert!(grown < 64 << 20, "{} MiB", grown >> 20);

@@ -98,6 +98,16 @@ impl Gateway {
         self.child.id()
     }
 
+    /// Returns the processor time that the process has used.
+    pub fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process())).expect("its times");
+        let (_, fields) = stat.rsplit_once(") ").expect("a name");
+        let ticks: u64 =
+            fields.split(' ').skip(11).take(2).map(|time| time.parse::<u64>().expect("ticks")).sum();
+        // A tick of `/proc` is 10 ms on every Linux.
+        Duration::from_millis(ticks * 10)
+    }
+
     /// Returns the memory of its own that the process holds now, in bytes. Pages of the program file do not count.
     pub fn memory(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process())).expect("a process");
