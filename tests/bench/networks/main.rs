@@ -6,11 +6,13 @@
 //! network has 30 endpoints. Clients make calls at a steady rate, whatever becomes of earlier ones; an Envoy opens a
 //! connection for each.
 //!
-//! The benchmark prints what happens to calls while endpoints of `near` come and go. It judges nothing.
+//! The benchmark prints what happens to calls while endpoints of `near` come and go, and with `many` the cost of steering with 200
+//! networks. It judges nothing.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
 mod clients;
+mod many;
 mod world;
 
 #[path = "../../support/mod.rs"]
@@ -26,7 +28,7 @@ pub(crate) const RATE: u32 = 60;
 /// The connections that an endpoint serves at full speed, in parts of its share of all calls: it has a load of 60 %.
 const CAPACITY: f64 = 1.0 / 0.6;
 
-/// Without an argument, measures both clients; with `envoy` or `grpc` only one.
+/// Without an argument, measures both clients; with `envoy` or `grpc` only one, and with `many` the cost.
 fn main() {
     if world::play_relay() {
         return;
@@ -35,6 +37,13 @@ fn main() {
         let mut names = std::env::args().skip(1).filter(|name| !name.starts_with('-')).peekable();
         names.peek().is_none() || names.any(|name| name == client)
     };
+    if std::env::args().any(|argument| argument == "many") {
+        match support::python::installed() {
+            Some(python) => many::show(&python),
+            None => println!("SKIPPED: there is no Python with gRPC (tests/run installs it)"),
+        }
+        return;
+    }
     println!("{RATE} calls/s, {COUNT} endpoints on each network\n");
     println!("| client | what | measured |");
     println!("|---|---|---|");
