@@ -37,6 +37,7 @@ mod files;
 mod gateway_api;
 mod gateway_liveness;
 mod gateway_stops;
+mod grpc_stops;
 mod hbone;
 mod hbone_hostile;
 mod hbone_life;

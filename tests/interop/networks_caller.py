@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""gRPC servers of three networks, and a gRPC client on `near` that finds them over xDS, told by lines of JSON what to do.
+"""gRPC servers of three networks, and a gRPC client that finds services over xDS, told by lines of JSON what to do.
 
     networks_caller.py FOLDER           with ca.pem, server.pem and server.key
 
 Each line of standard input is answered by {"done": …}:
     {"ports": true}                     the ports of the servers of near, west and asia, on all addresses
-    {"xds": "HOST:PORT"}                the xDS server; before the first call
-    {"begin": rate}                     calls at this rate per second from now on; with "alone" every other one is to `alone.mesh`
+    {"xds": "HOST:PORT", "network": N, "cluster": C, "targets": ["HOST:PORT"]}
+                                        the xDS server, and one or two services; before the first call
+    {"begin": rate}                     calls at this rate per second from now on; with "alone" every other one is to the second service
     {"end": true}                       [began, took, is alone, network or null] of each call since then, in seconds
 """
 
@@ -71,11 +72,11 @@ def main():
             os.environ["GRPC_XDS_BOOTSTRAP_CONFIG"] = json.dumps(
                 {
                     "xds_servers": [{"server_uri": order["xds"], "channel_creds": [{"type": "insecure"}]}],
-                    "node": {"id": "a gRPC client", "metadata": {"NETWORK": "near", "CLUSTER_ID": "near"}},
+                    "node": {"id": "a gRPC client", "metadata": {"NETWORK": order["network"], "CLUSTER_ID": order["cluster"]}},
                 }
             )
             credentials = grpc.ssl_channel_credentials(read("ca.pem"))
-            channels = [grpc.secure_channel(f"xds:///{name}.mesh:443", credentials) for name in ("cart", "alone")]
+            channels = [grpc.secure_channel(f"xds:///{target}", credentials) for target in order["targets"]]
         elif "ports" in order:
             for network in ("near", "west", "asia"):
                 answer = grpc.unary_unary_rpc_method_handler(lambda request, context, name=network: name.encode())

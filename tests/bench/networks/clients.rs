@@ -69,7 +69,9 @@ impl Clients {
 
     pub(crate) fn grpc(mut peer: Peer, world: &World) -> Self {
         world.ready(super::COUNT);
-        peer.tell(&json!({"xds": world.control.listener("xds").to_string()}));
+        let targets = ["cart.mesh:443", "alone.mesh:443"];
+        let xds = world.control.listener("xds").to_string();
+        peer.tell(&json!({"xds": xds, "network": "near", "cluster": "near", "targets": targets}));
         Self::Grpc(peer)
     }
 
