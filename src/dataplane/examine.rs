@@ -11,7 +11,7 @@ use super::entry::Entry;
 use super::standstill::Observed;
 use isthmus_model::reason::Reason;
 use isthmus_net::budget::stalled_memory;
-use isthmus_net::socket::bound_received;
+use isthmus_net::socket::{bound_received, spread_keep_alive};
 
 /// The sockets of a connection's two peers, and whether bytes wait for them.
 pub(super) struct Sides<'a> {
@@ -104,6 +104,12 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
         entry.explain(detail(reason));
     }
     let is_quiet = [&client, &endpoint].iter().all(|state| state.unacknowledged == 0 && state.unread == 0);
+    if is_quiet {
+        for socket in sides.client.into_iter().chain([sides.endpoint]) {
+            // If the kernel refuses, the usual schedule holds.
+            let _ = spread_keep_alive(socket, entry.id());
+        }
+    }
     Found { end: judgement.end, unread, is_quiet }
 }
 

@@ -32,6 +32,7 @@ use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied};
 use isthmus_model::trace::TraceId;
+use isthmus_net::socket::spread_keep_alive;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::decision::Permit;
 use isthmus_upgrade::record::{self, Hex, Record};
@@ -259,7 +260,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
             Permit::Export { hostname: hostname.as_str().into(), port: *port }
         }
     };
-    let [client, endpoint] = [client, endpoint].map(watched);
+    let [client, endpoint] = [client, endpoint].map(|socket| watched(socket, record.id));
     let (client, endpoint) = (client?, endpoint?);
     let now = core.clock.now();
     let counts = core.local.listener(&listener.name);
@@ -313,7 +314,9 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     Ok(Place { worker: core.index, key: entry.key(), id: record.id })
 }
 
-fn watched(socket: OwnedFd) -> Result<TcpStream, String> {
+fn watched(socket: OwnedFd, id: u64) -> Result<TcpStream, String> {
+    // This process does not examine a connection that stays silent. If the kernel refuses, the usual schedule holds.
+    let _ = spread_keep_alive(&socket, id);
     let problem = |error: std::io::Error| format!("the new process cannot use the socket: {error}");
     TcpStream::from_std(socket.into()).map_err(problem)
 }

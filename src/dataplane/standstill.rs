@@ -4,7 +4,7 @@
 //! quarter of an hour. `TCP_USER_TIMEOUT` would end that sooner, but also ends a peer that answers every window probe and
 //! only reads nothing for a while. So the worker's tick orders an examination some seconds after a connection last moved
 //! bytes, and again for as long as bytes wait for a peer. A connection that moves bytes costs nothing; one that has become
-//! quiet costs four system calls, once. This file decides; [`super::examine`] asks the kernel.
+//! quiet costs six system calls, once. This file decides; [`super::examine`] asks the kernel.
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_keepidle;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, ipproto, sockopt,
 };
@@ -21,6 +22,8 @@ use isthmus_model::reason::Reason;
 
 /// The silence after which keep-alive probes a peer. The next two constants are the interval and the number of probes.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(60);
+/// The seconds over which the first probes of many silent connections are spread.
+const KEEP_ALIVE_SPREAD: u64 = 30;
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_PROBES: u32 = 4;
 /// How long bytes may stay unacknowledged if the kernel does not answer [`diag`] requests.
@@ -54,6 +57,14 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
         return Ok(());
     }
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
+}
+
+/// Delays the first keep-alive probe by up to [`KEEP_ALIVE_SPREAD`]. Connections whose `id`s follow each other get different delays.
+/// Otherwise the kernel probes the peers of connections that became silent together at the same moment, four times in a row, and
+/// ends the connections whose probes or answers are lost in each burst: the kernel queues a thousand packets on loopback.
+pub fn spread_keep_alive(socket: &impl AsFd, id: u64) -> io::Result<()> {
+    let after = KEEP_ALIVE_AFTER + Duration::from_secs(id % KEEP_ALIVE_SPREAD);
+    Ok(set_tcp_keepidle(socket, after)?)
 }
 
 /// Bounds the unsent bytes that the kernel buffers, and so the memory for a peer that does not read. The bound is [`UNSENT_MAX`], or

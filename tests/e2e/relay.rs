@@ -5,11 +5,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use crate::support::backend::{Backend, reset};
 use crate::support::client::{connect, hello};
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
+use crate::support::{eventually, within};
 
 fn gateway(backend: SocketAddr) -> Gateway {
     Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{relay.test: \"{backend}\"}}\n"))
@@ -323,4 +324,37 @@ fn idle_and_half_closed_connections_end_in_time() {
     client.shutdown(Shutdown::Write).expect("shut");
     assert_eq!(client.read(&mut [0; 1]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
     half.logged("the end", |line| line["reason"] == "half_close_timeout");
+}
+
+/// Returns the seconds until the keep-alive probes of all sockets of this machine that are connected to the port.
+fn probes_due(port: u16) -> Vec<f64> {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("read");
+    let due = |line: &str| {
+        // The local and the peer's address, the state, two queues, and `2:` and a time in hundredths of a second.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_of = fields.get(1)?.ends_with(&format!(":{port:04X}")) && fields.get(3) == Some(&"01");
+        let time = fields.get(5)?.strip_prefix("02:").filter(|_| is_of)?;
+        Some(f64::from(u32::from_str_radix(time, 16).ok()?) / 100.0)
+    };
+    table.lines().filter_map(due).collect()
+}
+
+/// The kernel does not probe the peers of connections that became silent together at the same moment.
+#[test]
+fn keep_alive_probes_are_spread() {
+    const COUNT: usize = 60;
+    let backend = Backend::echo();
+    let gateway = gateway(backend.address);
+    let length = hello("relay.test").len();
+    let mut clients: Vec<TcpStream> = (0..COUNT).map(|_| open(&gateway)).collect();
+    clients.iter_mut().for_each(|client| client.read_exact(&mut vec![0; length]).expect("echoed"));
+    let port = gateway.listener("default").port();
+    let spread = || {
+        let mut due = probes_due(port);
+        due.sort_by(f64::total_cmp);
+        let seconds: std::collections::BTreeSet<u64> = due.iter().map(|due| due.round() as u64).collect();
+        (due.len() == COUNT && seconds.len() >= 25).then_some((due[0], due[COUNT - 1]))
+    };
+    let (first, last) = within(Duration::from_secs(40), "the probes to be spread", spread);
+    assert!(last - first > 25.0 && last <= 90.0, "from {first} s to {last} s");
 }
