@@ -1,0 +1,140 @@
+//! The endpoints of a service on this network as the candidates of this gateway.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::{
+    HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, Site, SubsetCandidates, TCP_PREFERENCE, WaypointView,
+};
+use crate::candidates::{Candidate, Candidates, EndpointKey};
+use crate::policy::Tuning;
+use crate::port_endpoint::PortEndpoint;
+use crate::shard::Origin;
+use isthmus_model::address::Host;
+use isthmus_model::drain::PARTS;
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode, Weight};
+use isthmus_model::place::{Distance, Locality};
+use isthmus_model::service::Waypoint;
+
+pub(super) fn subset_candidates(
+    here: &[PortEndpoint<'_>],
+    labels: &Labels,
+    group: &Arc<str>,
+    tuning: &Arc<Tuning>,
+    site: Site<'_>,
+) -> SubsetCandidates {
+    let chosen: Vec<&PortEndpoint<'_>> = here.iter().filter(|here| here.has(labels)).collect();
+    let with = |mode: Option<TlsMode>| {
+        let list = chosen.iter().filter(|here| Some(here.tls) == mode);
+        let list = list.flat_map(|here| candidates_of(here, group, site)).collect();
+        Arc::new(Candidates::new(group.clone(), tuning.clone(), list))
+    };
+    let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
+    let by_mesh_name = with(mesh);
+    let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
+    let tcp = mode_of(&chosen, TCP_PREFERENCE);
+    let by_tcp = tcp.map(|_| if tcp == own { by_hostname.clone() } else { with(tcp) });
+    let alike =
+        chosen.iter().all(|here| Some(here.tls) == mesh && here.encapsulation() == Encapsulation::None);
+    let by_authority = if alike {
+        by_mesh_name.clone()
+    } else {
+        let encapsulation = encapsulation_of(&chosen);
+        let list = chosen.iter().filter(|here| here.encapsulation() == encapsulation);
+        let list = list.flat_map(|here| {
+            let mut candidates = candidates_of(here, group, site);
+            if encapsulation == Encapsulation::Hbone {
+                candidates.iter_mut().for_each(|candidate| candidate.key.address.set_port(HBONE_PORT));
+            }
+            candidates
+        });
+        Arc::new(Candidates::new(group.clone(), tuning.clone(), list.collect()))
+    };
+    SubsetCandidates { by_mesh_name, by_hostname, by_authority, by_tcp }
+}
+
+/// Returns HBONE if a ready endpoint accepts it, or if no endpoint works without it; else no encapsulation (SPEC §4). If the
+/// result is HBONE, only endpoints that accept HBONE are chosen.
+fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
+    let has = |encapsulation, ready: bool| {
+        here.iter().any(|here| {
+            here.encapsulation() == encapsulation && (!ready || here.endpoint.health == Health::Healthy)
+        })
+    };
+    if has(Encapsulation::Hbone, true) || !has(Encapsulation::None, false) {
+        Encapsulation::Hbone
+    } else {
+        Encapsulation::None
+    }
+}
+
+/// Returns the first mode of `preference` that a ready endpoint has, else the first mode that any endpoint has.
+fn mode_of(here: &[&PortEndpoint<'_>], preference: [TlsMode; 2]) -> Option<TlsMode> {
+    let has = |mode, ready: bool| {
+        here.iter().any(|here| here.tls == mode && (!ready || here.endpoint.health == Health::Healthy))
+    };
+    let find = |ready| preference.into_iter().find(|mode| has(*mode, ready));
+    find(true).or_else(|| find(false))
+}
+
+impl WaypointView {
+    pub(super) fn new(told: &Waypoint, hostname: &str, origin: &Origin, tuning: &Arc<Tuning>) -> Self {
+        let group: Arc<str> = format!("{hostname}:waypoint").into();
+        let candidate = Candidate {
+            key: EndpointKey { group: group.clone(), address: told.address },
+            others: None,
+            weight: Weight::ONE,
+            health: Health::Healthy,
+            left: PARTS,
+            is_backup: false,
+            connections_max: None,
+            cluster: origin.cluster.clone(),
+            locality: Locality::default(),
+            distance: Distance::Elsewhere,
+            // Waypoints accept only HBONE.
+            encapsulation: Encapsulation::Hbone,
+        };
+        let candidates = Arc::new(Candidates::new(group, tuning.clone(), vec![candidate]));
+        Self { identity: told.identity.clone(), candidates }
+    }
+}
+
+fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
+    let own = &site.inputs.policy.node.locality;
+    let addresses = here.addresses(site.inputs.resolved);
+    let addresses = addresses.iter().map(|ip| SocketAddr::new(*ip, here.port));
+    let mut addresses = addresses.filter(|address| {
+        let tunnel =
+            (here.encapsulation() == Encapsulation::Hbone).then(|| SocketAddr::new(address.ip(), HBONE_PORT));
+        !tunnel.into_iter().chain([*address]).any(|address| site.networks.is_own_gateway(address))
+    });
+    if matches!(here.endpoint.host, Host::Ips(_)) {
+        // An endpoint with several addresses in its list is one candidate.
+        let Some(first) = addresses.next() else { return Vec::new() };
+        let others: Arc<[IpAddr]> = addresses.map(|address| address.ip()).collect();
+        let others = Some(others).filter(|others| !others.is_empty());
+        return vec![Candidate { others, ..candidate(here, first, group, own) }];
+    }
+    addresses.map(|address| candidate(here, address, group, own)).collect()
+}
+
+pub(super) fn candidate(
+    endpoint: &PortEndpoint<'_>,
+    address: SocketAddr,
+    group: &Arc<str>,
+    own: &Locality,
+) -> Candidate {
+    Candidate {
+        key: EndpointKey { group: group.clone(), address },
+        others: None,
+        weight: endpoint.endpoint.weight,
+        health: endpoint.endpoint.health,
+        left: endpoint.left,
+        is_backup: false,
+        connections_max: None,
+        cluster: endpoint.origin.cluster.clone(),
+        locality: endpoint.endpoint.locality.clone(),
+        distance: own.distance(&endpoint.endpoint.locality),
+        encapsulation: endpoint.encapsulation(),
+    }
+}
