@@ -45,7 +45,8 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u
             }
         };
     }
-    match retirement.step(now, entry.moved.get(), asks, core.last_tries.get()) {
+    let asks_again = entry.standstill.asked.replace(asks) && asks;
+    match retirement.step(now, entry.moved.get(), asks_again, core.last_tries.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),
         Step::Ask(next) => {

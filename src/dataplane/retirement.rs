@@ -13,8 +13,8 @@
 //! The last tries come before the end of `drain.timeout`, too, if the gateway stops, in at most a fifth of that time.
 //!
 //! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A gap in a download looks the
-//! same, so a shorter pause counts only if the client has sent something in the last second: then it is one that asks again and
-//! again. A connection that carries CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
+//! same, so a shorter pause counts only if the client has sent something in each of the last two seconds: then it is one that asks
+//! again and again, and none that has just asked for a download. A connection that carries CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -69,10 +69,10 @@ impl Retirement {
         [self.aged.get(), self.drained.get()].into_iter().filter(|due| *due > 0).min()
     }
 
-    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks` is true if the client
-    /// has sent something since the last tick, and `last_tries` is the tick from which the gateway, if it stops, closes
+    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks_again` is true if the
+    /// client has sent something in each of the last two ticks, and `last_tries` is the tick from which the gateway, if it stops, closes
     /// connections in shorter pauses.
-    pub(super) fn step(&self, now: u32, moved: u32, asks: bool, last_tries: Option<u32>) -> Step {
+    pub(super) fn step(&self, now: u32, moved: u32, asks_again: bool, last_tries: Option<u32>) -> Step {
         let Some(due) = self.due() else { return Step::Stay };
         if now < due {
             return Step::Wait(due);
@@ -84,7 +84,7 @@ impl Retirement {
         let patient = due.saturating_add(PATIENCE);
         let last_tries = last_tries.map_or(patient, |tick| tick.min(patient));
         // The tick in which a byte moved may not be over for a whole second.
-        if moved.saturating_add(1) < now || (now >= last_tries && asks) {
+        if moved.saturating_add(1) < now || (now >= last_tries && asks_again) {
             return Step::Ask(now + 1);
         }
         Step::Wait(now + 1)

@@ -34,6 +34,8 @@ pub(crate) struct Standstill {
     /// The tick at which the worker next checks the connection, for this or another cause; 0 if no check is scheduled. It is here
     /// because an entry has no room beside its other fields.
     pub(super) deadline: Cell<u32>,
+    /// True if the client of a connection that is due to end had sent something at the last look. It is here for the same cause.
+    pub(super) asked: Cell<bool>,
 }
 
 /// The progress of a peer that has not acknowledged all bytes that were received for it.
