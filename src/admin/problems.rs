@@ -337,20 +337,29 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
             .iter()
             .map(|problem| Problem::new(Code::StateNotKept, name, format!("{name}: {problem}"))),
     );
-    if let Some(first) = registry.flaws.iter().flat_map(|lines| lines.iter()).next() {
-        let text = format!("{name}: {} objects have mistakes, the first one: {first}", registry.flaws.len());
+    // What makes the policies unknown has a word of its own.
+    let unknown = registry.report.as_ref().and_then(|report| report.policies_unknown.as_ref());
+    let flaws: Vec<_> = registry.flaws.iter().filter(|lines| lines.first() != unknown).collect();
+    if let Some(first) = flaws.iter().flat_map(|lines| lines.iter()).next() {
+        let text = format!("{name}: {} objects have mistakes, the first one: {first}", flaws.len());
         all.push(Problem::new(Code::RegistryFlawed, name, text));
     }
     if let Some(report) = &registry.report {
-        if !report.problems.is_empty() {
-            let shown = report.problems.len().min(SHOWN_MAX);
-            let more = match report.problems.len() - shown {
+        let problems: Vec<_> = report.problems.iter().filter(|line| Some(*line) != unknown).collect();
+        if !problems.is_empty() {
+            let shown = problems.len().min(SHOWN_MAX);
+            let more = match problems.len() - shown {
                 0 => String::new(),
                 more => format!(" (and {more} more)"),
             };
-            let lines = report.problems[..shown].iter().map(cut).collect::<Vec<_>>().join("; ");
+            let lines = problems[..shown].iter().map(cut).collect::<Vec<_>>().join("; ");
             all.push(Problem::new(Code::RegistryImpaired, name, format!("{name}: {lines}{more}")));
         }
+        all.extend(report.policies_unknown.iter().map(|why| {
+            let cluster = registry.cluster.as_str();
+            let text = format!("{name}: ztunnels of cluster {cluster:?} are not served, because its policies are not known: {}", cut(why));
+            Problem::new(Code::PoliciesUnknown, name, text)
+        }));
         if let Some(count) = report.left_out_because(Withheld::Claimed.text()) {
             let text = format!(
                 "{name}: {count} endpoints are not used, because their EndpointSlices do not match their pods"

@@ -552,6 +552,7 @@ impl Session {
         self.export_writing.borrow().describe(&exports::DUTY, report);
         self.status_writing.borrow().describe(&writer::DUTY, report);
         report.problems.extend(self.index.unusable_exports());
+        report.policies_unknown = self.index.policies_unknown();
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for watch in self.index.watches.all.iter().filter(|watch| watch.too_many > 0) {
             let (count, kind) = (watch.too_many, watch.kind.plural());

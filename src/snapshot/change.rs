@@ -67,6 +67,8 @@ pub struct Report {
     pub left_out: Vec<(&'static str, usize)>,
     /// Problems that do not prevent the registry from being read.
     pub problems: Vec<String>,
+    /// Why the policies of the cluster are not known, so that its ztunnels are not served; `None`: they are known, or not asked for.
+    pub policies_unknown: Option<String>,
 }
 
 impl Report {

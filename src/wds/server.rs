@@ -106,8 +106,8 @@ impl Service {
         }
         Err(Status::failed_precondition(format!(
             "the authorization policies of cluster {:?} are not known, so its ztunnels would admit what the policies deny: give the \
-             registry of the cluster the right to list authorizationpolicies and peerauthentications of security.istio.io; or name \
-             the cluster in xds.wds.withoutPolicies if it has none",
+             registry of the cluster the right to list authorizationpolicies and peerauthentications of security.istio.io, or mend the \
+             policy that the problem policies_unknown names; or name the cluster in xds.wds.withoutPolicies if it has none",
             cluster.as_str()
         )))
     }

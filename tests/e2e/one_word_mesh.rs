@@ -196,6 +196,15 @@ fn every_fault_of_a_cluster_has_one_word_in_all_places() {
     table.problem(&gateway, "Two kubeconfigs have the same cluster", "cluster_claimed_twice", || {
         std::fs::write(gateway.folder().join("clusters/west.yml"), twice.kubeconfig()).expect("written");
     });
+    let ambient = crate::wds_kubernetes::World::start(|_| {});
+    table.problem(
+        &ambient.gateway,
+        "A policy of a cluster with ztunnels cannot be read",
+        "policies_unknown",
+        || {
+            ambient.fake.put(&crate::wds_kubernetes::policy("odd", &serde_json::json!({"rules": 7})));
+        },
+    );
     table.is_section("Clusters");
 }
 

@@ -17,11 +17,12 @@ const WEB: &str = "east//Pod/shop/web-1";
 const CALLER: &str = "east//Pod/shop/caller";
 const STRICT: &str = "istio-system/istio_converted_static_strict";
 
-struct World {
-    fake: FakeKube,
+/// A cluster with a service, three pods and a namespace, and a gateway that serves its ztunnels.
+pub(crate) struct World {
+    pub(crate) fake: FakeKube,
     /// What the API server answers to a TokenReview.
     review: Arc<Mutex<Value>>,
-    gateway: Gateway,
+    pub(crate) gateway: Gateway,
     tls: Arc<ClientConfig>,
 }
 
@@ -43,7 +44,7 @@ fn pod(name: &str, ip: &str, node: &str, labels: &Value) -> Value {
     })
 }
 
-fn policy(name: &str, spec: &Value) -> Value {
+pub(crate) fn policy(name: &str, spec: &Value) -> Value {
     json!({"kind": "AuthorizationPolicy", "metadata": {"name": name, "namespace": "shop"}, "spec": spec})
 }
 
@@ -57,7 +58,7 @@ fn namespace(name: &str, labels: &Value) -> Value {
 }
 
 impl World {
-    fn start(prepare: impl FnOnce(&FakeKube)) -> Self {
+    pub(crate) fn start(prepare: impl FnOnce(&FakeKube)) -> Self {
         let fake = FakeKube::start();
         fake.change(|world| world.installed.extend(["authorizationpolicies", "peerauthentications"]));
         fake.put(&namespace("istio-system", &json!({"topology.istio.io/network": "net-east"})));
@@ -230,6 +231,14 @@ fn a_policy_that_cannot_be_read_ends_the_streams_of_its_cluster() {
     world.fake.put(&policy("odd", &json!({"rules": 7})));
     let (code, text) = client.ended();
     assert!(code == 9 && text.contains("are not known"), "{code} {text}");
+    let named = eventually("a problem that names the policy", || {
+        let problems = world.gateway.json("/api/v1/status")["problems"].clone();
+        let mut problems = problems.as_array()?.iter();
+        problems.find(|problem| problem["code"] == "policies_unknown").cloned()
+    });
+    assert_eq!(named["about"], "kubernetes/east");
+    let text = named["text"].as_str().expect("a text");
+    assert!(text.contains("authorizationpolicies shop/odd: "), "{text}");
     world.fake.delete("authorizationpolicies", "shop/odd");
     eventually("the cluster is served again", || {
         let mut client = world.open(&who());

@@ -12,6 +12,8 @@ use super::super::kinds::pod::PodRecord;
 use super::super::kinds::{Kind, Tables};
 use super::super::table::{ObjectKey, Uid};
 use super::Index;
+use super::unreadable::Unreadable;
+use super::watches::WatchState;
 use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
@@ -88,14 +90,15 @@ impl Index {
         }
     }
 
+    /// Returns why the policies of the cluster are not known; `None` if they are, or if nobody asks for them.
+    pub(crate) fn policies_unknown(&self) -> Option<String> {
+        let is_of_policies = |kind| matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
+        let mut watches = self.watches.all.iter().filter(|watch| is_of_policies(watch.kind));
+        watches.find_map(|watch| unknown(watch, &self.unreadable))
+    }
+
     fn renew_facts(&mut self, changes: &mut Vec<Change>) {
-        let are_known = |kind: Kind| {
-            let mut of_kind = self.watches.all.iter().filter(|watch| watch.kind == kind);
-            of_kind.all(|watch| (watch.is_synced || watch.is_absent) && watch.too_many == 0)
-                && !self.unreadable.has(kind)
-        };
-        let known = are_known(Kind::AuthorizationPolicy) && are_known(Kind::PeerAuthentication);
-        let facts = known.then(|| Arc::new(facts(&self.tables)));
+        let facts = self.policies_unknown().is_none().then(|| Arc::new(facts(&self.tables)));
         if facts == self.ambient.cluster {
             return;
         }
@@ -105,6 +108,19 @@ impl Index {
         });
         self.ambient.cluster = facts;
     }
+}
+
+/// Returns why the policies of a watch are not known; `None` if they are.
+fn unknown(watch: &WatchState, unreadable: &Unreadable) -> Option<String> {
+    let kind = watch.kind;
+    if watch.too_many > 0 {
+        return Some(format!("there are too many {}", kind.plural()));
+    }
+    if !watch.is_synced && !watch.is_absent {
+        let why = watch.failure();
+        return Some(why.unwrap_or_else(|| format!("{} were not listed yet", kind.plural())));
+    }
+    unreadable.first(kind)
 }
 
 /// Returns all policies of a cluster, and the waypoints of its services.

@@ -61,10 +61,15 @@ impl Unreadable {
         });
     }
 
-    /// Returns true if an object of a kind cannot be read, or if there are too many unreadable objects to know.
-    pub(super) fn has(&self, kind: Kind) -> bool {
+    /// Returns the first object of a kind that cannot be read, and why; or that there are too many unreadable objects to know.
+    pub(super) fn first(&self, kind: Kind) -> Option<String> {
         let beginning = format!("{} ", kind.plural());
-        self.objects.len() == BROKEN_MAX || self.objects.keys().any(|object| object.starts_with(&beginning))
+        let mut of_kind = self.objects.iter().filter(|(object, _)| object.starts_with(&beginning));
+        let first = of_kind.next().map(|(object, broken)| format!("{object}: {}", broken.why));
+        first.or_else(|| {
+            (self.objects.len() == BROKEN_MAX)
+                .then(|| "too many objects of the cluster cannot be read".into())
+        })
     }
 
     pub(super) fn is_dirty(&self) -> bool {
