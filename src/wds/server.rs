@@ -21,7 +21,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
-use isthmus_xds::accepting::{Accepting, GOES_ON_ELSEWHERE};
+use isthmus_xds::accepting::Accepting;
 use isthmus_xds::budget::Budget;
 use isthmus_xds::connection::{self, Stream};
 use isthmus_xds::incoming::{CalledOn, Caller, Handshake};
@@ -273,7 +273,8 @@ impl ClientStream {
             let request = tokio::select! {
                 // The orders to end come first, then requests, which may change what is to be sent.
                 biased;
-                () = self.stopped.ordered() => Some(Err(Status::unavailable(GOES_ON_ELSEWHERE))),
+                // After another status a ztunnel waits, each time twice as long as the last time.
+                () = self.stopped.ordered() => Some(Err(Status::ok(""))),
                 () = tokio::time::sleep_until(self.ends) => Some(Err(Status::ok(""))),
                 request = self.requests.next(REQUEST_BYTES_MAX), if !self.is_half_closed => Some(request),
                 changed = changed(self.open.as_mut()) => changed.err().map(Err),

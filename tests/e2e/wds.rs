@@ -464,6 +464,22 @@ fn clients_are_shown_and_counted() {
     eventually("no client", || (world.gateway.metric("isthmus_xds_clients", &[]) == 0.0).then_some(()));
 }
 
+/// After any other status, a ztunnel waits before it connects again, each time twice as long as the last time.
+#[test]
+fn a_stream_ends_without_an_error_when_a_new_process_takes_over() {
+    let world = World::with("withoutPolicies: [east, lost]", "state: {dir: state}\ndrain: {timeout: 5s}\n");
+    let address = world.address();
+    let mut client = world.everything();
+    let held = client.first().0.held();
+    let World { gateway, tls } = world;
+    let line = crate::upgrade::Line(gateway);
+    line.upgrade();
+    assert_eq!(client.ended(), (0, String::new()));
+    let mut client = Ztunnel::open(address, &tls, &who());
+    client.begin(&held);
+    assert!(client.first().0.resources.is_empty());
+}
+
 #[test]
 fn a_renewed_certificate_is_presented_without_a_restart() {
     let world = World::start();
