@@ -49,6 +49,10 @@ pub struct Made {
     pub aliases: Vec<Arc<str>>,
     /// The cluster and node of a workload, as `cluster/node`.
     pub node: Option<Arc<str>>,
+    /// The names of the services that a workload serves.
+    pub serves: Vec<Arc<str>>,
+    /// The name of the service of the waypoint.
+    pub waypoint: Option<Arc<str>>,
 }
 
 /// A neighbour, as a member of one service.
@@ -114,7 +118,8 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
     let waypoint = waypoint(snapshot, found, viewer);
     let (waypoint, workload) = waypoint.unzip();
     others.extend(workload.flatten().map(|made| (made.resource.name.clone(), made)));
-    let service = service_of(snapshot, found, viewer, waypoint);
+    let mut service = service_of(snapshot, found, viewer, waypoint);
+    service.waypoint = declared_waypoint(snapshot, found, viewer).map(|key| key.to_string().into());
     Some(ServiceResources { service, members, others: others.into_values().collect(), unverifiable })
 }
 
@@ -286,8 +291,7 @@ fn waypoint(
     found: &ServiceView,
     viewer: &Viewer,
 ) -> Option<(proto::GatewayAddress, Option<Made>)> {
-    let declared = snapshot.facts_of(&viewer.cluster).and_then(|facts| waypoint_of(facts, &found.key));
-    if let Some(waypoint) = declared {
+    if let Some(waypoint) = declared_waypoint(snapshot, found, viewer) {
         return Some((by_hostname(waypoint), None));
     }
     let is_near =
@@ -304,6 +308,15 @@ fn waypoint(
         proto::GatewayAddress { destination: Some(destination), hbone_mtls_port: address.port().into() },
         workload,
     ))
+}
+
+/// Returns the service of the waypoint that the viewer's cluster declares for a service.
+fn declared_waypoint<'a>(
+    snapshot: &'a Snapshot,
+    found: &ServiceView,
+    viewer: &Viewer,
+) -> Option<&'a ServiceKey> {
+    snapshot.facts_of(&viewer.cluster).and_then(|facts| waypoint_of(facts, &found.key))
 }
 
 fn waypoint_of<'a>(facts: &'a ClusterFacts, key: &ServiceKey) -> Option<&'a ServiceKey> {
@@ -353,6 +366,8 @@ fn service_of(
         resource: Arc::new(Resource::of_type(Kind::Address.type_url(), name, &address)),
         aliases: addresses.into_iter().map(|ip| alias(network, ip)).collect(),
         node: None,
+        serves: Vec::new(),
+        waypoint: None,
     }
 }
 
@@ -480,7 +495,12 @@ pub fn neighbour(of: &Neighbour<'_>, members: &[(Arc<str>, &Member)], viewer: &V
         true => Vec::new(),
         false => addresses.iter().map(|ip| alias(&viewer.network, *ip)).collect(),
     };
-    Made { aliases, node, ..made_workload(made) }
+    let serves = members.iter().map(|(name, _)| name.clone()).collect();
+    let waypoint = match of {
+        Neighbour::Known(_, known) => known.waypoint.as_ref().map(|key| key.to_string().into()),
+        Neighbour::Member(_) => None,
+    };
+    Made { aliases, node, serves, waypoint, ..made_workload(made) }
 }
 
 /// Returns the key of a node of a cluster.
@@ -503,7 +523,7 @@ fn made_workload(workload: proto::Workload) -> Made {
     let name: Arc<str> = workload.uid.as_str().into();
     let address = proto::Address { r#type: Some(Type::Workload(workload)) };
     let resource = Arc::new(Resource::of_type(Kind::Address.type_url(), name, &address));
-    Made { resource, aliases: Vec::new(), node: None }
+    Made { resource, aliases: Vec::new(), node: None, serves: Vec::new(), waypoint: None }
 }
 
 fn network_address(network: &Network, ip: IpAddr) -> proto::NetworkAddress {

@@ -68,13 +68,16 @@ impl std::fmt::Display for Refusal {
 struct Draft {
     resources: Vec<Arc<Resource>>,
     removed: Vec<Arc<str>>,
+    /// Services that follow in a response of their own, although they were sent. A ztunnel that removes a service or takes an address
+    /// from it forgets the address for all services of the namespace.
+    again: Vec<Arc<Resource>>,
     /// True if the client waits for a response, even an empty one.
     must_answer: bool,
 }
 
 impl Draft {
     fn is_empty(&self) -> bool {
-        self.resources.is_empty() && self.removed.is_empty() && !self.must_answer
+        self.resources.is_empty() && self.removed.is_empty() && self.again.is_empty() && !self.must_answer
     }
 
     /// Takes out what fits into one response.
@@ -91,7 +94,11 @@ impl Draft {
         };
         let taken = Self { resources: std::mem::replace(&mut self.resources, rest), ..Self::default() };
         // Removals follow the last resources: clients apply them in this order.
-        let removed = if self.resources.is_empty() { std::mem::take(&mut self.removed) } else { Vec::new() };
+        let mut removed = Vec::new();
+        if self.resources.is_empty() {
+            removed = std::mem::take(&mut self.removed);
+            self.resources = std::mem::take(&mut self.again);
+        }
         Self { removed, must_answer: std::mem::take(&mut self.must_answer), ..taken }
     }
 }

@@ -42,15 +42,18 @@ pub struct Table {
     pub aliases: Index,
     /// The names of workloads by cluster and node.
     pub nodes: Index,
-    /// The names of the workloads and gateways of each service, by the name of the service.
+    /// The names of the services that each workload serves, by the name of the workload.
+    pub serves: Index,
+    /// The names of the resources that a client with a resource needs, and does not ask for, by the name of that resource: of a
+    /// service its workloads and gateways, and of both the service of their waypoint.
     pub groups: Index,
     /// The registries that were not read yet.
     pub unread: Arc<Unread>,
 }
 
 impl Table {
-    /// Returns the names of the resources that a client needs that asks for this name: a resource, or an address. A service needs
-    /// its workloads and their gateways. None: nothing has the name.
+    /// Returns the names of the resources that a client needs that asks for this name: a resource, or an address, and its group.
+    /// None: nothing has the name.
     pub fn resolve(&self, name: &str) -> BTreeSet<Arc<str>> {
         let mut found = BTreeSet::new();
         let own = self.addresses.get(name).map(|resource| resource.name.clone());
@@ -195,7 +198,6 @@ impl Builder {
         if let Some(old) = old.as_ref().map(name).filter(|old| made.as_ref().map(name).as_ref() != Some(old))
         {
             self.remove(&old);
-            self.table.groups.remove(&*old);
         }
         if let Some(made) = made {
             self.put(&made.service);
@@ -217,6 +219,7 @@ impl Builder {
             for (ip, member) in &of.members {
                 names.extend(self.uids_of(*ip, member));
             }
+            names.extend(of.service.waypoint.clone());
             names.sort_unstable();
             names.dedup();
             let service = of.service.resource.name.clone();
@@ -382,6 +385,11 @@ impl Builder {
         if known.is_none_or(|known| known.version != made.resource.version) {
             self.table.addresses.insert(name.clone(), made.resource.clone());
         }
+        // The group of a service is made with its workloads.
+        if made.node.is_some() {
+            set(&mut self.table.serves, name, &made.serves);
+            set(&mut self.table.groups, name, made.waypoint.as_slice());
+        }
     }
 
     fn remove(&mut self, name: &Arc<str>) {
@@ -389,6 +397,8 @@ impl Builder {
             self.move_keys(name, &before, &Keys::default());
         }
         self.table.addresses.remove(&**name);
+        self.table.serves.remove(&**name);
+        self.table.groups.remove(&**name);
     }
 
     fn move_keys(&mut self, name: &Arc<str>, before: &Keys, after: &Keys) {
@@ -409,6 +419,14 @@ impl Builder {
 /// Returns true if the workload is the member. Of several workloads at one address, those with the member's identity are.
 fn is_member(workload: &Workload, member: &Member) -> bool {
     !workload.is_on_host_network || workload.identity.as_ref() == member.identity()
+}
+
+fn set(index: &mut Index, key: &Arc<str>, names: &[Arc<str>]) {
+    match index.get(&**key).map_or(&[][..], |known| known) {
+        known if known == names => {}
+        _ if names.is_empty() => drop(index.remove(&**key)),
+        _ => drop(index.insert(key.clone(), names.into())),
+    }
 }
 
 fn list(index: &mut Index, key: &Arc<str>, name: &Arc<str>) {

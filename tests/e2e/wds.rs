@@ -91,10 +91,12 @@ impl World {
         client
     }
 
+    /// Returns a client that has nothing, because it is on a node without workloads.
     fn on_demand(&self) -> Ztunnel {
-        let mut client = self.open(&who());
+        let mut client = self.open(&who().with("NODE_NAME", "node-9"));
         client.begin_on_demand(&[]);
-        client.first();
+        let (addresses, _) = client.first();
+        assert!(addresses.resources.is_empty() && addresses.removed.is_empty());
         client
     }
 
@@ -263,22 +265,21 @@ const CASES: [Case; 30] = [
         let port = service.message(5);
         assert_eq!((port.number(1), port.number(2), port.number(3)), (80, 8080, 1), "HTTP/1.1");
     }),
-    ("on demand, the first response has the own node's workloads, and no others", |world| {
-        let mut client = world.open(&who());
-        client.begin_on_demand(&[]);
-        assert_eq!(client.first().0.names(), [NEAR]);
-    }),
-    ("on demand, the workloads of another node do not come unasked", |world| {
-        let mut client = world.open(&who().with("NODE_NAME", "node-9"));
-        client.begin_on_demand(&[]);
-        let (addresses, _) = client.first();
-        assert!(addresses.resources.is_empty() && addresses.removed.is_empty());
-    }),
+    (
+        "on demand, the first response has the own node's workloads, and the services that they serve",
+        |world| {
+            let mut client = world.open(&who());
+            client.begin_on_demand(&[]);
+            let all = [NEAR, GATEWAY, SECOND, BEHIND, BEHIND_SECOND, SERVICE, "shop/b.mesh"];
+            assert_eq!(client.first().0.names(), all);
+        },
+    ),
+    ("on demand, the workloads of another node do not come unasked", |world| drop(world.on_demand())),
     ("a virtual address gives the service, its workloads and gateways, and itself as removed", |world| {
         let mut client = world.on_demand();
         client.ask(ADDRESS, &Ask { subscribe: &[VIP], ..Ask::default() });
         let told = client.told(ADDRESS);
-        assert_eq!(told.names(), [GATEWAY, SECOND, BEHIND, BEHIND_SECOND, SERVICE]);
+        assert_eq!(told.names(), [NEAR, GATEWAY, SECOND, BEHIND, BEHIND_SECOND, SERVICE]);
         assert_eq!(told.removed, [VIP]);
     }),
     ("a service by name has its very name", |world| {
@@ -289,17 +290,17 @@ const CASES: [Case; 30] = [
         assert!(told.removed.is_empty());
     }),
     ("an address of a workload gives the workload", |world| {
-        let mut client = world.open(&who().with("NODE_NAME", "node-9"));
-        client.begin_on_demand(&[]);
-        client.first();
+        let mut client = world.on_demand();
         client.ask(ADDRESS, &Ask { subscribe: &["east/10.0.0.1"], ..Ask::default() });
         let told = client.told(ADDRESS);
         assert_eq!((told.names(), &*told.removed[0]), (vec![NEAR], "east/10.0.0.1"));
     }),
     ("a key of a workload gives the workload again, although the client has it", |world| {
         let mut client = world.on_demand();
-        client.ask(ADDRESS, &Ask { subscribe: &[NEAR], ..Ask::default() });
-        assert_eq!(client.told(ADDRESS).names(), [NEAR]);
+        for _ in 0..2 {
+            client.ask(ADDRESS, &Ask { subscribe: &[NEAR], ..Ask::default() });
+            assert_eq!(client.told(ADDRESS).names(), [NEAR]);
+        }
     }),
     ("an unknown name is answered at once, as removed", |world| {
         let mut client = world.on_demand();
@@ -396,6 +397,56 @@ fn changes_reach_clients_in_one_response_each() {
     );
 }
 
+/// A ztunnel that removes a service forgets its address for all services of the namespace, also for one that it has just got.
+#[test]
+fn a_service_that_takes_over_an_address_is_sent_again() {
+    let world = World::start();
+    let (mut all, mut some) = (world.everything(), world.on_demand());
+    let held = all.first().0.held();
+    some.ask(ADDRESS, &Ask { subscribe: &[VIP], ..Ask::default() });
+    some.told(ADDRESS);
+    world.write("west.yaml", "services: []\n");
+    for client in [&mut all, &mut some] {
+        client.told(ADDRESS);
+    }
+    world.write("east.yaml", &EAST.replace("a.mesh", "renamed.mesh"));
+    for client in [&mut all, &mut some] {
+        let told = client.told(ADDRESS);
+        assert!(told.resources.contains_key("shop/renamed.mesh"), "{:?}", told.names());
+        assert_eq!(told.removed, [SERVICE]);
+        let told = client.told(ADDRESS);
+        assert_eq!((told.names(), told.removed.len()), (vec!["shop/renamed.mesh"], 0));
+        assert_eq!(told.service("shop/renamed.mesh").message(4).bytes(2), [240, 0, 0, 1]);
+    }
+    // Also over a new stream.
+    let mut client = world.open(&who());
+    client.begin(&held);
+    let told = client.first().0;
+    assert!(told.removed.contains(&SERVICE.to_owned()), "{:?}", told.removed);
+    assert_eq!(client.told(ADDRESS).names(), ["shop/renamed.mesh"]);
+    client.gets_nothing();
+}
+
+/// A ztunnel does not ask for a service that it has, so that the service must be whole.
+#[test]
+fn a_service_that_came_unasked_stays_whole() {
+    let world = World::start();
+    let mut client = world.open(&who());
+    client.begin_on_demand(&[]);
+    let held = client.first().0.held();
+    let more =
+        "10.0.0.2, tunnel: hbone, identity: 'spiffe://cluster.local/ns/shop/sa/a'}, {address: 10.0.0.1,";
+    world.write("east.yaml", &EAST.replacen("10.0.0.1,", more, 1));
+    let told = client.told(ADDRESS);
+    assert!(told.resources.contains_key("Endpoint/east/10.0.0.2"), "{:?}", told.names());
+    drop(client);
+    // Also over a new stream.
+    let mut client = world.open(&who());
+    client.begin_on_demand(&held);
+    let told = client.first().0;
+    assert!(told.resources.contains_key("Endpoint/east/10.0.0.2"), "{:?}", told.names());
+}
+
 #[test]
 fn a_name_that_was_unknown_is_sent_once_it_exists() {
     let world = World::start();
@@ -422,6 +473,7 @@ fn a_client_on_demand_that_returns_keeps_its_names() {
     client.begin_on_demand(&held);
     let told = client.first().0;
     assert_eq!((told.names().len(), told.removed.clone()), (0, vec!["shop/gone.mesh".to_owned()]));
+    assert_eq!(client.told(ADDRESS).names(), [SERVICE], "the client may have forgotten its address");
     world.write("west.yaml", &west(6));
     assert_eq!(client.told(ADDRESS).names(), [BEHIND, BEHIND_SECOND, SERVICE], "without asking again");
 }

@@ -166,10 +166,10 @@ fn pods_are_workloads_of_their_nodes_and_services() {
     assert_eq!(web.messages(22)[0].text(1), service);
     assert!(!addresses.workload(CALLER).has(22), "it serves nothing");
     assert_eq!(addresses.service(service).message(4).bytes(2), [10, 96, 0, 9]);
-    // On demand, the pods of the own node come unasked, and go when they go.
+    // On demand, the pods of the own node come unasked with the services that they serve, and go when they go.
     let mut client = world.open(&who());
     client.begin_on_demand(&[]);
-    assert_eq!(client.first().0.names(), [CALLER, WEB]);
+    assert_eq!(client.first().0.names(), [CALLER, WEB, service]);
     world.fake.delete("pods", "shop/caller");
     assert_eq!(client.told(ADDRESS).removed, [CALLER]);
     world.fake.put(&pod("new", "10.0.0.8", "node-1", &json!({})));
@@ -263,4 +263,37 @@ fn services_and_workloads_that_use_a_waypoint_name_it() {
     );
     world.fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "none"})));
     assert!(!client.told(ADDRESS).service("shop/web.shop.svc.cluster.local").has(7));
+}
+
+/// A ztunnel does not ask for a waypoint that a resource names by its host name: without it, the calls fail.
+#[test]
+fn a_waypoint_comes_with_what_uses_it() {
+    let world = World::start(|fake| {
+        fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "gate"})));
+        fake.put(&pod("gate-1", "10.0.0.9", "node-2", &json!({})));
+        fake.put(&json!({"kind": "Service", "metadata": {"name": "gate", "namespace": "shop", "labels": {"istio.io/use-waypoint": "none"}},
+            "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": [{"name": "mesh", "port": 15008}]}}));
+        fake.put(&json!({"kind": "EndpointSlice", "metadata": {"name": "gate-1", "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": "gate"}},
+            "addressType": "IPv4", "ports": [{"name": "mesh", "port": 15008, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": true},
+                "targetRef": {"kind": "Pod", "uid": format!("{:0>32}", "10009")}}]}));
+    });
+    let (web, gate) = ("shop/web.shop.svc.cluster.local", "shop/gate.shop.svc.cluster.local");
+    let mut client = world.open(&who().with("NODE_NAME", "node-9"));
+    client.begin_on_demand(&[]);
+    assert!(client.first().0.resources.is_empty());
+    client.ask(ADDRESS, &Ask { subscribe: &[web], ..Ask::default() });
+    assert_eq!(client.told(ADDRESS).names(), ["east//Pod/shop/gate-1", WEB, gate, web]);
+    // A pod with a waypoint of its own.
+    world.fake.put(&pod("other", "10.0.0.7", "node-2", &json!({"istio.io/use-waypoint": "gate"})));
+    let mut client = world.open(&who().with("NODE_NAME", "node-9"));
+    client.begin_on_demand(&[]);
+    client.first();
+    let of_pod = eventually("the pod names its waypoint", || {
+        client.ask(ADDRESS, &Ask { subscribe: &["net-east/10.0.0.7"], ..Ask::default() });
+        let told = client.told(ADDRESS);
+        told.resources.contains_key(gate).then_some(told)
+    });
+    assert!(of_pod.resources.contains_key("east//Pod/shop/gate-1"), "{:?}", of_pod.names());
 }

@@ -2,8 +2,9 @@
 //!
 //! On demand, a client waits until a response has a resource of the very name that it asked for, or has the name among the removed
 //! ones. A name of the form `network/address` is of no resource: it is answered by the resources at the address and, as removed, by
-//! itself, which removes nothing. A client never asks for the workloads of its own node, nor for gateways, and a name that it
-//! has from an earlier stream it does not ask for again.
+//! itself, which removes nothing. A client never asks for what it has, also from an earlier stream, so that it gets all of the
+//! group of each resource that it has (see [`Table::groups`]) and every change of it. Nor does it ask for the workloads of its own
+//! node, and the services that those serve: calls through a gateway arrive under the name of the service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -179,7 +180,7 @@ impl Subscription {
                         wanted.insert(found.clone());
                     });
                 }
-                for name in wanted {
+                for name in named.with_groups(table, wanted) {
                     let Some(resource) = table.addresses.get(&*name) else { continue };
                     if !named.earlier.contains_key(&name)
                         && named.sent.insert(name, resource.version) != Some(resource.version)
@@ -190,6 +191,13 @@ impl Subscription {
             }
         }
         draft.must_answer |= !draft.removed.is_empty();
+        for name in left_with_lost_addresses(self.seen.as_deref(), table, draft) {
+            let has = match &self.wants {
+                Wants::Everything(_) => true,
+                Wants::Names(named) => named.sent.contains_key(&name),
+            };
+            draft.again.extend(table.addresses.get(&*name).filter(|_| has).cloned());
+        }
         self.seen = Some(table.clone());
     }
 }
@@ -240,9 +248,66 @@ impl Named {
                 wanted.extend(table.resolve(name));
             }
         }
-        wanted.extend(table.nodes.get(&**node).into_iter().flat_map(|names| names.iter().cloned()));
+        for name in groups.iter().filter(|name| self.sent.contains_key(*name)) {
+            wanted.extend(table.resolve(name));
+        }
+        for workload in table.nodes.get(&**node).into_iter().flat_map(|names| names.iter()) {
+            wanted.extend(table.serves.get(&**workload).into_iter().flat_map(|names| names.iter().cloned()));
+            wanted.insert(workload.clone());
+        }
         wanted
     }
+
+    /// Adds the groups of those resources that the client does not have yet. The groups of the others are up to date.
+    fn with_groups(&self, table: &Table, wanted: BTreeSet<Arc<str>>) -> BTreeSet<Arc<str>> {
+        let mut open: Vec<Arc<str>> =
+            wanted.iter().filter(|name| !self.sent.contains_key(*name)).cloned().collect();
+        let mut all = wanted;
+        while let Some(name) = open.pop() {
+            for needed in table.groups.get(&*name).into_iter().flat_map(|names| names.iter()) {
+                if all.insert(needed.clone()) && !self.sent.contains_key(needed) {
+                    open.push(needed.clone());
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Returns the services whose addresses a client forgets when it applies the draft (see [`Draft::again`]): those at the addresses
+/// that other services have left since the table `seen`. Which addresses services had in an earlier stream is not known, so that
+/// these are all services of the namespace of one that is removed.
+fn left_with_lost_addresses(seen: Option<&Table>, table: &Table, draft: &Draft) -> BTreeSet<Arc<str>> {
+    let Some(seen) = seen else {
+        let namespaces: BTreeSet<&str> = draft
+            .removed
+            .iter()
+            .filter_map(|name| service_parts(name))
+            .map(|(namespace, _)| namespace)
+            .collect();
+        if namespaces.is_empty() {
+            return BTreeSet::new();
+        }
+        let with_address = table.aliases.iter().flat_map(|(_, names)| names.iter());
+        let of_namespaces = with_address
+            .filter(|name| service_parts(name).is_some_and(|(namespace, _)| namespaces.contains(namespace)));
+        return of_namespaces.cloned().collect();
+    };
+    let same = |one: &Arc<[Arc<str>]>, other: &Arc<[Arc<str>]>| Arc::ptr_eq(one, other) || one == other;
+    let mut left = BTreeSet::new();
+    for alias in table.aliases.changed_since(&seen.aliases, same) {
+        let Some(now) = table.aliases.get(&*alias) else { continue };
+        let before = seen.aliases.get(&*alias).map(|names| &**names).unwrap_or_default();
+        if before.iter().any(|name| service_parts(name).is_some() && !now.contains(name)) {
+            left.extend(now.iter().filter(|name| service_parts(name).is_some()).cloned());
+        }
+    }
+    left
+}
+
+/// Returns the namespace and the host name if the name is of a service.
+fn service_parts(name: &str) -> Option<(&str, &str)> {
+    name.split_once('/').filter(|(_, hostname)| !hostname.contains('/') && read_alias(name).is_none())
 }
 
 /// Answers the question for a name: calls `add` with the names of the resources that the client needs.
@@ -268,8 +333,7 @@ fn may_come(unread: &Unread, name: &str) -> bool {
     let hostname = match name.strip_prefix("SplitHorizon/") {
         // The number of a port may be the last part.
         Some(rest) => rest.rsplit('/').find(|part| part.parse::<u16>().is_err()),
-        None if name.matches('/').count() == 1 => name.split('/').nth(1),
-        None => None,
+        None => service_parts(name).map(|(_, hostname)| hostname),
     };
     match hostname {
         Some(hostname) => unread.may_have(hostname) && !unread.is_changed(hostname),
