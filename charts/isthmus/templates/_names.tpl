@@ -111,6 +111,7 @@ annotations:
       "meshConfig" (and $registry $kubernetes.meshConfig)
       "leader" (and $registry $kubernetes.serviceExports.conditions)
       "gatewayApi" (and $registry (eq .role "gateway") (ne $kubernetes.gatewayApi.class ""))
+      "wds" (and $registry (ne (dig "xds" "wds" "" (default dict $values.config) | toString) ""))
       "secrets" $secrets
       "token" (or $registry $secrets)
     | toJson -}}

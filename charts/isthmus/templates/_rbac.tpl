@@ -55,6 +55,24 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
+{{/* What ztunnels need of the cluster: their tokens are reviewed, and policies pass through. The WDS server reads all namespaces. */}}
+{{- define "isthmus.role.wds" -}}
+{{- $features := include "isthmus.role.features" . | fromJson }}
+{{- if $features.wds }}
+{{- if $features.only }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+{{- end }}
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [security.istio.io]
+  resources: [authorizationpolicies, peerauthentications]
+  verbs: [list, watch]
+{{- end }}
+{{- end }}
+
 {{/* What the ClusterRole has of the registry. */}}
 {{- define "isthmus.role.cluster" -}}
 {{- $features := include "isthmus.role.features" . | fromJson -}}
@@ -69,6 +87,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
   resources: [gatewayclasses/status]
   verbs: [patch]
 {{- end }}
+{{- include "isthmus.role.wds" . }}
 {{- if not $features.only }}
 {{ include "isthmus.role.services" . }}
 {{- include "isthmus.role.gateways" . }}
