@@ -418,13 +418,27 @@ fn a_service_that_takes_over_an_address_is_sent_again() {
         assert_eq!((told.names(), told.removed.len()), (vec!["shop/renamed.mesh"], 0));
         assert_eq!(told.service("shop/renamed.mesh").message(4).bytes(2), [240, 0, 0, 1]);
     }
-    // Also over a new stream.
+    // Also over a new stream, on which the server does not know what addresses the services of the client have.
     let mut client = world.open(&who());
     client.begin(&held);
     let told = client.first().0;
     assert!(told.removed.contains(&SERVICE.to_owned()), "{:?}", told.removed);
     assert_eq!(client.told(ADDRESS).names(), ["shop/renamed.mesh"]);
     client.gets_nothing();
+    let mut held = all_of(&world);
+    held.iter_mut()
+        .filter(|(name, _)| name == "shop/b.mesh")
+        .for_each(|(_, version)| *version = "old".into());
+    let mut client = world.open(&who());
+    client.begin(&held);
+    assert_eq!(client.first().0.names(), ["shop/b.mesh"]);
+    assert_eq!(client.told(ADDRESS).names(), ["shop/renamed.mesh"], "it may have the address of `b.mesh`");
+    client.gets_nothing();
+}
+
+/// Returns what a client has that has everything.
+fn all_of(world: &World) -> Vec<(String, String)> {
+    world.everything().first().0.held()
 }
 
 /// A ztunnel does not ask for a service that it has, so that the service must be whole.

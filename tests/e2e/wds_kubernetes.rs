@@ -188,15 +188,26 @@ fn policies_pass_through_whole_and_at_once() {
     assert_eq!(source.text(1), "cluster.local/ns/shop/sa/bad");
     assert!(!addresses.workload(WEB).has(16), "no policy selects it");
     // A policy with a selector comes before the workload that names it.
-    let begun = Instant::now();
     let selecting = json!({"selector": {"matchLabels": {"app": "web"}}, "rules": [{"to": [{"operation": {"ports": ["8080"]}}]}]});
     world.fake.put(&policy("web", &selecting));
     let told = client.told(AUTHORIZATION);
-    assert_eq!((told.names(), begun.elapsed() < Duration::from_secs(5)), (vec!["shop/web"], true));
+    assert_eq!(told.names(), ["shop/web"]);
     let ports = told.resources["shop/web"].1.message(5).message(1).message(2).numbers(9);
     assert_eq!(ports, [8080]);
     let told = client.told(ADDRESS);
     assert_eq!((told.names(), told.workload(WEB).texts(16)), (vec![WEB], vec!["shop/web".to_owned()]));
+    // A changed policy arrives within a second. The fastest of a few changes counts, because the machine may be busy.
+    let took = (1..=3).map(|port| {
+        let begun = Instant::now();
+        let changed = json!({"selector": {"matchLabels": {"app": "web"}}, "rules": [{"to": [{"operation": {"ports": [port.to_string()]}}]}]});
+        world.fake.put(&policy("web", &changed));
+        let told = client.told(AUTHORIZATION);
+        let rule = told.resources["shop/web"].1.message(5);
+        assert_eq!(rule.message(1).message(2).numbers(9), [port]);
+        begun.elapsed()
+    });
+    let fastest = took.min().expect("three changes");
+    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
     // A mesh that is strict refuses plain connections at each workload.
     world.fake.put(&mtls("istio-system", &json!({"mtls": {"mode": "STRICT"}})));
     let told = client.told(ADDRESS);

@@ -149,6 +149,7 @@ impl Subscription {
             return;
         }
         let asked = std::mem::take(&mut self.asked);
+        let (.., earlier) = self.overview();
         let withholds = |name: &str| may_come(&table.unread, name);
         match &mut self.wants {
             Wants::Everything(held) => {
@@ -191,7 +192,12 @@ impl Subscription {
             }
         }
         draft.must_answer |= !draft.removed.is_empty();
-        for name in left_with_lost_addresses(self.seen.as_deref(), table, draft) {
+        let left = match self.seen.as_deref() {
+            _ if earlier > 0 => with_address_in_namespaces(table, draft),
+            Some(seen) => left_at_addresses(seen, table),
+            None => BTreeSet::new(),
+        };
+        for name in left {
             let has = match &self.wants {
                 Wants::Everything(_) => true,
                 Wants::Names(named) => named.sent.contains_key(&name),
@@ -274,25 +280,8 @@ impl Named {
     }
 }
 
-/// Returns the services whose addresses a client forgets when it applies the draft (see [`Draft::again`]): those at the addresses
-/// that other services have left since the table `seen`. Which addresses services had in an earlier stream is not known, so that
-/// these are all services of the namespace of one that is removed.
-fn left_with_lost_addresses(seen: Option<&Table>, table: &Table, draft: &Draft) -> BTreeSet<Arc<str>> {
-    let Some(seen) = seen else {
-        let namespaces: BTreeSet<&str> = draft
-            .removed
-            .iter()
-            .filter_map(|name| service_parts(name))
-            .map(|(namespace, _)| namespace)
-            .collect();
-        if namespaces.is_empty() {
-            return BTreeSet::new();
-        }
-        let with_address = table.aliases.iter().flat_map(|(_, names)| names.iter());
-        let of_namespaces = with_address
-            .filter(|name| service_parts(name).is_some_and(|(namespace, _)| namespaces.contains(namespace)));
-        return of_namespaces.cloned().collect();
-    };
+/// Returns the services at the addresses that other services have left since the table `seen`.
+fn left_at_addresses(seen: &Table, table: &Table) -> BTreeSet<Arc<str>> {
     let same = |one: &Arc<[Arc<str>]>, other: &Arc<[Arc<str>]>| Arc::ptr_eq(one, other) || one == other;
     let mut left = BTreeSet::new();
     for alias in table.aliases.changed_since(&seen.aliases, same) {
@@ -303,6 +292,18 @@ fn left_with_lost_addresses(seen: Option<&Table>, table: &Table, draft: &Draft) 
         }
     }
     left
+}
+
+/// Returns the services with an address in the namespaces of the services of a draft: for a client that has resources of an earlier
+/// stream, because nothing tells which addresses its services had.
+fn with_address_in_namespaces(table: &Table, draft: &Draft) -> BTreeSet<Arc<str>> {
+    let drafted = draft.resources.iter().map(|resource| &resource.name).chain(&draft.removed);
+    let namespaces: BTreeSet<&str> =
+        drafted.filter_map(|name| service_parts(name)).map(|(namespace, _)| namespace).collect();
+    let is_in =
+        |name: &&Arc<str>| service_parts(name).is_some_and(|(namespace, _)| namespaces.contains(namespace));
+    let all = table.aliases.iter().filter(|_| !namespaces.is_empty()).flat_map(|(_, names)| names.iter());
+    all.filter(is_in).cloned().collect()
 }
 
 /// Returns the namespace and the host name if the name is of a service.
