@@ -14,7 +14,8 @@
 //!
 //! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A gap in a download looks the
 //! same, so a shorter pause counts only if the client has sent something in each of the last two seconds: then it is one that asks
-//! again and again, and none that has just asked for a download. A connection that carries CONNECT streams gets a GOAWAY when it is due, and ends with its last stream.
+//! again and again, and none that has just asked for a download. A connection that carries CONNECT streams gets a GOAWAY when it is
+//! due, and ends with its last stream.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -69,9 +70,9 @@ impl Retirement {
         [self.aged.get(), self.drained.get()].into_iter().filter(|due| *due > 0).min()
     }
 
-    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks_again` is true if the
-    /// client has sent something in each of the last two ticks, and `last_tries` is the tick from which the gateway, if it stops, closes
-    /// connections in shorter pauses.
+    /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks_again` is true if the client has sent
+    /// something in each of the last two ticks, and `last_tries` is the tick from which the gateway, if it stops, closes connections in
+    /// shorter pauses.
     pub(super) fn step(&self, now: u32, moved: u32, asks_again: bool, last_tries: Option<u32>) -> Step {
         let Some(due) = self.due() else { return Step::Stay };
         if now < due {
