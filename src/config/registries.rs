@@ -8,7 +8,7 @@ use std::sync::Arc;
 use isthmus_aggregator::spec::etcd::{EtcdSpec, Login};
 use isthmus_aggregator::spec::kubernetes::{
     AccessSpec, ClusterSource, ClustersSpec, GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec,
-    NamespaceChoice,
+    NamespaceChoice, ServiceImports,
 };
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_document::problem::{Path, Position, Problems};
@@ -149,6 +149,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         export_writer: None,
         ambient: false,
         gateway_api: None,
+        import_writer: None,
     }
 }
 
@@ -175,28 +176,34 @@ pub(super) fn read_for_ztunnels(registries: &mut [RegistrySpec]) {
 }
 
 /// Gives the registries that write to their API servers the node's name and namespace, under which they hold a Lease. The registry
-/// of the node's own cluster writes the conditions of ServiceExports, if an export rule requires them.
+/// of the node's own cluster writes the conditions of ServiceExports, if an export rule requires them. A registry with
+/// `serviceImports` writes ServiceImports, whatever its cluster.
 pub(super) fn with_writers(
     mut registries: Vec<RegistrySpec>,
     node: &policy::Node,
     exports: &[Arc<ExportRule>],
 ) -> Vec<RegistrySpec> {
     let or = |text: &Arc<str>, other: &str| if text.is_empty() { other.into() } else { text.clone() };
+    let clusters: Vec<Option<ClusterId>> = registries.iter().filter_map(cluster_of).collect();
+    let knows = |own: &ClusterId| match clusters.iter().any(|cluster| cluster.as_ref() != Some(own)) {
+        true => Knows::OtherClusters,
+        false => Knows::OwnCluster,
+    };
     for registry in &mut registries {
-        if let RegistryKind::Kubernetes(KubernetesSpec { gateway_api: Some(spec), .. }) = &mut registry.kind {
-            spec.writer.namespace = or(&node.namespace, &spec.writer.namespace);
-            spec.writer.holder = or(&node.name, &spec.writer.holder);
+        let RegistryKind::Kubernetes(spec) = &mut registry.kind else { continue };
+        if let Some(writer) = &mut spec.import_writer {
+            writer.knows = knows(&registry.cluster);
+        }
+        let writers = spec.gateway_api.iter_mut().map(|spec| &mut spec.writer);
+        for writer in writers.chain(&mut spec.import_writer) {
+            writer.namespace = or(&node.namespace, &writer.namespace);
+            writer.holder = or(&node.name, &writer.holder);
         }
     }
     if !exports.iter().any(|rule| rule.marked == Some(MarkCondition::ServiceExport)) {
         return registries;
     }
-    let is_other = |registry: &RegistrySpec| match &registry.kind {
-        RegistryKind::Kubernetes(_) => registry.cluster != node.cluster,
-        RegistryKind::KubernetesClusters(_) => true,
-        RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => false,
-    };
-    let knows = if registries.iter().any(is_other) { Knows::OtherClusters } else { Knows::OwnCluster };
+    let knows = knows(&node.cluster);
     for registry in registries.iter_mut().filter(|registry| registry.cluster == node.cluster) {
         if let RegistryKind::Kubernetes(spec) = &mut registry.kind {
             spec.export_writer = Some(LeaseSpec {
@@ -207,6 +214,24 @@ pub(super) fn with_writers(
         }
     }
     registries
+}
+
+/// Returns the writer of a registry in which the node is not yet named.
+fn writer_of(cluster: &KubernetesSpec) -> LeaseSpec {
+    LeaseSpec {
+        namespace: cluster.system_namespace.clone(),
+        holder: "isthmus".into(),
+        knows: Knows::OwnCluster,
+    }
+}
+
+/// Returns the cluster whose ServiceExports a registry reads; `Some(None)` for clusters that are found while the gateway runs.
+fn cluster_of(registry: &RegistrySpec) -> Option<Option<ClusterId>> {
+    match &registry.kind {
+        RegistryKind::Kubernetes(_) => Some(Some(registry.cluster.clone())),
+        RegistryKind::KubernetesClusters(_) => Some(None),
+        RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => None,
+    }
 }
 
 struct Reader<'r> {
@@ -292,7 +317,11 @@ impl Reader<'_> {
         let scope = of_kubernetes(scope, network.is_some());
         let spec = kubernetes(fields, access, &scope, mesh);
         let gateway_api = self.gateway_api(fields, &spec, at);
-        let spec = KubernetesSpec { network: network.clone(), gateway_api, ..spec };
+        let import_writer = match fields.get(&keys::Kubernetes::SERVICE_IMPORTS) {
+            ServiceImports::Off => None,
+            ServiceImports::Write => Some(writer_of(&spec)),
+        };
+        let spec = KubernetesSpec { network: network.clone(), gateway_api, import_writer, ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
@@ -325,11 +354,7 @@ impl Reader<'_> {
             class: of.get(&keys::GatewayApi::CLASS).unwrap_or_default(),
             ports: self.gateway_ports.iter().map(|port| port.port).collect(),
             addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
-            writer: LeaseSpec {
-                namespace: cluster.system_namespace.clone(),
-                holder: "isthmus".into(),
-                knows: Knows::OwnCluster,
-            },
+            writer: writer_of(cluster),
         })
     }
 

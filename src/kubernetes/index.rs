@@ -3,6 +3,7 @@
 
 mod ambient;
 mod conditions;
+mod imports;
 pub(super) mod items;
 mod unreadable;
 pub(super) mod watches;
@@ -125,6 +126,7 @@ impl Index {
         }
         // The policies are known only if their watches have listed all of them.
         self.tables.dirty.facts |= matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
+        self.tables.dirty.imports |= matches!(kind, Kind::ServiceImport | Kind::Namespace);
     }
 
     fn put(&mut self, watch: WatchId, kind: Kind, object: &Object) {
@@ -150,6 +152,7 @@ impl Index {
         dirty.is_all
             || dirty.gateways
             || ambient
+            || (dirty.imports && self.tables.spec.import_writer.is_some())
             || !dirty.services.is_empty()
             || !dirty.gateway_api.is_empty()
             || self.unreadable.is_dirty()
@@ -176,6 +179,7 @@ impl Index {
         self.ambient = SentAmbient::default();
         (self.tables.dirty.facts, self.tables.dirty.all_pods) = (true, true);
         self.tables.dirty.is_all = true;
+        self.tables.dirty.imports = true;
         self.tables.dirty.gateways = true;
         self.tables.dirty.gateway_api.is_all = self.tables.spec.gateway_api.is_some();
         self.gateway_api.begin_listing();
@@ -267,7 +271,7 @@ impl Index {
         for (_, service) in self.tables.services.iter() {
             external += usize::from(service.class == ServiceClass::ExternalName);
             hidden += usize::from(matches!(service.unmarkable, Some(Unmarkable::Hidden(_))));
-            other_ports += service.other_ports;
+            other_ports += service.other_ports();
         }
         let mut withheld: BTreeMap<Withheld, usize> = BTreeMap::new();
         for (why, count) in self.withheld.values().flatten() {

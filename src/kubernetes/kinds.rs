@@ -19,7 +19,7 @@ pub(super) mod reference_grant;
 mod secret;
 pub(super) mod service;
 pub(super) mod service_export;
-mod service_import;
+pub(super) mod service_import;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -322,6 +322,8 @@ pub(super) struct Dirty {
     pub(super) all_pods: bool,
     /// True if the policies and waypoints have to be collected again.
     pub(super) facts: bool,
+    /// True if the imports or the namespaces may have changed.
+    pub(super) imports: bool,
 }
 
 impl Dirty {

@@ -13,6 +13,7 @@ use super::access::{Found, find};
 use super::client::{Client, Fault};
 use super::exports::{self, ExportWriter, Exports};
 use super::gateway_api::writer::{self, Due, StatusWriter};
+use super::imports::{self, ImportWriter, Imports};
 use super::index::Index;
 use super::index::watches::{Failures, WatchState};
 use super::kinds::{ConfigMap, Kind};
@@ -111,6 +112,10 @@ struct Session {
     due: Option<watch::Sender<Arc<Due>>>,
     /// The result of the last attempt to write the status of objects of the Gateway API.
     status_writing: watch::Receiver<Writing>,
+    /// The imports and namespaces for the task that writes ServiceImports; `None`: this registry writes none.
+    imports: Option<watch::Sender<Arc<Imports>>>,
+    /// The result of the last attempt to write ServiceImports.
+    import_writing: watch::Receiver<Writing>,
     /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
     /// was listed again.
     relisted: Option<(SystemTime, &'static str)>,
@@ -276,6 +281,7 @@ impl Follower {
         };
         session.renew_exports();
         session.renew_due();
+        session.renew_imports();
         if changes.is_empty() {
             return Ok(());
         }
@@ -420,11 +426,19 @@ impl Session {
         let way = Arc::new(Way::default());
         let (writing, export_writing) = watch::channel(Writing::default());
         let (exports, wanted) = watch::channel(Arc::default());
+        let known = (cluster.clone(), world.clone());
         let writer = spec.export_writer.clone().map(|writer| {
-            let known = (cluster.clone(), world.clone());
+            let known = known.clone();
             let writer = ExportWriter::new(client.clone(), writer, known, wanted, writing);
             scope.spawn(writer.run(stop.receiver())).abort_handle()
         });
+        let (writing, import_writing) = watch::channel(Writing::default());
+        let (imports, there) = watch::channel(Arc::default());
+        let import_writer = spec.import_writer.clone().map(|writer| {
+            let writer = ImportWriter::new(client.clone(), writer, known, there, writing);
+            scope.spawn(writer.run(stop.receiver())).abort_handle()
+        });
+        let imports = import_writer.as_ref().map(|_| imports);
         let (writing, status_writing) = watch::channel(Writing::default());
         let (due, wanted) = watch::channel(Arc::default());
         let status_writer = spec.gateway_api.as_ref().map(|spec| {
@@ -439,11 +453,13 @@ impl Session {
             scope.spawn(watcher.run()).abort_handle()
         });
         Ok(Self {
-            tasks: tasks.chain(writer).chain(status_writer).collect(),
+            tasks: tasks.chain(writer).chain(import_writer).chain(status_writer).collect(),
             exports,
             export_writing,
             due,
             status_writing,
+            imports,
+            import_writing,
             index: Index::new(spec, cluster, trust_domain, watches),
             client,
             way,
@@ -489,6 +505,14 @@ impl Session {
         let Some(exports) = &self.exports else { return };
         if let Some(wanted) = self.index.new_conditions() {
             exports.send_replace(Arc::new(wanted));
+        }
+    }
+
+    /// Sends the imports and namespaces to the task that writes ServiceImports, if they have changed.
+    fn renew_imports(&mut self) {
+        let Some(imports) = &self.imports else { return };
+        if let Some(new) = self.index.new_imports() {
+            imports.send_replace(Arc::new(new));
         }
     }
 
@@ -551,6 +575,8 @@ impl Session {
         report.problems.extend(self.client.clock.problem());
         self.export_writing.borrow().describe(&exports::DUTY, report);
         self.status_writing.borrow().describe(&writer::DUTY, report);
+        self.import_writing.borrow().describe(&imports::DUTY, report);
+        self.index.describe_imports(report);
         report.problems.extend(self.index.unusable_exports());
         report.policies_unknown = self.index.policies_unknown();
         report.problems.extend(self.index.gateway_notes.iter().cloned());

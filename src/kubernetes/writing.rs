@@ -100,6 +100,10 @@ impl<K: Ord> Refused<K> {
         self.0.len()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

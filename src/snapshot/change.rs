@@ -184,6 +184,22 @@ pub struct Export {
     /// The IP families of the service in order of name, with commas between them.
     #[serde(default)]
     pub ip_families: Arc<str>,
+    /// The ports of the service, those of other protocols than TCP included.
+    #[serde(default)]
+    pub ports: Box<[ExportedPort]>,
+}
+
+/// A port of an exported service, as its cluster defines it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExportedPort {
+    /// The name; empty if the service's only port has no name.
+    pub name: Arc<str>,
+    /// The number.
+    pub port: u16,
+    /// The transport protocol: `TCP`, `UDP` or `SCTP`.
+    pub protocol: Arc<str>,
+    /// The `appProtocol`; empty if the port has none.
+    pub app_protocol: Arc<str>,
 }
 
 /// The kind of an object that marks a service.

@@ -6,6 +6,9 @@ use isthmus_model::endpoint::Labels;
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServicePort;
 
+/// The domain of the names under which a service is known in all clusters that export it.
+pub const DOMAIN: &str = "clusterset.local";
+
 /// The largest number of ports that a message lists; further ports are only counted.
 const PORTS_SHOWN: usize = 10;
 

@@ -8,7 +8,8 @@
 //!   [`gateway_api`] and [`gateway_table`] (Gateways and routes of the Gateway API), `listener_routes`.
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`]. For ztunnels alone: [`ambient`].
-//! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`peer`], [`trust_roots`]. [`listing`]: the
+//! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`clusterset_service`], [`peer`],
+//!   [`trust_roots`]. [`listing`]: the
 //!   services of one document.
 //! - Addresses of imported services: [`virtual_addresses`].
 //! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`], [`missing`].
@@ -21,6 +22,7 @@ pub mod build;
 pub mod candidates;
 pub mod change;
 pub mod clusterset;
+pub mod clusterset_service;
 pub mod decision;
 pub mod delta;
 pub mod dialled;

@@ -128,7 +128,7 @@ impl Part {
     }
 
     /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
-    fn exported(&self) -> Option<Exported<'_>> {
+    pub(super) fn exported(&self) -> Option<Exported<'_>> {
         let export = self.marks.iter().find_map(|mark| mark.export.as_deref())?;
         Some(Exported { cluster: &self.origin.cluster, export, ports: &self.service.ports })
     }

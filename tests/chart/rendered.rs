@@ -310,6 +310,15 @@ fn each_right_comes_with_its_feature_alone() {
     let objects = helm.objects(Some(&set("8-namespaced")), &["--set-json", wds]);
     let whole = ["/namespaces", "/nodes", "/pods"].map(read);
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), sorted([&whole[..], &of_wds].concat()));
+    // So does writing ServiceImports, which also needs rules for the imports themselves.
+    let objects = render(&["--set", &format!("{none},kubernetes.serviceImports.write=true")]);
+    let imports = ["serviceimports get,create,patch,delete", "serviceimports/status patch"]
+        .map(|rule| format!("multicluster.x-k8s.io/{rule}"));
+    assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), sorted([&base[..], &imports].concat()));
+    assert_eq!(
+        rules(object(&objects, "Role", &format!("{RELEASE}-leader")))[1],
+        "coordination.k8s.io/leases get,update isthmus-service-imports"
+    );
     // A GatewayClass needs rules for its objects and their status, and for the Lease of the replica that writes it.
     let objects = render(&["--set", &format!("{none},kubernetes.gatewayApi.class=isthmus")]);
     let group = "gateway.networking.k8s.io";

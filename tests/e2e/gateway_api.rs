@@ -16,12 +16,12 @@ use crate::support::kube_client::{at, becomes};
 use crate::support::pki::PKI;
 use crate::support::{eventually, namespace, within};
 
-const API: &str = "gateway.networking.k8s.io/v1";
+pub(crate) const API: &str = "gateway.networking.k8s.io/v1";
 /// A time in which the status of every object is written.
 const SETTLED: Duration = Duration::from_secs(6);
 
 /// Starts a cluster with the CRDs, the class `isthmus` and the namespaces infra, shop and other.
-fn start() -> Option<Cluster> {
+pub(crate) fn start() -> Option<Cluster> {
     let cluster = without_crds()?;
     cluster.install_crds();
     class(&cluster, "isthmus", "isthmus.io/gateway-controller");
@@ -53,7 +53,7 @@ fn class(cluster: &Cluster, name: &str, controller: &str) {
     );
 }
 
-fn put(cluster: &Cluster, kind: &str, key: &str, spec: Value) {
+pub(crate) fn put(cluster: &Cluster, kind: &str, key: &str, spec: Value) {
     let (namespace, name) = key.split_once('/').expect("a namespace and a name");
     cluster.admin().apply(
         &json!({"apiVersion": API, "kind": kind, "metadata": {"namespace": namespace, "name": name}, "spec": spec}),
@@ -61,7 +61,7 @@ fn put(cluster: &Cluster, kind: &str, key: &str, spec: Value) {
 }
 
 /// Returns a listener for routes of all namespaces.
-fn listener(name: &str, port: u16, protocol: &str) -> Value {
+pub(crate) fn listener(name: &str, port: u16, protocol: &str) -> Value {
     let mut listener = json!({"name": name, "port": port, "protocol": protocol,
         "allowedRoutes": {"namespaces": {"from": "All"}}});
     if protocol == "TLS" {
@@ -71,7 +71,7 @@ fn listener(name: &str, port: u16, protocol: &str) -> Value {
 }
 
 /// Creates a Gateway of the class; with `address`, it requests that address.
-fn edge(cluster: &Cluster, key: &str, address: Option<&str>, listeners: Value) {
+pub(crate) fn edge(cluster: &Cluster, key: &str, address: Option<&str>, listeners: Value) {
     let mut spec = json!({"gatewayClassName": "isthmus", "listeners": listeners});
     if let Some(address) = address {
         spec["addresses"] = json!([{"type": "IPAddress", "value": address}]);
@@ -80,7 +80,7 @@ fn edge(cluster: &Cluster, key: &str, address: Option<&str>, listeners: Value) {
 }
 
 /// Creates a TLSRoute of the namespace shop to a Gateway of the namespace infra.
-fn route(cluster: &Cluster, name: &str, gateway: &str, hostnames: &[&str], backends: Value) {
+pub(crate) fn route(cluster: &Cluster, name: &str, gateway: &str, hostnames: &[&str], backends: Value) {
     put(
         cluster,
         "TLSRoute",
@@ -109,18 +109,18 @@ fn serve(cluster: &Cluster, key: &str, address: &str, name: &str, mark: &'static
     Backend::start_at(address, move |stream| tls_echo(stream, config.clone(), mark))
 }
 
-fn socket(address: &str, port: u16) -> SocketAddr {
+pub(crate) fn socket(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse::<IpAddr>().expect("an address"), port)
 }
 
 /// Returns the answer of the endpoint to which a name leads on port 443 of an address.
-fn asked(address: &str, name: &str) -> Result<String, ErrorKind> {
+pub(crate) fn asked(address: &str, name: &str) -> Result<String, ErrorKind> {
     let mut stream: Tls = tls(socket(address, 443), name).map_err(|error| error.kind())?;
     call(&mut stream, "hi").map_err(|error| error.kind())
 }
 
 #[track_caller]
-fn answers(address: &str, name: &str, wanted: &str) {
+pub(crate) fn answers(address: &str, name: &str, wanted: &str) {
     eventually(&format!("{name} at {address} answers {wanted:?}"), || {
         (asked(address, name).ok().as_deref() == Some(wanted)).then_some(())
     });
@@ -141,7 +141,14 @@ fn condition(of: &Value, kind: &str) -> String {
 
 /// Waits until an object has this condition, in the part of its status at a JSON pointer.
 #[track_caller]
-fn has(cluster: &Cluster, kinds: &str, key: &str, pointer: &str, kind: &str, wanted: &str) -> Value {
+pub(crate) fn has(
+    cluster: &Cluster,
+    kinds: &str,
+    key: &str,
+    pointer: &str,
+    kind: &str,
+    wanted: &str,
+) -> Value {
     let path = at(API, kinds, key);
     eventually(&format!("{kinds} {key} {pointer}: {kind}={wanted}"), || {
         let object = cluster.admin().get(&path);
@@ -153,7 +160,7 @@ fn has(cluster: &Cluster, kinds: &str, key: &str, pointer: &str, kind: &str, wan
 
 /// Waits until a route has this condition.
 #[track_caller]
-fn route_has(cluster: &Cluster, name: &str, kind: &str, wanted: &str) -> Value {
+pub(crate) fn route_has(cluster: &Cluster, name: &str, kind: &str, wanted: &str) -> Value {
     has(cluster, "tlsroutes", &format!("shop/{name}"), "/parents/0", kind, wanted)
 }
 

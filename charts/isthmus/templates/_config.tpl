@@ -225,6 +225,9 @@ registries:
       {{- else if $kubernetes.gateways.namespaces }}
       gateways: {namespaces: {{ toJson $kubernetes.gateways.namespaces }}}
       {{- end }}
+      {{- if $features.imports }}
+      serviceImports: write
+      {{- end }}
       {{- if $features.gatewayApi }}
       gatewayApi:
         class: {{ $kubernetes.gatewayApi.class | quote }}

@@ -73,6 +73,7 @@ annotations:
 {{- $features := include "isthmus.role.features" . | fromJson -}}
 {{- $leases := list -}}
 {{- if $features.leader }}{{ $leases = append $leases "isthmus-service-exports" }}{{ end -}}
+{{- if $features.imports }}{{ $leases = append $leases "isthmus-service-imports" }}{{ end -}}
 {{- if $features.gatewayApi }}{{ $leases = append $leases "isthmus-gateway-api" }}{{ end -}}
 {{- join ", " $leases -}}
 {{- end }}
@@ -110,6 +111,7 @@ annotations:
       "destinationRules" (and $registry $kubernetes.destinationRules)
       "meshConfig" (and $registry $kubernetes.meshConfig)
       "leader" (and $registry $kubernetes.serviceExports.conditions)
+      "imports" (and $registry $kubernetes.serviceImports.write)
       "gatewayApi" (and $registry (eq .role "gateway") (ne $kubernetes.gatewayApi.class ""))
       "wds" (and $registry (ne (dig "xds" "wds" "" (default dict $values.config) | toString) ""))
       "secrets" $secrets

@@ -33,6 +33,14 @@ what is in namespaces are in Roles, without it in the ClusterRole.
   resources: [serviceexports/status]
   verbs: [patch]
 {{- end }}
+{{- if $features.imports }}
+- apiGroups: [multicluster.x-k8s.io]
+  resources: [serviceimports]
+  verbs: [get, create, patch, delete]
+- apiGroups: [multicluster.x-k8s.io]
+  resources: [serviceimports/status]
+  verbs: [patch]
+{{- end }}
 {{- if $features.destinationRules }}
 - apiGroups: [networking.istio.io]
   resources: [destinationrules]

@@ -113,7 +113,8 @@ mod tests {
     use isthmus_model::endpoint::{Health, Labels, Weight};
     use isthmus_model::place::{ClusterId, Locality, Network};
     use isthmus_snapshot::change::{
-        EndpointSet, EndpointSetKey, Export, GatewayKey, Mark, MarkKey, MarkKind, RegistryGateway,
+        EndpointSet, EndpointSetKey, Export, ExportedPort, GatewayKey, Mark, MarkKey, MarkKind,
+        RegistryGateway,
     };
     use isthmus_snapshot::gateway_api::{
         Backend, BackendPort, Claim, GatewayPlaces, GatewayRoute, Place, PlaceProtocol,
@@ -162,6 +163,13 @@ mod tests {
                 annotations: Labels::default(),
                 traffic_distribution: "PreferClose".into(),
                 ip_families: "IPv4, IPv6".into(),
+                ports: [ExportedPort {
+                    name: "dns".into(),
+                    port: 53,
+                    protocol: "UDP".into(),
+                    app_protocol: "".into(),
+                }]
+                .into(),
             })),
         }));
         let place = |address: Option<IpAddr>| Place { port: 443, address };

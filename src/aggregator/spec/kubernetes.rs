@@ -48,7 +48,34 @@ pub struct KubernetesSpec {
     pub ambient: bool,
     /// The Gateways and routes of the Gateway API that this process serves; `None`: none are read.
     pub gateway_api: Option<GatewayApiSpec>,
+    /// The writer of ServiceImports; `None`: this registry writes none.
+    pub import_writer: Option<LeaseSpec>,
 }
+
+/// The use of ServiceImports beside reading them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceImports {
+    /// They are read only.
+    #[default]
+    Off,
+    /// The registry also writes one for each service of the cluster set.
+    Write,
+}
+
+impl ServiceImports {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Off, Self::Write];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Write => "write",
+        }
+    }
+}
+
+isthmus_model::words!(ServiceImports);
 
 /// The Gateways of the Gateway API that this process serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +110,7 @@ impl KubernetesSpec {
             export_writer: None,
             ambient: false,
             gateway_api: None,
+            import_writer: None,
         }
     }
 }

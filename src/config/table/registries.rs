@@ -2,6 +2,7 @@
 
 use isthmus_aggregator::spec::etcd::PREFIX;
 use isthmus_aggregator::spec::kubernetes::SYSTEM_NAMESPACE;
+use isthmus_aggregator::spec::kubernetes::ServiceImports;
 use isthmus_document::form;
 use isthmus_document::key::{Defaulted, Key, keys};
 use isthmus_snapshot::policy::RefusalMode;
@@ -106,6 +107,10 @@ keys! {
         NETWORK "network": form::NetworkName => "the label `topology.istio.io/network` of the system namespace";
         /// Gateways and routes of the Gateway API that this process serves. Only one registry may have this key.
         GATEWAY_API "gatewayApi": form::OrOff<GatewayApi> => "off";
+        /// Whether the registry writes a ServiceImport (`multicluster.x-k8s.io`) for each service of the cluster set, in the
+        /// namespace of its name: `off` or `write`. Only objects with the label `app.kubernetes.io/managed-by: isthmus` are
+        /// changed and removed. One replica at a time writes; it holds a Lease.
+        SERVICE_IMPORTS "serviceImports": form::Choice<ServiceImports> = ServiceImports::default();
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is

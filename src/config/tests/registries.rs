@@ -1,8 +1,9 @@
-//! Tests of `registries` in etcd.
+//! Tests of `registries` in etcd and Kubernetes.
 
 use super::bad::refused_with;
 use super::*;
 use isthmus_aggregator::spec::etcd::{EtcdSpec, PREFIX};
+use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_tls::client::CertificateFiles;
 
@@ -117,5 +118,33 @@ fn bad_registries_in_etcd() {
         &[
             ":4:21: registries[1].etcd.endpoints: two registries have the name http://[::1]:1/isthmus/services/; first at c.yaml:3:21",
         ],
+    );
+}
+
+#[test]
+fn a_registry_that_writes_imports_knows_whether_it_reads_other_clusters() {
+    let writers = |registries: &str| -> Vec<Option<(String, Knows)>> {
+        let config = loaded(&format!(
+            "listen: ':1'\nnode: {{name: a, namespace: gateways}}\nregistries: [{registries}]"
+        ));
+        let writer = |registry: &RegistrySpec| match &registry.kind {
+            RegistryKind::Kubernetes(spec) => spec
+                .import_writer
+                .as_ref()
+                .map(|writer| (format!("{}/{}", writer.namespace, writer.holder), writer.knows)),
+            _ => None,
+        };
+        config.registries.iter().map(writer).collect()
+    };
+    let east = "{kubernetes: {cluster: east, kubeconfig: k, serviceImports: write}}";
+    let is_written = |knows| Some(("gateways/a".to_owned(), knows));
+    assert_eq!(writers(east), [is_written(Knows::OwnCluster)]);
+    assert_eq!(
+        writers(&format!("{east}, {{kubernetes: {{cluster: west, kubeconfig: k, serviceImports: off}}}}")),
+        [is_written(Knows::OtherClusters), None]
+    );
+    assert_eq!(
+        writers(&format!("{east}, {{kubernetesClusters: {{folder: f}}}}"))[0],
+        is_written(Knows::OtherClusters)
     );
 }

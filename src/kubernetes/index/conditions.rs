@@ -58,7 +58,7 @@ impl Index {
     }
 
     /// Returns true if the registry reads the namespace of an object.
-    fn is_read(&self, key: &ObjectKey) -> bool {
+    pub(super) fn is_read(&self, key: &ObjectKey) -> bool {
         self.tables.spec.namespaces.takes(&key.namespace, self.tables.labels_of(&key.namespace))
     }
 

@@ -18,9 +18,7 @@ use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{Service, ServiceKey, ServicePort};
 use isthmus_snapshot::change::{Export, Item, Key, Mark, MarkKey, MarkKind, RegistryDrain};
-
-/// The domain of the names under which a service is known in all clusters that export it (KEP-1645).
-const CLUSTERSET: &str = "clusterset.local";
+use isthmus_snapshot::clusterset::DOMAIN;
 
 /// The items of a Service.
 #[derive(Default)]
@@ -34,7 +32,7 @@ pub(super) struct ServiceItems {
 
 /// Returns the name of a service in the cluster set.
 pub(crate) fn alias(key: &ObjectKey) -> Option<HostName> {
-    HostName::parse(&format!("{}.{}.svc.{CLUSTERSET}", key.name, key.namespace)).ok()
+    HostName::parse(&format!("{}.{}.svc.{DOMAIN}", key.name, key.namespace)).ok()
 }
 
 impl Index {
@@ -87,11 +85,12 @@ impl Index {
                 annotations: exported.annotations.clone(),
                 traffic_distribution: record.traffic_distribution.clone(),
                 ip_families: record.ip_families.clone(),
+                ports: record.exported_ports.clone(),
             })
         });
         let mut services = Vec::new();
         if let Some(alias) = alias.clone() {
-            let imported = tables.imports.get(key).cloned().unwrap_or_default();
+            let imported = tables.imports.get(key).map(|import| import.ips.clone()).unwrap_or_default();
             services.push(Service { addresses: imported, ..service.standing_for(alias) });
         }
         if record.class == ServiceClass::Headless {
@@ -101,7 +100,7 @@ impl Index {
                 let mut names = vec![of_pod(hostname.as_str())];
                 if is_exported {
                     let cluster = self.cluster.as_str();
-                    names.push(of_pod(&format!("{cluster}.{}.{}.svc.{CLUSTERSET}", key.name, key.namespace)));
+                    names.push(of_pod(&format!("{cluster}.{}.{}.svc.{DOMAIN}", key.name, key.namespace)));
                 }
                 let of_pod = names.into_iter().flatten().map(|name| Service {
                     endpoints: one.clone(),

@@ -14,6 +14,7 @@ use isthmus_model::endpoint::Labels;
 use isthmus_model::place::Network;
 use isthmus_model::service::PortProtocol;
 use isthmus_net::channel::cut;
+use isthmus_snapshot::change::ExportedPort;
 
 /// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs
 /// less than 5 KB.
@@ -99,8 +100,8 @@ pub(crate) struct ServiceRecord {
     /// True if the service names IPv6 first among its families.
     pub(crate) prefers_v6: bool,
     pub(crate) ports: Box<[PortRecord]>,
-    /// The number of ports that are left out because they are not TCP ports.
-    pub(crate) other_ports: usize,
+    /// The ports as the imports of the service have them: those of other protocols than TCP included.
+    pub(crate) exported_ports: Box<[ExportedPort]>,
     /// The reason why the service's marks cannot export the service; `None` if they can.
     pub(crate) unmarkable: Option<Unmarkable>,
     pub(crate) entrance: Option<Box<Entrance>>,
@@ -188,6 +189,11 @@ impl ServiceRecord {
         matches!(&*self.traffic_distribution, "PreferClose" | "PreferSameZone" | "PreferSameNode")
     }
 
+    /// Returns the number of ports that are left out because they are not TCP ports.
+    pub(crate) fn other_ports(&self) -> usize {
+        self.exported_ports.len() - self.ports.len()
+    }
+
     fn read(object: &Service, reading: &mut Reading<'_>) -> Self {
         let (viewer, texts) = (&*reading.spec.viewer, &mut *reading.texts);
         let Service { metadata, spec, status } = object;
@@ -222,11 +228,19 @@ impl ServiceRecord {
             })
         });
         let ports: Box<[PortRecord]> = ports.collect();
+        let exported_ports = spec.ports.iter().filter_map(|found| {
+            Some(ExportedPort {
+                name: texts.text(&found.name),
+                port: port(found.port)?,
+                protocol: texts.text(if found.protocol.is_empty() { "TCP" } else { &found.protocol }),
+                app_protocol: texts.text(&found.app_protocol),
+            })
+        });
+        let exported_ports = exported_ports.collect();
         let drain = metadata.annotations.get(DRAIN);
         let families: BTreeSet<&String> = spec.ip_families.iter().take(FAMILIES_MAX).collect();
         Self {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
-            other_ports: spec.ports.len() - ports.len(),
             entrance: Entrance::read(metadata, spec, status, texts).map(Box::new),
             session_affinity: texts.text(match spec.session_affinity.as_str() {
                 "ClientIP" => "ClientIP",
@@ -243,6 +257,7 @@ impl ServiceRecord {
             class,
             vips,
             ports,
+            exported_ports,
             unmarkable,
         }
     }

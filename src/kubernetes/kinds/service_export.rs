@@ -61,6 +61,10 @@ impl Watched for ServiceExport {
     }
 
     fn touch(touched: Touched<ObjectKey, ExportRecord>, tables: &mut Tables) {
+        // A route may have the exported service as its backend.
+        if touched.before.is_some() != tables.exports.get(&touched.key).is_some() {
+            tables.mark_backend(&touched.key);
+        }
         tables.dirty.services.insert(touched.key);
     }
 }

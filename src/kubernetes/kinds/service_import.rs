@@ -1,15 +1,38 @@
-//! ServiceImports: the addresses of services that several clusters export.
+//! ServiceImports: the addresses of services that several clusters export, and the imports that this program writes.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::service::SessionAffinityConfig;
 use super::{Facts, Reading, Tables, Watched};
-use crate::objects::{Meta, ip, objects};
+use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
+use isthmus_snapshot::change::ExportedPort;
+
+/// The label and its value by which an import is one that this program writes.
+pub(crate) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "isthmus");
+/// The annotation with the names of the labels and annotations that the ServiceExport has given an import ([`ExportedNames`]).
+const EXPORTED: &str = "isthmus.io/exported";
 
 objects! {
     /// `ServiceImport` of `multicluster.x-k8s.io`.
-    ServiceImport { metadata: Meta, spec: ImportSpec, }
-    ImportSpec { ips: Vec<String>, }
+    ServiceImport { metadata: Meta, spec: ImportSpec, status: ImportStatus, }
+    ImportSpec {
+        #[serde(rename = "type")]
+        kind: String,
+        ips: Vec<String>,
+        ip_families: Vec<String>,
+        ports: Vec<Port>,
+        session_affinity: String,
+        session_affinity_config: SessionAffinityConfig,
+        traffic_distribution: String,
+    }
+    ImportStatus { clusters: Vec<ImportCluster>, }
+    ImportCluster { cluster: String, }
 }
 
 impl Watched for ServiceImport {
@@ -20,14 +43,259 @@ impl Watched for ServiceImport {
         ..Facts::CORE
     };
 
-    type Rows = Table<ObjectKey, Vec<IpAddr>>;
+    type Rows = Table<ObjectKey, ImportRecord>;
 
-    fn record(&self, _: &mut Reading<'_>) -> Option<Vec<IpAddr>> {
-        Some(self.spec.ips.iter().filter_map(|text| ip(text)).collect())
+    fn record(&self, reading: &mut Reading<'_>) -> Option<ImportRecord> {
+        let is_writer = reading.spec.import_writer.is_some();
+        Some(ImportRecord {
+            ips: self.spec.ips.iter().filter_map(|text| ip(text)).collect(),
+            own: self.content().filter(|_| is_writer).map(Arc::new),
+        })
     }
 
-    fn touch(touched: Touched<ObjectKey, Vec<IpAddr>>, tables: &mut Tables) {
-        tables.mark_backend(&touched.key);
-        tables.dirty.services.insert(touched.key);
+    fn touch(touched: Touched<ObjectKey, ImportRecord>, tables: &mut Tables) {
+        let Touched { key, before } = touched;
+        let now = tables.imports.get(&key).map(|now| &now.ips);
+        if now != before.as_ref().map(|before| &before.ips) {
+            tables.mark_backend(&key);
+            tables.dirty.services.insert(key);
+        }
+    }
+}
+
+/// A ServiceImport.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ImportRecord {
+    pub(crate) ips: Vec<IpAddr>,
+    /// The content of an import that this program writes; `None` for imports of other programs, and if the registry writes none.
+    pub(crate) own: Option<Arc<ImportContent>>,
+}
+
+/// The content of an import that this program writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ImportContent {
+    pub(crate) is_headless: bool,
+    pub(crate) ips: Vec<String>,
+    pub(crate) ip_families: Vec<String>,
+    pub(crate) ports: Vec<ExportedPort>,
+    pub(crate) session_affinity: String,
+    /// The timeout of the session affinity in seconds; 0: none is given.
+    pub(crate) session_seconds: i64,
+    pub(crate) traffic_distribution: String,
+    /// The labels and annotations that the ServiceExport gives.
+    pub(crate) labels: Texts,
+    pub(crate) annotations: Texts,
+    /// The clusters that export the service.
+    pub(crate) clusters: BTreeSet<String>,
+}
+
+/// The names of the labels and annotations that a ServiceExport has given an import, so that those that it does not give any more are
+/// removed, and those of other programs stay.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct ExportedNames {
+    labels: BTreeSet<String>,
+    annotations: BTreeSet<String>,
+}
+
+impl ExportedNames {
+    fn of(annotations: &Texts) -> Self {
+        annotations.get(EXPORTED).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+}
+
+impl ServiceImport {
+    /// Returns the content of an import that this program writes; `None` for one of another program.
+    pub(crate) fn content(&self) -> Option<ImportContent> {
+        let Self { metadata, spec, status } = self;
+        if metadata.labels.get(MANAGED_BY.0).map(String::as_str) != Some(MANAGED_BY.1) {
+            return None;
+        }
+        let names = ExportedNames::of(&metadata.annotations);
+        let exported = |names: &BTreeSet<String>, all: &Texts| {
+            let named = all.iter().filter(|(name, _)| names.contains(*name));
+            named.map(|(name, value)| (name.clone(), value.clone())).collect()
+        };
+        let ports = spec.ports.iter().filter_map(|found| {
+            Some(ExportedPort {
+                name: found.name.as_str().into(),
+                port: port(found.port)?,
+                protocol: if found.protocol.is_empty() { "TCP" } else { &*found.protocol }.into(),
+                app_protocol: found.app_protocol.as_str().into(),
+            })
+        });
+        Some(ImportContent {
+            is_headless: spec.kind == "Headless",
+            ips: spec.ips.clone(),
+            ip_families: spec.ip_families.clone(),
+            ports: ports.collect(),
+            session_affinity: spec.session_affinity.clone(),
+            session_seconds: spec.session_affinity_config.client_ip.timeout_seconds,
+            traffic_distribution: spec.traffic_distribution.clone(),
+            labels: exported(&names.labels, &metadata.labels),
+            annotations: exported(&names.annotations, &metadata.annotations),
+            clusters: status.clusters.iter().map(|one| one.cluster.clone()).collect(),
+        })
+    }
+
+    /// Returns the names of the labels and annotations that a ServiceExport has given.
+    fn exported(&self) -> ExportedNames {
+        ExportedNames::of(&self.metadata.annotations)
+    }
+}
+
+impl ImportContent {
+    /// Returns true if both differ at most in their status.
+    pub(crate) fn has_spec_of(&self, other: &Self) -> bool {
+        Self { clusters: BTreeSet::new(), ..self.clone() }
+            == Self { clusters: BTreeSet::new(), ..other.clone() }
+    }
+
+    /// Returns a new import with this content, without its status.
+    pub(crate) fn object(&self, key: &ObjectKey) -> Value {
+        let mut labels = self.labels.clone();
+        labels.insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
+        let mut annotations = self.annotations.clone();
+        annotations.extend(self.names().map(|names| (EXPORTED.to_owned(), names)));
+        json!({
+            "metadata":
+                {"namespace": &*key.namespace, "name": &*key.name, "labels": labels, "annotations": annotations},
+            "spec": self.spec(),
+        })
+    }
+
+    /// Returns the merge patch that gives an import this content, without its status.
+    pub(crate) fn patch(&self, before: &ServiceImport) -> Value {
+        let names = before.exported();
+        let texts = |own: &Texts, stale: BTreeSet<String>| {
+            let stale = stale.into_iter().map(|name| (name, Value::Null));
+            let own = own.iter().map(|(name, value)| (name.clone(), value.as_str().into()));
+            stale.chain(own).collect::<Map<String, Value>>()
+        };
+        let labels = texts(&self.labels, names.labels);
+        let mut annotations = texts(&self.annotations, names.annotations);
+        annotations.insert(EXPORTED.to_owned(), self.names().into());
+        let mut spec = self.spec();
+        for name in ["ips", "ipFamilies", "sessionAffinityConfig", "trafficDistribution"] {
+            spec.entry(name).or_insert(Value::Null);
+        }
+        let version = &before.metadata.resource_version;
+        json!({
+            "metadata": {"resourceVersion": version, "labels": labels, "annotations": annotations},
+            "spec": spec,
+        })
+    }
+
+    /// Returns the merge patch of the status.
+    pub(crate) fn status_patch(&self, before: &ServiceImport) -> Value {
+        let clusters: Vec<Value> = self.clusters.iter().map(|name| json!({"cluster": name})).collect();
+        json!({
+            "metadata": {"resourceVersion": before.metadata.resource_version},
+            "status": {"clusters": clusters},
+        })
+    }
+
+    /// Returns the value of the annotation [`EXPORTED`]; `None` without exported labels and annotations.
+    fn names(&self) -> Option<String> {
+        let names = |texts: &Texts| texts.keys().cloned().collect();
+        let names = ExportedNames { labels: names(&self.labels), annotations: names(&self.annotations) };
+        let is_any = !names.labels.is_empty() || !names.annotations.is_empty();
+        is_any.then(|| json!(names).to_string())
+    }
+
+    fn spec(&self) -> Map<String, Value> {
+        let port = |port: &ExportedPort| {
+            let mut object = json!({"port": port.port, "protocol": &*port.protocol});
+            for (name, text) in [("name", &port.name), ("appProtocol", &port.app_protocol)] {
+                if !text.is_empty() {
+                    object[name] = (**text).into();
+                }
+            }
+            object
+        };
+        let mut spec = Map::new();
+        let mut set = |name: &str, value: Value| drop(spec.insert(name.to_owned(), value));
+        set("type", if self.is_headless { "Headless" } else { "ClusterSetIP" }.into());
+        set("ports", self.ports.iter().map(port).collect());
+        set("sessionAffinity", self.session_affinity.as_str().into());
+        if self.session_seconds > 0 {
+            set("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": self.session_seconds}}));
+        }
+        if !self.ips.is_empty() {
+            set("ips", json!(self.ips));
+        }
+        if !self.ip_families.is_empty() {
+            set("ipFamilies", json!(self.ip_families));
+        }
+        if !self.traffic_distribution.is_empty() {
+            set("trafficDistribution", self.traffic_distribution.as_str().into());
+        }
+        spec
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content() -> ImportContent {
+        let texts = |name: &str| Texts::from([(name.to_owned(), "v".to_owned())]);
+        ImportContent {
+            ips: vec!["240.250.0.1".into()],
+            ip_families: vec!["IPv4".into()],
+            ports: vec![ExportedPort {
+                name: "dns".into(),
+                port: 53,
+                protocol: "UDP".into(),
+                app_protocol: "".into(),
+            }],
+            session_affinity: "ClientIP".into(),
+            session_seconds: 60,
+            traffic_distribution: "PreferClose".into(),
+            labels: texts("team"),
+            annotations: texts("note"),
+            ..ImportContent::default()
+        }
+    }
+
+    fn key() -> ObjectKey {
+        ObjectKey { namespace: "shop".into(), name: "web".into() }
+    }
+
+    fn read(object: &Value) -> ServiceImport {
+        serde_json::from_value(object.clone()).expect("an import")
+    }
+
+    #[test]
+    fn an_import_that_was_written_reads_back_as_it_was_meant() {
+        let headless = ImportContent { is_headless: true, ..ImportContent::default() };
+        for wanted in [content(), ImportContent::default(), headless] {
+            assert_eq!(read(&wanted.object(&key())).content(), Some(wanted));
+        }
+    }
+
+    #[test]
+    fn an_import_without_the_label_is_another_programs() {
+        let mut object = content().object(&key());
+        object["metadata"]["labels"][MANAGED_BY.0] = "other".into();
+        assert_eq!(read(&object).content(), None);
+        object["metadata"]["labels"] = Value::Null;
+        assert_eq!(read(&object).content(), None);
+    }
+
+    #[test]
+    fn a_patch_removes_what_is_not_exported_any_more_and_nothing_of_others() {
+        let mut object = content().object(&key());
+        object["metadata"]["labels"]["theirs"] = "x".into();
+        object["metadata"]["annotations"]["theirs"] = "x".into();
+        let patch = ImportContent::default().patch(&read(&object));
+        assert_eq!(patch["metadata"]["labels"], json!({"team": null}));
+        assert_eq!(patch["metadata"]["annotations"], json!({"note": null, EXPORTED: null}));
+        for gone in ["ips", "ipFamilies", "sessionAffinityConfig", "trafficDistribution"] {
+            assert!(patch["spec"].as_object().expect("a map").get(gone) == Some(&Value::Null), "{gone}");
+        }
+        // What another program wrote into the annotation of names is no reason to fail.
+        object["metadata"]["annotations"][EXPORTED] = "[".into();
+        assert_eq!(content().patch(&read(&object))["metadata"]["labels"], json!({"team": "v"}));
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::build;
-use crate::change::{Dirty, Item, Mark, MarkKey, MarkKind};
+use crate::change::{Dirty, ExportedPort, Item, Mark, MarkKey, MarkKind};
+use crate::clusterset_service::ClusterSetService;
 use crate::inputs::Inputs;
 use crate::policy::RegistryScope;
 use crate::routes::Resolved;
@@ -29,6 +30,7 @@ fn export(created: &str) -> Export {
         annotations: Labels::default(),
         traffic_distribution: "".into(),
         ip_families: "IPv4".into(),
+        ports: Box::default(),
     }
 }
 
@@ -235,4 +237,36 @@ fn a_message_does_not_grow_with_the_ports() {
     ])
     .expect("a conflict");
     assert!(message.len() < 400, "{} bytes", message.len());
+}
+
+#[test]
+fn a_service_of_the_cluster_set_has_the_ports_of_all_exports_and_the_rest_of_the_oldest() {
+    let exported = |name: &str, port, protocol: &str| ExportedPort {
+        name: name.into(),
+        port,
+        protocol: protocol.into(),
+        app_protocol: "".into(),
+    };
+    let of = |created: &str, ports: &[ExportedPort]| Some(Export { ports: ports.into(), ..export(created) });
+    let old = [exported("dns", 53, "TCP"), exported("dns-udp", 53, "UDP")];
+    let new = [exported("dns", 54, "TCP"), exported("other", 53, "UDP"), exported("web", 80, "TCP")];
+    let shards = [
+        shard("east", of(NEW, &new), vec![port("dns", 54)]),
+        shard("west", of(OLD, &old), vec![port("dns", 53)]),
+    ];
+    let view = merged(&shards);
+    let service = ClusterSetService::of(&view).expect("exported");
+    assert_eq!((service.name, service.namespace), ("web", "shop"));
+    assert_eq!(service.ports, [&old[..], &new[2..]].concat());
+    assert_eq!(service.clusters.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["east", "west"]);
+    assert_eq!(service.oldest.map(|export| &*export.created), Some(OLD));
+    assert!(service.addresses.is_empty());
+    // The copy of an earlier release has no ports of its own, so those of the service are used.
+    let view = merged(&[shard("east", Some(export(OLD)), vec![port("web", 80)])]);
+    assert_eq!(ClusterSetService::of(&view).expect("exported").ports, [exported("web", 80, "TCP")]);
+    let view = merged(&[shard("east", None, vec![port("web", 80)])]);
+    assert!(
+        ClusterSetService::of(&view).is_none(),
+        "an operator's own service is no service of the cluster set"
+    );
 }

@@ -1,0 +1,50 @@
+//! The ServiceImports and namespaces of a cluster, for the task that writes imports.
+
+use std::sync::Arc;
+
+use super::super::imports::{DUTY, Imports};
+use super::super::kinds::Kind;
+use super::Index;
+use isthmus_model::endpoint::Labels;
+use isthmus_snapshot::change::Report;
+
+impl Index {
+    /// Returns the imports and namespaces, if they may have changed since the last call and this registry writes imports.
+    pub(crate) fn new_imports(&mut self) -> Option<Imports> {
+        let is_writer = self.tables.spec.import_writer.is_some();
+        if !std::mem::take(&mut self.tables.dirty.imports) || !is_writer {
+            return None;
+        }
+        let tables = &self.tables;
+        let is_read = |(name, labels): &(&Arc<str>, &Labels)| tables.spec.namespaces.takes(name, labels);
+        let namespaces = tables.namespaces.iter().filter(is_read).map(|(name, _)| name.clone());
+        let objects = tables.imports.iter().filter(|(key, _)| self.is_read(key));
+        Some(Imports {
+            is_known: self.imports_are_known(),
+            namespaces: namespaces.collect(),
+            objects: objects.map(|(key, import)| (key.clone(), import.own.clone())).collect(),
+        })
+    }
+
+    /// Adds the reasons why imports are not written to the report.
+    pub(crate) fn describe_imports(&self, report: &mut Report) {
+        if self.tables.spec.import_writer.is_none() {
+            return;
+        }
+        let watches = || self.watches.all.iter().filter(|watch| watch.kind == Kind::ServiceImport);
+        if watches().any(|watch| watch.is_absent) {
+            let why = "not written: the cluster does not have the CRD serviceimports.multicluster.x-k8s.io";
+            report.facts.push((DUTY.subject, why.to_owned()));
+        }
+        let theirs = self.tables.imports.iter().filter(|(_, import)| import.own.is_none()).count();
+        if theirs > 0 {
+            report.facts.push(("ServiceImports of other programs", theirs.to_string()));
+        }
+    }
+
+    /// Returns true if the cluster has the kind, and all imports were listed.
+    fn imports_are_known(&self) -> bool {
+        let mut watches = self.watches.all.iter().filter(|watch| watch.kind == Kind::ServiceImport);
+        watches.all(|watch| watch.is_synced && !watch.is_absent)
+    }
+}
