@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::client::{Client, Fault};
+use super::notes::Notes;
 use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
 use isthmus_telemetry::clock::rfc3339;
 
@@ -30,6 +31,8 @@ pub(super) struct Lease {
     seen: Option<(Value, Instant)>,
     /// When this replica last renewed the Lease; `None`: this replica does not hold it.
     renewed: Option<Instant>,
+    /// What this replica and the others serve.
+    pub(super) notes: Notes,
 }
 
 impl Lease {
@@ -37,8 +40,9 @@ impl Lease {
     pub(super) fn new(client: Arc<Client>, spec: LeaseSpec, name: &'static str) -> Self {
         // Replicas may share a name, but only one of them may write, so each adds a random number to its name.
         let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
+        let notes = Notes::new(&spec.holder);
         let spec = LeaseSpec { holder: holder.into(), ..spec };
-        Self { client, spec, name, seen: None, renewed: None }
+        Self { client, spec, name, seen: None, renewed: None, notes }
     }
 
     /// Returns true if this replica holds the Lease and has renewed it lately.
@@ -51,9 +55,9 @@ impl Lease {
         self.renewed = None;
     }
 
-    /// Gives up the Lease if this replica holds it, so that another one need not wait until it expires.
+    /// Gives up the Lease if this replica holds it, so that another one need not wait until it expires, and withdraws its note.
     pub(super) async fn release(&mut self) {
-        if self.renewed.take().is_none() {
+        if self.renewed.take().is_none() && !self.notes.is_written() {
             return;
         }
         let path = format!("{}/{}", self.list(), self.name);
@@ -61,9 +65,10 @@ impl Lease {
         let Ok(mut lease) = parsed(&bytes) else { return };
         if lease["spec"]["holderIdentity"] == *self.spec.holder {
             lease["spec"]["holderIdentity"] = "".into();
-            // If this fails, the Lease expires.
-            let _ = self.put(Method::PUT, &path, lease).await;
         }
+        self.notes.withdraw(&mut lease["metadata"]["annotations"]);
+        // If this fails, the Lease and the note expire.
+        let _ = self.put(Method::PUT, &path, lease).await;
     }
 
     /// Renews the Lease, or acquires it. A Lease can be acquired if it has no holder, or if its holder has not renewed it for
@@ -75,7 +80,8 @@ impl Lease {
             Ok(bytes) => parsed(&bytes)?,
             Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => {
                 let new = json!({"metadata": {"name": self.name, "namespace": &*self.spec.namespace}});
-                let lease = lease_of(&self.spec, &new);
+                let mut lease = lease_of(&self.spec, &new);
+                self.notes.add(&mut lease["metadata"]["annotations"], Instant::now());
                 return self.put(Method::POST, &list, lease).await;
             }
             Err(fault) => return Err(fault),
@@ -92,12 +98,35 @@ impl Lease {
         let is_free = holder.is_empty()
             || knows_less
             || self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() >= LEASE);
+        self.notes.observe(&lease["metadata"]["annotations"], Instant::now());
         if !is_own && !is_free {
             self.renewed = None;
+            return self.renew_note(&path, lease).await;
+        }
+        let mut lease = lease_of(&self.spec, &lease);
+        self.notes.add(&mut lease["metadata"]["annotations"], Instant::now());
+        self.put(Method::PUT, &path, lease).await
+    }
+
+    /// Writes the note of this replica into a Lease that another one holds, if it is due.
+    async fn renew_note(&mut self, path: &str, mut lease: Value) -> Result<(), Fault> {
+        if !self.notes.is_due(Instant::now()) {
             return Ok(());
         }
-        let lease = lease_of(&self.spec, &lease);
-        self.put(Method::PUT, &path, lease).await
+        self.notes.add(&mut lease["metadata"]["annotations"], Instant::now());
+        let body = lease.to_string().into_bytes();
+        match self.client.write(Method::PUT, path, "application/json", body).await {
+            Ok(_) => Ok(()),
+            // Another replica has written the Lease in the meantime, so the note is written with the next renewal.
+            Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {
+                self.notes.forget();
+                Ok(())
+            }
+            Err(fault) => {
+                self.notes.forget();
+                Err(fault)
+            }
+        }
     }
 
     /// Returns the path of the Leases of the namespace.
@@ -111,9 +140,10 @@ impl Lease {
                 self.renewed = Some(Instant::now());
                 Ok(())
             }
-            // Another replica has written the Lease in the meantime.
+            // Another replica has written its note or itself as the holder in the meantime, which the next renewal shows. Until
+            // then, the time of the last renewal counts.
             Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {
-                self.renewed = None;
+                self.notes.forget();
                 Ok(())
             }
             Err(fault) => Err(fault),

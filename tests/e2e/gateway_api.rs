@@ -520,12 +520,30 @@ fn two_replicas_serve_and_one_of_them_writes() {
     edge(&cluster, "infra/edge", None, json!([listener("tls", 443, "TLS")]));
     route(&cluster, "web", "edge", &["a.test"], to("web"));
     has(&cluster, "gateways", "infra/edge", "", "Programmed", "True/Programmed");
+    let lease = at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-gateway-api");
     let holder = || {
-        let lease = at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-gateway-api");
         let holder = cluster.admin().read(&lease)["spec"]["holderIdentity"].clone();
         holder.as_str().and_then(|text| text.split_once('_')).map(|(name, _)| name.to_owned())
     };
     assert_eq!(holder().as_deref(), Some("replica"));
+    // The second replica stops reading, so that it does not serve the next generation.
+    becomes(cluster.admin(), &lease, |lease| lease["metadata"]["annotations"].to_string().contains("second"));
+    second.signal("STOP");
+    let gateways = at(API, "gateways", "infra/edge");
+    let another = json!([listener("other", 443, "TLS")]);
+    cluster.admin().patch(&gateways, &json!({"spec": {"listeners": another}}));
+    let pending = within(Duration::from_secs(25), "the laggard", || {
+        let gateway = cluster.admin().read(&gateways);
+        (condition(&gateway["status"], "Programmed") == "False/Pending").then_some(gateway)
+    });
+    let text = pending["status"]["conditions"].to_string();
+    assert!(
+        text.contains("these replicas do not serve this generation of the Gateway yet: second"),
+        "{text}"
+    );
+    assert_eq!(pending["status"]["conditions"][0]["observedGeneration"], pending["metadata"]["generation"]);
+    second.signal("CONT");
+    has(&cluster, "gateways", "infra/edge", "", "Programmed", "True/Programmed");
     drop(first);
     // The Lease expires, and the other replica judges by its own ports.
     within(Duration::from_secs(40), "the other replica", || {

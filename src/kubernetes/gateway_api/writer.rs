@@ -17,11 +17,11 @@ use super::super::kinds::Kind;
 use super::super::kinds::gateway_route::{RouteId, RouteKind};
 use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
+use super::super::notes::Served;
 use super::super::writing::{Duty, Refused, Writing};
 use super::listeners::{ParentId, ParentKind};
 use super::status::{Status, Verdict};
 use isthmus_aggregator::spec::kubernetes::LeaseSpec;
-use isthmus_snapshot::Snapshot;
 use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
@@ -39,6 +39,11 @@ const TOGETHER: usize = 8;
 const WRITES_MAX: usize = 400;
 /// The time for which a status is not written again, if it does not stay: another controller may write the same fields.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// The time that replicas have to serve a Gateway, before its status names those that do not.
+const PENDING_AFTER: Duration = Duration::from_secs(10);
+/// The largest number of replicas that a condition names.
+const NAMED_MAX: usize = 5;
 
 /// The objects whose status may have to be written. A route is among them only if its status differs.
 pub(crate) type Due = BTreeMap<Target, Arc<Wanted>>;
@@ -58,36 +63,46 @@ pub(crate) struct Wanted {
     pub(crate) stamp: Stamp,
     /// True if the object is a route without any status, so that it need not be read before it is written.
     pub(crate) is_blank: bool,
-    /// The Gateway and its generation that the process must serve for the condition `Programmed` to be true; `None` if the condition
-    /// does not depend on the process.
+    /// The Gateway and its generation that every replica must serve for the condition `Programmed` to be true; `None` if the
+    /// condition does not depend on the replicas.
     pub(crate) served: Option<(Arc<str>, i64)>,
 }
 
 impl Wanted {
-    /// Returns the status, with `Programmed` false as long as this process does not serve the Gateway.
-    fn judged(&self, snapshot: Option<&Snapshot>) -> Status {
+    /// Returns the names of the replicas that do not serve the Gateway in its generation.
+    fn laggards<'n>(&self, replicas: &'n [Replica]) -> Vec<&'n str> {
+        let Some((object, generation)) = &self.served else { return Vec::new() };
+        let lags = |(_, serves): &&Replica| serves.get(&**object).is_none_or(|served| served < generation);
+        replicas.iter().filter(lags).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Returns the status with `Programmed` false, because these replicas do not serve the Gateway.
+    fn pending(&self, laggards: &[&str]) -> Status {
         let mut status = self.status.clone();
-        let is_served = |(object, generation): &(Arc<str>, i64)| {
-            let found = snapshot.and_then(|snapshot| snapshot.gateway_api.gateway(object));
-            found.is_some_and(|gateway| gateway.generation >= *generation)
+        let named = laggards.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+        let more = match laggards.len().saturating_sub(NAMED_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
         };
-        if self.served.as_ref().is_none_or(is_served) {
-            return status;
-        }
+        let why = format!("these replicas do not serve this generation of the Gateway yet: {named}{more}");
         let conditions = status.listeners.iter_mut().flat_map(|listener| &mut listener.conditions);
         for (kind, verdict) in conditions.chain(&mut status.conditions) {
             if *kind == "Programmed" && verdict.is_true {
-                let why = "the gateway does not serve this generation of the Gateway yet";
-                *verdict = Verdict::no("Pending", why);
+                *verdict = Verdict::no("Pending", why.clone());
             }
         }
         status
     }
 }
 
+/// The name of a replica, and what it serves.
+type Replica = (String, Served);
+
 /// The task that writes the status.
 pub(crate) struct StatusWriter {
     client: Arc<Client>,
+    /// The name of this replica.
+    name: Arc<str>,
     lease: Lease,
     world: LaterReader,
     due: watch::Receiver<Arc<Due>>,
@@ -95,6 +110,10 @@ pub(crate) struct StatusWriter {
     /// The digests that were written last, and when.
     written: BTreeMap<Target, (u64, Instant)>,
     refused: Refused<Target>,
+    /// The generations of Gateways that not every replica serves, and since when.
+    waiting: BTreeMap<Target, (i64, Instant)>,
+    /// True once this replica has served all Gateways. A replica that starts holds up no status.
+    has_served: bool,
 }
 
 impl StatusWriter {
@@ -105,8 +124,20 @@ impl StatusWriter {
         due: watch::Receiver<Arc<Due>>,
         writing: watch::Sender<Writing>,
     ) -> Self {
+        let name = spec.holder.clone();
         let lease = Lease::new(client.clone(), spec, LEASE_NAME);
-        Self { client, lease, world, due, writing, written: BTreeMap::new(), refused: Refused::new() }
+        Self {
+            client,
+            name,
+            lease,
+            world,
+            due,
+            writing,
+            written: BTreeMap::new(),
+            refused: Refused::new(),
+            waiting: BTreeMap::new(),
+            has_served: false,
+        }
     }
 
     /// Writes until the task is aborted or the order to stop, and then gives up the Lease.
@@ -142,16 +173,22 @@ impl StatusWriter {
             self.lease.let_go();
             return Ok(Turn::Done);
         }
+        let serves = self.served(&due);
         self.lease.renew().await?;
         if !self.lease.is_held() {
             self.written.clear();
             self.refused.clear();
+            self.waiting.clear();
             return Ok(Turn::Done);
         }
-        let snapshot = self.world.get().map(Reader::latest);
-        let differing = due.iter().filter(|(target, _)| !self.refused.contains(target));
+        let now = Instant::now();
+        let others = self.lease.notes.others(now).into_iter().map(|note| (note.name, note.serves));
+        let replicas: Vec<Replica> = others.chain([(self.name.to_string(), serves)]).collect();
+        let (refused, waiting) = (&self.refused, &mut self.waiting);
+        waiting.retain(|target, _| due.contains_key(target));
+        let differing = due.iter().filter(|(target, _)| !refused.contains(target));
         let differing = differing.filter_map(|(target, wanted)| {
-            let status = wanted.judged(snapshot.as_deref());
+            let status = judged(target, wanted, &replicas, waiting, now)?;
             let digest = status.digest();
             let is_written = self.written.get(target).is_some_and(|(written, _)| *written == digest);
             (digest != wanted.stamp.digest && !is_written)
@@ -179,6 +216,23 @@ impl StatusWriter {
             }
         }
         Ok(turn)
+    }
+
+    /// Returns what this replica serves of the Gateways, and notes it in the Lease.
+    fn served(&mut self, due: &Due) -> Served {
+        let snapshot = self.world.get().map(Reader::latest);
+        let gateways = || due.values().filter_map(|wanted| wanted.served.as_ref());
+        let served = gateways().filter_map(|(object, _)| {
+            let found = snapshot.as_ref()?.gateway_api.gateway(object)?;
+            Some((object.to_string(), found.generation))
+        });
+        let served: Served = served.collect();
+        self.has_served |= gateways()
+            .all(|(object, wanted)| served.get(&**object).is_some_and(|generation| generation >= wanted));
+        if self.has_served {
+            self.lease.notes.set(served.clone());
+        }
+        served
     }
 
     async fn write(&self, target: &Target, wanted: &Wanted, status: &Status) -> Result<(), Fault> {
@@ -215,6 +269,28 @@ impl StatusWriter {
     }
 }
 
+/// Returns the status to write. `None`: not every replica serves the Gateway, and there is still time for it.
+fn judged(
+    target: &Target,
+    wanted: &Wanted,
+    replicas: &[Replica],
+    waiting: &mut BTreeMap<Target, (i64, Instant)>,
+    now: Instant,
+) -> Option<Status> {
+    let laggards = wanted.laggards(replicas);
+    if laggards.is_empty() {
+        waiting.remove(target);
+        return Some(wanted.status.clone());
+    }
+    let generation = wanted.served.as_ref().map_or(0, |(_, generation)| *generation);
+    let since = waiting.get(target).filter(|(of, _)| *of == generation);
+    let Some((_, since)) = since else {
+        waiting.insert(target.clone(), (generation, now));
+        return None;
+    };
+    (now - *since >= PENDING_AFTER).then(|| wanted.pending(&laggards))
+}
+
 /// The result of a turn.
 enum Turn {
     /// Further objects wait to be written.
@@ -236,5 +312,49 @@ fn path(target: &Target) -> String {
         Target::Parent((ParentKind::ListenerSet, key)) => of(Kind::ListenerSet, &key.namespace, &key.name),
         Target::Route((RouteKind::Tls, key)) => of(Kind::TlsRoute, &key.namespace, &key.name),
         Target::Route((RouteKind::Tcp, key)) => of(Kind::TcpRoute, &key.namespace, &key.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(generation: i64) -> Wanted {
+        let yes = || Verdict::yes("Programmed", "connections are served");
+        let status = Status { generation, conditions: vec![("Programmed", yes())], ..Status::default() };
+        let stamp = Stamp { generation, resource_version: "1".into(), digest: 0 };
+        Wanted { status, stamp, is_blank: false, served: Some(("Gateway a/b".into(), generation)) }
+    }
+
+    fn replica(name: &str, serves: Option<i64>) -> Replica {
+        (
+            name.to_owned(),
+            serves.map(|generation| ("Gateway a/b".to_owned(), generation)).into_iter().collect(),
+        )
+    }
+
+    #[test]
+    fn a_gateway_is_programmed_once_every_replica_serves_it_and_laggards_are_named_after_a_while() {
+        let target = Target::Class("x".into());
+        let (mut waiting, begin) = (BTreeMap::new(), Instant::now());
+        let later = begin + PENDING_AFTER;
+        let mut condition = |generation, replicas: &[Replica], now| {
+            let status = judged(&target, &wanted(generation), replicas, &mut waiting, now)?;
+            let (_, verdict) = &status.conditions[0];
+            Some((verdict.is_true, verdict.reason, verdict.message.clone()))
+        };
+        let is_true = |judged: Option<(bool, &str, String)>| judged.map(|(is_true, ..)| is_true);
+        let all = [replica("one", Some(2)), replica("two", Some(3))];
+        assert_eq!(is_true(condition(2, &all, begin)), Some(true));
+        assert_eq!(condition(3, &all, begin), None, "there is still time");
+        let (is_programmed, reason, message) = condition(3, &all, later).expect("the time is over");
+        assert_eq!((is_programmed, reason), (false, "Pending"));
+        assert_eq!(message, "these replicas do not serve this generation of the Gateway yet: one");
+        assert_eq!(condition(4, &all, later), None, "another generation has its own time");
+        assert_eq!(is_true(condition(4, &[replica("one", Some(4))], later)), Some(true));
+        let many: Vec<Replica> = (0..7).map(|number| replica(&number.to_string(), None)).collect();
+        assert_eq!(condition(5, &many, begin), None);
+        let (_, _, message) = condition(5, &many, later).expect("the time is over");
+        assert!(message.ends_with("yet: 0, 1, 2, 3, 4 and 2 more"), "{message}");
     }
 }
