@@ -59,7 +59,7 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
-/// Delays the first keep-alive probe by up to [`KEEP_ALIVE_SPREAD`]. Connections whose `id`s follow each other get different delays.
+/// Delays the first keep-alive probe by up to half a minute. Connections whose `id`s follow each other get different delays.
 /// Otherwise the kernel probes the peers of connections that became silent together at the same moment, four times in a row, and
 /// ends the connections whose probes or answers are lost in each burst: the kernel queues a thousand packets on loopback.
 pub fn spread_keep_alive(socket: &impl AsFd, id: u64) -> io::Result<()> {
