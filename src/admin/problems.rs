@@ -337,7 +337,7 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
             .iter()
             .map(|problem| Problem::new(Code::StateNotKept, name, format!("{name}: {problem}"))),
     );
-    // What makes the policies unknown has a word of its own.
+    // The problem `policies_unknown` names this cause, so the other two problems leave it out.
     let unknown = registry.report.as_ref().and_then(|report| report.policies_unknown.as_ref());
     let flaws: Vec<_> = registry.flaws.iter().filter(|lines| lines.first() != unknown).collect();
     if let Some(first) = flaws.iter().flat_map(|lines| lines.iter()).next() {

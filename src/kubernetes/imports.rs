@@ -43,7 +43,7 @@ const IPS_MAX: usize = 2;
 /// The prefix of the names of peers among those of clusters. A slash cannot be in a DNS label, which these names are.
 const PEER: (&str, &str) = ("peer/", "peer-");
 
-/// What a cluster has for imports.
+/// The ServiceImports and the namespaces of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Imports {
     /// True if the cluster has the kind, and all imports are known.

@@ -31,7 +31,7 @@ pub(super) struct Lease {
     seen: Option<(Value, Instant)>,
     /// When this replica last renewed the Lease; `None`: this replica does not hold it.
     renewed: Option<Instant>,
-    /// What this replica and the others serve.
+    /// The notes of this replica and of the others.
     pub(super) notes: Notes,
 }
 

@@ -11,8 +11,8 @@
 //! - `registry`: one cluster as a registry. `clusters`: finds clusters while the gateway runs. `sources`: all places of a config
 //!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `gateway_api`: evaluates Gateways and routes of the Gateway API, and writes
-//!   their status. `imports`: writes ServiceImports. `lease`: which replica writes; `notes`: what each replica serves; `writing`: whether it can. `remote`: makes kubeconfigs for other clusters.
-//!   `reviews`: has tokens reviewed.
+//!   their status. `imports`: writes ServiceImports. `lease`: which replica writes; `notes`: what each replica serves; `writing`:
+//!   whether it can. `remote`: makes kubeconfigs for other clusters. `reviews`: has tokens reviewed.
 //!
 //! A kind is added in three places:
 //!

@@ -40,7 +40,7 @@ pub(super) struct Note {
 pub(super) struct Notes {
     annotation: String,
     name: String,
-    /// What this replica serves; `None`: it has nothing to note.
+    /// The content of the note of this replica; `None`: it has nothing to note.
     serves: Option<Served>,
     /// The note that was written last, and when.
     written: Option<(Note, Instant)>,
