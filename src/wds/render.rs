@@ -115,11 +115,14 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
             others.insert(made.resource.name.clone(), made);
         }
     }
-    let waypoint = waypoint(snapshot, found, viewer);
-    let (waypoint, workload) = waypoint.unzip();
+    let declared = snapshot.facts_of(&viewer.cluster).and_then(|facts| waypoint_of(facts, &found.key));
+    let (waypoint, workload) = match declared {
+        Some(key) => (Some(by_hostname(key)), None),
+        None => waypoint_by_address(snapshot, found, viewer).unzip(),
+    };
     others.extend(workload.flatten().map(|made| (made.resource.name.clone(), made)));
-    let mut service = service_of(snapshot, found, viewer, waypoint);
-    service.waypoint = declared_waypoint(snapshot, found, viewer).map(|key| key.to_string().into());
+    let service = service_of(snapshot, found, viewer, waypoint);
+    let service = Made { waypoint: declared.map(|key| key.to_string().into()), ..service };
     Some(ServiceResources { service, members, others: others.into_values().collect(), unverifiable })
 }
 
@@ -285,15 +288,12 @@ fn proxy(uid: String, network: &Network, ip: IpAddr, identity: &Identity) -> Opt
     }))
 }
 
-/// Returns the waypoint of a service near the viewer, and the workload of the waypoint where the address is all that is known.
-fn waypoint(
+/// Returns the waypoint of a service near the viewer of which only the address is known, and the workload of the waypoint.
+fn waypoint_by_address(
     snapshot: &Snapshot,
     found: &ServiceView,
     viewer: &Viewer,
 ) -> Option<(proto::GatewayAddress, Option<Made>)> {
-    if let Some(waypoint) = declared_waypoint(snapshot, found, viewer) {
-        return Some((by_hostname(waypoint), None));
-    }
     let is_near =
         |origin: &isthmus_snapshot::shard::Origin| viewer.is_near(snapshot, &origin.network, &origin.cluster);
     let near = found.parts.iter().filter(|part| is_near(&part.origin));
@@ -310,15 +310,7 @@ fn waypoint(
     ))
 }
 
-/// Returns the service of the waypoint that the viewer's cluster declares for a service.
-fn declared_waypoint<'a>(
-    snapshot: &'a Snapshot,
-    found: &ServiceView,
-    viewer: &Viewer,
-) -> Option<&'a ServiceKey> {
-    snapshot.facts_of(&viewer.cluster).and_then(|facts| waypoint_of(facts, &found.key))
-}
-
+/// Returns the service of the waypoint that a cluster declares for a service.
 fn waypoint_of<'a>(facts: &'a ClusterFacts, key: &ServiceKey) -> Option<&'a ServiceKey> {
     let at = facts.waypoints.binary_search_by(|(service, _)| service.cmp(key)).ok()?;
     Some(&facts.waypoints[at].1)
