@@ -8,6 +8,7 @@ use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_snapshot::policy::{HboneLimits, Listener, Mesh, Node};
+use isthmus_tls::istiod::Istiod;
 use isthmus_tls::roots::PeerTrust;
 use isthmus_tls::source::{IstioCa, Options, Source, TrustFile};
 
@@ -55,11 +56,13 @@ fn source(identity: &Fields<'_>, node: &Node, problems: &Problems) -> Option<Sou
     if identity.at(&keys::Identity::ISTIO_CA).is_some() {
         let authority = identity.map(&keys::Identity::ISTIO_CA);
         return Some(Source::IstioCa(IstioCa {
-            address: authority.get(&keys::IstioCa::ADDRESS)?,
-            roots: path_of(&authority, &keys::IstioCa::ROOTS, problems)?,
-            token: path_of(&authority, &keys::IstioCa::TOKEN, problems)?,
+            istiod: Istiod {
+                address: authority.get(&keys::IstioCa::ADDRESS)?,
+                roots: path_of(&authority, &keys::IstioCa::ROOTS, problems)?,
+                token: path_of(&authority, &keys::IstioCa::TOKEN, problems)?,
+                cluster: node.cluster.clone(),
+            },
             validity: authority.get(&keys::IstioCa::VALIDITY),
-            cluster: node.cluster.clone(),
         }));
     }
     let socket = identity.map(&keys::Identity::WORKLOAD_API).get(&keys::WorkloadApi::SOCKET)?;

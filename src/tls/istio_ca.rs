@@ -6,30 +6,20 @@
 //! trusted for the trust domain of this gateway's identity and for no other.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::Uri;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
-use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
-use tonic::Request;
-use tonic::metadata::{Ascii, MetadataValue};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use super::certificate::{Certificate, CertificateFault, Validity, certificates};
 
-use super::client::{self, ConfigFault};
-use super::files;
+use super::istiod::IstiodFault;
 use super::source::{IstioCa, Sink, random, until};
 use super::trust::anchors;
-use isthmus_files::reading::{ReadError, Readings};
-use isthmus_model::address::Host;
+use isthmus_files::reading::Readings;
 use isthmus_model::identity::{Identity, TrustDomain};
-use isthmus_net::channel::{CallFault, Channel};
-use isthmus_net::dial::dial;
+use isthmus_net::channel::{CallFault, Limits};
 use isthmus_proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
@@ -49,22 +39,10 @@ const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 /// The reason why a request gave no certificate.
 #[derive(Debug, thiserror::Error)]
 enum IstioCaFault {
-    #[error("{0}")]
-    File(String),
-    #[error("the token in {0} is empty, or has characters that an HTTP header cannot have")]
-    Token(String),
-    #[error("node.cluster has characters that an HTTP header cannot have")]
-    Cluster,
-    #[error(
-        "the host in the address is not a legal name, so the certificate of the authority cannot be verified"
-    )]
-    Address(#[from] InvalidDnsNameError),
+    #[error(transparent)]
+    Istiod(#[from] IstiodFault),
     #[error("cannot generate a key: {0}")]
     Key(#[from] rcgen::Error),
-    #[error("cannot connect: {0}")]
-    Unreachable(io::Error),
-    #[error("the TLS handshake failed: {0}")]
-    Tls(String),
     #[error("there was no answer within {} s", ATTEMPT.as_secs())]
     Late,
     #[error("{0}")]
@@ -110,7 +88,7 @@ pub(super) async fn run(authority: IstioCa, identity: Identity, sink: Sink, scop
             Err(fault) => {
                 sink.failed(format!(
                     "{} did not issue a certificate for {identity}: {fault}",
-                    authority.address
+                    authority.istiod.address
                 ));
                 None
             }
@@ -150,45 +128,15 @@ async fn attempt(
     readings: &Readings,
     scope: &Scope,
 ) -> Result<Issued, IstioCaFault> {
-    let (token, roots) = read(authority, readings).await?;
+    let istiod = &authority.istiod;
+    let mut connection = istiod.connect(readings, sink.provider(), scope, Limits::default()).await?;
     let (key, csr) = request(identity)?;
-    let authorization =
-        bearer(&token).ok_or_else(|| IstioCaFault::Token(authority.token.display().to_string()))?;
-    let mut request = Request::new(IstioCertificateRequest {
+    let request = connection.request(IstioCertificateRequest {
         csr,
         validity_duration: i64::try_from(authority.validity.as_secs()).unwrap_or(i64::MAX),
     });
-    request.metadata_mut().insert("authorization", authorization);
-    if !authority.cluster.as_str().is_empty() {
-        let cluster = authority.cluster.as_str().parse().map_err(|_| IstioCaFault::Cluster)?;
-        request.metadata_mut().insert("clusterid", cluster);
-    }
-    let origin: Uri = authority.address.parse().unwrap_or_default();
-    let stream = connect(&origin, roots, sink.provider()).await?;
-    let mut channel = Channel::open(stream, origin, scope).await?;
-    let response: IstioCertificateResponse = channel.unary(METHOD, request).await?;
+    let response: IstioCertificateResponse = connection.channel.unary(METHOD, request).await?;
     Ok(read_answer(&response.cert_chain, &key, SystemTime::now(), sink.provider())?)
-}
-
-/// Reads the token and the roots.
-async fn read(
-    authority: &IstioCa,
-    readings: &Readings,
-) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), IstioCaFault> {
-    let (token, roots) = (authority.token.clone(), authority.roots.clone());
-    let read = move || Ok((files::read(&token)?, files::read_roots(&roots)?));
-    let unread = |unread: ReadError| Err(format!("{}: {unread}", authority.token.display()));
-    readings.read(files::READ_WITHIN, read).await.unwrap_or_else(unread).map_err(IstioCaFault::File)
-}
-
-fn bearer(token: &[u8]) -> Option<MetadataValue<Ascii>> {
-    let token = std::str::from_utf8(token).ok()?.trim_ascii();
-    if token.is_empty() {
-        return None;
-    }
-    let mut value: MetadataValue<Ascii> = format!("Bearer {token}").parse().ok()?;
-    value.set_sensitive(true);
-    Some(value)
 }
 
 /// Makes a key, and the request (PKCS #10 in PEM) for a certificate of `identity`: no subject, one URI.
@@ -200,23 +148,6 @@ fn request(identity: &Identity) -> Result<(KeyPair, String), rcgen::Error> {
     params.subject_alt_names.push(SanType::URI(identity.as_str().try_into()?));
     let csr = params.serialize_request(&key)?.pem()?;
     Ok((key, csr))
-}
-
-async fn connect(
-    origin: &Uri,
-    roots: Vec<CertificateDer<'static>>,
-    provider: &Arc<CryptoProvider>,
-) -> Result<TlsStream<TcpStream>, IstioCaFault> {
-    let host = origin.host().unwrap_or_default().trim_matches(['[', ']']);
-    let name = ServerName::try_from(host.to_owned())?;
-    let config = client::config(&roots, None, provider, &[b"h2"]).map_err(|fault| match fault {
-        ConfigFault::Root(..) => IstioCaFault::Tls(format!("{fault} (identity.istioCa.roots)")),
-        ConfigFault::OwnCertificate(_) | ConfigFault::Provider(_) => IstioCaFault::Tls(fault.to_string()),
-    })?;
-    let port = origin.port_u16().unwrap_or_default();
-    let host = Host::parse(host).map_err(|error| IstioCaFault::Unreachable(io::Error::other(error)))?;
-    let stream = dial(&host, port, &[]).await.map_err(IstioCaFault::Unreachable)?;
-    client::secure(stream, name, config).await.map_err(IstioCaFault::Tls)
 }
 
 /// Parses a response. Returns its certificate, which must be for `key`, and its roots.

@@ -16,10 +16,10 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 
 use super::certificate::Certificate;
+use super::istiod::Istiod;
 use super::roots::{PeerTrust, RootStore, Roots};
 use super::status::{CERTIFICATE, NEXT, SourceStatus};
 use isthmus_model::identity::{Identity, TrustDomain};
-use isthmus_model::place::ClusterId;
 use isthmus_tasks::latest::LatestWriter;
 use isthmus_telemetry::clock::rfc3339;
 
@@ -60,16 +60,10 @@ pub enum Source {
 /// The configuration of Istio's certificate authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IstioCa {
-    /// The authority as `https://host:port`.
-    pub address: String,
-    /// The PEM file of the roots that verify the authority's own certificate.
-    pub roots: PathBuf,
-    /// The file of the token that authenticates the gateway; read for each request.
-    pub token: PathBuf,
+    /// The server of the authority.
+    pub istiod: Istiod,
     /// The requested validity of certificates.
     pub validity: Duration,
-    /// The cluster that issued the token, which the authority needs to check it; may be empty.
-    pub cluster: ClusterId,
 }
 
 /// The roots of one trust domain.

@@ -20,12 +20,16 @@ def module(name):
 
 
 def compile_all():
-    # Left to the system to clean up: modules may read it as long as the process lives.
-    folder = tempfile.mkdtemp(prefix="isthmus-official-")
     builtin = pathlib.Path(protoc.__file__).parent / "_proto"
-    files = [str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto")]
-    arguments = [f"-I{SOURCES}", f"-I{builtin}", f"--python_out={folder}", f"--grpc_python_out={folder}", *files]
-    if protoc.main(["protoc", *arguments]) != 0:
-        raise RuntimeError("protoc failed")
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
+    files = [path.relative_to(SOURCES) for path in SOURCES.rglob("*.proto")]
+    # All is loaded at once, so that nothing is left behind by a process that is killed later.
+    with tempfile.TemporaryDirectory(prefix="isthmus-official-") as folder:
+        arguments = [f"-I{SOURCES}", f"-I{builtin}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
+        if protoc.main(["protoc", *arguments, *map(str, files)]) != 0:
+            raise RuntimeError("protoc failed")
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+        for file in files:
+            for kind in ("pb2", "pb2_grpc"):
+                importlib.import_module(".".join(file.with_suffix("").parts) + f"_{kind}")
+        sys.path.remove(folder)

@@ -28,12 +28,10 @@ fn an_identity_has_one_of_three_sources() {
     let [trust] = options.trust.as_slice() else { panic!("one") };
     assert!(trust.trust_domain.as_str() == "td" && trust.roots.ends_with("r.pem"));
     let options = of("istioCa: {address: 'https://istiod:15012', roots: r.pem, token: /t, validity: 1h}");
-    let Some(Source::IstioCa(IstioCa { address, validity, token, cluster, .. })) = options.source else {
-        panic!("istioCa")
-    };
-    assert_eq!(cluster.as_str(), "c1");
-    assert_eq!((&*address, validity.as_secs()), ("https://istiod:15012", 3600));
-    assert!(token.ends_with("t"));
+    let Some(Source::IstioCa(IstioCa { istiod, validity })) = options.source else { panic!("istioCa") };
+    assert_eq!(istiod.cluster.as_str(), "c1");
+    assert_eq!((&*istiod.address, validity.as_secs()), ("https://istiod:15012", 3600));
+    assert!(istiod.token.ends_with("t"));
     let options = of("workloadApi: {socket: 'unix:///run/a.sock'}");
     assert_eq!(options.source, Some(Source::WorkloadApi { socket: "/run/a.sock".into() }));
 }

@@ -58,16 +58,6 @@ fn the_request_has_no_subject_one_uri_and_a_p256_key() {
 }
 
 #[test]
-fn a_token_is_sent_without_the_space_around_it_and_hidden_from_logs() {
-    let sent = |token: &[u8]| bearer(token).map(|value| value.to_str().map(str::to_owned).expect("text"));
-    assert_eq!(sent(b"  abc.def\n").as_deref(), Some("Bearer abc.def"));
-    for bad in [&b""[..], b" \n", b"two\nlines", b"\xff"] {
-        assert_eq!(sent(bad), None);
-    }
-    assert!(bearer(b"abc").is_some_and(|value| value.is_sensitive()));
-}
-
-#[test]
 fn an_answer_is_a_chain_and_behind_it_one_root_or_several() {
     let (one, other) = (authority(), authority());
     let key = KeyPair::generate().expect("a key");
