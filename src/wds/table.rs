@@ -27,6 +27,9 @@ pub type Resources = BucketMap<Arc<str>, Arc<Resource>>;
 /// Names of resources by a key, in order.
 pub type Index = BucketMap<Arc<str>, Arc<[Arc<str>]>>;
 
+/// Names of workloads by cluster and node. A node can have very many: workloads of registries without nodes count as of one.
+pub type Nodes = BucketMap<Arc<str>, Arc<BTreeSet<Arc<str>>>>;
+
 /// Workloads that registries know, by key, each with its cluster.
 type KnownWorkloads = BTreeMap<Arc<str>, (ClusterId, Arc<Workload>)>;
 
@@ -41,7 +44,7 @@ pub struct Table {
     /// The names of resources by their addresses.
     pub aliases: Index,
     /// The names of workloads by cluster and node.
-    pub nodes: Index,
+    pub nodes: Nodes,
     /// The names of the services that each workload serves, by the name of the workload.
     pub serves: Index,
     /// The names of the resources that a client with a resource needs, and does not ask for, by the name of that resource: of a
@@ -402,15 +405,30 @@ impl Builder {
     }
 
     fn move_keys(&mut self, name: &Arc<str>, before: &Keys, after: &Keys) {
-        for (index, before, after) in [
-            (&mut self.table.aliases, &before.aliases[..], &after.aliases[..]),
-            (&mut self.table.nodes, before.node.as_slice(), after.node.as_slice()),
-        ] {
-            for key in before.iter().filter(|key| !after.contains(key)) {
-                unlist(index, key, name);
+        for key in before.aliases.iter().filter(|key| !after.aliases.contains(key)) {
+            unlist(&mut self.table.aliases, key, name);
+        }
+        for key in after.aliases.iter().filter(|key| !before.aliases.contains(key)) {
+            list(&mut self.table.aliases, key, name);
+        }
+        if before.node == after.node {
+            return;
+        }
+        let nodes = &mut self.table.nodes;
+        if let Some(node) = &before.node
+            && let Some(names) = nodes.get_mut(&**node)
+        {
+            Arc::make_mut(names).remove(name);
+            if names.is_empty() {
+                nodes.remove(&**node);
             }
-            for key in after.iter().filter(|key| !before.contains(key)) {
-                list(index, key, name);
+        }
+        if let Some(node) = &after.node {
+            if nodes.get(&**node).is_none() {
+                nodes.insert(node.clone(), Arc::default());
+            }
+            if let Some(names) = nodes.get_mut(&**node) {
+                Arc::make_mut(names).insert(name.clone());
             }
         }
     }

@@ -118,7 +118,8 @@ fn shown(table: &Table) -> Vec<String> {
     let index = |index: &Index| -> Vec<String> {
         index.sorted().into_iter().map(|(key, names)| format!("{key}: {names:?}")).collect()
     };
-    resources.chain(index(&table.aliases)).chain(index(&table.nodes)).chain(index(&table.groups)).collect()
+    let nodes = table.nodes.sorted().into_iter().map(|(key, names)| format!("{key}: {names:?}"));
+    resources.chain(index(&table.aliases)).chain(nodes).chain(index(&table.groups)).collect()
 }
 
 fn names(table: &Table) -> Vec<String> {
