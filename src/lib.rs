@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!  registries ──Change──▶ aggregator ──Snapshot, Delta──▶ world ──Reader──▶ dataplane, xds, wds, dns, peer
-//!  (files, etcd,              ▲                                             │
+//!  (files, etcd, istiod,      ▲                                             │
 //!   kubernetes, peer)         └── config ◀── file, SIGHUP, POST             └──▶ telemetry
 //! ```
 //!
@@ -36,6 +36,7 @@
 //! | [`wds`] | workloads, services and policies for ztunnels | xds, files |
 //! | [`dns`] | names, virtual addresses | world, tls |
 //! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |
+//! | [`istiod`] | registries that are read from an istiod | aggregator, wds |
 //! | `kubernetes` | registries in Kubernetes, and the Gateway API (an optional crate) | aggregator |
 //! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |
 //! | [`config`] | the file → checked `Config` | wds, dns, peer |
@@ -63,6 +64,7 @@ pub use isthmus_demo as demo;
 pub use isthmus_dns as dns;
 pub use isthmus_document as document;
 pub use isthmus_files as files;
+pub use isthmus_istiod as istiod;
 #[cfg(feature = "kubernetes")]
 pub use isthmus_kubernetes as kubernetes;
 pub use isthmus_model as model;

@@ -35,6 +35,7 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
             Ok(Shard::of(listing, &spec.scope))
         }
         RegistryKind::Etcd(_) => Err(OfflineError::LiveOnly("etcd")),
+        RegistryKind::Istiod(_) => Err(OfflineError::LiveOnly("istiod")),
         RegistryKind::Peer(_) => Err(OfflineError::LiveOnly("peers")),
         RegistryKind::Kubernetes(_) | RegistryKind::KubernetesClusters(_) => {
             Err(OfflineError::LiveOnly("Kubernetes"))

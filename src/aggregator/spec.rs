@@ -1,6 +1,7 @@
 //! The config of a registry as data, from which `app` makes the task that reads it.
 
 pub mod etcd;
+pub mod istiod;
 pub mod kubernetes;
 pub mod peer;
 
@@ -12,6 +13,7 @@ use super::options::Options;
 use etcd::EtcdSpec;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::policy::RegistryScope;
+use istiod::IstiodSpec;
 use kubernetes::{ClustersSpec, KubernetesSpec};
 use peer::PeerSpec;
 
@@ -40,6 +42,8 @@ pub enum RegistryKind {
     },
     /// Keys of an etcd cluster.
     Etcd(EtcdSpec),
+    /// An istiod.
+    Istiod(IstiodSpec),
     /// The API server of a Kubernetes cluster.
     Kubernetes(KubernetesSpec),
     /// Kubernetes clusters that are found while the gateway runs, each a registry of its own. The source itself is a registry
@@ -71,6 +75,7 @@ impl RegistrySpec {
             RegistryKind::Peer(peer) => (peer.stale_after, Some(peer.expire_after)),
             RegistryKind::File { .. }
             | RegistryKind::Etcd(_)
+            | RegistryKind::Istiod(_)
             | RegistryKind::Kubernetes(_)
             | RegistryKind::KubernetesClusters(_) => (options.stale_after, options.expire_after),
         }

@@ -26,6 +26,7 @@ use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status};
 use isthmus_config::Config;
+use isthmus_istiod::registry::IstiodRegistry;
 #[cfg(feature = "kubernetes")]
 use isthmus_kubernetes::{reviews::TokenReviewer, sources as kubernetes};
 use isthmus_model::drain::Drain;
@@ -218,6 +219,9 @@ fn registry_of(
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
+        RegistryKind::Istiod(istiod) => {
+            Box::new(IstiodRegistry::new(spec.clone(), istiod.clone(), scope.clone()))
+        }
         RegistryKind::Kubernetes(cluster) => kubernetes::registry(spec, cluster, scope, world, stop),
         RegistryKind::KubernetesClusters(_) => Box::new(UnreadSource(spec.clone())),
         RegistryKind::Peer(peer) => {

@@ -58,6 +58,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         Surroundings { listeners: &listeners, own: &own, tuning: Arc::new(Tuning::for_routes(&timeouts)) };
     let routes = routes::read(&root, &around, &mut problems);
     registries::seen_from(&node.namespace, &mut registries);
+    registries::beside_others(&mut registries, &node);
     if wds.is_some() {
         registries::read_for_ztunnels(&mut registries);
     }

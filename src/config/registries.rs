@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use isthmus_aggregator::spec::etcd::{EtcdSpec, Login};
+use isthmus_aggregator::spec::istiod::{Elsewhere, IstiodSpec};
 use isthmus_aggregator::spec::kubernetes::{
     AccessSpec, ClusterSource, ClustersSpec, GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec,
-    NamespaceChoice, ServiceImports,
+    NamespaceChoice, SYSTEM_NAMESPACE, ServiceImports,
 };
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_document::problem::{Path, Position, Problems};
@@ -21,6 +22,7 @@ use isthmus_snapshot::policy::{
     self, AddressScope, ExportRule, MarkCondition, Mesh, RefusalMode, RegistryScope,
 };
 use isthmus_tls::client::{CertificateFiles, Files};
+use isthmus_tls::istiod::Istiod;
 
 use super::file::{path_of, relative_to};
 use super::table::Root;
@@ -68,6 +70,8 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> R
             reader.file(&fields.map(&keys::Registry::FILE), scope, &path);
         } else if let Some(path) = at(&keys::Registry::ETCD) {
             reader.etcd(&fields.map(&keys::Registry::ETCD), scope, &path);
+        } else if let Some(path) = at(&keys::Registry::ISTIOD) {
+            reader.istiod(&fields.map(&keys::Registry::ISTIOD), scope, &path);
         } else if cfg!(not(feature = "kubernetes")) {
             let fault =
                 "this build of isthmus cannot read Kubernetes clusters; build it with the feature kubernetes";
@@ -159,18 +163,43 @@ pub(super) fn seen_from(namespace: &Arc<str>, registries: &mut [RegistrySpec]) {
         match &mut registry.kind {
             RegistryKind::Kubernetes(spec) => spec.viewer = namespace.clone(),
             RegistryKind::KubernetesClusters(clusters) => clusters.template.viewer = namespace.clone(),
-            RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => {}
+            RegistryKind::File { .. }
+            | RegistryKind::Etcd(_)
+            | RegistryKind::Istiod(_)
+            | RegistryKind::Peer(_) => {}
         }
     }
 }
 
-/// Makes Kubernetes registries read what only ztunnels need: all pods, the policies and the waypoints.
+/// Makes registries read what only ztunnels need: all workloads, the policies and the waypoints.
 pub(super) fn read_for_ztunnels(registries: &mut [RegistrySpec]) {
     for registry in registries {
         match &mut registry.kind {
             RegistryKind::Kubernetes(spec) => spec.ambient = true,
             RegistryKind::KubernetesClusters(clusters) => clusters.template.ambient = true,
+            RegistryKind::Istiod(spec) => spec.ambient = true,
             RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => {}
+        }
+    }
+}
+
+/// Tells each registry of an istiod its own name, and what the other registries read.
+pub(super) fn beside_others(registries: &mut [RegistrySpec], node: &policy::Node) {
+    let places: Vec<_> = registries.iter().map(|one| (one.network.clone(), one.cluster.clone())).collect();
+    for (at, registry) in registries.iter_mut().enumerate() {
+        let RegistryKind::Istiod(spec) = &mut registry.kind else { continue };
+        let others = || places.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, place)| place);
+        spec.elsewhere = Elsewhere {
+            networks: others().map(|(network, _)| network.clone()).filter(|one| !one.is_unknown()).collect(),
+            clusters: others()
+                .map(|(_, cluster)| cluster.clone())
+                .filter(|one| !one.as_str().is_empty())
+                .collect(),
+        };
+        for (own, of_node) in [(&mut spec.name, &node.name), (&mut spec.namespace, &node.namespace)] {
+            if !of_node.is_empty() {
+                own.clone_from(of_node);
+            }
         }
     }
 }
@@ -230,7 +259,10 @@ fn cluster_of(registry: &RegistrySpec) -> Option<Option<ClusterId>> {
     match &registry.kind {
         RegistryKind::Kubernetes(_) => Some(Some(registry.cluster.clone())),
         RegistryKind::KubernetesClusters(_) => Some(None),
-        RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => None,
+        RegistryKind::File { .. }
+        | RegistryKind::Etcd(_)
+        | RegistryKind::Istiod(_)
+        | RegistryKind::Peer(_) => None,
     }
 }
 
@@ -260,8 +292,9 @@ impl Reader<'_> {
         self.files.insert(path.clone(), node.position);
         let written = written.to_string_lossy();
         // Registries of other kinds have names that begin with these words. Two registries must not have one name.
-        let is_of_other_kind =
-            ["peer/", "kubernetes/", "kubernetesClusters/"].iter().any(|prefix| written.starts_with(prefix));
+        let is_of_other_kind = ["peer/", "istiod/", "kubernetes/", "kubernetesClusters/"]
+            .iter()
+            .any(|prefix| written.starts_with(prefix));
         let written: Arc<str> = if is_of_other_kind { format!("./{written}").into() } else { written.into() };
         let taken = self.registries.iter().any(|other| other.name == written);
         let name = if taken { path.to_string_lossy().into() } else { written };
@@ -298,6 +331,31 @@ impl Reader<'_> {
         self.not_of_a_peer(etcd, &keys::RegistryEtcd::CLUSTER, cluster.as_str(), at);
         self.not_of_a_peer(etcd, &keys::RegistryEtcd::NETWORK, network.as_str(), at);
         let kind = RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login });
+        self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
+    }
+
+    fn istiod(&mut self, fields: &Fields<'_>, scope: RegistryScope, at: &Path<'_>) {
+        let Some((cluster, node)) = fields.found(&keys::RegistryIstiod::CLUSTER) else { return };
+        let name: Arc<str> = format!("istiod/{cluster}").into();
+        if let Some(first) = self.clusters.insert(name.clone(), node.position) {
+            let first = self.problems.place(first);
+            let fault = format!("two istiod registries have the cluster {node}; first at {first}");
+            return self.problems.error(node.position, &at.key(keys::RegistryIstiod::CLUSTER.name()), fault);
+        }
+        let network = fields.get(&keys::RegistryIstiod::NETWORK).unwrap_or_default();
+        self.not_of_a_peer(fields, &keys::RegistryIstiod::CLUSTER, cluster.as_str(), at);
+        self.not_of_a_peer(fields, &keys::RegistryIstiod::NETWORK, network.as_str(), at);
+        let Some(address) = fields.get(&keys::RegistryIstiod::ADDRESS) else { return };
+        let roots = path_of(fields, &keys::RegistryIstiod::ROOTS, self.problems);
+        let token = path_of(fields, &keys::RegistryIstiod::TOKEN, self.problems);
+        let Some((roots, token)) = roots.zip(token) else { return };
+        let kind = RegistryKind::Istiod(IstiodSpec {
+            istiod: Istiod { address, roots, token, cluster: cluster.clone() },
+            name: "isthmus".into(),
+            namespace: SYSTEM_NAMESPACE.into(),
+            ambient: false,
+            elsewhere: Elsewhere::default(),
+        });
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
 

@@ -125,6 +125,7 @@ pub(super) fn access_log_is_not_read(
                 log.parent() == Some(&absolute(path)) && RegistryKind::is_file_in_folder(log)
             }
             RegistryKind::Etcd(_)
+            | RegistryKind::Istiod(_)
             | RegistryKind::Kubernetes(_)
             | RegistryKind::KubernetesClusters(_)
             | RegistryKind::Peer(_) => false,

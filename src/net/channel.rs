@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -155,18 +156,19 @@ impl Channel {
         Ok(self.grpc.server_streaming(request, path, codec).await?.into_inner())
     }
 
-    /// Makes a call in which both peers send messages. It begins with the message `first`, because many servers send no
-    /// headers before they have received a message.
+    /// Makes a call in which both peers send messages. It begins with the message `first` and up to three others, because many
+    /// servers send no headers before they have received a message that they answer.
     pub async fn two_way<Q, A>(
         &mut self,
         method: &'static str,
         first: Request<Q>,
+        others: Vec<Q>,
     ) -> Result<TwoWay<Q, A>, CallFault>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
-        self.two_way_by(ProstCodec::default(), method, first).await
+        self.two_way_by(ProstCodec::default(), method, first, others).await
     }
 
     /// Does the same as [`Channel::two_way`], with another codec.
@@ -175,12 +177,15 @@ impl Channel {
         codec: C,
         method: &'static str,
         first: Request<C::Encode>,
+        others: Vec<C::Encode>,
     ) -> Result<TwoWay<C::Encode, C::Decode>, CallFault> {
         self.grpc.ready().await.map_err(broken)?;
         let (requests, sending) = mpsc::channel(SENDING_MAX);
         let (metadata, extensions, first) = first.into_parts();
         // This cannot fail: the queue has room, and this function holds its receiver.
-        let _ = requests.try_send(first);
+        for message in std::iter::once(first).chain(others) {
+            let _ = requests.try_send(message);
+        }
         let request = Request::from_parts(metadata, extensions, ReceiverStream::new(sending));
         let path = PathAndQuery::from_static(method);
         let answers = self.grpc.streaming(request, path, codec).await?.into_inner();
@@ -217,11 +222,15 @@ fn broken(error: hyper::Error) -> CallFault {
 
 /// Returns the text of the innermost cause, because the errors around it say only that something failed.
 pub fn innermost(error: &dyn Error) -> String {
-    let mut last: &dyn Error = error;
-    while let Some(source) = last.source() {
-        last = source;
+    let mut last = error.source();
+    while let Some(source) = last.and_then(Error::source) {
+        last = Some(source);
     }
-    cut(last)
+    let Some(last) = last else { return cut(error) };
+    // The text of the TLS library is a link to its manual.
+    let is_end =
+        last.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof);
+    if is_end { "the peer closed the connection".to_owned() } else { cut(last) }
 }
 
 /// Returns the first 300 characters of a text whose length the peer chose.

@@ -111,7 +111,7 @@ where
         Channel::open_with(stream, origin, scope, limits).await.map_err(|fault| fault.to_string())?;
     // A server may send no headers before it has a message to answer, so the client sends an empty one.
     let first = Request::new(proto::Message::default());
-    channel.two_way_by(LinkCodec, LINK, first).await.map_err(|fault| fault.to_string())
+    channel.two_way_by(LinkCodec, LINK, first, Vec::new()).await.map_err(|fault| fault.to_string())
 }
 
 /// Serves a connection that a peer has dialled. Each link that the peer opens on it is sent to `opened`.

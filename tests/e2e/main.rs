@@ -49,6 +49,7 @@ mod hostile;
 mod hostile_peer;
 mod identity;
 mod interop;
+mod istiod;
 mod kernel_memory;
 mod kube_fake;
 mod kube_records;

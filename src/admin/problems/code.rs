@@ -74,13 +74,13 @@ codes! {
         "`isthmus get connections`, `drain.timeout`";
     RegistryMissing = "registry_missing", Failed in "registries",
         "A registry has not been read since the start of the gateway and has no saved copy, so its services are unknown.",
-        "`isthmus get registries`; path and permissions of the file, address and user of etcd, or address, credentials and RBAC \
-         of the API server";
+        "`isthmus get registries`; path and permissions of the file, address and user of etcd, address, token and roots of istiod, \
+         or address, credentials and RBAC of the API server";
     RegistryStale = "registry_stale", Failed in "registries",
         "A registry cannot be read. Its last good state is in use (stale), is used only for ports without a ready \
          endpoint elsewhere (demoted), or has been removed (expired).",
-        "`isthmus get registries`; for a file `isthmus validate FILE`, otherwise whether etcd, the API server or the peer can be \
-         reached";
+        "`isthmus get registries`; for a file `isthmus validate FILE`, otherwise whether etcd, istiod, the API server or the peer can \
+         be reached";
     RegistryHeld = "registry_held", Failed in "registries",
         "An update of a registry would leave many services without a ready endpoint. The update is held back, and \
          the state before it stays in use.",

@@ -254,7 +254,7 @@ impl EtcdClient {
         };
         let request = self.request(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
         let open = async {
-            let mut watch = Watch { call: self.channel.two_way(WATCH, request).await? };
+            let mut watch = Watch { call: self.channel.two_way(WATCH, request, Vec::new()).await? };
             let first = watch.next().await?;
             match first.created {
                 true => Ok((watch, first)),

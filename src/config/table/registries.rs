@@ -37,11 +37,13 @@ pub(crate) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key::optional(
 
 keys! {
     /// A source of services.
-    pub(crate) Registry "registry" one of [FILE, ETCD, KUBERNETES, KUBERNETES_CLUSTERS] {
+    pub(crate) Registry "registry" one of [FILE, ETCD, ISTIOD, KUBERNETES, KUBERNETES_CLUSTERS] {
         /// A registry in a file.
         FILE "file": RegistryPath => "none";
         /// A registry in etcd.
         ETCD "etcd": RegistryEtcd => "none";
+        /// An istiod as registry.
+        ISTIOD "istiod": RegistryIstiod => "none";
         /// A Kubernetes cluster as registry.
         KUBERNETES "kubernetes": Kubernetes => "none";
         /// Kubernetes clusters that are found while the gateway runs, each a registry of its own.
@@ -89,6 +91,24 @@ keys! {
         CERTIFICATE "certificate": form::Path => "none";
         /// PEM file of the client certificate's private key.
         KEY "key": form::Path => "none";
+    }
+
+    /// An istiod, asked like a ztunnel asks it (WDS), without access to the API server of its cluster. Its services become
+    /// services, its workloads endpoints, and the gateways of other networks gateways. What stands behind such a gateway is
+    /// taken only if `allow.networks` names the network. Networks and clusters that other registries read, as their `network`
+    /// and `cluster` say, are left out. WDS has no labels, subsets, names of ports and marks for exports.
+    pub(crate) RegistryIstiod "registryIstiod" {
+        /// Address of istiod: `https://host:port`. The usual port is 15012.
+        ADDRESS "address": form::Https => required;
+        /// Cluster of the registry's endpoints: the one in which istiod runs. The name must not begin with `peer/`.
+        CLUSTER "cluster": form::ClusterName => required;
+        /// Network of the cluster, as istiod knows it: the one of its neighbours.
+        NETWORK "network": form::NetworkName => "unknown";
+        /// File of the token that authenticates the gateway to istiod, read for each connection. A service account's token needs
+        /// the audience `istio-ca`.
+        TOKEN "token": form::Path => required;
+        /// PEM file of the roots that verify istiod's certificate, read for each connection.
+        ROOTS "roots": form::Path => required;
     }
 
     /// A Kubernetes cluster. Its Services become services, and the pods in their EndpointSlices become endpoints.

@@ -1,0 +1,249 @@
+//! Follows an istiod: lists what it has, takes its changes, and connects again after a fault.
+//!
+//! A stream that ends is opened again. As long as this process has what the istiod sent, the new stream begins with what has
+//! changed since; otherwise, and if the versions of all resources do not fit into a request, with all resources.
+
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::reading::{Applied, Reading, Wanted};
+use super::stream::{Stream, StreamFault};
+use isthmus_aggregator::registry::{Changes, Closed, Registry};
+use isthmus_aggregator::spec::RegistrySpec;
+use isthmus_aggregator::spec::istiod::IstiodSpec;
+use isthmus_files::reading::Readings;
+use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
+use isthmus_snapshot::change::{Change, Report};
+use isthmus_tasks::background;
+use isthmus_tasks::backoff::Backoff;
+use isthmus_tasks::scope::Scope;
+use isthmus_wds::kind::Kind;
+
+/// The longest wait between attempts, before jitter of a fifth.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// A stream that has lasted this long is opened again in silence when it ends: istiod ends streams when it is restarted, and after
+/// their largest age.
+const STEADY: Duration = Duration::from_secs(5);
+/// How long the gateway tries to open the stream again before it reports the fault.
+const GRACE: Duration = Duration::from_secs(5);
+/// The largest number of reads of tokens and roots that may hang at the same time.
+const READINGS: usize = 3;
+/// A response with up to this number of resources is read on the registry's task; a larger one would delay other tasks.
+const READ_HERE_MAX: usize = 100;
+
+/// A registry that is read from an istiod.
+pub struct IstiodRegistry {
+    spec: RegistrySpec,
+    istiod: IstiodSpec,
+    scope: Scope,
+}
+
+impl IstiodRegistry {
+    /// Makes the registry; tasks of its connections run in `scope`.
+    pub fn new(spec: RegistrySpec, istiod: IstiodSpec, scope: Scope) -> Self {
+        Self { spec, istiod, scope }
+    }
+}
+
+impl Registry for IstiodRegistry {
+    fn spec(&self) -> &RegistrySpec {
+        &self.spec
+    }
+
+    fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(Follower::new(*self, changes).run())
+    }
+}
+
+/// The reason why a stream is not followed any more.
+enum Ended {
+    /// The receiver of changes is gone.
+    Closed,
+    Fault(StreamFault),
+    /// Reading a response panicked.
+    Panicked,
+}
+
+impl From<Closed> for Ended {
+    fn from(_: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<StreamFault> for Ended {
+    fn from(fault: StreamFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+struct Follower {
+    name: Arc<str>,
+    istiod: IstiodSpec,
+    wanted: Wanted,
+    changes: Changes,
+    scope: Scope,
+    readings: Readings,
+    reading: Reading,
+    /// True once all resources were listed, so that a stream can be resumed.
+    is_listed: bool,
+    /// When the present stream was opened; `None`: there is no stream.
+    opened: Option<Instant>,
+    /// The time until which faults are not reported.
+    quiet: Option<Instant>,
+    listings: usize,
+    resumes: usize,
+    reported: Option<Report>,
+    backoff: Backoff,
+}
+
+impl Follower {
+    fn new(registry: IstiodRegistry, changes: Changes) -> Self {
+        let IstiodRegistry { spec, istiod, scope } = registry;
+        let wanted = Wanted {
+            network: spec.network.clone(),
+            cluster: spec.cluster.clone(),
+            elsewhere: istiod.elsewhere.clone(),
+            ambient: istiod.ambient,
+        };
+        Self {
+            name: spec.name,
+            istiod,
+            reading: Reading::new(wanted.clone()),
+            wanted,
+            changes,
+            scope,
+            readings: Readings::new(READINGS),
+            is_listed: false,
+            opened: None,
+            quiet: None,
+            listings: 0,
+            resumes: 0,
+            reported: None,
+            backoff: Backoff::up_to(WAIT_MAX),
+        }
+    }
+
+    async fn run(mut self) {
+        loop {
+            let Err(ended) = self.follow().await;
+            if self.opened.take().is_some_and(|opened| opened.elapsed() >= STEADY) {
+                self.backoff.reset();
+                self.quiet = Some(Instant::now() + GRACE);
+            }
+            let problem = match ended {
+                Ended::Closed => return,
+                Ended::Fault(fault) => format!("istiod at {}: {fault}", self.istiod.istiod.address),
+                Ended::Panicked => {
+                    self.reading = Reading::new(self.wanted.clone());
+                    self.is_listed = false;
+                    "internal error: reading a response of istiod panicked".to_owned()
+                }
+            };
+            if self.quiet.is_some_and(|until| Instant::now() < until) {
+                tracing::info!(
+                    registry = &*self.name,
+                    problem,
+                    "the stream of istiod ended; the gateway opens it again"
+                );
+            } else if self.changes.send(vec![Change::Failed(vec![problem])]).await.is_err() {
+                return;
+            }
+            // The random number need not be secret; it only has to differ between gateways.
+            sleep(self.backoff.wait(RandomState::new().hash_one(()))).await;
+        }
+    }
+
+    /// Opens a stream, and takes what it sends.
+    async fn follow(&mut self) -> Result<Infallible, Ended> {
+        let versions = if self.is_listed { self.reading.versions() } else { Default::default() };
+        let mut stream = Stream::open(&self.istiod, versions, &self.readings, &self.scope).await?;
+        self.opened = Some(Instant::now());
+        let (mut has_addresses, mut has_policies) = (false, false);
+        loop {
+            let (kind, response) = stream.next().await?;
+            let nonce = response.nonce.clone();
+            let Applied { mut changes, refused } = match kind {
+                Kind::Authorization => {
+                    let is_first = !std::mem::replace(&mut has_policies, true);
+                    let applied = self
+                        .apply(response, move |reading, response| reading.authorizations(response, is_first));
+                    let Applied { changes, refused } = applied.await?;
+                    // Before the listing there is nothing to change; the listing has the policies.
+                    Applied { changes: if self.is_listed { changes } else { Vec::new() }, refused }
+                }
+                Kind::Address => {
+                    let is_first = !std::mem::replace(&mut has_addresses, true);
+                    let is_listing = is_first && !stream.is_resumed;
+                    let resources = response.resources.len();
+                    let applied = self
+                        .apply(response, move |reading, response| reading.addresses(response, is_listing));
+                    let mut applied = applied.await?;
+                    if is_listing {
+                        self.is_listed = true;
+                        self.listings += 1;
+                        tracing::debug!(registry = &*self.name, resources, "istiod listed");
+                    } else if is_first {
+                        self.resumes += 1;
+                        applied.changes.push(Change::Readable);
+                    }
+                    applied
+                }
+            };
+            changes.extend(self.report());
+            if !changes.is_empty() {
+                self.changes.send(changes).await?;
+            }
+            stream.answer(kind, nonce, &refused).await?;
+        }
+    }
+
+    /// Applies a response, a large one on a background thread.
+    async fn apply(
+        &mut self,
+        response: DeltaDiscoveryResponse,
+        apply: impl FnOnce(&mut Reading, DeltaDiscoveryResponse) -> Applied + Send + 'static,
+    ) -> Result<Applied, Ended> {
+        if response.resources.len() <= READ_HERE_MAX {
+            return Ok(apply(&mut self.reading, response));
+        }
+        let mut reading = std::mem::take(&mut self.reading);
+        let work = move || {
+            let applied = apply(&mut reading, response);
+            (reading, applied)
+        };
+        let (reading, applied) = background::run(work).await.map_err(|_| Ended::Panicked)?;
+        self.reading = reading;
+        Ok(applied)
+    }
+
+    /// Returns the report for operators, if it has changed.
+    fn report(&mut self) -> Option<Change> {
+        let mut problems = self.reading.problems();
+        problems.extend(self.reading.other_network().map(|network| {
+            format!("no endpoint is on the network of the registry, but some are on {:?}; `network` must be the network that \
+                     istiod gives its workloads", network.as_str())
+        }));
+        let report = Report {
+            server: self.istiod.istiod.address.clone(),
+            facts: vec![
+                ("listings", self.listings.to_string()),
+                ("resumed streams", self.resumes.to_string()),
+            ],
+            objects: self.reading.objects(),
+            left_out: self.reading.left_out(),
+            problems,
+            policies_unknown: self.reading.policies_unknown(),
+            ..Report::default()
+        };
+        if self.reported.as_ref() == Some(&report) {
+            return None;
+        }
+        self.reported = Some(report.clone());
+        Some(Change::Report(report.into()))
+    }
+}
