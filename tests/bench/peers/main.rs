@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use ends::{Ends, ROUND_TRIP_CONNECTIONS};
 use processor::{ENDS, pin};
-use subjects::{Kind, Routes, Running, Subject};
+use subjects::{Routes, Running, Subject};
 use table::{Figures, GOALS, Measure};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -419,9 +419,4 @@ impl Run {
             (Measure::StartWall, took.as_secs_f64()),
         ])
     }
-}
-
-/// Returns true for this isthmus and for other builds of it.
-fn is_isthmus(subject: &Subject) -> bool {
-    subject.kind == Kind::Isthmus
 }
