@@ -120,11 +120,9 @@ fn with_faults_of(kept: &str, text: &str) -> String {
 #[test]
 fn documents_are_what_the_code_says() {
     let folder = pages::root().join("docs");
-    for (name, text) in [
-        ("reasons.md", reasons_and_problems()),
-        ("access-log.md", access_log()),
-        ("metrics.md", metrics()),
-    ] {
+    for (name, text) in
+        [("reasons.md", reasons_and_problems()), ("access-log.md", access_log()), ("metrics.md", metrics())]
+    {
         let path = folder.join(name);
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
         let text = if name == "reasons.md" { with_faults_of(&kept, &text) } else { text };
