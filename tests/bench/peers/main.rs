@@ -236,7 +236,7 @@ fn measure() -> Result<bool> {
     ));
     about.command(options.short, run.plan.rounds != if options.short { SHORT.rounds } else { WHOLE.rounds });
     let text = run.figures.markdown(&subjects, &about, run.plan.routes, &skipped);
-    println!("\n{text}");
+    println!("\n{text}{}", run.figures.goals());
     for why in &skipped {
         println!("SKIPPED: {why}");
     }

@@ -178,15 +178,15 @@ impl Figures {
              of the ratios within the rounds, and the middle half of them. Above 1, Isthmus needs less. All routes are {}.",
             grouped(routes as f64)
         );
-        self.goals(&mut text);
         for why in skipped {
             let _ = writeln!(text, "\nNot measured: {why}.");
         }
         text
     }
 
-    fn goals(&self, text: &mut String) {
-        let mut rows = Vec::new();
+    /// Returns the goals with what was measured. The page does not have them.
+    pub(crate) fn goals(&self) -> String {
+        let (mut text, mut rows) = (String::new(), Vec::new());
         for Goal { measure, what, others, .. } in &GOALS {
             let pairs = self.pairs.get(measure);
             let Some([low, ratio, high]) = pairs.and_then(|pairs| quartiles(pairs.iter().copied())) else {
@@ -212,6 +212,7 @@ impl Figures {
             }
             let _ = writeln!(text, "\n| goal | measured | met |\n|---|---|---|\n{}", rows.join("\n"));
         }
+        text
     }
 
     /// Returns the ratio to the first program. Returns `None` for a start with many routes if the program was measured with
