@@ -117,12 +117,15 @@ fn with_faults_of(kept: &str, text: &str) -> String {
     format!("{text}{}", &kept[faults..])
 }
 
+/// Returns the names and the texts of the generated pages of `docs`.
+fn generated() -> [(&'static str, String); 3] {
+    [("reasons.md", reasons_and_problems()), ("access-log.md", access_log()), ("metrics.md", metrics())]
+}
+
 #[test]
 fn documents_are_what_the_code_says() {
     let folder = pages::root().join("docs");
-    for (name, text) in
-        [("reasons.md", reasons_and_problems()), ("access-log.md", access_log()), ("metrics.md", metrics())]
-    {
+    for (name, text) in generated() {
         let path = folder.join(name);
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
         let text = if name == "reasons.md" { with_faults_of(&kept, &text) } else { text };
