@@ -174,8 +174,8 @@ impl Figures {
         }
         let _ = writeln!(
             text,
-            "\nThe first column is the median of Isthmus. The others are what a program needs where Isthmus needs 1: the median \
-             of the ratios within the rounds, and the middle half of them. Above 1, Isthmus needs less. All routes are {}.",
+            "\nThe first column is the median of Isthmus. The others are what a program needs where Isthmus needs 1: the median of \
+             the ratios\nwithin the rounds, and the middle half of them. Above 1, Isthmus needs less. All routes are {}.",
             grouped(routes as f64)
         );
         for why in skipped {
