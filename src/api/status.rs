@@ -67,7 +67,7 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Problem {
-    /// The kind of problem: one word of `docs/problems.md`.
+    /// The kind of problem: one word of `docs/reasons.md`.
     pub code: String,
     /// The object that has the problem; may be empty.
     pub about: String,

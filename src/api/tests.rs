@@ -1,5 +1,5 @@
 //! Tests of the JSON of the API against the files of `tests/golden/api`. Each file has every member of its type. A file changes
-//! only with its type, and `docs/api.md` changes with the file.
+//! only with its type; `docs/api.md` leads to the files.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -59,9 +59,9 @@ fn the_golden_files_are_the_shapes_of_the_types() {
 }
 
 #[test]
-fn the_document_names_every_member() {
+fn the_document_leads_to_every_file() {
     let document = include_str!("../../docs/api.md");
-    for (path, file, text, _) in ANSWERS {
+    for (path, file, _, _) in ANSWERS {
         let row = document
             .lines()
             .find(|line| {
@@ -69,15 +69,7 @@ fn the_document_names_every_member() {
                 rest.is_some_and(|rest| rest.starts_with('`') || rest.starts_with('?'))
             })
             .unwrap_or_else(|| panic!("no row for {path}"));
-        let members = row.trim_matches('|').split('|').nth(2).expect("three cells");
-        if members.contains("access-log.md") || members.contains("as in the list") {
-            continue;
-        }
-        let named: BTreeSet<&str> = members.split('`').skip(1).step_by(2).collect();
-        let golden: Value = serde_json::from_str(text).expect("JSON");
-        let golden: BTreeSet<&str> =
-            golden.as_object().expect("an object").keys().map(String::as_str).collect();
-        assert_eq!(named, golden, "{file}: docs/api.md and the golden file");
+        assert!(row.contains(&format!("(../tests/golden/api/{file}.json)")), "{row}");
     }
 }
 

@@ -18,14 +18,16 @@ use isthmus_model::reason::Reason;
 use isthmus_snapshot::omitted::OmissionReason;
 use isthmus_telemetry::{control, process};
 
-fn reasons() -> String {
-    let mut text = "# Reasons\n\n\
-        A reason says why a connection ended or was refused. The same word is in the access log (`reason`), in the metric\n\
-        `isthmus_connections_total{reason}`, in `isthmus failures` and in `isthmus explain`. A refused SNI client also gets a TLS\n\
-        alert; a refused HBONE caller gets an HTTP status and the word in the header `isthmus-reason`, but `authority_unknown`\n\
-        in place of `not_exported`. `–` means that the client gets neither, for example because the connection was already\n\
-        established. Problems of the gateway as a whole are in\n\
-        [problems](problems.md). This page is generated from the code.\n\n\
+/// Returns the page of reasons and problems up to its section of faults, whose tables `tests/e2e/one_word.rs` writes.
+fn reasons_and_problems() -> String {
+    let mut text = "# Reasons, problems and faults\n\n\
+        Isthmus says one word for one fault: a **reason** if it ended or refused a connection, the code of a **problem** if it\n\
+        concerns the gateway as a whole. This page is generated from the code.\n\n\
+        ## Reasons\n\n\
+        The access log (`reason`), the metric `isthmus_connections_total{reason}`, `isthmus failures` and `isthmus explain` show\n\
+        the reason. A refused SNI client also gets a TLS alert; a refused HBONE caller gets an HTTP status and the reason in the\n\
+        header `isthmus-reason`, but `authority_unknown` in place of `not_exported`. `–` means that the client gets neither, for\n\
+        example because the connection was already established.\n\n\
         | reason | alert | status | meaning | look at |\n|---|---|---|---|---|\n"
         .to_owned();
     for reason in Reason::ALL {
@@ -49,16 +51,13 @@ fn reasons() -> String {
     for why in OmissionReason::ALL {
         let _ = writeln!(text, "| `{}` | {} |", why.text(), why.meaning());
     }
-    text
-}
-
-fn problem_codes() -> String {
-    let mut text = "# Problems\n\n\
-        A problem code names something that is wrong with a running gateway at the moment. The same word is at the top of\n\
-        `isthmus status` (`problems` of `/api/v1/status`), in the metric `isthmus_problems{code}`, and in the log lines `problem` and\n\
-        `problem solved`. Why one connection was refused is in [reasons](reasons.md). This page is generated from the code.\n\n\
-        | code | meaning | look at |\n|---|---|---|\n"
-        .to_owned();
+    text.push_str(
+        "\n## Problems\n\n\
+         A problem is something that is wrong with a running gateway at the moment. `isthmus status` begins with the problems\n\
+         (`problems` of `/api/v1/status`); the metric `isthmus_problems{code}` and the log lines `problem` and `problem solved`\n\
+         show their codes.\n\n\
+         | code | meaning | look at |\n|---|---|---|\n",
+    );
     for code in problems::code::Code::ALL {
         let _ = writeln!(text, "| `{}` | {} | {} |", code.text(), code.meaning(), code.look_at());
     }
@@ -83,8 +82,8 @@ fn metrics() -> String {
     let mut text = "# Metrics\n\n\
         The admin listener and `telemetry.metrics.bind` serve these metrics at `/metrics` in the Prometheus text format. Server names\n\
         that match no route or service are counted under the label `_unknown`. Useful alerts are `isthmus_problems > 0`, by\n\
-        [code](problems.md), and `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page is\n\
-        generated from the code.\n\n\
+        [code](reasons.md#problems), and `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page\n\
+        is generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();
     let others = [
@@ -112,20 +111,28 @@ fn metrics() -> String {
     text
 }
 
+/// Returns the page of reasons with the part before its faults replaced.
+fn with_faults_of(kept: &str, text: &str) -> String {
+    let faults = kept.find("\n## Faults\n").expect("docs/reasons.md has a section Faults");
+    format!("{text}{}", &kept[faults..])
+}
+
+/// Returns the names and the texts of the generated pages of `docs`.
+fn generated() -> [(&'static str, String); 3] {
+    [("reasons.md", reasons_and_problems()), ("access-log.md", access_log()), ("metrics.md", metrics())]
+}
+
 #[test]
 fn documents_are_what_the_code_says() {
     let folder = pages::root().join("docs");
-    for (name, text) in [
-        ("reasons.md", reasons()),
-        ("problems.md", problem_codes()),
-        ("access-log.md", access_log()),
-        ("metrics.md", metrics()),
-    ] {
+    for (name, text) in generated() {
         let path = folder.join(name);
+        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        let text = if name == "reasons.md" { with_faults_of(&kept, &text) } else { text };
         if std::env::var_os("ISTHMUS_BLESS").is_some() {
             std::fs::write(&path, &text).expect("written");
+        } else {
+            assert!(kept == text, "docs/{name} is not what the code says; run the test with ISTHMUS_BLESS=1");
         }
-        let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(kept == text, "docs/{name} is not what the code says; run the test with ISTHMUS_BLESS=1");
     }
 }

@@ -70,11 +70,11 @@ fn alerts_and_dashboard_rest_on_metrics_that_exist() {
     exist(&variables);
 }
 
-/// The codes in the alerts are codes of docs/problems.md.
+/// The codes in the alerts are codes of docs/reasons.md.
 #[test]
 fn alerts_name_problems_that_exist() {
-    let problems = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/problems.md"));
-    let problems = problems.expect("docs/problems.md");
+    let problems = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reasons.md"));
+    let problems = problems.expect("docs/reasons.md");
     let text = std::fs::read_to_string(chart().join("files/alerts.yaml")).expect("alerts");
     for expression in all(&yaml::document(&text), "expr") {
         let Some((_, codes)) = expression.split_once("code=~\"") else { continue };

@@ -1,4 +1,4 @@
-//! Each fault has one word. The tests inject every row of `docs/faults.md`, and compare the word in all places that can show it;
+//! Each fault has one word. The tests inject every row of `docs/reasons.md`, and compare the word in all places that can show it;
 //! no place may show another word. Each test keeps one section of the document: this file has the table and the places, the
 //! files `one_word_*` have the faults.
 
@@ -7,7 +7,6 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use isthmus::admin::problems::code::Code;
 use isthmus::model::reason::Reason;
 use serde_json::Value;
 
@@ -80,33 +79,18 @@ impl Row {
         gateway.metric(metric, &[&format!("{label}=\"{}\"", self.word)]) >= 1.0
     }
 
-    /// Returns the advice on what to look at next, which `check` prints too.
-    fn look_at(&self) -> &'static str {
-        let reason =
-            Reason::ALL.iter().find(|reason| reason.text() == self.word).map(|reason| reason.look_at());
-        let code = || Code::ALL.iter().find(|code| code.text() == self.word).map(|code| code.look_at());
-        match self.subject {
-            Subject::Gateway => code().or(reason),
-            _ => reason.or_else(code),
-        }
-        .expect("a word of the closed lists")
-    }
-
     /// Returns the row of the document.
     fn text(&self) -> String {
         let (fault, word) = (self.fault, self.word);
         if let Subject::Elsewhere { shown_by } = self.subject {
             return format!("| {fault} | {shown_by} |");
         }
-        let (metric, label) = self.metric();
-        let look_at = self.look_at();
         let timer = timer(word).text;
-        let counted = format!("`{metric}{{{label}=\"{word}\"}}`");
         let explained = match &self.subject {
             Subject::Connection { explain } => format!("explain {explain}"),
             Subject::Gateway | Subject::Elsewhere { .. } => "status".to_owned(),
         };
-        format!("| {fault} | `{word}` | {timer} | `isthmus {explained}` | {counted} | {look_at} |")
+        format!("| {fault} | `{word}` | {timer} | `isthmus {explained}` |")
     }
 }
 
@@ -244,23 +228,23 @@ impl Table {
         assert_eq!(faults.len(), self.rows.len(), "no fault is injected twice");
         let _writes = WRITES.lock();
         let (path, text) = document();
-        let head = format!("\n## {title}\n");
-        let begin = text.find(&head).unwrap_or_else(|| panic!("docs/faults.md has a section {title}"));
+        let head = format!("\n### {title}\n");
+        let begin = text.find(&head).unwrap_or_else(|| panic!("docs/reasons.md has a section {title}"));
         // The rows are all lines after the line under the head of the table.
         let rows = begin + text[begin..].find("|---|").expect("a table");
         let rows = rows + text[rows..].find('\n').expect("an end") + 1;
-        let end = text[rows..].find("\n## ").map_or(text.len(), |end| rows + end);
+        let end = text[rows..].find("\n### ").map_or(text.len(), |end| rows + end);
         let made: Vec<String> = self.rows.iter().map(|row| row.text() + "\n").collect();
         let kept = &text[rows..end];
         if self.is_partial {
-            made.iter().for_each(|row| assert!(kept.contains(row), "docs/faults.md lacks {row}"));
+            made.iter().for_each(|row| assert!(kept.contains(row), "docs/reasons.md lacks {row}"));
         } else if std::env::var_os("ISTHMUS_BLESS").is_some() {
             std::fs::write(&path, [&text[..rows], &made.concat(), &text[end..]].concat()).expect("written");
         } else {
             let made = made.concat();
             assert!(
                 kept == made,
-                "docs/faults.md is not what the test does; run it with ISTHMUS_BLESS=1\n{made}"
+                "docs/reasons.md is not what the test does; run it with ISTHMUS_BLESS=1\n{made}"
             );
         }
     }
@@ -268,8 +252,8 @@ impl Table {
 
 /// Returns the path and the text of the document.
 fn document() -> (std::path::PathBuf, String) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md");
-    let text = std::fs::read_to_string(&path).expect("docs/faults.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reasons.md");
+    let text = std::fs::read_to_string(&path).expect("docs/reasons.md");
     (path, text)
 }
 

@@ -1,4 +1,4 @@
-//! The codes of problems, with their meanings and what an operator checks next. `docs/problems.md` is made from this list.
+//! The codes of problems, with their meanings and what an operator checks next. `docs/reasons.md` is made from this list.
 
 /// The severity of a problem, which decides whether `isthmus check` fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Checks the pages that people write: each config on them is valid, `isthmus` accepts each command line, and each link leads
-//! to a file and a heading that exist. `tests/e2e/documents.rs` runs the commands that are marked `sh run`.
+//! Checks the pages that people write: each config on them is valid, `isthmus` accepts each command line, each link leads to a
+//! file and a heading that exist, and the pages stay short. `tests/e2e/documents.rs` runs the commands that are marked `sh run`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -207,6 +207,33 @@ fn every_link_on_a_page_leads_somewhere() {
         }
     }
     assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+/// The largest number of words on the pages that people write: the README and those of `docs`.
+const WORDS_MAX: usize = 20_000;
+/// The largest number of characters in a line that is no row of a table.
+const LINE_MAX: usize = 140;
+/// The smallest number of pictures on the pages.
+const PICTURES_MIN: usize = 8;
+
+#[test]
+fn the_pages_stay_short_and_have_pictures() {
+    let (readme, docs) = (root().join("README.md"), root().join("docs"));
+    let generated = super::generated().map(|(name, _)| docs.join(name));
+    let (mut words, mut long, mut pictures) = (0, Vec::new(), BTreeSet::new());
+    for (page, text) in pages().into_iter().filter(|(page, _)| *page == readme || page.starts_with(&docs)) {
+        if !generated.contains(&page) {
+            words += text.split_whitespace().count();
+        }
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('|'));
+        let lines = lines.filter(|(_, line)| line.chars().count() > LINE_MAX);
+        long.extend(lines.map(|(index, _)| format!("{}:{}", page.display(), index + 1)));
+        let shown = links(&text).filter(|target| target.ends_with(".svg"));
+        pictures.extend(shown.map(|target| page.with_file_name("").join(target)));
+    }
+    assert!(words <= WORDS_MAX, "README.md and docs have {words} words, at most {WORDS_MAX} are allowed");
+    assert!(long.is_empty(), "longer than {LINE_MAX} characters:\n{}", long.join("\n"));
+    assert!(pictures.len() >= PICTURES_MIN, "only {pictures:?}");
 }
 
 /// Collects all commands below a command, each with the words that call it and its help text.

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use ends::{Ends, ROUND_TRIP_CONNECTIONS};
 use processor::{ENDS, pin};
-use subjects::{Kind, Routes, Running, Subject};
+use subjects::{Routes, Running, Subject};
 use table::{Figures, GOALS, Measure};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -236,7 +236,7 @@ fn measure() -> Result<bool> {
     ));
     about.command(options.short, run.plan.rounds != if options.short { SHORT.rounds } else { WHOLE.rounds });
     let text = run.figures.markdown(&subjects, &about, run.plan.routes, &skipped);
-    println!("\n{text}");
+    println!("\n{text}{}", run.figures.goals());
     for why in &skipped {
         println!("SKIPPED: {why}");
     }
@@ -419,9 +419,4 @@ impl Run {
             (Measure::StartWall, took.as_secs_f64()),
         ])
     }
-}
-
-/// Returns true for this isthmus and for other builds of it.
-fn is_isthmus(subject: &Subject) -> bool {
-    subject.kind == Kind::Isthmus
 }

@@ -1,5 +1,4 @@
-//! The figures, and the page that shows them: medians, ratios within the rounds, goals, and the rows in which other programs
-//! are better.
+//! The figures, and the page that shows them: medians, ratios within the rounds, and goals.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,9 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::Result;
 use crate::median::median;
 use crate::subjects::Subject;
-use crate::{Result, is_isthmus};
 
 /// A measured quantity.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -59,8 +58,8 @@ impl Measure {
     /// Returns the title of the quantity's row.
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Self::Connections => "short connections per CPU second",
-            Self::Handshakes => "TLS handshakes with a request, per CPU second",
+            Self::Connections => "CPU µs per short connection",
+            Self::Handshakes => "CPU µs per TLS handshake with a request",
             Self::RoundTrips => "CPU µs per round trip",
             Self::Up => "CPU ms per GiB, client to backend",
             Self::Down => "CPU ms per GiB, backend to client",
@@ -72,26 +71,9 @@ impl Measure {
         }
     }
 
-    /// Returns the name of the quantity in the rows and sentences that compare what programs need.
-    fn need(self) -> &'static str {
-        match self {
-            Self::Connections => "CPU per short connection",
-            Self::Handshakes => "CPU per TLS handshake with a request",
-            Self::RoundTrips => "CPU per round trip",
-            Self::Up => "CPU per byte, client to backend",
-            Self::Down => "CPU per byte, backend to client",
-            Self::Idle => "memory per idle connection",
-            Self::Partial => "memory per pending hello",
-            Self::Routes => "memory per route",
-            Self::StartProcessor => "CPU to start with all routes",
-            Self::StartWall => "time to start with all routes",
-        }
-    }
-
     /// Converts a recorded value to the unit of the row. Costs are recorded in microseconds per unit of work.
     fn shown(self, value: f64) -> f64 {
         match self {
-            Self::Connections | Self::Handshakes => 1e6 / value,
             Self::Up | Self::Down => value / 1e3,
             _ => value,
         }
@@ -174,58 +156,37 @@ impl Figures {
         skipped: &[String],
     ) -> String {
         let mut text = format!("{}\n\n", about.0.join("\n"));
-        let columns: Vec<usize> = (0..subjects.len()).collect();
-        let head = |text: &mut String, first: &str, columns: &[usize]| {
-            let names: Vec<_> = columns.iter().map(|column| subjects[*column].name.as_str()).collect();
-            let _ =
-                writeln!(text, "| {first} | {} |\n|---|{}", names.join(" | "), "---:|".repeat(names.len()));
-        };
-        let row = |text: &mut String, first: &str, cells: Vec<Option<String>>| {
-            if cells.iter().any(Option::is_some) {
-                let cells: Vec<_> =
-                    cells.into_iter().map(|cell| cell.unwrap_or_else(|| "–".to_owned())).collect();
-                let _ = writeln!(text, "| {first} | {} |", cells.join(" | "));
-            }
-        };
-        head(&mut text, "median", &columns);
+        let names: Vec<_> = subjects.iter().map(|subject| subject.name.as_str()).collect();
+        let _ = writeln!(text, "| per | {} |\n|---|{}", names.join(" | "), "---:|".repeat(names.len()));
         for measure in Measure::ALL {
-            let cell = |column: &usize| {
-                let shown = number(measure.shown(self.median(measure, *column)?));
-                let fewer = matches!(measure, Measure::StartProcessor | Measure::StartWall)
-                    && subjects[*column].routes_max() < routes;
-                let most = grouped(subjects[*column].routes_max() as f64);
-                Some(if fewer { format!("{shown} for {most}") } else { shown })
-            };
-            row(&mut text, measure.title(), columns.iter().map(cell).collect());
-        }
-        let _ = writeln!(text, "\nAll routes are {}.", grouped(routes as f64));
-        if columns.len() > 1 {
-            text.push_str(
-                "\nWhat each program needs where Isthmus needs 1 (processor time, memory): the median of the ratios within the \
-                 rounds, and in parentheses the middle half of them. Above 1, Isthmus needs less.\n\n",
-            );
-            head(&mut text, "needs", &columns[1..]);
-            for measure in Measure::ALL {
-                let cell = |column: &usize| {
-                    let [low, middle, high] = self.comparable(measure, *column, &subjects[*column])?;
-                    Some(match low < high {
-                        true => format!("{} ({}–{})", number(middle), number(low), number(high)),
-                        false => number(middle),
-                    })
+            let Some(median) = self.median(measure, 0) else { continue };
+            let others = (1..subjects.len()).map(|column| {
+                let Some([low, middle, high]) = self.comparable(measure, column, &subjects[column]) else {
+                    return "–".to_owned();
                 };
-                row(&mut text, measure.need(), columns[1..].iter().map(cell).collect());
-            }
+                match low < high {
+                    true => format!("{} ({}–{})", number(middle), number(low), number(high)),
+                    false => number(middle),
+                }
+            });
+            let cells: Vec<_> = std::iter::once(number(measure.shown(median))).chain(others).collect();
+            let _ = writeln!(text, "| {} | {} |", measure.title(), cells.join(" | "));
         }
-        self.goals(&mut text);
-        self.not_won(&mut text, subjects);
+        let _ = writeln!(
+            text,
+            "\nThe first column is the median of Isthmus. The others are what a program needs where Isthmus needs 1: the median of \
+             the ratios\nwithin the rounds, and the middle half of them. Above 1, Isthmus needs less. All routes are {}.",
+            grouped(routes as f64)
+        );
         for why in skipped {
             let _ = writeln!(text, "\nNot measured: {why}.");
         }
         text
     }
 
-    fn goals(&self, text: &mut String) {
-        let mut rows = Vec::new();
+    /// Returns the goals with what was measured. The page does not have them.
+    pub(crate) fn goals(&self) -> String {
+        let (mut text, mut rows) = (String::new(), Vec::new());
         for Goal { measure, what, others, .. } in &GOALS {
             let pairs = self.pairs.get(measure);
             let Some([low, ratio, high]) = pairs.and_then(|pairs| quartiles(pairs.iter().copied())) else {
@@ -246,36 +207,12 @@ impl Figures {
             if let Some(pairs) = self.pairs.values().map(Vec::len).max() {
                 let _ = writeln!(
                     text,
-                    "\nThe goals of processor time are judged by further measurements of Isthmus and the other program alone, \
-                     right after each other: the median of the ratios of {pairs} pairs, and the middle half of them."
+                    "\nGoals of processor time are judged by the median of {pairs} pairs of measurements, one right after the other."
                 );
             }
             let _ = writeln!(text, "\n| goal | measured | met |\n|---|---|---|\n{}", rows.join("\n"));
         }
-    }
-
-    fn not_won(&self, text: &mut String, subjects: &[Subject]) {
-        let mut lines = Vec::new();
-        for measure in Measure::ALL {
-            let peers =
-                subjects.iter().enumerate().filter(|(_, peer)| peer.reads_hello() && !is_isthmus(peer));
-            let less: Vec<_> = peers
-                .filter_map(|(column, peer)| Some((peer, self.comparable(measure, column, peer)?[1])))
-                .filter(|(_, ratio)| *ratio < 0.97)
-                .map(|(peer, ratio)| format!("{} ({ratio:.2} of what Isthmus needs)", peer.name))
-                .collect();
-            if !less.is_empty() {
-                lines.push(format!("- {}: {}.", measure.need(), less.join(", ")));
-            }
-        }
-        if lines.is_empty() {
-            lines.push("- Nothing in this run.".to_owned());
-        }
-        let _ = writeln!(
-            text,
-            "\nWhere other programs need less than Isthmus, by more than 3 %:\n\n{}",
-            lines.join("\n")
-        );
+        text
     }
 
     /// Returns the ratio to the first program. Returns `None` for a start with many routes if the program was measured with
