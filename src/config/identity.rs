@@ -8,9 +8,8 @@ use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_snapshot::policy::{HboneLimits, Listener, Mesh, Node};
-use isthmus_tls::istiod::Istiod;
 use isthmus_tls::roots::PeerTrust;
-use isthmus_tls::source::{IstioCa, Options, Source, TrustFile};
+use isthmus_tls::source::{IstioCa, Istiod, Options, Source, TrustFile};
 
 use super::IdentityPlaces;
 use super::file::path_of;

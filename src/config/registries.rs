@@ -22,7 +22,7 @@ use isthmus_snapshot::policy::{
     self, AddressScope, ExportRule, MarkCondition, Mesh, RefusalMode, RegistryScope,
 };
 use isthmus_tls::client::{CertificateFiles, Files};
-use isthmus_tls::istiod::Istiod;
+use isthmus_tls::source::Istiod;
 
 use super::file::{path_of, relative_to};
 use super::table::Root;

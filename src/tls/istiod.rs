@@ -1,7 +1,6 @@
 //! A connection to istiod, which is verified by its DNS name and knows its clients by bearer tokens.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -16,25 +15,12 @@ use tonic::metadata::{Ascii, MetadataValue};
 
 use super::client::{self, ConfigFault};
 use super::files;
+use super::source::Istiod;
 use isthmus_files::reading::{ReadError, Readings};
 use isthmus_model::address::Host;
-use isthmus_model::place::ClusterId;
 use isthmus_net::channel::{CallFault, Channel, Limits};
 use isthmus_net::dial::dial;
 use isthmus_tasks::scope::Scope;
-
-/// The address of an istiod, and the files with which a client connects to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Istiod {
-    /// The server as `https://host:port`.
-    pub address: String,
-    /// The PEM file of the roots that verify the server's certificate.
-    pub roots: PathBuf,
-    /// The file of the token that authenticates the gateway; read for each connection.
-    pub token: PathBuf,
-    /// The cluster that issued the token, which istiod needs to check it; may be empty.
-    pub cluster: ClusterId,
-}
 
 /// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]

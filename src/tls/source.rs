@@ -16,10 +16,10 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 
 use super::certificate::Certificate;
-use super::istiod::Istiod;
 use super::roots::{PeerTrust, RootStore, Roots};
 use super::status::{CERTIFICATE, NEXT, SourceStatus};
 use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::place::ClusterId;
 use isthmus_tasks::latest::LatestWriter;
 use isthmus_telemetry::clock::rfc3339;
 
@@ -55,6 +55,19 @@ pub enum Source {
         /// The path of the socket.
         socket: PathBuf,
     },
+}
+
+/// The address of an istiod, and the files with which a client connects to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Istiod {
+    /// The server as `https://host:port`.
+    pub address: String,
+    /// The PEM file of the roots that verify the server's certificate.
+    pub roots: PathBuf,
+    /// The file of the token that authenticates the gateway; read for each connection.
+    pub token: PathBuf,
+    /// The cluster that issued the token, which istiod needs to check it; may be empty.
+    pub cluster: ClusterId,
 }
 
 /// The configuration of Istio's certificate authority.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_tls::istiod::Istiod;
+use isthmus_tls::source::Istiod;
 
 /// An istiod, and what is read from it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,3 +1,5 @@
+//! Tests of reading: each response as istiod sends it, and the changes that follow.
+
 use prost::Message as _;
 use prost_types::Any;
 
