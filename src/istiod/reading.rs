@@ -1,13 +1,13 @@
 //! What an istiod has sent, and the items of the registry that follow from it. Does no I/O, and accepts any bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use prost::Message as _;
 
 use super::convert::{self, Place, WaypointName, service_key};
-use super::stream::mistake;
 use isthmus_aggregator::spec::istiod::Elsewhere;
 use isthmus_document::intern::Interner;
 use isthmus_model::address::Host;
@@ -24,8 +24,12 @@ use isthmus_snapshot::change::{Change, Item, Mark, MarkKey, MarkKind};
 
 /// The largest number of workloads and services, together; further ones are left out.
 const RESOURCES_MAX: usize = 1_000_000;
+/// The largest number of services of one workload.
+const SERVICES_OF_WORKLOAD_MAX: usize = 1_000;
 /// The largest number of policies; with more of them, the policies count as unknown.
 const POLICIES_MAX: usize = 100_000;
+/// The largest number of mistakes that are kept for operators.
+const MISTAKES_KEPT_MAX: usize = 1_000;
 /// The largest number of mistakes that a response is refused with; further ones are counted.
 const MISTAKES_MAX: usize = 10;
 
@@ -59,6 +63,8 @@ pub(crate) struct Reading {
     mistakes: BTreeMap<Arc<str>, Arc<str>>,
     /// The number of resources that are left out because there are too many.
     too_many: usize,
+    /// [`RESOURCES_MAX`], except in tests.
+    resources_max: usize,
 }
 
 /// A service, with what the workloads say of it.
@@ -128,7 +134,7 @@ struct Touched {
 
 impl Reading {
     pub(crate) fn new(wanted: Wanted) -> Self {
-        Self { wanted, ..Self::default() }
+        Self { wanted, resources_max: RESOURCES_MAX, ..Self::default() }
     }
 
     /// Returns the version of each workload and service.
@@ -186,13 +192,18 @@ impl Reading {
             match Authorization::decode(&*message) {
                 Ok(policy) if *name == *format!("{}/{}", policy.namespace, policy.name) => {
                     self.bad_policies.remove(&name);
-                    policies.insert(name, message);
+                    // One more than are allowed, so that the policies count as unknown.
+                    if policies.len() <= POLICIES_MAX || policies.contains_key(&name) {
+                        policies.insert(name, message);
+                    }
                 }
                 decoded => {
                     let cause = decoded.map_or_else(|error| error.to_string(), |_| OTHER_NAME.to_owned());
                     let mistake = mistake(&name, cause);
                     mistakes.push(mistake.clone());
-                    self.bad_policies.insert(name, mistake);
+                    if self.bad_policies.len() < POLICIES_MAX {
+                        self.bad_policies.insert(name, mistake);
+                    }
                 }
             }
         }
@@ -275,14 +286,14 @@ impl Reading {
     fn refuse(&mut self, name: &Arc<str>, cause: &str, touched: &mut Touched) {
         let mistake = mistake(name, cause);
         touched.mistakes.push(mistake.clone());
-        if self.mistakes.len() < RESOURCES_MAX {
+        if self.mistakes.len() < MISTAKES_KEPT_MAX {
             self.mistakes.insert(name.clone(), mistake);
         }
     }
 
     /// Returns true if there is room for a resource of this name.
     fn has_room(&mut self, is_known: bool) -> bool {
-        let has_room = is_known || self.services.len() + self.workloads.len() < RESOURCES_MAX;
+        let has_room = is_known || self.services.len() + self.workloads.len() < self.resources_max;
         self.too_many += usize::from(!has_room);
         has_room
     }
@@ -364,6 +375,9 @@ impl Reading {
         let items = self.withdraw(name, touched);
         replace(items, &held.items, &mut touched.changes);
         for (service, endpoint) in endpoints {
+            if !self.has_room(self.services.contains_key(&service)) {
+                continue;
+            }
             held.services.push(service.clone());
             self.services.entry(service.clone()).or_default().endpoints.insert(name.clone(), endpoint);
             touched.services.insert(service);
@@ -391,6 +405,9 @@ impl Reading {
         let place = convert::place(found);
         if place == Place::Nowhere {
             return left_out(LeftOut::NoAddress);
+        }
+        if found.services.len() > SERVICES_OF_WORKLOAD_MAX {
+            return Err(format!("it is of more than {SERVICES_OF_WORKLOAD_MAX} services"));
         }
         if self.is_read_elsewhere(found) {
             return left_out(LeftOut::ReadElsewhere);
@@ -533,6 +550,12 @@ fn merged<'e>(endpoints: impl Iterator<Item = &'e Endpoint>) -> Arc<[Endpoint]> 
     let has_address = |endpoint: &Endpoint| !matches!(&endpoint.host, Host::Ips(ips) if ips.is_empty());
     all.dedup_by(|next, first| has_address(first) && socket(next) == socket(first));
     all.into_iter().cloned().collect()
+}
+
+/// Returns a text that names a resource with its mistake.
+fn mistake(name: &str, cause: impl fmt::Display) -> Arc<str> {
+    let name: String = name.chars().take(200).collect();
+    format!("{name}: {cause}").into()
 }
 
 /// Returns the first mistakes, and the number of the others.

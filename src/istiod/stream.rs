@@ -1,7 +1,6 @@
 //! One stream of istiod's xDS server, on which a client asks for workloads, services and policies like a ztunnel.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
@@ -148,10 +147,4 @@ fn node(spec: &IstiodSpec, namespace: &str) -> Node {
         metadata: Some(Struct { fields }),
         ..Node::default()
     }
-}
-
-/// A text that names a resource with its mistake.
-pub(crate) fn mistake(name: &str, cause: impl std::fmt::Display) -> Arc<str> {
-    let name: String = name.chars().take(200).collect();
-    format!("{name}: {cause}").into()
 }

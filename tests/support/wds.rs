@@ -198,14 +198,16 @@ pub struct Told {
 impl Told {
     fn read(bytes: &[u8]) -> Self {
         let fields = Fields::read(bytes);
+        // Once, because a look at one field passes all of a large response.
+        let kind = fields.text(4);
         let mut resources = BTreeMap::new();
         for resource in fields.messages(2) {
             let any = resource.message(2);
             let before = resources.insert(resource.text(3), (resource.text(1), any.message(2)));
             assert!(before.is_none(), "a name occurs once in a response");
-            assert_eq!(any.text(1), fields.text(4));
+            assert_eq!(any.text(1), kind);
         }
-        Self { kind: fields.text(4), nonce: fields.text(5), resources, removed: fields.texts(6) }
+        Self { kind, nonce: fields.text(5), resources, removed: fields.texts(6) }
     }
 
     /// Returns the names of the resources.

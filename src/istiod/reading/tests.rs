@@ -302,6 +302,27 @@ fn names_that_no_client_can_ask_for_are_left_out() {
 }
 
 #[test]
+fn what_an_istiod_sends_is_bounded() {
+    let mut reading = reading();
+    reading.resources_max = 3;
+    let listed = (0..5).map(|number| of_workload(workload(&format!("pod-{number}"), number)));
+    let listed = listed.chain([of_service(service("shop/other.example"))]).collect();
+    reading.addresses(response(listed, &[]), true);
+    // The service that the workloads name has a place too.
+    assert_eq!((reading.versions().len(), reading.left_out()), (2, vec![("too many", 4)]));
+    let ports = PortList::default();
+    let services = (0..1_001).map(|number| (format!("shop/s{number}.example"), ports.clone())).collect();
+    let applied = reading.addresses(
+        response(vec![of_workload(wds::Workload { services, ..workload("pod-0", 1) })], &[]),
+        false,
+    );
+    assert_eq!(applied.refused, ["pod-0: it is of more than 1000 services"]);
+    reading.addresses(response(Vec::new(), &["pod-0", "pod-1"]), false);
+    let applied = reading.addresses(response(vec![of_service(service(REVIEWS))], &[]), false);
+    assert_eq!(endpoints(&applied).len(), 0);
+}
+
+#[test]
 fn waypoints_are_services_by_name_or_by_address() {
     let mut reading = reading();
     let by_address = NetworkAddress { network: "east".into(), address: vec![10, 96, 9, 9], length: Some(32) };
