@@ -38,6 +38,8 @@ pub struct ExplainRequest {
     pub name: Option<String>,
     /// True if `name` is the authority of a CONNECT; false if it is a server name.
     pub authority: bool,
+    /// True if the first bytes of the client are not TLS; it has no name then.
+    pub is_not_tls: bool,
     /// The verified identity of an HBONE caller; `None` if the caller has none.
     pub identity: Option<Identity>,
     /// The listener; `None`: the first listener that accepts the kind of name asked for.
@@ -197,7 +199,7 @@ fn explain_by(
         listener,
         requested: match &authority {
             Some(Ok(authority)) => Requested::Authority(authority),
-            None if protocol == ListenerProtocol::Tcp => Requested::Nothing,
+            None if inquiry.is_not_tls || protocol == ListenerProtocol::Tcp => Requested::Nothing,
             Some(Err(_)) | None => Requested::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
         },
         source: inquiry.source,
@@ -255,7 +257,7 @@ fn explain_by(
                 status.as_u16()
             )
         });
-    } else if protocol == ListenerProtocol::Tcp {
+    } else if matches!(request.requested, Requested::Nothing) {
         // The client may not speak TLS, so it gets no alert.
     } else if let Some(alert) = alert_of(explanation.reason, explanation.rule.as_deref()) {
         steps.step(|| match listener.refusal {

@@ -5,6 +5,7 @@ pub mod code;
 mod endpoints;
 pub mod history;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
@@ -20,6 +21,7 @@ use isthmus_aggregator::status::{
 };
 use isthmus_api as api;
 use isthmus_api::text::lasting;
+use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::drain::PARTS;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::service::Withheld;
@@ -27,10 +29,12 @@ use isthmus_model::time::rfc3339_seconds;
 use isthmus_net::channel::cut;
 use isthmus_net::lookup::Cause;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::drains::ActiveDrain;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::peer::is_place_of_peer;
-use isthmus_snapshot::policy::RouteTarget;
+use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteTarget};
+use isthmus_snapshot::routes::places;
 use isthmus_snapshot::service_view::Conflict;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_telemetry::exposition::{Exposition, Kind};
@@ -83,6 +87,7 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     let conflicts = sources.history.conflicts(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
     all.extend(of_endpoints(sources.dataplane.upstreams(), usize::MAX));
+    all.extend(of_full_routes(&snapshot, sources.dataplane.upstreams()));
     all.extend(conflicts.iter().map(|Conflict { cluster, text }| {
         let code = if is_place_of_peer(cluster.as_str()) { Code::PeerLeftOut } else { Code::ServiceConflict };
         Problem::new(code, "", text.as_str())
@@ -150,6 +155,32 @@ fn of_limits(sources: &Sources) -> Vec<Problem> {
         Problem::new(Code::LimitReached, about, text)
     }));
     all
+}
+
+/// Returns a problem for each route whose endpoints all have as many connections as they may have.
+fn of_full_routes(snapshot: &Snapshot, upstreams: &Upstreams) -> impl Iterator<Item = Problem> {
+    let is_full = |route: &&Arc<Route>, endpoint: &RouteEndpoint| {
+        let Some(max) = endpoint.connections_max else { return false };
+        let places = places(endpoint, snapshot.resolved());
+        !places.is_empty()
+            && places.iter().all(|place| {
+                let key = EndpointKey { group: route.name.clone(), address: place.address };
+                upstreams.state(&key).is_some_and(|state| state.in_flight >= max.get())
+            })
+    };
+    let full = snapshot.policy.routes.iter().filter(move |route| match &route.to {
+        RouteTarget::Endpoints { endpoints, .. } => {
+            !endpoints.is_empty() && endpoints.iter().all(|endpoint| is_full(route, endpoint))
+        }
+        RouteTarget::Service { .. } | RouteTarget::Backends(_) => false,
+    });
+    full.map(|route| {
+        let text = format!(
+            "each endpoint of route {} has as many connections as its `maxConnections` allows; the gateway refuses more",
+            route.name
+        );
+        Problem::new(Code::LimitReached, route.name.to_string(), text)
+    })
 }
 
 /// Returns a problem for each host name that has no address, or whose addresses are not confirmed.

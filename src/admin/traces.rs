@@ -21,6 +21,7 @@ pub(super) fn question(record: &ConnectionRecord) -> Option<ExplainRequest> {
     Some(ExplainRequest {
         name: authority.or(server_name).map(str::to_owned),
         authority: authority.is_some(),
+        is_not_tls: false,
         identity: record.source_identity.as_deref().and_then(|identity| Identity::parse(identity).ok()),
         listener: Some(record.listener.to_string()),
         source: Some(record.source.ip()),

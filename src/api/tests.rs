@@ -1,7 +1,6 @@
 //! Tests of the JSON of the API against the files of `tests/golden/api`. Each file has every member of its type. A file changes
 //! only with its type; `docs/api.md` leads to the files.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use serde::Serialize;

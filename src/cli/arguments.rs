@@ -86,7 +86,7 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
 #[derive(Debug, Args)]
 pub(super) struct Explain {
     /// Name as a client sends it; "" for a client that sends no name
-    #[arg(required_unless_present = "trace")]
+    #[arg(required_unless_present_any = ["trace", "no_tls"])]
     pub(super) name: Option<String>,
     /// Show the connections of this trace instead; the id is the `trace_id` in the access log of any gateway on the
     /// path
@@ -94,12 +94,17 @@ pub(super) struct Explain {
         long,
         value_name = "TRACE",
         value_parser = trace_id,
-        conflicts_with_all = ["name", "authority", "identity", "from", "to", "alpn", "listener", "config", "probe"]
+        conflicts_with_all = [
+            "name", "authority", "no_tls", "identity", "from", "to", "alpn", "listener", "config", "probe"
+        ]
     )]
     pub(super) trace: Option<TraceId>,
     /// The name is the authority of an HBONE CONNECT: `hostname:port` or `address:port`
     #[arg(long)]
     pub(super) authority: bool,
+    /// The first bytes of the client are not TLS: where `fallback` of the listener leads
+    #[arg(long, conflicts_with_all = ["name", "authority", "alpn"])]
+    pub(super) no_tls: bool,
     /// SPIFFE ID of the HBONE caller
     #[arg(long, value_name = "ID", requires = "authority", value_parser = Identity::parse)]
     pub(super) identity: Option<Identity>,

@@ -48,6 +48,7 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
     let inquiry = ExplainRequest {
         name: args.name.clone().filter(|name| !name.is_empty()),
         authority: args.authority,
+        is_not_tls: args.no_tls,
         identity: args.identity.clone(),
         listener: args.listener.clone(),
         source: args.from.map(|source| source.to_canonical()),
@@ -67,6 +68,9 @@ fn explain_live(args: &Explain) -> Result<Value, Failure> {
     let alpn = args.alpn.as_ref().map(|names| names.join(","));
     let mut parameters =
         vec![(if args.authority { "authority" } else { "sni" }, args.name.as_deref().unwrap_or_default())];
+    if args.no_tls {
+        parameters = vec![("tls", "false")];
+    }
     parameters.extend(args.identity.as_ref().map(|identity| ("identity", identity.as_str())));
     parameters.extend(from.as_deref().map(|source| ("from", source)));
     parameters.extend(to.as_deref().map(|local| ("to", local)));

@@ -80,8 +80,11 @@ fn first_bytes_that_are_not_tls_go_to_the_fallback() {
     forged.write_all(&v1("192.0.2.1:1", "192.0.2.2:2")).expect("sent");
     gateway.logged("the header", |line| line["reason"] == "not_tls");
     assert_eq!(ssh.accepted(), 1);
+    let explained = |gateway: &Gateway| gateway.json("/api/v1/explain?tls=false&listener=edge");
+    assert_eq!(explained(&gateway)["candidates"][0]["address"], ssh.address.to_string());
     // A reload without the fallback ends its connections.
     gateway.reload(&config(""));
+    assert_eq!(explained(&gateway)["reason"], "not_tls");
     gateway.logged("the end", |line| line["reason"] == "config_removed" && line["route"] == "edge/fallback");
     let mut refused = connect(gateway.listener("edge"));
     refused.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").expect("sent");

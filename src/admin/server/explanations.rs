@@ -66,6 +66,7 @@ pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest,
                 return Err("expected exactly one of the parameters sni and authority".to_owned());
             }
             "sni" => inquiry.name = (!value.is_empty()).then_some(value),
+            "tls" if value == "false" => inquiry.is_not_tls = true,
             "authority" => {
                 inquiry.authority = true;
                 inquiry.name = Some(value);
@@ -92,8 +93,8 @@ pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest,
             }
             other => {
                 return Err(format!(
-                    "unknown parameter {other:?}; expected one of sni, authority, listener, from, to, alpn, \
-                     identity"
+                    "unknown parameter {other:?}; expected one of sni, authority, tls=false, listener, from, to, \
+                     alpn, identity"
                 ));
             }
         }
