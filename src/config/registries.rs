@@ -354,6 +354,7 @@ impl Reader<'_> {
             class: of.get(&keys::GatewayApi::CLASS).unwrap_or_default(),
             ports: self.gateway_ports.iter().map(|port| port.port).collect(),
             addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
+            pool: of.get(&keys::GatewayApi::POOL).unwrap_or_default(),
             writer: writer_of(cluster),
         })
     }

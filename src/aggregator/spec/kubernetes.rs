@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use ipnet::IpNet;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::TrustDomain;
@@ -86,6 +87,8 @@ pub struct GatewayApiSpec {
     pub ports: Vec<u16>,
     /// The addresses at which clients reach this process, for the status of Gateways that request none.
     pub addresses: Vec<Host>,
+    /// The addresses of which each Gateway that requests none has one for itself. Empty: these Gateways share all addresses.
+    pub pool: Vec<IpNet>,
     /// The replica that may write the status of objects, while it holds a Lease.
     pub writer: LeaseSpec,
 }

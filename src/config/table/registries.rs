@@ -144,6 +144,10 @@ keys! {
         /// addresses in the status of a Gateway that requests none. A Gateway may request one of them, which is the same
         /// as none, or an address of the host, which gives it the connections to that address alone.
         ADDRESSES "addresses": form::NonEmpty<form::Host> => "none";
+        /// Addresses of the host, of which each Gateway that requests none has one for itself, as if it had requested that address.
+        /// A Gateway keeps its address while it exists. If none is free, the condition `Programmed` is false
+        /// (`AddressNotAssigned`).
+        POOL "pool": form::NonEmpty<form::Cidr> => "none; these Gateways share all addresses";
         /// How a TLS client of these ports learns that it is refused, as `refusal` of a listener.
         REFUSAL "refusal": form::Choice<RefusalMode> = RefusalMode::default();
     }
