@@ -51,6 +51,8 @@ pub struct KubernetesSpec {
     pub gateway_api: Option<GatewayApiSpec>,
     /// The writer of ServiceImports; `None`: this registry writes none.
     pub import_writer: Option<LeaseSpec>,
+    /// True if the writer of ServiceImports also writes their EndpointSlices.
+    pub import_slices: bool,
 }
 
 /// The use of ServiceImports beside reading them.
@@ -114,6 +116,7 @@ impl KubernetesSpec {
             ambient: false,
             gateway_api: None,
             import_writer: None,
+            import_slices: false,
         }
     }
 }

@@ -111,6 +111,10 @@ keys! {
         /// namespace of its name: `off` or `write`. Only objects with the label `app.kubernetes.io/managed-by: isthmus` are
         /// changed and removed. One replica at a time writes; it holds a Lease.
         SERVICE_IMPORTS "serviceImports": form::Choice<ServiceImports> = ServiceImports::default();
+        /// Whether the registry also writes EndpointSlices for these ServiceImports, which requires `serviceImports: write`. They
+        /// have the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
+        /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
+        SLICES "slices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
