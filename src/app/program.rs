@@ -43,7 +43,7 @@ use isthmus_upgrade::place;
 
 /// The time that resetting all connections may take after a second signal.
 const RESET_WITHIN: Duration = Duration::from_millis(200);
-/// The time that requests to the admin API may take when all connections have ended.
+/// The time that requests to the admin API, and giving up Leases, may take when all connections have ended.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 const AGGREGATOR_ENDED: &str = "the aggregator has ended";
 
@@ -262,6 +262,10 @@ impl Program {
         let stopped = async {
             shutdown::shutdown(dataplane, config.drain, on_close).await;
             exporter.finish().await;
+            // The registries give up their Leases, so that another replica need not wait until they expire. They serve no connection
+            // any more, and end with the aggregator.
+            handles.stop.order();
+            let _ = tokio::time::timeout(ANSWERED_WITHIN, handles.stop.finished()).await;
             // The state of the registries is copied to disk, so that the next process starts with the newest state.
             let write = move || {
                 registries.aggregator.write_copies();

@@ -154,6 +154,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         ambient: false,
         gateway_api: None,
         import_writer: None,
+        import_slices: false,
     }
 }
 
@@ -379,7 +380,14 @@ impl Reader<'_> {
             ServiceImports::Off => None,
             ServiceImports::Write => Some(writer_of(&spec)),
         };
-        let spec = KubernetesSpec { network: network.clone(), gateway_api, import_writer, ..spec };
+        let import_slices = fields.get(&keys::Kubernetes::SLICES);
+        if import_slices && import_writer.is_none() {
+            let fault = "found true, which requires serviceImports: write";
+            let position = fields.at(&keys::Kubernetes::SLICES).map_or(node.position, |node| node.position);
+            self.problems.error(position, &at.key(keys::Kubernetes::SLICES.name()), fault);
+        }
+        let spec =
+            KubernetesSpec { network: network.clone(), gateway_api, import_writer, import_slices, ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
@@ -412,6 +420,7 @@ impl Reader<'_> {
             class: of.get(&keys::GatewayApi::CLASS).unwrap_or_default(),
             ports: self.gateway_ports.iter().map(|port| port.port).collect(),
             addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
+            pool: of.get(&keys::GatewayApi::POOL).unwrap_or_default(),
             writer: writer_of(cluster),
         })
     }

@@ -1,7 +1,8 @@
 //! The Gateway API in one cluster: evaluates Gateways, ListenerSets and routes, makes them items of the registry, and says which
 //! objects need another status.
 //!
-//! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces.
+//! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces. `pool`: the
+//!   addresses of Gateways that request none.
 //! - `status`: the status of an object. `writer`: writes it.
 //!
 //! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
@@ -9,6 +10,7 @@
 
 pub(super) mod grants;
 pub(super) mod listeners;
+mod pool;
 pub(super) mod routes;
 pub(super) mod status;
 #[cfg(test)]
@@ -23,6 +25,7 @@ use self::listeners::{Listener, Parent, ParentId, ParentKind, Parents};
 use self::routes::{Evaluated, object_of};
 use self::status::{ListenerStatus, Status, Verdict};
 use self::writer::{Due, Target, Wanted};
+use super::kinds::gateway_class::{ClassRecord, NOT_SERVED};
 use super::kinds::gateway_route::{RouteId, RouteKind, RouteRecord};
 use super::kinds::{DirtyGatewayApi, Tables};
 use super::table::ObjectKey;
@@ -159,33 +162,26 @@ impl GatewayApi {
             });
             self.set_due(target, due);
         }
-        let class = tables.gateway_classes.get(&spec.class);
         let count = self.due.len();
         let parents = &self.parents;
+        // Another release may serve a class of another name, so a decision about that class stays.
+        let classes = || {
+            let all = tables.gateway_classes.iter();
+            all.filter(|(name, class)| **name == spec.class || class.is_undecided)
+        };
+        let names: BTreeSet<&Arc<str>> = classes().map(|(name, _)| name).collect();
         self.due.retain(|target, _| match target {
             Target::Route(_) => true,
             Target::Parent(id) => parents.contains_key(id),
-            Target::Class(_) => class.is_some(),
+            Target::Class(name) => names.contains(name),
         });
         self.due_is_new |= self.due.len() != count;
-        if let Some(class) = class {
-            let accepted = match class.has_parameters {
-                true => Verdict::no(
-                    "InvalidParameters",
-                    "parametersRef refers to parameters, and this controller knows none",
-                ),
-                false => Verdict::yes("Accepted", "Isthmus serves the Gateways of this class"),
-            };
-            let status = Status {
-                generation: class.stamp.generation,
-                conditions: vec![("Accepted", accepted)],
-                features: FEATURES,
-                ..Status::default()
-            };
-            let wanted = Wanted { status, stamp: class.stamp.clone(), is_blank: false, served: None };
-            self.set_due(Target::Class(spec.class.clone()), Some(wanted));
-        }
         let mut all = Vec::new();
+        for (name, class) in classes() {
+            let status = status_of_class(&spec.class, name, class);
+            let wanted = Wanted { status, stamp: class.stamp.clone(), is_blank: false, served: None };
+            all.push((Target::Class(name.clone()), wanted));
+        }
         for (id, parent) in &self.parents {
             let object = format!("{} {}", ParentKind::Gateway.text(), parent.gateway);
             let status = status_of(parent, |listener| {
@@ -215,6 +211,21 @@ impl GatewayApi {
 
 fn record_of<'t>((kind, key): &RouteId, tables: &'t Tables) -> Option<&'t RouteRecord> {
     tables.routes(*kind).get(key).map(|record| &**record)
+}
+
+/// Returns the status of a class of this controller; `served` is the name of the class whose Gateways are served.
+fn status_of_class(served: &Arc<str>, name: &Arc<str>, class: &ClassRecord) -> Status {
+    let (accepted, features) = if name != served {
+        let why = "no gateway is configured for this class; gatewayApi.class names the class that one serves";
+        (Verdict::no(NOT_SERVED, why), &[][..])
+    } else if class.has_parameters {
+        let why = "parametersRef refers to parameters, and this controller knows none";
+        (Verdict::no("InvalidParameters", why), FEATURES)
+    } else {
+        (Verdict::yes("Accepted", "Isthmus serves the Gateways of this class"), FEATURES)
+    };
+    let conditions = vec![("Accepted", accepted)];
+    Status { generation: class.stamp.generation, conditions, features, ..Status::default() }
 }
 
 /// Returns true if the host has the address, so that clients can connect to it.

@@ -1,28 +1,28 @@
 //! Writes a ServiceImport for each service of the cluster set (KEP-1645), in the namespace of its name. Only one replica writes at a
 //! time: the holder of a Lease. Only imports with the label [`MANAGED_BY`] are changed or removed; an import of another program
-//! stays as it is, and none is written beside it.
+//! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`), if the
+//! registry writes them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::join_all;
-use http::{Method, StatusCode};
-use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::client::{Client, Fault};
+use super::import_slices::{self, Place};
 use super::index::items::alias;
-use super::kinds::Kind;
+use super::kinds::imported_slice::{ImportedSlice, SliceContent};
 use super::kinds::service_import::{ImportContent, MANAGED_BY, ServiceImport};
 use super::lease::{Lease, RENEW_EVERY};
 use super::objects::Texts;
+use super::own_objects::{OwnObjects, There, Wanted};
 use super::table::ObjectKey;
-use super::writing::{Duty, Refused, Writing};
+use super::writing::{Duty, Writing};
 use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
 use isthmus_model::endpoint::Labels;
-use isthmus_model::place::ClusterId;
+use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::clusterset_service::ClusterSetService;
 use isthmus_tasks::stop::Stopped;
@@ -30,16 +30,11 @@ use isthmus_world::{LaterReader, Reader};
 
 /// The writes of this task, and their right.
 pub(super) const DUTY: Duty = Duty { subject: "ServiceImports", grant: "kubernetes.serviceImports.write" };
+/// The writes of the slices of imports, and their right.
+const SLICES: Duty =
+    Duty { subject: "EndpointSlices of ServiceImports", grant: "kubernetes.serviceImports.slices" };
 /// The name of the Lease.
 const LEASE_NAME: &str = "isthmus-service-imports";
-/// The largest number of writes at the same time.
-const TOGETHER: usize = 8;
-/// The largest number of writes between two renewals of the Lease.
-const WRITES_MAX: usize = 400;
-/// The time for which an import is not written again, if it does not stay as it was written.
-const AGAIN_AFTER: Duration = Duration::from_secs(30);
-/// The largest number of virtual addresses of an import.
-const IPS_MAX: usize = 2;
 /// The prefix of the names of peers among those of clusters. A slash cannot be in a DNS label, which these names are.
 const PEER: (&str, &str) = ("peer/", "peer-");
 
@@ -50,41 +45,27 @@ pub(super) struct Imports {
     pub(super) is_known: bool,
     /// The namespaces that exist and are read.
     pub(super) namespaces: BTreeSet<Arc<str>>,
-    /// The imports in these namespaces. `None` for an import of another program.
-    pub(super) objects: BTreeMap<ObjectKey, Option<Arc<ImportContent>>>,
+    /// The imports in these namespaces.
+    pub(super) objects: There<ImportContent>,
+    /// The slices of imports in these namespaces; `None`: this registry writes none.
+    pub(super) slices: Option<There<SliceContent>>,
+    /// The network of the cluster.
+    pub(super) network: Network,
 }
 
-/// The imports that a cluster should have.
-type Wanted = BTreeMap<ObjectKey, Arc<ImportContent>>;
-
-/// A write that an import needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    Create(Arc<ImportContent>),
-    Change(Arc<ImportContent>),
-    Remove,
-}
-
-/// The last write of an import.
-struct Written {
-    step: Step,
-    at: Instant,
-    /// The content that the server has kept; `None` after a removal, or if nothing was written. A server with an older CRD drops
-    /// fields that this CRD does not have, and they are not written over and over.
-    kept: Option<ImportContent>,
-}
-
-/// The task that writes ServiceImports.
+/// The task that writes ServiceImports and their slices.
 pub(super) struct ImportWriter {
-    client: Arc<Client>,
     knows: Knows,
     lease: Lease,
     cluster: ClusterId,
     world: LaterReader,
     there: watch::Receiver<Arc<Imports>>,
     writing: watch::Sender<Writing>,
-    written: BTreeMap<ObjectKey, Written>,
-    refused: Refused<ObjectKey>,
+    imports: OwnObjects<ServiceImport>,
+    slices: OwnObjects<ImportedSlice>,
+    /// The slices that the cluster should have, after the generation of the snapshot and the objects from which they were made. This
+    /// visits all endpoints of the cluster set, and so it is not done at rest.
+    made: Option<(u64, Arc<Imports>, Wanted<SliceContent>)>,
 }
 
 impl ImportWriter {
@@ -98,13 +79,13 @@ impl ImportWriter {
         Self {
             knows: spec.knows,
             lease: Lease::new(client.clone(), spec, LEASE_NAME),
-            client,
             cluster,
             world,
             there,
             writing,
-            written: BTreeMap::new(),
-            refused: Refused::new(),
+            imports: OwnObjects::new(client.clone(), &DUTY),
+            slices: OwnObjects::new(client, &SLICES),
+            made: None,
         }
     }
 
@@ -112,7 +93,7 @@ impl ImportWriter {
     pub(super) async fn run(mut self, mut stopped: Stopped) {
         loop {
             let (writing, pause) = match self.turn().await {
-                Ok(()) => (self.refused.result(), RENEW_EVERY),
+                Ok(()) => (self.imports.result().or(self.slices.result()), RENEW_EVERY),
                 Err(fault) => Writing::of_turn(&fault, &DUTY),
             };
             writing.publish(&self.writing, |why| {
@@ -135,183 +116,62 @@ impl ImportWriter {
             self.lease.let_go();
             return Ok(());
         };
-        let wanted = wanted(&snapshot, &there.namespaces);
-        let is_used =
-            |key: &ObjectKey| wanted.contains_key(key) || there.objects.get(key).is_some_and(Option::is_some);
-        self.written.retain(|key, _| is_used(key));
-        self.refused.forget(is_used);
-        if wanted.is_empty() && there.objects.values().all(Option::is_none) {
+        let wanted = wanted(&snapshot, &self.cluster, &there.namespaces);
+        let is_none_there = there.objects.values().all(Option::is_none)
+            && there.slices.as_ref().is_none_or(|slices| slices.is_empty());
+        if wanted.is_empty() && is_none_there {
             self.lease.let_go();
             return Ok(());
         }
         self.lease.renew().await?;
         if !self.lease.is_held() {
-            self.written.clear();
-            self.refused.clear();
+            self.imports.clear();
+            self.slices.clear();
+            self.made = None;
             return Ok(());
         }
+        let may_be_unread =
+            |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
+        let known = (self.knows, &self.cluster);
         let is_held_back = |key: &ObjectKey, has: &ImportContent, wanted: Option<&ImportContent>| {
-            let may_be_unread = alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
-            loses(has, wanted, may_be_unread, (self.knows, &self.cluster))
+            loses(has, wanted, may_be_unread(key), known)
         };
-        let mut due = steps(&wanted, &there.objects, is_held_back);
-        due.retain(|(key, step)| {
-            let has = there.objects.get(key).and_then(Option::as_deref);
-            !self.refused.contains(key) && self.is_due(key, step, has)
-        });
-        due.truncate(WRITES_MAX);
-        for some in due.chunks(TOGETHER) {
-            let results = join_all(some.iter().map(|(key, step)| self.write(key, step))).await;
-            for ((key, step), result) in some.iter().zip(results) {
-                let kept = match result {
-                    Ok(kept) => kept,
-                    // The import or its namespace has changed, and the watch will report it.
-                    Err(fault) if is_of_the_moment(&fault) => None,
-                    Err(fault) if fault.status().is_some() => {
-                        self.refused.insert(key.clone(), &fault, &DUTY);
-                        continue;
-                    }
-                    Err(fault) => return Err(fault),
-                };
-                self.written.insert(key.clone(), Written { step: step.clone(), at: Instant::now(), kept });
-            }
-            // The turn ends, so that a right that no import has is tried only once per turn.
-            if !self.refused.is_empty() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns true if a step was not made yet, or if the import has not stayed as it was written.
-    fn is_due(&self, key: &ObjectKey, step: &Step, has: Option<&ImportContent>) -> bool {
-        let made = self.written.get(key).filter(|written| written.step.wanted() == step.wanted());
-        made.is_none_or(|written| written.kept.as_ref() != has && written.at.elapsed() >= AGAIN_AFTER)
-    }
-
-    /// Makes a step, and returns the content that the server has then; `None` if there is no import of this program.
-    async fn write(&self, key: &ObjectKey, step: &Step) -> Result<Option<ImportContent>, Fault> {
-        let (object, wanted) = match step {
-            Step::Create(wanted) => (self.create(key, wanted).await?, wanted),
-            Step::Change(wanted) => (self.change(key, wanted).await?, wanted),
-            Step::Remove => return self.remove(key).await.map(|()| None),
+        self.imports.write(&wanted, &there.objects, is_held_back).await?;
+        let Some(slices) = &there.slices else { return Ok(()) };
+        let made = self
+            .made
+            .take()
+            .filter(|(generation, of, _)| *generation == snapshot.generation && Arc::ptr_eq(of, &there));
+        let make = || {
+            let place = Place { network: &there.network, imports: &there.objects };
+            (snapshot.generation, there.clone(), import_slices::wanted(&snapshot, &place))
         };
-        let Some(object) = object else { return Ok(None) };
-        let Some(content) = object.content() else { return Ok(None) };
-        if content.clusters == wanted.clusters {
-            return Ok(Some(content));
-        }
-        let patch = wanted.status_patch(&object);
-        let object = self.patch(key, "/status", &patch).await?;
-        Ok(object.and_then(|object| object.content()))
-    }
-
-    async fn create(&self, key: &ObjectKey, wanted: &ImportContent) -> Result<Option<ServiceImport>, Fault> {
-        for version in Kind::ServiceImport.facts().versions {
-            let mut object = wanted.object(key);
-            object["apiVersion"] = version.trim_start_matches("apis/").into();
-            object["kind"] = "ServiceImport".into();
-            let path = format!("{}?fieldManager=isthmus", path(version, &key.namespace, ""));
-            if let Some(answer) = self.send(Method::POST, &path, "application/json", &object).await? {
-                return Ok(Some(answer));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Changes an import, unless it is one of another program by now.
-    async fn change(&self, key: &ObjectKey, wanted: &ImportContent) -> Result<Option<ServiceImport>, Fault> {
-        let Some((object, _)) = self.read(key).await? else { return Ok(None) };
-        let Some(content) = object.content() else { return Ok(None) };
-        if content.has_spec_of(wanted) {
-            return Ok(Some(object));
-        }
-        self.patch(key, "", &wanted.patch(&object)).await
-    }
-
-    /// Removes an import, unless it is one of another program by now.
-    async fn remove(&self, key: &ObjectKey) -> Result<(), Fault> {
-        let Some((object, version)) = self.read(key).await? else { return Ok(()) };
-        if object.content().is_none() {
-            return Ok(());
-        }
-        let only = json!({"resourceVersion": object.metadata.resource_version});
-        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only});
-        let path = path(version, &key.namespace, &key.name);
-        let body = options.to_string().into_bytes();
-        match self.client.write(Method::DELETE, &path, "application/json", body).await {
-            Err(fault) if fault.status() != Some(StatusCode::NOT_FOUND) => Err(fault),
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns an import, and the version of the API in which the server has it.
-    async fn read(&self, key: &ObjectKey) -> Result<Option<(ServiceImport, &'static str)>, Fault> {
-        for version in Kind::ServiceImport.facts().versions {
-            match self.client.object(&path(version, &key.namespace, &key.name)).await {
-                Ok(bytes) => return Ok(Some((parsed(&bytes)?, *version))),
-                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => {}
-                Err(fault) => return Err(fault),
-            }
-        }
-        Ok(None)
-    }
-
-    async fn patch(
-        &self,
-        key: &ObjectKey,
-        part: &str,
-        patch: &Value,
-    ) -> Result<Option<ServiceImport>, Fault> {
-        for version in Kind::ServiceImport.facts().versions {
-            let path = format!("{}{part}?fieldManager=isthmus", path(version, &key.namespace, &key.name));
-            let answer = self.send(Method::PATCH, &path, "application/merge-patch+json", patch).await?;
-            if answer.is_some() {
-                return Ok(answer);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Sends an import or a patch, and returns the import that the server has then. `None`: the server does not have the import, its
-    /// namespace, or this version of the API.
-    async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        kind: &'static str,
-        body: &Value,
-    ) -> Result<Option<ServiceImport>, Fault> {
-        match self.client.write(method, path, kind, body.to_string().into_bytes()).await {
-            Ok(bytes) => parsed(&bytes).map(Some),
-            Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
-            Err(fault) => Err(fault),
-        }
-    }
-}
-
-impl Step {
-    /// Returns the content that the import has after the step; `None`: it is removed.
-    fn wanted(&self) -> Option<&ImportContent> {
-        match self {
-            Self::Create(wanted) | Self::Change(wanted) => Some(wanted),
-            Self::Remove => None,
-        }
+        let (_, _, wanted) = &*self.made.insert(made.unwrap_or_else(make));
+        let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
+            let service = ObjectKey { namespace: key.namespace.clone(), name: has.service.as_str().into() };
+            may_be_unread(&service)
+                || (self.knows == Knows::OwnCluster && has.cluster != self.cluster.as_str())
+        };
+        self.slices.write(wanted, slices, is_held_back).await
     }
 }
 
 /// Returns the imports for the services of the cluster set whose namespaces exist.
-fn wanted(snapshot: &Snapshot, namespaces: &BTreeSet<Arc<str>>) -> Wanted {
+fn wanted(
+    snapshot: &Snapshot,
+    cluster: &ClusterId,
+    namespaces: &BTreeSet<Arc<str>>,
+) -> Wanted<ImportContent> {
     let here = snapshot.cluster_set().filter_map(|service| {
         let namespace = namespaces.get(service.namespace)?.clone();
         let key = ObjectKey { namespace, name: service.name.into() };
-        Some((key, Arc::new(content(&service))))
+        Some((key, Arc::new(content(&service, &service.addresses_in(snapshot, cluster)))))
     });
     here.collect()
 }
 
-/// Returns the content of the import of a service.
-fn content(service: &ClusterSetService<'_>) -> ImportContent {
+/// Returns the content of the import of a service, which has these addresses in the import's cluster.
+fn content(service: &ClusterSetService<'_>, addresses: &[IpAddr]) -> ImportContent {
     let cluster = |cluster: &&ClusterId| match cluster.as_str().strip_prefix(PEER.0) {
         Some(peer) => format!("{}{peer}", PEER.1),
         None => cluster.as_str().to_owned(),
@@ -321,44 +181,31 @@ fn content(service: &ClusterSetService<'_>) -> ImportContent {
         let others = texts.iter().filter(|(name, _)| &***name != MANAGED_BY.0);
         others.map(|(name, value)| (name.to_string(), value.to_string())).collect()
     };
+    let is_headless = export.is_some_and(|export| export.is_headless);
     let families = export.map(|export| &*export.ip_families).unwrap_or_default();
+    let families: Vec<&str> = families.split(", ").filter(|name| !name.is_empty()).collect();
     ImportContent {
-        is_headless: export.is_some_and(|export| export.is_headless),
-        ips: service.addresses.iter().take(IPS_MAX).map(ToString::to_string).collect(),
-        ip_families: families.split(", ").filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        is_headless,
+        ips: if is_headless { Vec::new() } else { ips(addresses, &families) },
+        ip_families: families.into_iter().map(str::to_owned).collect(),
         ports: service.ports.clone(),
         session_affinity: export.map_or("None", |export| &export.session_affinity).to_owned(),
         session_seconds: export.map_or(0, |export| export.session_seconds).into(),
         traffic_distribution: export
             .map(|export| export.traffic_distribution.to_string())
             .unwrap_or_default(),
+        internal_traffic_policy: if is_headless { String::new() } else { "Cluster".to_owned() },
         labels: export.map(|export| texts(&export.labels)).unwrap_or_default(),
         annotations: export.map(|export| texts(&export.annotations)).unwrap_or_default(),
         clusters: service.clusters.iter().map(cluster).collect(),
     }
 }
 
-/// Returns the writes that make the imports of a cluster those that it should have. `is_held_back` is asked before an import is
-/// changed or removed.
-fn steps(
-    wanted: &Wanted,
-    there: &BTreeMap<ObjectKey, Option<Arc<ImportContent>>>,
-    is_held_back: impl Fn(&ObjectKey, &ImportContent, Option<&ImportContent>) -> bool,
-) -> Vec<(ObjectKey, Step)> {
-    let written = wanted.iter().filter_map(|(key, wanted)| {
-        let step = match there.get(key) {
-            None => Step::Create(wanted.clone()),
-            Some(None) => return None,
-            Some(Some(has)) if has == wanted || is_held_back(key, has, Some(wanted)) => return None,
-            Some(Some(_)) => Step::Change(wanted.clone()),
-        };
-        Some((key.clone(), step))
-    });
-    let removed = there.iter().filter_map(|(key, has)| {
-        let has = has.as_ref().filter(|_| !wanted.contains_key(key))?;
-        (!is_held_back(key, has, None)).then(|| (key.clone(), Step::Remove))
-    });
-    written.chain(removed).collect()
+/// Returns the `ips` of an import: an address of each family, in the order of `ipFamilies`.
+fn ips(addresses: &[IpAddr], families: &[&str]) -> Vec<String> {
+    let first = |family: &str| addresses.iter().find(|ip| ip.is_ipv6() == (family == "IPv6"));
+    let families = if families.is_empty() { &["IPv4", "IPv6"] } else { families };
+    families.iter().filter_map(|family| first(family)).map(ToString::to_string).collect()
 }
 
 /// Returns true if an import would lose a cluster that may still export the service: this replica has not read the cluster yet, or
@@ -377,60 +224,13 @@ fn loses(
     knows == Knows::OwnCluster && lost.any(|name| name != own.as_str() && !name.starts_with(PEER.1))
 }
 
-/// Returns true if the write may succeed once the watch has reported what has changed: another program has written the import, or its
-/// namespace is being deleted.
-fn is_of_the_moment(fault: &Fault) -> bool {
-    match fault {
-        Fault::Refused { status: StatusCode::CONFLICT, .. } => true,
-        Fault::Refused { status: StatusCode::FORBIDDEN, message, .. } => {
-            message.contains("because it is being terminated")
-        }
-        _ => false,
-    }
-}
-
-/// Returns the path of an import; with an empty name, that of the imports of a namespace.
-fn path(version: &str, namespace: &str, name: &str) -> String {
-    let separator = if name.is_empty() { "" } else { "/" };
-    format!("/{version}/namespaces/{namespace}/{}{separator}{name}", Kind::ServiceImport.plural())
-}
-
-fn parsed(bytes: &[u8]) -> Result<ServiceImport, Fault> {
-    serde_json::from_slice(bytes).map_err(|error| Fault::Answer(error.to_string()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn key(name: &str) -> ObjectKey {
-        ObjectKey { namespace: "shop".into(), name: name.into() }
-    }
-
     fn of(clusters: &[&str]) -> ImportContent {
         let clusters = clusters.iter().map(|name| (*name).to_owned()).collect();
         ImportContent { clusters, ..ImportContent::default() }
-    }
-
-    #[test]
-    fn imports_are_created_changed_and_removed_and_those_of_others_stay() {
-        let (one, both) = (Arc::new(of(&["east"])), Arc::new(of(&["east", "west"])));
-        let wanted = ["new", "same", "changed", "foreign"].map(|name| (key(name), both.clone()));
-        let there = [
-            ("same", Some(both.clone())),
-            ("changed", Some(one.clone())),
-            ("foreign", None),
-            ("gone", Some(one)),
-            ("theirs", None),
-        ];
-        let there = there.map(|(name, own)| (key(name), own)).into();
-        let steps = |is_held_back: bool| steps(&wanted.clone().into(), &there, |_, _, _| is_held_back);
-        let new = (key("new"), Step::Create(both.clone()));
-        assert_eq!(
-            steps(false),
-            [(key("changed"), Step::Change(both)), new.clone(), (key("gone"), Step::Remove)]
-        );
-        assert_eq!(steps(true), [new]);
     }
 
     #[test]
@@ -454,16 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_deleted_is_no_missing_right() {
-        let fault = |status, message: &str| {
-            let message = message.to_owned();
-            is_of_the_moment(&Fault::Refused { status, message, retry_after: None })
-        };
-        let forbidden = StatusCode::FORBIDDEN;
-        assert!(fault(
-            forbidden,
-            "unable to create new content in namespace a because it is being terminated"
-        ));
-        assert!(!fault(forbidden, "serviceimports is forbidden") && fault(StatusCode::CONFLICT, ""));
+    fn an_import_has_one_address_of_each_family_in_the_order_of_the_families() {
+        let all = ["10.96.0.1", "fd00::1", "10.96.0.2"].map(|text| text.parse().expect("an address"));
+        assert_eq!(ips(&all, &["IPv6", "IPv4"]), ["fd00::1", "10.96.0.1"]);
+        assert_eq!(ips(&all, &["IPv6"]), ["fd00::1"]);
+        assert_eq!(ips(&all[..1], &["IPv4", "IPv6"]), ["10.96.0.1"]);
+        assert_eq!(ips(&all, &[]), ["10.96.0.1", "fd00::1"], "a service that only peers have");
     }
 }

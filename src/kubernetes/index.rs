@@ -126,7 +126,8 @@ impl Index {
         }
         // The policies are known only if their watches have listed all of them.
         self.tables.dirty.facts |= matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
-        self.tables.dirty.imports |= matches!(kind, Kind::ServiceImport | Kind::Namespace);
+        self.tables.dirty.imports |=
+            matches!(kind, Kind::ServiceImport | Kind::ImportedSlice | Kind::Namespace);
     }
 
     fn put(&mut self, watch: WatchId, kind: Kind, object: &Object) {

@@ -10,9 +10,11 @@ pub(super) mod gateway;
 pub(super) mod gateway_class;
 pub(super) mod gateway_route;
 pub(super) mod gateway_status;
+pub(super) mod imported_slice;
 pub(super) mod listener_set;
 mod namespace;
 pub(super) mod node;
+pub(super) mod own_object;
 pub(super) mod peer_authentication;
 pub(super) mod pod;
 pub(super) mod reference_grant;
@@ -35,6 +37,7 @@ use self::endpoint_slice::{EndpointSlice, SliceRecord};
 use self::gateway::Gateway;
 use self::gateway_class::GatewayClass;
 use self::gateway_route::{RouteId, RouteKind, RouteRecord, TcpRoute, TlsRoute};
+use self::imported_slice::ImportedSlice;
 use self::listener_set::ListenerSet;
 use self::namespace::Namespace;
 use self::node::Node;
@@ -224,6 +227,7 @@ kinds! {
     Gateway in gateways,
     ServiceExport in exports,
     ServiceImport in imports,
+    ImportedSlice in imported_slices,
     DestinationRule in rules,
     ConfigMap in mesh_configs,
     Secret in secrets,
@@ -322,7 +326,7 @@ pub(super) struct Dirty {
     pub(super) all_pods: bool,
     /// True if the policies and waypoints have to be collected again.
     pub(super) facts: bool,
-    /// True if the imports or the namespaces may have changed.
+    /// True if the imports, their slices or the namespaces may have changed.
     pub(super) imports: bool,
 }
 

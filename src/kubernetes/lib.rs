@@ -11,7 +11,8 @@
 //! - `registry`: one cluster as a registry. `clusters`: finds clusters while the gateway runs. `sources`: all places of a config
 //!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `gateway_api`: evaluates Gateways and routes of the Gateway API, and writes
-//!   their status. `imports`: writes ServiceImports. `lease`: which replica writes; `notes`: what each replica serves; `writing`:
+//!   their status. `imports`: writes ServiceImports; `import_slices`: their EndpointSlices; `own_objects`: creates, changes and
+//!   removes both. `lease`: which replica writes; `notes`: what each replica serves; `writing`:
 //!   whether it can. `remote`: makes kubeconfigs for other clusters. `reviews`: has tokens reviewed.
 //!
 //! A kind is added in three places:
@@ -33,6 +34,7 @@ mod endpoints;
 mod exports;
 mod gateway_api;
 mod gateways;
+mod import_slices;
 mod imports;
 mod index;
 mod interner;
@@ -41,6 +43,7 @@ mod kubeconfig;
 mod lease;
 mod notes;
 mod objects;
+mod own_objects;
 pub mod registry;
 pub mod remote;
 pub mod reviews;

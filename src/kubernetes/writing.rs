@@ -55,6 +55,11 @@ impl Writing {
         (writing, pause)
     }
 
+    /// Returns this result, or the other one if nothing failed here.
+    pub(super) fn or(self, other: Self) -> Self {
+        if self == Self::Works { other } else { self }
+    }
+
     /// Publishes the result if it is new; calls `log` for a right that is missing since now.
     pub(super) fn publish(self, to: &watch::Sender<Self>, log: impl FnOnce(&str)) {
         to.send_if_modified(|known| {

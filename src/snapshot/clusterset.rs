@@ -1,7 +1,7 @@
 //! Conflicts between clusters that export one service to their cluster set (KEP-1645). Where the exports differ, the oldest
 //! ServiceExport applies. Each of the ServiceExports gets the condition `Conflict`, which describes the difference.
 
-use super::change::Export;
+use super::change::{Export, ExportedPort};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServicePort;
@@ -137,8 +137,8 @@ impl<'a> Exported<'a> {
     }
 
     /// Returns the ports in order of name.
-    fn sorted_ports(&self) -> Vec<&'a ServicePort> {
-        let mut ports: Vec<&ServicePort> = self.ports.iter().collect();
+    fn sorted_ports(&self) -> Vec<ExportedPort> {
+        let mut ports = exported_ports(Some(self.export), self.ports);
         ports.sort_by(|one, other| one.name.cmp(&other.name));
         ports
     }
@@ -153,9 +153,28 @@ fn texts_shown(texts: &Labels) -> String {
     format!("{:.TEXTS_SHOWN$}", all.join(", "))
 }
 
-fn shown(ports: &[&ServicePort]) -> String {
-    let one =
-        |port: &&ServicePort| format!("{:.NAME_SHOWN$} {} {}", port.name, port.protocol.text(), port.port);
+/// Returns the ports of an export, those of all transport protocols. A copy from an earlier release has only the service's TCP ports.
+pub(super) fn exported_ports(export: Option<&Export>, ports: &[ServicePort]) -> Vec<ExportedPort> {
+    match export {
+        Some(export) if !export.ports.is_empty() => export.ports.to_vec(),
+        _ => {
+            let port = |port: &ServicePort| ExportedPort {
+                name: port.name.clone(),
+                port: port.port,
+                protocol: "TCP".into(),
+                app_protocol: "".into(),
+            };
+            ports.iter().map(port).collect()
+        }
+    }
+}
+
+fn shown(ports: &[ExportedPort]) -> String {
+    let one = |port: &ExportedPort| {
+        let ExportedPort { name, port, protocol, app_protocol } = port;
+        let (before, of) = if app_protocol.is_empty() { ("", "") } else { (" of ", &**app_protocol) };
+        format!("{name:.NAME_SHOWN$} {protocol} {port}{before}{of:.NAME_SHOWN$}")
+    };
     let mut all: Vec<String> = ports.iter().take(PORTS_SHOWN).map(one).collect();
     match ports.len().saturating_sub(PORTS_SHOWN) {
         0 => {}

@@ -1,15 +1,15 @@
 //! The services of the cluster set (KEP-1645), as a ServiceImport describes them: merged from all clusters that export one. The
 //! endpoints are those of the service's view; the differences between the clusters are found in `clusterset`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::Snapshot;
 use super::change::{Export, ExportedPort};
-use super::clusterset::DOMAIN;
+use super::clusterset::{DOMAIN, exported_ports};
 use super::service_view::{Part, ServiceView};
-use isthmus_model::place::ClusterId;
-use isthmus_model::service::ServicePort;
+use isthmus_model::endpoint::{Endpoint, Health};
+use isthmus_model::place::{ClusterId, Network};
 
 /// A service of the cluster set, merged from the clusters that export it.
 #[derive(Clone, Debug)]
@@ -24,8 +24,7 @@ pub struct ClusterSetService<'s> {
     pub ports: Vec<ExportedPort>,
     /// The clusters that export the service.
     pub clusters: BTreeSet<&'s ClusterId>,
-    /// The virtual addresses that this gateway gives a service of a peer.
-    pub addresses: &'s [IpAddr],
+    view: &'s ServiceView,
 }
 
 impl<'s> ClusterSetService<'s> {
@@ -51,25 +50,65 @@ impl<'s> ClusterSetService<'s> {
             oldest: parts().find_map(|part| Some(part.exported()?.export)),
             ports,
             clusters: parts().map(|part| &part.origin.cluster).collect(),
-            addresses: if view.import.is_some() { &view.addresses } else { &[] },
+            view,
         })
     }
+
+    /// Returns the endpoints on a network in the clusters that export the service, by cluster and address.
+    pub fn endpoints_on(
+        &self,
+        snapshot: &'s Snapshot,
+        network: &Network,
+    ) -> BTreeMap<(&'s ClusterId, IpAddr), ClusterSetEndpoint<'s>> {
+        let mut all = BTreeMap::new();
+        for port in &self.view.ports {
+            let endpoints = self.view.endpoints_of(port, "", snapshot.networks()).into_iter().flatten();
+            for found in endpoints {
+                let cluster = &found.origin.cluster;
+                if found.network != network || !self.clusters.contains(cluster) {
+                    continue;
+                }
+                let Endpoint { health, locality, .. } = found.endpoint;
+                for ip in found.addresses(&snapshot.resolved).iter() {
+                    let new =
+                        || ClusterSetEndpoint { ports: Vec::new(), health: *health, zone: locality.zone() };
+                    let endpoint = all.entry((cluster, *ip)).or_insert_with(new);
+                    endpoint.ports.push((&*port.name, found.port));
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns the addresses by which clients in a cluster reach the service: those that the cluster itself gives it, if it
+    /// exports the service, or those that this gateway gives the service of a peer. A cluster that only imports the service has
+    /// none, because the addresses of other clusters have no meaning there.
+    pub fn addresses_in(&self, snapshot: &'s Snapshot, cluster: &ClusterId) -> Vec<IpAddr> {
+        if self.view.import.is_some() {
+            return self.view.addresses.clone();
+        }
+        // The name of the cluster set stands for the service, and has no addresses of its own.
+        let original = snapshot.service(&self.view.export_name).filter(|_| self.clusters.contains(cluster));
+        let parts = original.iter().flat_map(|service| &service.parts);
+        let own = parts.filter(|part| part.origin.cluster == *cluster);
+        own.flat_map(|part| part.service.addresses.iter().copied()).collect()
+    }
+}
+
+/// The endpoint of a service of the cluster set at one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterSetEndpoint<'s> {
+    /// The names and numbers of the TCP ports on which the endpoint listens.
+    pub ports: Vec<(&'s str, u16)>,
+    /// The health that the registry declares.
+    pub health: Health,
+    /// The zone; empty if the registry declares none.
+    pub zone: &'s str,
 }
 
 /// Returns the ports with which a registry gives a service.
 fn ports_of(part: &Part) -> Vec<ExportedPort> {
-    match part.exported() {
-        Some(exported) if !exported.export.ports.is_empty() => exported.export.ports.to_vec(),
-        _ => {
-            let port = |port: &ServicePort| ExportedPort {
-                name: port.name.clone(),
-                port: port.port,
-                protocol: "TCP".into(),
-                app_protocol: "".into(),
-            };
-            part.service.ports.iter().map(port).collect()
-        }
-    }
+    exported_ports(part.exported().map(|exported| exported.export), &part.service.ports)
 }
 
 impl Snapshot {

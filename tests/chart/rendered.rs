@@ -319,6 +319,14 @@ fn each_right_comes_with_its_feature_alone() {
         rules(object(&objects, "Role", &format!("{RELEASE}-leader")))[1],
         "coordination.k8s.io/leases get,update isthmus-service-imports"
     );
+    // EndpointSlices of these imports need a rule of their own.
+    let both = "kubernetes.serviceImports.write=true,kubernetes.serviceImports.slices=true";
+    let objects = render(&["--set", &format!("{none},{both}")]);
+    let slices = ["discovery.k8s.io/endpointslices get,create,patch,delete".to_owned()];
+    assert_eq!(
+        rules(object(&objects, "ClusterRole", &cluster_role)),
+        sorted([&base[..], &imports, &slices].concat())
+    );
     // A GatewayClass needs rules for its objects and their status, and for the Lease of the replica that writes it.
     let objects = render(&["--set", &format!("{none},kubernetes.gatewayApi.class=isthmus")]);
     let group = "gateway.networking.k8s.io";

@@ -177,6 +177,9 @@ fn a_route_leads_real_clients_and_its_status_says_so() {
     route(&cluster, "web", "edge", &["a.test"], to("web"));
     answers("127.0.0.1", "a.test", "web:hi");
 
+    // A class of another name may be that of another release, unless nobody has decided about it.
+    class(&cluster, "typo", "isthmus.io/gateway-controller");
+    has(&cluster, "gatewayclasses", "typo", "", "Accepted", "False/NotServed");
     let class = has(&cluster, "gatewayclasses", "isthmus", "", "Accepted", "True/Accepted");
     let features: Vec<&str> = class["status"]["supportedFeatures"]
         .as_array()
@@ -250,6 +253,49 @@ fn a_route_leads_real_clients_and_its_status_says_so() {
     becomes(cluster.admin(), &at(API, "gateways", "infra/edge"), |gateway| {
         gateway["status"]["listeners"][0]["attachedRoutes"] == 0
     });
+}
+
+#[test]
+fn gateways_without_addresses_have_one_of_the_pool_each_and_keep_it_over_a_restart() {
+    const TEST: &str =
+        "gateway_api::gateways_without_addresses_have_one_of_the_pool_each_and_keep_it_over_a_restart";
+    if !namespace::inside(TEST, kube::PODS) {
+        return;
+    }
+    let Some(cluster) = start() else { return };
+    let _servers = [
+        serve(&cluster, "shop/one", "10.244.7.1", "a.test", "one:"),
+        serve(&cluster, "shop/two", "10.244.7.2", "a.test", "two:"),
+        serve(&cluster, "shop/new", "10.244.7.3", "a.test", "new:"),
+    ];
+    let address = |name: &str| {
+        let key = format!("infra/{name}");
+        let gateway = has(&cluster, "gateways", &key, "", "Programmed", "True/Programmed");
+        gateway["status"]["addresses"][0]["value"].as_str().expect("an address").to_owned()
+    };
+    let add = |name: &str| {
+        edge(&cluster, &format!("infra/{name}"), None, json!([listener("tls", 443, "TLS")]));
+        route(&cluster, name, name, &["a.test"], to(name));
+        let address = address(name);
+        answers(&address, "a.test", &format!("{name}:hi"));
+        address
+    };
+    let config = config(", pool: [127.0.9.0/30]");
+    let mut replica = gateway(&cluster, &config);
+    let (one, two) = (add("one"), add("two"));
+    assert_eq!((&*one, &*two), ("127.0.9.1", "127.0.9.2"));
+    // A replica that stops withdraws its note, so that no Gateway waits for it.
+    replica.signal("TERM");
+    assert!(replica.ended().success());
+    // The address of a Gateway that goes away is free, and no other Gateway moves.
+    cluster.admin().delete(&at(API, "gateways", "infra/one"));
+    let _replica = gateway(&cluster, &config);
+    assert_eq!(add("new"), "127.0.9.1");
+    assert_eq!(address("two"), "127.0.9.2");
+    answers("127.0.9.2", "a.test", "two:hi");
+    // Where all addresses are in use, a Gateway says that it has none.
+    edge(&cluster, "infra/last", None, json!([listener("tls", 443, "TLS")]));
+    has(&cluster, "gateways", "infra/last", "", "Programmed", "False/AddressNotAssigned");
 }
 
 #[test]

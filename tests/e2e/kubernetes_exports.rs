@@ -116,7 +116,7 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
         let message = conflict(cluster, "PortConflict");
         assert_eq!(
             message,
-            "Conflicting ports. Using https HTTPS 443 from the oldest service export in \"west\". 1/2 clusters disagree."
+            "Conflicting ports. Using https TCP 443 from the oldest service export in \"west\". 1/2 clusters disagree."
         );
     }
     assert_eq!((holder(&east), holder(&west)), ("aggregator-1".to_owned(), "aggregator-2".to_owned()));

@@ -6,7 +6,7 @@ use std::{fs, thread};
 use serde_json::{Value, json};
 
 use crate::support::gateway::Gateway;
-use crate::support::kube::{self, Cluster, Options};
+use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes};
 use crate::support::{eventually, within};
 
@@ -32,8 +32,14 @@ fn config(name: &str) -> String {
 
 /// Starts a replica that reads these clusters, and writes imports into all of them.
 fn replica(name: &str, clusters: &[&Cluster]) -> Gateway {
+    replica_with(name, clusters, "")
+}
+
+/// Starts a replica with further keys of each registry.
+fn replica_with(name: &str, clusters: &[&Cluster], more: &str) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
-    let registries = kube::registries(folder.path(), clusters, ", serviceImports: write");
+    let more = format!(", serviceImports: write{more}");
+    let registries = kube::registries(folder.path(), clusters, &more);
     Gateway::start_in(folder, &(config(name) + &registries), &[])
 }
 
@@ -105,9 +111,13 @@ fn an_import_follows_its_exports_and_goes_with_the_last_one() {
         assert_eq!(import["metadata"]["labels"], json!({"app.kubernetes.io/managed-by": "isthmus"}));
         let spec = &import["spec"];
         assert_eq!(
-            (&spec["type"], &spec["sessionAffinity"], &spec["ipFamilies"], &spec["ips"]),
-            (&json!("ClusterSetIP"), &json!("None"), &json!(["IPv4"]), &Value::Null)
+            (&spec["type"], &spec["sessionAffinity"], &spec["ipFamilies"], &spec["internalTrafficPolicy"]),
+            (&json!("ClusterSetIP"), &json!("None"), &json!(["IPv4"]), &json!("Cluster"))
         );
+        // A cluster that exports the service has an address for it.
+        let service = cluster.admin().read(&at("v1", "services", "shop/web"));
+        let ips = if cluster.name == "west" { service["spec"]["clusterIPs"].clone() } else { Value::Null };
+        assert_eq!(spec["ips"], ips, "{}", cluster.name);
         let ports = json!([{"name": "https", "port": 443, "protocol": "TCP", "appProtocol": "https"},
             {"name": "dns", "port": 53, "protocol": "UDP"}]);
         assert_eq!(spec["ports"], ports);
@@ -169,11 +179,111 @@ fn an_import_follows_its_exports_and_goes_with_the_last_one() {
     east.service("pay/db", &json!({}), &json!({"clusterIP": "None", "ports": [{"port": 5432}]}));
     export(&east, "pay/db");
     let import_of_east = imported(&east, "pay/db", &["east"]);
-    assert_eq!(import_of_east["spec"]["type"], "Headless");
+    let spec = &import_of_east["spec"];
+    assert_eq!(
+        (&spec["type"], &spec["ips"], &spec["internalTrafficPolicy"]),
+        (&json!("Headless"), &Value::Null, &Value::Null)
+    );
     assert_eq!(west.admin().get(&import("pay/db")).status, 404);
     west.namespace("pay", &json!({}));
     imported(&west, "pay/db", &["east"]);
     assert_eq!(gateway.json("/api/v1/registries")[0]["report"]["problems"], json!([]));
+    // Without `slices`, none are written.
+    assert!(slices(&east, "pay").is_empty() && slices(&west, "pay").is_empty());
+}
+
+/// Returns the EndpointSlices of imports in a namespace, in order of their clusters.
+fn slices(cluster: &Cluster, namespace: &str) -> Vec<Value> {
+    let list = at("discovery.k8s.io/v1", "endpointslices", &format!("{namespace}/"));
+    let list = format!("{list}?labelSelector=multicluster.kubernetes.io%2Fsource-cluster");
+    let mut all = cluster.admin().read(&list)["items"].as_array().expect("a list").clone();
+    let source = |slice: &Value| {
+        slice["metadata"]["labels"]["multicluster.kubernetes.io/source-cluster"].as_str().map(str::to_owned)
+    };
+    all.sort_by_key(source);
+    all
+}
+
+/// Returns the addresses of a slice, each with `+` if the endpoint is ready.
+fn endpoints(slice: &Value) -> Vec<String> {
+    let all = slice["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let one = |endpoint: &Value| {
+        let address = endpoint["addresses"][0].as_str().expect("an address");
+        format!("{address}{}", if endpoint["conditions"]["ready"] == true { "+" } else { "" })
+    };
+    all.iter().map(one).collect()
+}
+
+#[test]
+fn the_slices_of_an_import_have_the_endpoints_of_its_network_and_go_with_it() {
+    let (Some(east), Some(west)) = (start("east"), start("west")) else { return };
+    for (cluster, network) in [(&east, "10.244.7"), (&west, "10.245.7")] {
+        cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-one"}));
+        service(cluster, "shop/web", 443);
+        cluster.scale("shop/web", 2, network);
+    }
+    // A slice of another program is never touched, and a pod on another network is not reached by its address.
+    let theirs = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"namespace": "shop", "name": "theirs", "labels": {
+            "multicluster.kubernetes.io/service-name": "web", "multicluster.kubernetes.io/source-cluster": "zz",
+            "endpointslice.kubernetes.io/managed-by": "theirs"}},
+        "ports": [], "endpoints": [{"addresses": ["192.0.2.1"]}]});
+    east.admin().create(&theirs);
+    let mut far = Pod::new("shop/far", "10.246.0.1");
+    far.labels = json!({"app": "web", "topology.istio.io/network": "net-far"});
+    west.pod(&far);
+    let gateway = replica_with("aggregator", &[&east, &west], ", slices: true");
+    export(&west, "shop/web");
+    let import = imported(&east, "shop/web", &["west"]);
+    let becomes = |cluster: &Cluster, what: &str, wanted: &[&[&str]]| -> Vec<Value> {
+        eventually(what, || {
+            let found = slices(cluster, "shop");
+            (found.iter().map(endpoints).collect::<Vec<_>>() == wanted).then_some(found)
+        })
+    };
+    let theirs: &[&str] = &["192.0.2.1"];
+    let of_west: &[&str] = &["10.245.7.0+", "10.245.7.1+"];
+    let found = becomes(&east, "the endpoints of the west", &[of_west, theirs]);
+    becomes(&west, "its own endpoints", &[of_west]);
+    let metadata = &found[0]["metadata"];
+    assert_eq!(
+        metadata["labels"],
+        json!({"multicluster.kubernetes.io/service-name": "web", "multicluster.kubernetes.io/source-cluster": "west",
+            "endpointslice.kubernetes.io/managed-by": "isthmus.io"})
+    );
+    let owner = json!([{"apiVersion": MCS, "kind": "ServiceImport", "name": "web", "uid": import["metadata"]["uid"]}]);
+    assert_eq!(metadata["ownerReferences"], owner);
+    assert_eq!(found[0]["ports"], json!([{"name": "https", "port": 443, "protocol": "TCP"}]));
+
+    // Nothing is written at rest; a change of one cluster's endpoints changes the slice of that cluster.
+    thread::sleep(Duration::from_millis(1_100));
+    export(&east, "shop/web");
+    let of_east: &[&str] = &["10.244.7.0+", "10.244.7.1+"];
+    let versions = |found: &[Value]| -> Vec<Value> {
+        found.iter().map(|slice| slice["metadata"]["resourceVersion"].clone()).collect()
+    };
+    becomes(&east, "both", &[of_east, of_west, theirs]);
+    thread::sleep(SETTLED);
+    let before = versions(&slices(&east, "shop"));
+    thread::sleep(SETTLED);
+    assert_eq!(versions(&slices(&east, "shop")), before);
+    west.set_ready("shop/web-1", "False");
+    let after =
+        versions(&becomes(&east, "one is not ready", &[of_east, &["10.245.7.0+", "10.245.7.1"], theirs]));
+    assert_eq!((&after[0], &after[2]), (&before[0], &before[2]));
+
+    withdraw(&west, "shop/web");
+    becomes(&east, "the east alone", &[of_east, theirs]);
+    // A replica that reads one cluster leaves the slices of others as they are.
+    drop(gateway);
+    let _gateway = replica_with("gateway", &[&west], ", slices: true");
+    withdraw(&east, "shop/web");
+    thread::sleep(SETTLED);
+    becomes(&west, "those of the east stay", &[of_east]);
+    let _gateway = replica_with("second", &[&east, &west], ", slices: true");
+    gone(&east, "shop/web");
+    becomes(&east, "none but theirs", &[theirs]);
+    becomes(&west, "none", &[]);
 }
 
 #[test]

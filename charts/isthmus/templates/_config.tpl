@@ -228,6 +228,9 @@ registries:
       {{- if $features.imports }}
       serviceImports: write
       {{- end }}
+      {{- if $features.slices }}
+      slices: true
+      {{- end }}
       {{- if $features.gatewayApi }}
       gatewayApi:
         class: {{ $kubernetes.gatewayApi.class | quote }}

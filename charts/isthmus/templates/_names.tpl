@@ -112,6 +112,7 @@ annotations:
       "meshConfig" (and $registry $kubernetes.meshConfig)
       "leader" (and $registry $kubernetes.serviceExports.conditions)
       "imports" (and $registry $kubernetes.serviceImports.write)
+      "slices" (and $registry $kubernetes.serviceImports.slices)
       "gatewayApi" (and $registry (eq .role "gateway") (ne $kubernetes.gatewayApi.class ""))
       "wds" (and $registry (ne (dig "xds" "wds" "" (default dict $values.config) | toString) ""))
       "secrets" $secrets

@@ -41,6 +41,11 @@ what is in namespaces are in Roles, without it in the ClusterRole.
   resources: [serviceimports/status]
   verbs: [patch]
 {{- end }}
+{{- if and $features.imports $features.slices }}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, create, patch, delete]
+{{- end }}
 {{- if $features.destinationRules }}
 - apiGroups: [networking.istio.io]
   resources: [destinationrules]

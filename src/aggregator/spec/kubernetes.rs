@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use ipnet::IpNet;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::TrustDomain;
@@ -50,6 +51,8 @@ pub struct KubernetesSpec {
     pub gateway_api: Option<GatewayApiSpec>,
     /// The writer of ServiceImports; `None`: this registry writes none.
     pub import_writer: Option<LeaseSpec>,
+    /// True if the writer of ServiceImports also writes their EndpointSlices.
+    pub import_slices: bool,
 }
 
 /// The use of ServiceImports beside reading them.
@@ -86,6 +89,8 @@ pub struct GatewayApiSpec {
     pub ports: Vec<u16>,
     /// The addresses at which clients reach this process, for the status of Gateways that request none.
     pub addresses: Vec<Host>,
+    /// The addresses of which each Gateway that requests none has one for itself. Empty: these Gateways share all addresses.
+    pub pool: Vec<IpNet>,
     /// The replica that may write the status of objects, while it holds a Lease.
     pub writer: LeaseSpec,
 }
@@ -111,6 +116,7 @@ impl KubernetesSpec {
             ambient: false,
             gateway_api: None,
             import_writer: None,
+            import_slices: false,
         }
     }
 }

@@ -131,6 +131,10 @@ keys! {
         /// namespace of its name: `off` or `write`. Only objects with the label `app.kubernetes.io/managed-by: isthmus` are
         /// changed and removed. One replica at a time writes; it holds a Lease.
         SERVICE_IMPORTS "serviceImports": form::Choice<ServiceImports> = ServiceImports::default();
+        /// Whether the registry also writes EndpointSlices for these ServiceImports, which requires `serviceImports: write`. They
+        /// have the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
+        /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
+        SLICES "slices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
@@ -164,6 +168,10 @@ keys! {
         /// addresses in the status of a Gateway that requests none. A Gateway may request one of them, which is the same
         /// as none, or an address of the host, which gives it the connections to that address alone.
         ADDRESSES "addresses": form::NonEmpty<form::Host> => "none";
+        /// Addresses of the host, of which each Gateway that requests none has one for itself, as if it had requested that address.
+        /// A Gateway keeps its address while it exists. If none is free, the condition `Programmed` is false
+        /// (`AddressNotAssigned`).
+        POOL "pool": form::NonEmpty<form::Cidr> => "none; these Gateways share all addresses";
         /// How a TLS client of these ports learns that it is refused, as `refusal` of a listener.
         REFUSAL "refusal": form::Choice<RefusalMode> = RefusalMode::default();
     }

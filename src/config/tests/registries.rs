@@ -147,4 +147,8 @@ fn a_registry_that_writes_imports_knows_whether_it_reads_other_clusters() {
         writers(&format!("{east}, {{kubernetesClusters: {{folder: f}}}}"))[0],
         is_written(Knows::OtherClusters)
     );
+    refused_with(
+        "registries: [{kubernetes: {cluster: east, kubeconfig: k, slices: true}}]",
+        &[":2:66: registries[0].kubernetes.slices: found true, which requires serviceImports: write"],
+    );
 }

@@ -2,7 +2,8 @@
 //! settings, and the addresses of the host.
 //!
 //! All Gateways of the class share this process. A Gateway that requests an address of the host has the connections to that
-//! address; all other Gateways share the connections to every other address. At each place, a port has one protocol: that of the
+//! address, and with a pool of addresses, so has each Gateway that requests none; all other Gateways share the connections to every
+//! other address. At each place, a port has one protocol: that of the
 //! oldest Gateway.
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use super::super::kinds::gateway_status::Stamp;
 use super::super::kinds::listener_set::ListenerSetRecord;
 use super::super::table::ObjectKey;
 use super::grants::{GROUP, allows, is_granted};
+use super::pool;
 use super::status::Verdict;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
@@ -104,10 +106,11 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
     gateways.sort_by_key(|(key, gateway)| (&gateway.created, *key));
     let mut sets: Vec<(&ObjectKey, &ListenerSetRecord)> = tables.listener_sets.iter().collect();
     sets.sort_by_key(|(key, set)| (&set.created, *key));
+    let assigned = pool::assigned(spec, &gateways);
     // The protocol of each place, with the object that was the first to use it.
     let mut places = BTreeMap::new();
     for (key, record) in gateways {
-        let reach = reach(spec, record, is_local);
+        let reach = reach(spec, record, assigned.get(key).copied(), is_local);
         let (attached, barred): (Vec<_>, Vec<_>) =
             sets.iter().filter(|(_, set)| set.gateway == *key).partition(|(of, _)| {
                 let labels = tables.labels_of(&of.namespace);
@@ -158,8 +161,13 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
     parents
 }
 
-/// Returns the places of a Gateway.
-fn reach(spec: &GatewayApiSpec, record: &ClassGatewayRecord, is_local: &dyn Fn(IpAddr) -> bool) -> Reach {
+/// Returns the places of a Gateway. `assigned` is its address of the pool.
+fn reach(
+    spec: &GatewayApiSpec,
+    record: &ClassGatewayRecord,
+    assigned: Option<IpAddr>,
+    is_local: &dyn Fn(IpAddr) -> bool,
+) -> Reach {
     let mut reach = Reach { addresses: Vec::new(), shown: Vec::new(), accepted: Ok(()), unreachable: None };
     if record.has_parameters {
         let why = "infrastructure.parametersRef refers to parameters, and this controller knows none";
@@ -200,7 +208,22 @@ fn reach(spec: &GatewayApiSpec, record: &ClassGatewayRecord, is_local: &dyn Fn(I
             reach.addresses.push(place);
         }
     }
-    if record.addresses.iter().all(|address| address.value.is_empty()) {
+    if record.requests_no_address() && !spec.pool.is_empty() {
+        reach.addresses = assigned.map(Some).into_iter().collect();
+        reach.shown = assigned.map(Host::Ip).into_iter().collect();
+        reach.unreachable = match assigned {
+            Some(ip) if is_local(ip) => None,
+            Some(ip) => {
+                let why =
+                    format!("the address {ip} of gatewayApi.pool is not an address of the gateway's host");
+                Some(Verdict::no("AddressNotUsable", why))
+            }
+            None => {
+                let why = "all addresses of gatewayApi.pool belong to other Gateways";
+                Some(Verdict::no("AddressNotAssigned", why))
+            }
+        };
+    } else if record.requests_no_address() {
         reach.addresses = vec![None];
         reach.shown = spec.addresses.clone();
         if reach.shown.is_empty() {
@@ -268,10 +291,13 @@ impl Context<'_> {
             asked.group.as_deref().unwrap_or(GROUP) == GROUP && asked.kind == kind.text()
         };
         let supported = |asked: &RouteKindRef| of_protocol.iter().any(|kind| names(*kind, asked));
+        // TLS that is terminated is supported for no kind of route.
+        let is_terminated = protocol == Some(PlaceProtocol::Tls) && !spec.tls.is_passed_through();
         let kinds: Vec<RouteKind> = of_protocol
             .iter()
             .copied()
             .filter(|kind| asked.is_empty() || asked.iter().any(|asked| names(*kind, asked)))
+            .filter(|_| !is_terminated)
             .collect();
         let hostname = match spec.hostname.as_str() {
             "" => Some(NamePattern::Any),
@@ -330,7 +356,7 @@ impl Context<'_> {
             let why = format!("the protocol {} is not supported; TLS and TCP are", spec.protocol);
             return Err(Verdict::no("UnsupportedProtocol", why));
         };
-        if protocol == PlaceProtocol::Tls && tls.mode != "Passthrough" {
+        if protocol == PlaceProtocol::Tls && !tls.is_passed_through() {
             let why = "tls.mode Terminate is not supported, because TLS is passed through unchanged; use Passthrough";
             return Err(Verdict::no("UnsupportedValue", why));
         }
@@ -348,7 +374,7 @@ impl Context<'_> {
 
     /// Checks the first reference to a certificate, which only the mode Terminate uses.
     fn certificates(&self, kind: ParentKind, key: &ObjectKey, spec: &ListenerSpec) -> Verdict {
-        let first = spec.tls.certificate_refs.first().filter(|_| spec.tls.mode != "Passthrough");
+        let first = spec.tls.certificate_refs.first().filter(|_| !spec.tls.is_passed_through());
         if let Some(certificate) = first {
             let namespace =
                 if certificate.namespace.is_empty() { &*key.namespace } else { &certificate.namespace };

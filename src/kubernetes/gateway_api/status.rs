@@ -87,14 +87,18 @@ impl Status {
         digest.finish()
     }
 
-    /// Returns the `status` of a GatewayClass, Gateway or ListenerSet whose status is `before`. A condition whose status does not
-    /// change keeps its time.
+    /// Returns the `status` of a GatewayClass whose status is `before`. A condition whose status does not change keeps its time.
+    pub(crate) fn of_class(&self, before: &Value, now: &str) -> Value {
+        let features: Vec<Value> = self.features.iter().map(|name| json!({"name": name})).collect();
+        json!({
+            "conditions": self.conditions(&self.conditions, &before["conditions"], now),
+            "supportedFeatures": features,
+        })
+    }
+
+    /// Returns the `status` of a Gateway or ListenerSet whose status is `before`.
     pub(crate) fn of_listeners(&self, before: &Value, now: &str) -> Value {
         let mut status = json!({"conditions": self.conditions(&self.conditions, &before["conditions"], now)});
-        if !self.features.is_empty() {
-            status["supportedFeatures"] = self.features.iter().map(|name| json!({"name": name})).collect();
-            return status;
-        }
         let known = before["listeners"].as_array().map(Vec::as_slice).unwrap_or_default();
         let listener = |listener: &ListenerStatus| {
             let before = known.iter().find(|known| known["name"] == *listener.name);

@@ -25,6 +25,7 @@ impl World {
             class: "isthmus".into(),
             ports: vec![443, 8443],
             addresses: vec![Host::parse("192.0.2.1").expect("an address")],
+            pool: Vec::new(),
             writer: LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster },
         };
         let cluster = KubernetesSpec { gateway_api: Some(spec.clone()), ..KubernetesSpec::plain() };
@@ -405,7 +406,7 @@ fn the_digest_of_a_status_is_that_of_the_object_once_it_is_written() {
             Target::Route(_) => route("shop/web", &["a.test"], json!([{"name": "no", "port": 1}])),
         };
         written["status"] = match &target {
-            Target::Class(_) => wanted.status.of_listeners(&Value::Null, "now"),
+            Target::Class(_) => wanted.status.of_class(&Value::Null, "now"),
             Target::Parent(_) => wanted.status.of_gateway(&Value::Null, "now"),
             Target::Route(_) => wanted.status.of_route(&Value::Null, "now"),
         };

@@ -252,9 +252,8 @@ impl StatusWriter {
             let status = match target {
                 Target::Route(_) => status.of_route(before, &now),
                 Target::Parent((ParentKind::Gateway, _)) => status.of_gateway(before, &now),
-                Target::Parent((ParentKind::ListenerSet, _)) | Target::Class(_) => {
-                    status.of_listeners(before, &now)
-                }
+                Target::Parent((ParentKind::ListenerSet, _)) => status.of_listeners(before, &now),
+                Target::Class(_) => status.of_class(before, &now),
             };
             (object["metadata"]["resourceVersion"].clone(), status)
         };

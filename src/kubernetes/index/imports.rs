@@ -19,10 +19,14 @@ impl Index {
         let is_read = |(name, labels): &(&Arc<str>, &Labels)| tables.spec.namespaces.takes(name, labels);
         let namespaces = tables.namespaces.iter().filter(is_read).map(|(name, _)| name.clone());
         let objects = tables.imports.iter().filter(|(key, _)| self.is_read(key));
+        let slices = tables.imported_slices.iter().filter(|(key, _)| self.is_read(key));
+        let slices = slices.map(|(key, slice)| (key.clone(), Some(slice.clone())));
         Some(Imports {
             is_known: self.imports_are_known(),
             namespaces: namespaces.collect(),
             objects: objects.map(|(key, import)| (key.clone(), import.own.clone())).collect(),
+            slices: tables.spec.import_slices.then(|| slices.collect()),
+            network: tables.network(),
         })
     }
 
@@ -42,9 +46,10 @@ impl Index {
         }
     }
 
-    /// Returns true if the cluster has the kind, and all imports were listed.
+    /// Returns true if the cluster has the kind, and all imports and their slices were listed.
     fn imports_are_known(&self) -> bool {
-        let mut watches = self.watches.all.iter().filter(|watch| watch.kind == Kind::ServiceImport);
+        let is_of_imports = |kind| matches!(kind, Kind::ServiceImport | Kind::ImportedSlice);
+        let mut watches = self.watches.all.iter().filter(|watch| is_of_imports(watch.kind));
         watches.all(|watch| watch.is_synced && !watch.is_absent)
     }
 }

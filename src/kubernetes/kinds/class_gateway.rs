@@ -1,5 +1,7 @@
 //! Gateways of the Gateway API that a GatewayClass of Isthmus may serve, and the listeners that they have in common with ListenerSets.
 
+use std::net::IpAddr;
+
 use serde::de::IgnoredAny;
 
 use super::gateway_status::{Conditions, Digest, Stamp};
@@ -68,6 +70,13 @@ objects! {
     }
 }
 
+impl ListenerTls {
+    /// Returns true if TLS is passed through unchanged.
+    pub(crate) fn is_passed_through(&self) -> bool {
+        self.mode == "Passthrough"
+    }
+}
+
 impl ListenersStatus {
     /// Adds the status to a digest.
     pub(crate) fn add_to(&self, digest: &mut Digest) {
@@ -107,6 +116,7 @@ impl Watched for ClassGateway {
             || ClassGatewayRecord {
                 created: metadata.created().into(),
                 addresses: spec.addresses.clone(),
+                shown: status.addresses.first().and_then(|address| address.value.parse().ok()),
                 listeners: spec.listeners.iter().take(LISTENERS_MAX).cloned().collect(),
                 has_parameters: spec.infrastructure.parameters_ref.is_some(),
                 allowed_listeners: spec.allowed_listeners.namespaces.clone(),
@@ -125,9 +135,18 @@ impl Watched for ClassGateway {
 pub(crate) struct ClassGatewayRecord {
     pub(crate) created: Box<str>,
     pub(crate) addresses: Vec<RequestedAddress>,
+    /// The first address of the status.
+    pub(crate) shown: Option<IpAddr>,
     pub(crate) listeners: Vec<ListenerSpec>,
     /// True if the Gateway refers to parameters, of which Isthmus knows none.
     pub(crate) has_parameters: bool,
     pub(crate) allowed_listeners: AllowedNamespaces,
     pub(crate) stamp: Stamp,
+}
+
+impl ClassGatewayRecord {
+    /// Returns true if the choice of an address is left to the controller.
+    pub(crate) fn requests_no_address(&self) -> bool {
+        self.addresses.iter().all(|address| address.value.is_empty())
+    }
 }

@@ -12,6 +12,9 @@ use crate::table::{Table, Touched};
 /// The controller of the GatewayClasses that Isthmus serves.
 pub(crate) const CONTROLLER: &str = "isthmus.io/gateway-controller";
 
+/// The reason why a class of [`CONTROLLER`] is not accepted, if no gateway that reads it is configured for it.
+pub(crate) const NOT_SERVED: &str = "NotServed";
+
 objects! {
     /// `GatewayClass` of `gateway.networking.k8s.io/v1`.
     GatewayClass { metadata: Meta, spec: ClassSpec, status: ClassStatus, }
@@ -36,6 +39,10 @@ impl Watched for GatewayClass {
     fn record(&self, _: &mut Reading<'_>) -> Option<ClassRecord> {
         (self.spec.controller_name == CONTROLLER).then(|| ClassRecord {
             has_parameters: self.spec.parameters_ref.is_some(),
+            is_undecided: self.status.conditions.iter().all(|condition| {
+                condition.kind != "Accepted"
+                    || matches!(condition.reason.as_str(), "Pending" | "Waiting" | NOT_SERVED)
+            }),
             stamp: Stamp::of(&self.metadata, |digest| {
                 digest.conditions("", &self.status.conditions);
                 self.status
@@ -56,5 +63,7 @@ impl Watched for GatewayClass {
 pub(crate) struct ClassRecord {
     /// True if the class refers to parameters, of which Isthmus knows none.
     pub(crate) has_parameters: bool,
+    /// True if no controller has accepted or refused the class. The CRD itself gives a new class the reason `Pending`.
+    pub(crate) is_undecided: bool,
     pub(crate) stamp: Stamp,
 }

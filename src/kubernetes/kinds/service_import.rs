@@ -7,8 +7,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::own_object::OwnObject;
 use super::service::SessionAffinityConfig;
-use super::{Facts, Reading, Tables, Watched};
+use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_snapshot::change::ExportedPort;
@@ -17,6 +18,9 @@ use isthmus_snapshot::change::ExportedPort;
 pub(crate) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "isthmus");
 /// The annotation with the names of the labels and annotations that the ServiceExport has given an import ([`ExportedNames`]).
 const EXPORTED: &str = "isthmus.io/exported";
+/// The fields of the `spec` that an import may lack.
+const OPTIONAL: [&str; 5] =
+    ["ips", "ipFamilies", "sessionAffinityConfig", "trafficDistribution", "internalTrafficPolicy"];
 
 objects! {
     /// `ServiceImport` of `multicluster.x-k8s.io`.
@@ -30,6 +34,7 @@ objects! {
         session_affinity: String,
         session_affinity_config: SessionAffinityConfig,
         traffic_distribution: String,
+        internal_traffic_policy: String,
     }
     ImportStatus { clusters: Vec<ImportCluster>, }
     ImportCluster { cluster: String, }
@@ -47,9 +52,11 @@ impl Watched for ServiceImport {
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<ImportRecord> {
         let is_writer = reading.spec.import_writer.is_some();
+        let own = self.content();
+        let ips = self.spec.ips.iter().filter(|_| own.is_none());
         Some(ImportRecord {
-            ips: self.spec.ips.iter().filter_map(|text| ip(text)).collect(),
-            own: self.content().filter(|_| is_writer).map(Arc::new),
+            ips: ips.filter_map(|text| ip(text)).collect(),
+            own: own.filter(|_| is_writer).map(Arc::new),
         })
     }
 
@@ -66,6 +73,8 @@ impl Watched for ServiceImport {
 /// A ServiceImport.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ImportRecord {
+    /// The virtual addresses of an import of another program. Those of an import of this program are read from the services
+    /// themselves, and two names with one virtual address would be a conflict for clients.
     pub(crate) ips: Vec<IpAddr>,
     /// The content of an import that this program writes; `None` for imports of other programs, and if the registry writes none.
     pub(crate) own: Option<Arc<ImportContent>>,
@@ -82,6 +91,8 @@ pub(crate) struct ImportContent {
     /// The timeout of the session affinity in seconds; 0: none is given.
     pub(crate) session_seconds: i64,
     pub(crate) traffic_distribution: String,
+    /// `Cluster` for a service with a virtual address: a ServiceExport does not export services with `Local`.
+    pub(crate) internal_traffic_policy: String,
     /// The labels and annotations that the ServiceExport gives.
     pub(crate) labels: Texts,
     pub(crate) annotations: Texts,
@@ -104,9 +115,17 @@ impl ExportedNames {
     }
 }
 
-impl ServiceImport {
-    /// Returns the content of an import that this program writes; `None` for one of another program.
-    pub(crate) fn content(&self) -> Option<ImportContent> {
+impl OwnObject for ServiceImport {
+    type Content = ImportContent;
+
+    const KIND: Kind = Kind::ServiceImport;
+    const NAME: &'static str = "ServiceImport";
+
+    fn metadata(&self) -> &Meta {
+        &self.metadata
+    }
+
+    fn content(&self) -> Option<ImportContent> {
         let Self { metadata, spec, status } = self;
         if metadata.labels.get(MANAGED_BY.0).map(String::as_str) != Some(MANAGED_BY.1) {
             return None;
@@ -132,12 +151,63 @@ impl ServiceImport {
             session_affinity: spec.session_affinity.clone(),
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds,
             traffic_distribution: spec.traffic_distribution.clone(),
+            internal_traffic_policy: spec.internal_traffic_policy.clone(),
             labels: exported(&names.labels, &metadata.labels),
             annotations: exported(&names.annotations, &metadata.annotations),
             clusters: status.clusters.iter().map(|one| one.cluster.clone()).collect(),
         })
     }
 
+    fn new_object(key: &ObjectKey, content: &ImportContent) -> Value {
+        let mut labels = content.labels.clone();
+        labels.insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
+        let mut annotations = content.annotations.clone();
+        annotations.extend(content.names().map(|names| (EXPORTED.to_owned(), names)));
+        json!({
+            "metadata":
+                {"namespace": &*key.namespace, "name": &*key.name, "labels": labels, "annotations": annotations},
+            "spec": content.spec(),
+        })
+    }
+
+    fn patch(&self, wanted: &ImportContent) -> Option<Value> {
+        let without_status = |content: ImportContent| ImportContent { clusters: BTreeSet::new(), ..content };
+        if self.content().map(without_status) == Some(without_status(wanted.clone())) {
+            return None;
+        }
+        let names = self.exported();
+        let texts = |own: &Texts, stale: BTreeSet<String>| {
+            let stale = stale.into_iter().map(|name| (name, Value::Null));
+            let own = own.iter().map(|(name, value)| (name.clone(), value.as_str().into()));
+            stale.chain(own).collect::<Map<String, Value>>()
+        };
+        let labels = texts(&wanted.labels, names.labels);
+        let mut annotations = texts(&wanted.annotations, names.annotations);
+        annotations.insert(EXPORTED.to_owned(), wanted.names().into());
+        let mut spec = wanted.spec();
+        for name in OPTIONAL {
+            spec.entry(name).or_insert(Value::Null);
+        }
+        let version = &self.metadata.resource_version;
+        Some(json!({
+            "metadata": {"resourceVersion": version, "labels": labels, "annotations": annotations},
+            "spec": spec,
+        }))
+    }
+
+    fn status_patch(&self, wanted: &ImportContent) -> Option<Value> {
+        let is_same = self.content().is_some_and(|content| content.clusters == wanted.clusters);
+        let clusters: Vec<Value> = wanted.clusters.iter().map(|name| json!({"cluster": name})).collect();
+        (!is_same).then(|| {
+            json!({
+                "metadata": {"resourceVersion": self.metadata.resource_version},
+                "status": {"clusters": clusters},
+            })
+        })
+    }
+}
+
+impl ServiceImport {
     /// Returns the names of the labels and annotations that a ServiceExport has given.
     fn exported(&self) -> ExportedNames {
         ExportedNames::of(&self.metadata.annotations)
@@ -145,56 +215,6 @@ impl ServiceImport {
 }
 
 impl ImportContent {
-    /// Returns true if both differ at most in their status.
-    pub(crate) fn has_spec_of(&self, other: &Self) -> bool {
-        Self { clusters: BTreeSet::new(), ..self.clone() }
-            == Self { clusters: BTreeSet::new(), ..other.clone() }
-    }
-
-    /// Returns a new import with this content, without its status.
-    pub(crate) fn object(&self, key: &ObjectKey) -> Value {
-        let mut labels = self.labels.clone();
-        labels.insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
-        let mut annotations = self.annotations.clone();
-        annotations.extend(self.names().map(|names| (EXPORTED.to_owned(), names)));
-        json!({
-            "metadata":
-                {"namespace": &*key.namespace, "name": &*key.name, "labels": labels, "annotations": annotations},
-            "spec": self.spec(),
-        })
-    }
-
-    /// Returns the merge patch that gives an import this content, without its status.
-    pub(crate) fn patch(&self, before: &ServiceImport) -> Value {
-        let names = before.exported();
-        let texts = |own: &Texts, stale: BTreeSet<String>| {
-            let stale = stale.into_iter().map(|name| (name, Value::Null));
-            let own = own.iter().map(|(name, value)| (name.clone(), value.as_str().into()));
-            stale.chain(own).collect::<Map<String, Value>>()
-        };
-        let labels = texts(&self.labels, names.labels);
-        let mut annotations = texts(&self.annotations, names.annotations);
-        annotations.insert(EXPORTED.to_owned(), self.names().into());
-        let mut spec = self.spec();
-        for name in ["ips", "ipFamilies", "sessionAffinityConfig", "trafficDistribution"] {
-            spec.entry(name).or_insert(Value::Null);
-        }
-        let version = &before.metadata.resource_version;
-        json!({
-            "metadata": {"resourceVersion": version, "labels": labels, "annotations": annotations},
-            "spec": spec,
-        })
-    }
-
-    /// Returns the merge patch of the status.
-    pub(crate) fn status_patch(&self, before: &ServiceImport) -> Value {
-        let clusters: Vec<Value> = self.clusters.iter().map(|name| json!({"cluster": name})).collect();
-        json!({
-            "metadata": {"resourceVersion": before.metadata.resource_version},
-            "status": {"clusters": clusters},
-        })
-    }
-
     /// Returns the value of the annotation [`EXPORTED`]; `None` without exported labels and annotations.
     fn names(&self) -> Option<String> {
         let names = |texts: &Texts| texts.keys().cloned().collect();
@@ -227,8 +247,13 @@ impl ImportContent {
         if !self.ip_families.is_empty() {
             set("ipFamilies", json!(self.ip_families));
         }
-        if !self.traffic_distribution.is_empty() {
-            set("trafficDistribution", self.traffic_distribution.as_str().into());
+        for (name, text) in [
+            ("trafficDistribution", &self.traffic_distribution),
+            ("internalTrafficPolicy", &self.internal_traffic_policy),
+        ] {
+            if !text.is_empty() {
+                set(name, text.as_str().into());
+            }
         }
         spec
     }
@@ -252,6 +277,7 @@ mod tests {
             session_affinity: "ClientIP".into(),
             session_seconds: 60,
             traffic_distribution: "PreferClose".into(),
+            internal_traffic_policy: "Cluster".into(),
             labels: texts("team"),
             annotations: texts("note"),
             ..ImportContent::default()
@@ -270,13 +296,13 @@ mod tests {
     fn an_import_that_was_written_reads_back_as_it_was_meant() {
         let headless = ImportContent { is_headless: true, ..ImportContent::default() };
         for wanted in [content(), ImportContent::default(), headless] {
-            assert_eq!(read(&wanted.object(&key())).content(), Some(wanted));
+            assert_eq!(read(&ServiceImport::new_object(&key(), &wanted)).content(), Some(wanted));
         }
     }
 
     #[test]
     fn an_import_without_the_label_is_another_programs() {
-        let mut object = content().object(&key());
+        let mut object = ServiceImport::new_object(&key(), &content());
         object["metadata"]["labels"][MANAGED_BY.0] = "other".into();
         assert_eq!(read(&object).content(), None);
         object["metadata"]["labels"] = Value::Null;
@@ -285,17 +311,18 @@ mod tests {
 
     #[test]
     fn a_patch_removes_what_is_not_exported_any_more_and_nothing_of_others() {
-        let mut object = content().object(&key());
+        let mut object = ServiceImport::new_object(&key(), &content());
         object["metadata"]["labels"]["theirs"] = "x".into();
         object["metadata"]["annotations"]["theirs"] = "x".into();
-        let patch = ImportContent::default().patch(&read(&object));
+        let patch = read(&object).patch(&ImportContent::default()).expect("it differs");
         assert_eq!(patch["metadata"]["labels"], json!({"team": null}));
         assert_eq!(patch["metadata"]["annotations"], json!({"note": null, EXPORTED: null}));
-        for gone in ["ips", "ipFamilies", "sessionAffinityConfig", "trafficDistribution"] {
+        for gone in OPTIONAL {
             assert!(patch["spec"].as_object().expect("a map").get(gone) == Some(&Value::Null), "{gone}");
         }
         // Another program may write anything into the annotation of names.
         object["metadata"]["annotations"][EXPORTED] = "[".into();
-        assert_eq!(content().patch(&read(&object))["metadata"]["labels"], json!({"team": "v"}));
+        let patch = read(&object).patch(&content()).expect("it differs");
+        assert_eq!(patch["metadata"]["labels"], json!({"team": "v"}));
     }
 }

@@ -215,6 +215,19 @@ fn each_property_has_a_reason_and_several_are_joined() {
         conflict_of(&[older, shard("east", Some(sticky(10_800)), ports())]).expect("a conflict");
     assert_eq!(reason, "SessionAffinityConfigConflict");
     assert!(message.contains("Using 60 s from the oldest service export in \"north\""), "{message}");
+    // Ports of other protocols than TCP count, and the ports of pods do not.
+    let dns = |port| {
+        let (name, protocol, app_protocol) = ("dns".into(), "UDP".into(), "example.com/x".into());
+        let port = ExportedPort { name, port, protocol, app_protocol };
+        Export { ports: [port].into(), ..export(NEW) }
+    };
+    let pair =
+        |one, other| conflict_of(&[shard("west", Some(one), vec![]), shard("east", Some(other), vec![])]);
+    let (reason, message) = pair(dns(53), dns(54)).expect("a conflict");
+    assert_eq!(reason, "PortConflict");
+    assert!(message.contains("Using dns UDP 54 of example.com/x from"), "{message}");
+    let other_target = vec![ServicePort { target_port: 8443, ..port("https", 443) }];
+    assert_eq!(against(export(NEW), other_target), None);
     let (reason, message) = against(headless(), vec![port("https", 444)]).expect("a conflict");
     assert_eq!(reason, "PortConflict,TypeConflict");
     assert!(message.contains("disagree. Conflicting type."), "{message}");
@@ -260,7 +273,6 @@ fn a_service_of_the_cluster_set_has_the_ports_of_all_exports_and_the_rest_of_the
     assert_eq!(service.ports, [&old[..], &new[2..]].concat());
     assert_eq!(service.clusters.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["east", "west"]);
     assert_eq!(service.oldest.map(|export| &*export.created), Some(OLD));
-    assert!(service.addresses.is_empty());
     // The copy of an earlier release has no ports of its own, so those of the service are used.
     let view = merged(&[shard("east", Some(export(OLD)), vec![port("web", 80)])]);
     assert_eq!(ClusterSetService::of(&view).expect("exported").ports, [exported("web", 80, "TCP")]);

@@ -171,6 +171,105 @@ fn of_gateways_that_share_a_place_the_oldest_has_its_protocol() {
 }
 
 #[test]
+fn a_class_that_no_gateway_serves_says_so_and_the_decision_of_another_release_stays() {
+    let class = |name: &str, reason: &str| {
+        json!({"kind": "GatewayClass", "metadata": {"name": name}, "spec": {"controllerName": "isthmus.io/gateway-controller"},
+            "status": {"conditions": [{"type": "Accepted", "status": "Unknown", "reason": reason}]}})
+    };
+    let mut world = World::new(&[class("typo", "Pending"), class("second", "Accepted")]);
+    let not_served = ["class typo: Accepted=False/NotServed"];
+    assert_eq!(world.told(), not_served);
+    world.put(&class("typo", "NotServed"));
+    assert_eq!(world.told(), not_served, "its status still follows the generation");
+    world.put(&class("typo", "Accepted"));
+    assert!(world.told().is_empty());
+}
+
+#[test]
+fn a_listener_lists_the_kinds_of_routes_that_it_supports() {
+    let kinds = |more: Value| {
+        let mut world = World::new(&[gateway("infra/edge", 1, json!([listener("tls", more)]))]);
+        world.told();
+        let parent = world.api.parents.values().next().expect("the Gateway");
+        parent.listeners[0].kinds.iter().map(|kind| kind.text()).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(json!({})), ["TLSRoute"]);
+    assert_eq!(kinds(json!({"protocol": "TCP"})), ["TCPRoute"]);
+    assert!(kinds(json!({"protocol": "HTTP"})).is_empty());
+    assert!(kinds(json!({"tls": {"mode": "Terminate"}})).is_empty());
+}
+
+#[test]
+fn each_gateway_without_an_address_has_one_of_the_pool_and_keeps_it() {
+    let tls = || json!([listener("tls", json!({}))]);
+    let with = |key, day, address: &str| {
+        let addresses = json!([{"type": "IPAddress", "value": address}]);
+        let spec = json!({"gatewayClassName": "isthmus", "addresses": addresses, "listeners": tls()});
+        object("Gateway", key, day, spec)
+    };
+    let mut world = World::new(&[
+        gateway("infra/young", 4, tls()),
+        gateway("infra/old", 1, tls()),
+        gateway("infra/last", 5, tls()),
+        // An address of the pool that a Gateway requests is that Gateway's, whatever its age; an empty one is left to the pool.
+        with("infra/fixed", 6, "127.0.7.2"),
+        with("infra/empty", 3, ""),
+        with("infra/shared", 6, "192.0.2.1"),
+    ]);
+    world.spec.pool = vec!["127.0.7.0/29".parse().expect("a network")];
+    let addresses = |world: &mut World| {
+        world.told();
+        let parents = world.api.parents.iter().filter(|((_, key), _)| *key.namespace == *"infra");
+        let text = |shown: &Host| shown.to_string();
+        let all = parents.map(|((_, key), parent)| {
+            let shown: Vec<String> = parent.addresses.iter().map(text).collect();
+            (key.name.to_string(), shown.join(", "))
+        });
+        all.collect::<BTreeMap<String, String>>()
+    };
+    let first = addresses(&mut world);
+    let expected = [
+        ("old", "127.0.7.1"),
+        ("fixed", "127.0.7.2"),
+        ("empty", "127.0.7.3"),
+        ("young", "127.0.7.4"),
+        ("last", "127.0.7.5"),
+        ("shared", "192.0.2.1"),
+    ];
+    for (name, address) in expected {
+        assert_eq!(first[name], address, "{name}");
+    }
+    // A Gateway keeps the address of its status, and a new one gets what is free. An address of no pool is not kept.
+    let shows = |key, day, address: &str| {
+        let mut object = gateway(key, day, tls());
+        object["status"] = json!({"addresses": [{"type": "IPAddress", "value": address}]});
+        object
+    };
+    world.put(&shows("infra/young", 4, "127.0.7.4"));
+    world.put(&shows("infra/last", 5, "192.0.2.9"));
+    world.put(&json!({"kind": "Gateway", "metadata": {"namespace": "infra", "name": "old"},
+        "spec": {"gatewayClassName": "another"}}));
+    let second = addresses(&mut world);
+    assert_eq!((&*second["young"], &*second["empty"]), ("127.0.7.4", "127.0.7.1"));
+    assert_eq!(second["last"], "127.0.7.3");
+    // Where none is left, the youngest has none, and says so.
+    world.spec.pool = vec!["127.0.7.4/31".parse().expect("a network")];
+    world.tables.dirty.gateway_api.is_all = true;
+    let told = world.told();
+    assert_eq!(
+        told,
+        [
+            "Gateway infra/last: Programmed=False/AddressNotAssigned",
+            "last tls: Programmed=False/AddressNotAssigned"
+        ]
+    );
+    // An address that the host does not have is shown, and no connection can reach it.
+    world.spec.pool = vec!["198.51.100.0/24".parse().expect("a network")];
+    world.tables.dirty.gateway_api.is_all = true;
+    assert!(world.told().contains(&"Gateway infra/young: Programmed=False/AddressNotUsable".to_owned()));
+}
+
+#[test]
 fn classes_and_gateways_of_others_and_those_with_parameters_are_not_served() {
     let class = |spec: Value| json!({"kind": "GatewayClass", "metadata": {"name": "isthmus"}, "spec": spec});
     let ours = "isthmus.io/gateway-controller";
