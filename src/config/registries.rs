@@ -109,16 +109,21 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
     }
 }
 
-/// Returns the scope of a Kubernetes registry. If the config sets no network for the registry, and `allow` names no networks,
-/// the registry determines the networks itself, and the scope allows all of them.
-fn of_kubernetes(scope: RegistryScope, has_network: bool) -> RegistryScope {
+/// Returns the scope of a registry whose addresses are those of pods, which others than the operator choose. Loopback and link-local
+/// addresses lead to the gateway's own host, so such a registry may have them only if the operator allows them.
+fn of_pods(scope: RegistryScope) -> RegistryScope {
     let addresses = match scope.addresses {
-        // Loopback and link-local addresses lead to the gateway's own host. So endpoints of pods may have such addresses only
-        // if the operator allows them.
         AddressScope::Any => AddressScope::Public,
         addresses => addresses,
     };
-    RegistryScope { finds_network: !has_network && scope.networks.is_none(), addresses, ..scope }
+    RegistryScope { addresses, ..scope }
+}
+
+/// Returns the scope of a Kubernetes registry. If the config sets no network for the registry, and `allow` names no networks,
+/// the registry determines the networks itself, and the scope allows all of them.
+fn of_kubernetes(scope: RegistryScope, has_network: bool) -> RegistryScope {
+    let finds_network = !has_network && scope.networks.is_none();
+    RegistryScope { finds_network, ..of_pods(scope) }
 }
 
 /// Reads the keys that `kubernetes` and `kubernetesClusters` have in common.
@@ -357,7 +362,7 @@ impl Reader<'_> {
             ambient: false,
             elsewhere: Elsewhere::default(),
         });
-        self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
+        self.registries.push(RegistrySpec { name, cluster, network, scope: of_pods(scope), kind });
     }
 
     fn kubernetes(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {

@@ -18,6 +18,8 @@ const KEY: &str = "shop/reviews.shop.svc.cluster.local";
 const POD: &str = "c1//Pod/shop/reviews-1";
 const POD_2: &str = "c1//Pod/shop/reviews-2";
 const TOKEN: &str = "0123456789abcdef-of-the-gateway";
+/// Keys of a registry that allow the addresses of the tests.
+const LOOPBACK: &str = "  allow: {addresses: [127.0.0.0/8]}\n";
 /// Protocol TLS.
 const TLS: u16 = 5;
 
@@ -126,7 +128,8 @@ fn one_pod() -> Value {
 fn services_and_endpoints_of_an_istiod_are_served_and_follow_it() {
     let one = Backend::tls_echo(PKI.server(NAME), "one ");
     let port = one.address.port();
-    let Some(mut world) = World::start(&json!({"put": {KEY: service(), POD: pod(POD, port)}}), "", "") else {
+    let Some(mut world) = World::start(&json!({"put": {KEY: service(), POD: pod(POD, port)}}), "", LOOPBACK)
+    else {
         return;
     };
     world.becomes("live");
@@ -148,9 +151,17 @@ fn services_and_endpoints_of_an_istiod_are_served_and_follow_it() {
 }
 
 #[test]
+fn a_loopback_address_is_an_endpoint_only_if_it_is_allowed() {
+    let Some(world) = World::start(&one_pod(), "", "") else { return };
+    let status = world.becomes("live");
+    assert_eq!((&status["services"], &status["denied_addresses"]), (&json!(1), &json!(1)));
+    assert_eq!(world.ports(), [0; 0]);
+}
+
+#[test]
 fn a_stream_that_ends_is_resumed_without_what_is_known() {
     let told = json!({"put": {KEY: service(), POD: pod(POD, 7001), POD_2: pod(POD_2, 7002)}});
-    let Some(mut world) = World::start(&told, "", "") else { return };
+    let Some(mut world) = World::start(&told, "", LOOPBACK) else { return };
     world.leads_to(&[7001, 7002]);
     // What was removed while nobody was connected is gone.
     world.tell(&json!({"forget": [POD], "drop": true}));
@@ -168,7 +179,7 @@ fn a_stream_that_ends_is_resumed_without_what_is_known() {
 
 #[test]
 fn endpoints_stay_while_an_istiod_is_gone_and_the_token_is_read_anew() {
-    let Some(mut world) = World::start(&one_pod(), "", "") else { return };
+    let Some(mut world) = World::start(&one_pod(), "", LOOPBACK) else { return };
     world.leads_to(&[7001]);
     world.tell(&json!({"serve": false}));
     world.complains("istiod at https://localhost");
@@ -185,7 +196,7 @@ fn endpoints_stay_while_an_istiod_is_gone_and_the_token_is_read_anew() {
 
 #[test]
 fn a_resource_that_cannot_be_read_is_refused_by_name_and_costs_no_other() {
-    let Some(mut world) = World::start(&one_pod(), "", "") else { return };
+    let Some(mut world) = World::start(&one_pod(), "", LOOPBACK) else { return };
     world.leads_to(&[7001]);
     world.tell(&json!({"raw": {POD: "ffff"}}));
     world.tell(&json!({"put": {POD_2: pod(POD_2, 7002)}}));
@@ -220,7 +231,7 @@ fn what_stands_behind_a_gateway_is_taken_only_if_it_is_allowed() {
             networks.as_array().expect("a list").iter().find(|network| network["name"] == "west").cloned();
         west.map(|west| (west["gateways"].as_u64(), west["ready_weight"].as_u64()))
     };
-    let Some(world) = World::start(&told, "", "") else { return };
+    let Some(world) = World::start(&told, "", LOOPBACK) else { return };
     world.leads_to(&[7001]);
     assert_eq!(west(&world), None);
     let allow = "  allow: {networks: [east, west], addresses: [127.0.0.0/8, 192.0.2.0/24]}\n";
@@ -239,7 +250,7 @@ fn ztunnels_get_the_workloads_and_policies_of_an_istiod() {
     let wds = "xds:\n  bind: \"127.0.0.1:0\"\n  wds:\n    bind: \"127.0.0.1:0\"\n    \
                tls: {certificate: cert.pem, key: key.pem}\n    tokens: {file: tokens}\n    clients:\n    \
                - {identities: ['spiffe://cluster.local/ns/istio-system/sa/ztunnel'], networks: [east], clusters: [c1]}\n";
-    let Some(mut world) = World::start(&one_pod(), wds, "") else { return };
+    let Some(mut world) = World::start(&one_pod(), wds, LOOPBACK) else { return };
     world.leads_to(&[7001]);
     let who = Who {
         token: "fedcba9876543210-of-a-ztunnel".into(),
@@ -260,7 +271,7 @@ fn ztunnels_get_the_workloads_and_policies_of_an_istiod() {
     // A cluster whose policies are not known is not served.
     let mut told = one_pod();
     told["policies"] = Value::Null;
-    let Some(world) = World::start(&told, wds, "") else { return };
+    let Some(world) = World::start(&told, wds, LOOPBACK) else { return };
     world.leads_to(&[7001]);
     let mut client = Ztunnel::open(world.gateway.listener("wds"), &PKI.client(&["h2"]), &who);
     client.begin(&[]);
