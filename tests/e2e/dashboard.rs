@@ -7,8 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::problems::run;
-use crate::support::client::{connect, tls};
+use crate::support::backend::Backend;
+use crate::support::client::{call, connect, tls};
 use crate::support::gateway::{Gateway, raw_http};
+use crate::support::pki::{PKI, Pki};
 use crate::support::raw::{hello, read_out};
 use crate::support::{eventually, python, skip, within};
 
@@ -222,21 +224,18 @@ fn a_mesh_of_a_hundred_thousand_services_has_a_small_page() {
     assert!(run(&gateway, &["status"]).contains("100000 services"));
 }
 
-#[test]
-fn the_page_works_in_a_real_browser() {
+/// Looks at the page in a real browser. Returns false, after reporting a skip, if there is none.
+fn look(gateway: &Gateway, further: &[&str]) -> bool {
     let Some(python) = python::with_browser() else {
-        return skip("dashboard: no driver of browsers (playwright of PyPI)");
+        skip("dashboard: no driver of browsers (playwright of PyPI)");
+        return false;
     };
     let found = std::env::var_os("ISTHMUS_BROWSER").map(std::path::PathBuf::from);
     let usual = || Some(Path::new("/usr/bin/chromium").to_owned()).filter(|path| path.exists());
     let Some(browser) = found.or_else(usual) else {
-        return skip("dashboard: no chromium");
+        skip("dashboard: no chromium");
+        return false;
     };
-    let gateway = gateway();
-    eventually("the endpoint's failure", || {
-        let text = gateway.json("/api/v1/overview")["status"]["problems"].to_string();
-        text.contains("registry_missing").then_some(())
-    });
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(python)
         .arg(root.join("tests/interop/dashboard_browser.py"))
@@ -244,8 +243,52 @@ fn the_page_works_in_a_real_browser() {
         .arg(format!("http://{}", gateway.admin()))
         .arg(root.join("target/dashboard"))
         .arg(UNKNOWN)
+        .args(further)
         .output()
         .expect("Python starts");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
+    true
+}
+
+#[test]
+fn the_page_works_in_a_real_browser() {
+    let gateway = gateway();
+    eventually("the endpoint's failure", || {
+        let text = gateway.json("/api/v1/overview")["status"]["problems"].to_string();
+        text.contains("registry_missing").then_some(())
+    });
+    look(&gateway, &[]);
+}
+
+/// With `ISTHMUS_BLESS=1`, the picture becomes that of the README.
+#[test]
+fn the_picture_of_the_readme_is_taken_of_this_page() {
+    let backend = Backend::tls_echo(PKI.server("cart.billing.mesh"), "");
+    let gateway = Gateway::start(&CONFIG.replace("127.0.0.9:2", &backend.address.to_string()));
+    let listener = gateway.listener("mesh-sni");
+    for _ in 0..20 {
+        let mut client = tls(listener, "cart.billing.mesh").expect("a handshake");
+        call(&mut client, "hello").expect("an answer");
+    }
+    for name in [UNKNOWN, "api.example.com", "api.example.com", "api.example.com"] {
+        tls(listener, name).expect_err("refused");
+    }
+    eventually("the endpoint's failure", || {
+        let text = gateway.json("/api/v1/overview")["status"]["problems"].to_string();
+        text.contains("endpoint_failing").then_some(())
+    });
+    if !look(&gateway, &["picture"]) {
+        return;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (taken, shown) =
+        (root.join("target/dashboard/picture.png"), root.join("docs/pictures/dashboard.png"));
+    if std::env::var_os("ISTHMUS_BLESS").is_some() {
+        std::fs::copy(taken, shown).expect("copied");
+        return;
+    }
+    // Width and height are in the first chunk (PNG, section 11.2.2).
+    let size = |path: &Path| std::fs::read(path).expect("a picture")[16..24].to_vec();
+    assert_eq!(size(&taken), size(&shown));
 }

@@ -1,4 +1,5 @@
-"""Looks at the dashboard in a real browser: BROWSER URL FOLDER NAME, where NAME is a server name that has no route.
+"""Looks at the dashboard in a real browser: BROWSER URL FOLDER NAME, where NAME is a server name that has no route; or, with the
+further argument `picture`, takes the picture of the README alone.
 
 Every view with and without scripts, light and dark, wide and 400 px narrow; keyboard only; no request to another
 place; nothing that the policy had to block; no dialog, which a script in a name would open. Screenshots go to FOLDER.
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-browser_path, base, folder, unknown = sys.argv[1:]
+browser_path, base, folder, unknown, *only = sys.argv[1:]
 folder = Path(folder)
 folder.mkdir(parents=True, exist_ok=True)
 
@@ -142,9 +143,17 @@ def explained(browser):
     done(page, "explain")
 
 
+def picture(browser):
+    page = open_page(browser)
+    page.goto(base + "/?explain=" + unknown)
+    page.screenshot(path=folder / "picture.png")
+    check("nothing went wrong", page.faults == [], page.faults)
+    page.context.close()
+
+
 with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-    for part in (views, colours_follow, keyboard, refresh, explained):
+    for part in (picture,) if only else (views, colours_follow, keyboard, refresh, explained):
         part(browser)
         print(f"{part.__name__}: ok", flush=True)
     browser.close()
