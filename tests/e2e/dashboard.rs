@@ -10,7 +10,7 @@ use crate::problems::run;
 use crate::support::backend::Backend;
 use crate::support::client::{call, connect, tls};
 use crate::support::gateway::{Gateway, raw_http};
-use crate::support::pki::{PKI, Pki};
+use crate::support::pki::PKI;
 use crate::support::raw::{hello, read_out};
 use crate::support::{eventually, python, skip, within};
 
