@@ -184,7 +184,7 @@ pub(crate) fn instance(
         TunnelProtocol::Hbone => (DeclaredTls::Application, Encapsulation::Hbone),
         TunnelProtocol::None => (DeclaredTls::Application, Encapsulation::None),
     };
-    // What stands behind a gateway has several identities.
+    // An aggregate stands for workloads of several identities.
     let identity = match place(workload) {
         Place::Aggregate => None,
         _ => Some(identity(workload, values)?),

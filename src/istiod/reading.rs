@@ -1,4 +1,4 @@
-//! What an istiod has sent, and the items of the registry that follow from it. Does no I/O, and accepts any bytes.
+//! Keeps the resources that an istiod has sent, and makes the items of the registry from them. Does no I/O, and accepts any bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -33,14 +33,14 @@ const MISTAKES_KEPT_MAX: usize = 1_000;
 /// The largest number of mistakes that a response is refused with; further ones are counted.
 const MISTAKES_MAX: usize = 10;
 
-/// What is taken from an istiod.
+/// The part of an istiod's resources that the registry takes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
     /// The network of the registry.
     pub(crate) network: Network,
     /// The cluster of the registry.
     pub(crate) cluster: ClusterId,
-    /// What other registries read themselves.
+    /// The networks and clusters that other registries read.
     pub(crate) elsewhere: Elsewhere,
     /// True if what only ztunnels need is wanted too.
     pub(crate) ambient: bool,
@@ -124,7 +124,7 @@ pub(crate) struct Applied {
     pub(crate) refused: Vec<String>,
 }
 
-/// What a response changes, while it is applied.
+/// The changes of a response, collected while it is applied.
 #[derive(Default)]
 struct Touched {
     services: BTreeSet<Arc<str>>,
@@ -494,7 +494,10 @@ impl Reading {
 
     /// Makes the policies and waypoints of the cluster anew.
     fn renew_facts(&mut self, has_new_policies: bool, changes: &mut Vec<Change>) {
-        let is_known = self.wanted.ambient && self.policies_unknown().is_none();
+        if !self.wanted.ambient {
+            return;
+        }
+        let is_known = self.policies_unknown().is_none();
         let waypoints = self.waypoints();
         if is_known
             && !has_new_policies

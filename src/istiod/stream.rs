@@ -15,7 +15,7 @@ use isthmus_proto::google::rpc::Status;
 use isthmus_tasks::scope::Scope;
 use isthmus_tls::istiod::IstiodFault;
 use isthmus_tls::server::provider;
-use isthmus_wds::kind::Kind;
+use isthmus_wds::kind::{Kind, METHOD};
 use prost_types::value::Kind as ValueKind;
 use prost_types::{Struct, Value};
 use tonic::Code;
@@ -30,8 +30,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 const MESSAGE_BYTES_MAX: usize = 200 << 20;
 /// The largest request in bytes: istiod accepts 4 MiB.
 const REQUEST_BYTES_MAX: usize = 3 << 20;
-
-const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
 /// The reason why the stream ended, or never began.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,8 @@
 //! The resource types of WDS.
 
+/// The method of gRPC that serves all resource types on one stream.
+pub const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+
 /// A resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -32,14 +32,12 @@ use isthmus_xds::session::{Acknowledgement, Protocol, Response};
 use isthmus_xds::status::{ClientEntry, Clients};
 
 use super::hub::{Hub, Tables};
-use super::kind::Kind;
+use super::kind::{Kind, METHOD};
 use super::node::{ClaimFault, Claims};
 use super::options::Options;
 use super::session::{Refusal, Session};
 use super::tokens::{Owner, TokenFault, Tokens};
 
-/// The only method.
-const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 /// The header with the cluster that the client claims.
 const CLUSTER: &str = "clusterid";
 /// The longest name of a cluster, in bytes.

@@ -163,7 +163,7 @@ fn a_stream_that_ends_is_resumed_without_what_is_known() {
     let told = json!({"put": {KEY: service(), POD: pod(POD, 7001), POD_2: pod(POD_2, 7002)}});
     let Some(mut world) = World::start(&told, "", LOOPBACK) else { return };
     world.leads_to(&[7001, 7002]);
-    // What was removed while nobody was connected is gone.
+    // A workload that was removed while nobody was connected is gone.
     world.tell(&json!({"forget": [POD], "drop": true}));
     world.leads_to(&[7002]);
     assert_eq!(world.asked().len(), 2);

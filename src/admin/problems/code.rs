@@ -169,7 +169,8 @@ codes! {
         "`isthmus get certificates`; the key `trust` of this gateway's config";
     LimitReached = "limit_reached", Failed in "limits",
         "All connections together, those to one service, or those to each endpoint of a route have reached their limit, and the \
-         gateway refuses more (`limit_global`, `limit_service`). The limit of all connections follows from `limits.connections` and the descriptor limit of the process.",
+         gateway refuses more (`limit_global`, `limit_service`). The limit of all connections follows from `limits.connections` \
+         and the descriptor limit of the process.",
         "`isthmus status`: connections and limits; `ulimit -n`; `limits` of the config";
     EndpointEjected = "endpoint_ejected", Failed in "endpoints",
         "An endpoint failed several times in a row, so the gateway sends it no connections for a while (`ejection.time`).",

@@ -17,7 +17,7 @@ pub struct IstiodSpec {
     pub namespace: Arc<str>,
     /// True if what only ztunnels need is read too: all workloads, the policies and the waypoints.
     pub ambient: bool,
-    /// What other registries read themselves, so that it is not taken from this one.
+    /// The networks and clusters that other registries read, from which nothing is taken here.
     pub elsewhere: Elsewhere,
 }
 
