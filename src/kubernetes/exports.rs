@@ -4,12 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::sync::watch;
-use tokio::time::sleep;
 
 use super::client::{Client, Fault};
 use super::index::items::alias;
@@ -17,20 +15,18 @@ use super::kinds::Kind;
 use super::kinds::service_export::ExportCondition;
 use super::lease::{Lease, RENEW_EVERY};
 use super::table::ObjectKey;
+use super::writer::Turns;
 use super::writing::{Duty, Refused, Writing};
-use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
+use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::clusterset::COMPARED;
-use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
 /// The writes of this task, and their right.
-pub(super) const DUTY: Duty =
+const DUTY: Duty =
     Duty { subject: "conditions of ServiceExports", grant: "kubernetes.serviceExports.conditions" };
-/// The name of the Lease.
-const LEASE_NAME: &str = "isthmus-service-exports";
 /// The type of the condition that reports differences between the exports of several clusters.
 const CONFLICT: &str = "Conflict";
 /// The field manager of the conditions that are written. Conditions of other managers are never touched.
@@ -75,15 +71,12 @@ impl WantedConditions {
 /// The exports of a cluster, by namespace and name.
 pub(super) type Exports = BTreeMap<ObjectKey, WantedConditions>;
 
-/// The task that writes the conditions of ServiceExports.
+/// Writes the conditions of ServiceExports.
 pub(super) struct ExportWriter {
     client: Arc<Client>,
     knows: Knows,
-    lease: Lease,
     cluster: ClusterId,
     world: LaterReader,
-    exports: watch::Receiver<Arc<Exports>>,
-    writing: watch::Sender<Writing>,
     /// The conditions that were written last, by export. The watch reports a write late. Until then, the conditions here show
     /// that they need not be written again.
     written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
@@ -91,59 +84,28 @@ pub(super) struct ExportWriter {
 }
 
 impl ExportWriter {
-    pub(super) fn new(
-        client: Arc<Client>,
-        spec: LeaseSpec,
-        (cluster, world): (ClusterId, LaterReader),
-        exports: watch::Receiver<Arc<Exports>>,
-        writing: watch::Sender<Writing>,
-    ) -> Self {
-        Self {
-            knows: spec.knows,
-            lease: Lease::new(client.clone(), spec, LEASE_NAME),
-            client,
-            cluster,
-            world,
-            exports,
-            writing,
-            written: BTreeMap::new(),
-            refused: Refused::new(),
-        }
+    pub(super) fn new(client: Arc<Client>, knows: Knows, (cluster, world): (ClusterId, LaterReader)) -> Self {
+        Self { client, knows, cluster, world, written: BTreeMap::new(), refused: Refused::new() }
     }
+}
 
-    /// Writes conditions until the task is aborted or the order to stop, and then gives up the Lease.
-    pub(super) async fn run(mut self, mut stopped: Stopped) {
-        loop {
-            let (writing, pause) = match self.turn().await {
-                Ok(()) => (self.refused.result(), RENEW_EVERY),
-                Err(fault) => Writing::of_turn(&fault, &DUTY),
-            };
-            writing.publish(&self.writing, |why| {
-                tracing::info!(cluster = self.cluster.as_str(), "the conditions of ServiceExports are {why}");
-            });
-            tokio::select! {
-                biased;
-                () = stopped.ordered() => return self.lease.release().await,
-                () = sleep(pause) => {}
-            }
-        }
-    }
+impl Turns for ExportWriter {
+    type Objects = Exports;
+    const LEASE: &'static str = "isthmus-service-exports";
+    const DUTY: &'static Duty = &DUTY;
 
-    /// Renews the Lease, and writes conditions if this replica holds it. Fails if the Lease cannot be renewed or the server does
-    /// not answer.
-    async fn turn(&mut self) -> Result<(), Fault> {
-        let exports = self.exports.borrow().clone();
+    async fn turn(&mut self, exports: &Arc<Exports>, lease: &mut Lease) -> Result<Duration, Fault> {
         self.written.retain(|key, _| exports.contains_key(key));
         self.refused.forget(|key| exports.contains_key(key));
         if exports.is_empty() {
-            self.lease.let_go();
-            return Ok(());
+            lease.let_go();
+            return Ok(RENEW_EVERY);
         }
-        self.lease.renew().await?;
-        if !self.lease.is_held() {
+        lease.renew().await?;
+        if !lease.is_held() {
             self.written.clear();
             self.refused.clear();
-            return Ok(());
+            return Ok(RENEW_EVERY);
         }
         let snapshot = self.world.get().map(Reader::latest);
         let due = exports.iter().filter(|(key, _)| !self.refused.contains(key));
@@ -167,9 +129,15 @@ impl ExportWriter {
                 Err(fault) => return Err(fault),
             }
         }
-        Ok(())
+        Ok(RENEW_EVERY)
     }
 
+    fn result(&self) -> Writing {
+        self.refused.result()
+    }
+}
+
+impl ExportWriter {
     /// Returns the condition `Conflict` that the snapshot gives an export. While the snapshot gives none, returns the condition
     /// that the export has. Returns `None` if the export is not ready.
     fn conflict(

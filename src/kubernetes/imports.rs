@@ -6,9 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-
-use tokio::sync::watch;
-use tokio::time::sleep;
+use std::time::Duration;
 
 use super::client::{Client, Fault};
 use super::import_slices::{self, Place};
@@ -19,13 +17,13 @@ use super::lease::{Lease, RENEW_EVERY};
 use super::objects::Texts;
 use super::own_objects::{OwnObjects, There, Wanted};
 use super::table::ObjectKey;
+use super::writer::Turns;
 use super::writing::{Duty, Writing};
-use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
+use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::clusterset_service::ClusterSetService;
-use isthmus_tasks::stop::Stopped;
 use isthmus_world::{LaterReader, Reader};
 
 /// The writes of this task, and their right.
@@ -33,8 +31,6 @@ pub(super) const DUTY: Duty = Duty { subject: "ServiceImports", grant: "kubernet
 /// The writes of the slices of imports, and their right.
 const SLICES: Duty =
     Duty { subject: "EndpointSlices of ServiceImports", grant: "kubernetes.serviceImports.slices" };
-/// The name of the Lease.
-const LEASE_NAME: &str = "isthmus-service-imports";
 /// The prefix of the names of peers among those of clusters. A slash cannot be in a DNS label, which these names are.
 const PEER: (&str, &str) = ("peer/", "peer-");
 
@@ -53,14 +49,11 @@ pub(super) struct Imports {
     pub(super) network: Network,
 }
 
-/// The task that writes ServiceImports and their slices.
+/// Writes ServiceImports and their slices.
 pub(super) struct ImportWriter {
     knows: Knows,
-    lease: Lease,
     cluster: ClusterId,
     world: LaterReader,
-    there: watch::Receiver<Arc<Imports>>,
-    writing: watch::Sender<Writing>,
     imports: OwnObjects<ServiceImport>,
     slices: OwnObjects<ImportedSlice>,
     /// The slices that the cluster should have, after the generation of the snapshot and the objects from which they were made. This
@@ -69,66 +62,41 @@ pub(super) struct ImportWriter {
 }
 
 impl ImportWriter {
-    pub(super) fn new(
-        client: Arc<Client>,
-        spec: LeaseSpec,
-        (cluster, world): (ClusterId, LaterReader),
-        there: watch::Receiver<Arc<Imports>>,
-        writing: watch::Sender<Writing>,
-    ) -> Self {
+    pub(super) fn new(client: Arc<Client>, knows: Knows, (cluster, world): (ClusterId, LaterReader)) -> Self {
         Self {
-            knows: spec.knows,
-            lease: Lease::new(client.clone(), spec, LEASE_NAME),
+            knows,
             cluster,
             world,
-            there,
-            writing,
             imports: OwnObjects::new(client.clone(), &DUTY),
             slices: OwnObjects::new(client, &SLICES),
             made: None,
         }
     }
+}
 
-    /// Writes imports until the task is aborted or the order to stop, and then gives up the Lease.
-    pub(super) async fn run(mut self, mut stopped: Stopped) {
-        loop {
-            let (writing, pause) = match self.turn().await {
-                Ok(()) => (self.imports.result().or(self.slices.result()), RENEW_EVERY),
-                Err(fault) => Writing::of_turn(&fault, &DUTY),
-            };
-            writing.publish(&self.writing, |why| {
-                tracing::info!(cluster = self.cluster.as_str(), "the ServiceImports are {why}");
-            });
-            tokio::select! {
-                // The order to stop comes first, so that another replica can go on at once.
-                biased;
-                () = stopped.ordered() => return self.lease.release().await,
-                () = sleep(pause) => {}
-            }
-        }
-    }
+impl Turns for ImportWriter {
+    type Objects = Imports;
+    const LEASE: &'static str = "isthmus-service-imports";
+    const DUTY: &'static Duty = &DUTY;
 
-    /// Renews the Lease, and writes imports if this replica holds it. Fails if the Lease cannot be renewed or the server does not
-    /// answer.
-    async fn turn(&mut self) -> Result<(), Fault> {
-        let there = self.there.borrow().clone();
+    async fn turn(&mut self, there: &Arc<Imports>, lease: &mut Lease) -> Result<Duration, Fault> {
         let Some(snapshot) = self.world.get().map(Reader::latest).filter(|_| there.is_known) else {
-            self.lease.let_go();
-            return Ok(());
+            lease.let_go();
+            return Ok(RENEW_EVERY);
         };
         let wanted = wanted(&snapshot, &self.cluster, &there.namespaces);
         let is_none_there = there.objects.values().all(Option::is_none)
             && there.slices.as_ref().is_none_or(|slices| slices.is_empty());
         if wanted.is_empty() && is_none_there {
-            self.lease.let_go();
-            return Ok(());
+            lease.let_go();
+            return Ok(RENEW_EVERY);
         }
-        self.lease.renew().await?;
-        if !self.lease.is_held() {
+        lease.renew().await?;
+        if !lease.is_held() {
             self.imports.clear();
             self.slices.clear();
             self.made = None;
-            return Ok(());
+            return Ok(RENEW_EVERY);
         }
         let may_be_unread =
             |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
@@ -137,11 +105,11 @@ impl ImportWriter {
             loses(has, wanted, may_be_unread(key), known)
         };
         self.imports.write(&wanted, &there.objects, is_held_back).await?;
-        let Some(slices) = &there.slices else { return Ok(()) };
+        let Some(slices) = &there.slices else { return Ok(RENEW_EVERY) };
         let made = self
             .made
             .take()
-            .filter(|(generation, of, _)| *generation == snapshot.generation && Arc::ptr_eq(of, &there));
+            .filter(|(generation, of, _)| *generation == snapshot.generation && Arc::ptr_eq(of, there));
         let make = || {
             let place = Place { network: &there.network, imports: &there.objects };
             (snapshot.generation, there.clone(), import_slices::wanted(&snapshot, &place))
@@ -152,7 +120,12 @@ impl ImportWriter {
             may_be_unread(&service)
                 || (self.knows == Knows::OwnCluster && has.cluster != self.cluster.as_str())
         };
-        self.slices.write(wanted, slices, is_held_back).await
+        self.slices.write(wanted, slices, is_held_back).await?;
+        Ok(RENEW_EVERY)
+    }
+
+    fn result(&self) -> Writing {
+        self.imports.result().or(self.slices.result())
     }
 }
 

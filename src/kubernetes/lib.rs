@@ -12,8 +12,8 @@
 //!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `gateway_api`: evaluates Gateways and routes of the Gateway API, and writes
 //!   their status. `imports`: writes ServiceImports; `import_slices`: their EndpointSlices; `own_objects`: creates, changes and
-//!   removes both. `lease`: which replica writes; `notes`: what each replica serves; `writing`:
-//!   whether it can. `remote`: makes kubeconfigs for other clusters. `reviews`: has tokens reviewed.
+//!   removes both. `writer`: the task of each of the three; `lease`: which replica writes; `notes`: what each replica serves;
+//!   `writing`: whether it can. `remote`: makes kubeconfigs for other clusters. `reviews`: has tokens reviewed.
 //!
 //! A kind is added in three places:
 //!
@@ -50,4 +50,5 @@ pub mod reviews;
 pub mod sources;
 mod table;
 mod watch;
+mod writer;
 mod writing;

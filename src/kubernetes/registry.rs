@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::access::{Found, find};
 use super::client::{Client, Fault};
-use super::exports::{self, ExportWriter, Exports};
-use super::gateway_api::writer::{self, Due, StatusWriter};
-use super::imports::{self, ImportWriter, Imports};
+use super::exports::{ExportWriter, Exports};
+use super::gateway_api::writer::{Due, StatusWriter};
+use super::imports::{ImportWriter, Imports};
 use super::index::Index;
 use super::index::watches::{Failures, WatchState};
 use super::kinds::{ConfigMap, Kind};
 use super::watch::{Event, Watcher, Way, What};
-use super::writing::Writing;
+use super::writer::Writer;
 use isthmus_aggregator::registry::{Changes, Closed, Registry};
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
@@ -104,18 +104,12 @@ struct Session {
     events: mpsc::Receiver<Vec<Event>>,
     tasks: Vec<AbortHandle>,
     last_event: Option<SystemTime>,
-    /// The ServiceExports for the task that writes their conditions; `None`: this registry does not write conditions.
-    exports: Option<watch::Sender<Arc<Exports>>>,
-    /// The result of the last attempt to write the conditions of ServiceExports.
-    export_writing: watch::Receiver<Writing>,
-    /// The objects of the Gateway API for the task that writes their status; `None`: this registry reads no such objects.
-    due: Option<watch::Sender<Arc<Due>>>,
-    /// The result of the last attempt to write the status of objects of the Gateway API.
-    status_writing: watch::Receiver<Writing>,
-    /// The imports and namespaces for the task that writes ServiceImports; `None`: this registry writes none.
-    imports: Option<watch::Sender<Arc<Imports>>>,
-    /// The result of the last attempt to write ServiceImports.
-    import_writing: watch::Receiver<Writing>,
+    /// Writes the conditions of ServiceExports; `None`: this registry writes none.
+    exports: Option<Writer<Exports>>,
+    /// Writes ServiceImports; `None`: this registry writes none.
+    imports: Option<Writer<Imports>>,
+    /// Writes the status of objects of the Gateway API; `None`: this registry reads no such objects.
+    due: Option<Writer<Due>>,
     /// The time of the last repeated listing, and its cause as text: the kind of object, or new credentials. `None` if nothing
     /// was listed again.
     relisted: Option<(SystemTime, &'static str)>,
@@ -424,42 +418,30 @@ impl Session {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let watches = Kind::watched(&spec);
         let way = Arc::new(Way::default());
-        let (writing, export_writing) = watch::channel(Writing::default());
-        let (exports, wanted) = watch::channel(Arc::default());
-        let known = (cluster.clone(), world.clone());
-        let writer = spec.export_writer.clone().map(|writer| {
-            let known = known.clone();
-            let writer = ExportWriter::new(client.clone(), writer, known, wanted, writing);
-            scope.spawn(writer.run(stop.receiver())).abort_handle()
+        let at = || (cluster.clone(), world.clone());
+        let exports = spec.export_writer.clone().map(|lease| {
+            let turns = ExportWriter::new(client.clone(), lease.knows, at());
+            Writer::spawn(turns, (client.clone(), lease), &cluster, (&scope, &stop))
         });
-        let (writing, import_writing) = watch::channel(Writing::default());
-        let (imports, there) = watch::channel(Arc::default());
-        let import_writer = spec.import_writer.clone().map(|writer| {
-            let writer = ImportWriter::new(client.clone(), writer, known, there, writing);
-            scope.spawn(writer.run(stop.receiver())).abort_handle()
+        let imports = spec.import_writer.clone().map(|lease| {
+            let turns = ImportWriter::new(client.clone(), lease.knows, at());
+            Writer::spawn(turns, (client.clone(), lease), &cluster, (&scope, &stop))
         });
-        let imports = import_writer.as_ref().map(|_| imports);
-        let (writing, status_writing) = watch::channel(Writing::default());
-        let (due, wanted) = watch::channel(Arc::default());
-        let status_writer = spec.gateway_api.as_ref().map(|spec| {
-            let writer = StatusWriter::new(client.clone(), spec.writer.clone(), world, wanted, writing);
-            scope.spawn(writer.run(stop.receiver())).abort_handle()
+        let due = spec.gateway_api.as_ref().map(|spec| {
+            let lease = spec.writer.clone();
+            let turns = StatusWriter::new(client.clone(), lease.holder.clone(), world.clone());
+            Writer::spawn(turns, (client.clone(), lease), &cluster, (&scope, &stop))
         });
-        let due = status_writer.as_ref().map(|_| due);
-        let exports = writer.as_ref().map(|_| exports);
         let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {
             let of = (*kind, namespace.clone());
             let watcher = Watcher::new((client.clone(), way.clone()), id, of, sender.clone());
             scope.spawn(watcher.run()).abort_handle()
         });
         Ok(Self {
-            tasks: tasks.chain(writer).chain(import_writer).chain(status_writer).collect(),
+            tasks: tasks.collect(),
             exports,
-            export_writing,
             due,
-            status_writing,
             imports,
-            import_writing,
             index: Index::new(spec, cluster, trust_domain, watches),
             client,
             way,
@@ -504,7 +486,7 @@ impl Session {
     fn renew_exports(&mut self) {
         let Some(exports) = &self.exports else { return };
         if let Some(wanted) = self.index.new_conditions() {
-            exports.send_replace(Arc::new(wanted));
+            exports.renew(wanted);
         }
     }
 
@@ -512,7 +494,7 @@ impl Session {
     fn renew_imports(&mut self) {
         let Some(imports) = &self.imports else { return };
         if let Some(new) = self.index.new_imports() {
-            imports.send_replace(Arc::new(new));
+            imports.renew(new);
         }
     }
 
@@ -520,7 +502,7 @@ impl Session {
     fn renew_due(&mut self) {
         let Some(due) = &self.due else { return };
         if let Some(new) = self.index.new_due() {
-            due.send_replace(Arc::new(new));
+            due.renew(new);
         }
     }
 
@@ -573,9 +555,9 @@ impl Session {
             }
         }
         report.problems.extend(self.client.clock.problem());
-        self.export_writing.borrow().describe(&exports::DUTY, report);
-        self.status_writing.borrow().describe(&writer::DUTY, report);
-        self.import_writing.borrow().describe(&imports::DUTY, report);
+        self.exports.iter().for_each(|writer| writer.describe(report));
+        self.due.iter().for_each(|writer| writer.describe(report));
+        self.imports.iter().for_each(|writer| writer.describe(report));
         self.index.describe_imports(report);
         report.problems.extend(self.index.unusable_exports());
         report.policies_unknown = self.index.policies_unknown();

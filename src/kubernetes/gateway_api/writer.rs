@@ -9,8 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::super::client::{Client, Fault};
 use super::super::kinds::Kind;
@@ -18,21 +17,15 @@ use super::super::kinds::gateway_route::{RouteId, RouteKind};
 use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
 use super::super::notes::Served;
+use super::super::writer::Turns;
 use super::super::writing::{Duty, Refused, Writing};
 use super::listeners::{ParentId, ParentKind};
 use super::status::{Status, Verdict};
-use isthmus_aggregator::spec::kubernetes::LeaseSpec;
-use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
 /// The writes of this task, and their right.
-pub(crate) const DUTY: Duty =
-    Duty { subject: "status of the Gateway API", grant: "kubernetes.gatewayApi.class" };
-/// The name of the Lease.
-const LEASE_NAME: &str = "isthmus-gateway-api";
-/// The time from a change to the first write, in which further changes arrive and the process begins to serve the change.
-const SETTLE: Duration = Duration::from_millis(200);
+const DUTY: Duty = Duty { subject: "status of the Gateway API", grant: "kubernetes.gatewayApi.class" };
 /// The largest number of writes at the same time.
 const TOGETHER: usize = 8;
 /// The largest number of writes between two renewals of the Lease.
@@ -98,15 +91,12 @@ impl Wanted {
 /// The name of a replica, and what it serves.
 type Replica = (String, Served);
 
-/// The task that writes the status.
+/// Writes the status.
 pub(crate) struct StatusWriter {
     client: Arc<Client>,
     /// The name of this replica.
     name: Arc<str>,
-    lease: Lease,
     world: LaterReader,
-    due: watch::Receiver<Arc<Due>>,
-    writing: watch::Sender<Writing>,
     /// The digests that were written last, and when.
     written: BTreeMap<Target, (u64, Instant)>,
     refused: Refused<Target>,
@@ -117,72 +107,46 @@ pub(crate) struct StatusWriter {
 }
 
 impl StatusWriter {
-    pub(crate) fn new(
-        client: Arc<Client>,
-        spec: LeaseSpec,
-        world: LaterReader,
-        due: watch::Receiver<Arc<Due>>,
-        writing: watch::Sender<Writing>,
-    ) -> Self {
-        let name = spec.holder.clone();
-        let lease = Lease::new(client.clone(), spec, LEASE_NAME);
+    pub(crate) fn new(client: Arc<Client>, name: Arc<str>, world: LaterReader) -> Self {
         Self {
             client,
             name,
-            lease,
             world,
-            due,
-            writing,
             written: BTreeMap::new(),
             refused: Refused::new(),
             waiting: BTreeMap::new(),
             has_served: false,
         }
     }
+}
 
-    /// Writes until the task is aborted or the order to stop, and then gives up the Lease.
-    pub(crate) async fn run(mut self, mut stopped: Stopped) {
-        loop {
-            let (writing, pause) = match self.turn().await {
-                Ok(Turn::More) => (self.refused.result(), Duration::ZERO),
-                Ok(Turn::Done) => (self.refused.result(), RENEW_EVERY),
-                Err(fault) => Writing::of_turn(&fault, &DUTY),
-            };
-            let is_held = self.lease.is_held();
-            writing.publish(&self.writing, |why| tracing::info!("the status of the Gateway API is {why}"));
-            tokio::select! {
-                // The order to stop comes first, so that another replica can go on at once.
-                biased;
-                () = stopped.ordered() => return self.lease.release().await,
-                () = sleep(pause) => {}
-                changed = self.due.changed(), if is_held => match changed {
-                    Ok(()) => sleep(SETTLE).await,
-                    // The session has ended, and this task will be aborted.
-                    Err(_) => sleep(RENEW_EVERY).await,
-                }
-            }
-        }
-    }
+impl Turns for StatusWriter {
+    type Objects = Due;
+    const LEASE: &'static str = "isthmus-gateway-api";
+    const DUTY: &'static Duty = &DUTY;
+    /// Meanwhile the process begins to serve the change.
+    const SETTLE: Option<Duration> = Some(Duration::from_millis(200));
 
-    /// Renews the Lease, and writes if this replica holds it.
-    async fn turn(&mut self) -> Result<Turn, Fault> {
-        let due = self.due.borrow_and_update().clone();
+    async fn turn(&mut self, due: &Arc<Due>, lease: &mut Lease) -> Result<Duration, Fault> {
         self.written.retain(|target, (_, at)| due.contains_key(target) && at.elapsed() < AGAIN_AFTER);
         self.refused.forget(|target| due.contains_key(target));
         if due.is_empty() {
-            self.lease.let_go();
-            return Ok(Turn::Done);
+            lease.let_go();
+            return Ok(RENEW_EVERY);
         }
-        let serves = self.served(&due);
-        self.lease.renew().await?;
-        if !self.lease.is_held() {
+        let serves = self.served(due);
+        if self.has_served {
+            lease.notes.set(serves.clone());
+        }
+        lease.renew().await?;
+        if !lease.is_held() {
             self.written.clear();
             self.refused.clear();
             self.waiting.clear();
-            return Ok(Turn::Done);
+            return Ok(RENEW_EVERY);
         }
         let now = Instant::now();
-        let others = self.lease.notes.others(now).into_iter().map(|note| (note.name, note.serves));
+        let others = lease.notes.others(now).into_iter().map(|note| (note.name, note.serves));
         let replicas: Vec<Replica> = others.chain([(self.name.to_string(), serves)]).collect();
         let (refused, waiting) = (&self.refused, &mut self.waiting);
         waiting.retain(|target, _| due.contains_key(target));
@@ -195,7 +159,8 @@ impl StatusWriter {
                 .then(|| (target.clone(), wanted.clone(), status, digest))
         });
         let differing: Vec<_> = differing.take(WRITES_MAX).collect();
-        let turn = if differing.len() == WRITES_MAX { Turn::More } else { Turn::Done };
+        // Further objects may wait to be written.
+        let pause = if differing.len() == WRITES_MAX { Duration::ZERO } else { RENEW_EVERY };
         for some in differing.chunks(TOGETHER) {
             let writes = some.iter().map(|(target, wanted, status, _)| self.write(target, wanted, status));
             let results = join_all(writes).await;
@@ -212,13 +177,19 @@ impl StatusWriter {
             }
             // The turn ends, so that a right that is missing for all objects is tried only once per turn.
             if self.refused.len() >= TOGETHER {
-                return Ok(Turn::Done);
+                return Ok(RENEW_EVERY);
             }
         }
-        Ok(turn)
+        Ok(pause)
     }
 
-    /// Returns what this replica serves of the Gateways, and notes it in the Lease.
+    fn result(&self) -> Writing {
+        self.refused.result()
+    }
+}
+
+impl StatusWriter {
+    /// Returns what this replica serves of the Gateways.
     fn served(&mut self, due: &Due) -> Served {
         let snapshot = self.world.get().map(Reader::latest);
         let gateways = || due.values().filter_map(|wanted| wanted.served.as_ref());
@@ -229,9 +200,6 @@ impl StatusWriter {
         let served: Served = served.collect();
         self.has_served |= gateways()
             .all(|(object, wanted)| served.get(&**object).is_some_and(|generation| generation >= wanted));
-        if self.has_served {
-            self.lease.notes.set(served.clone());
-        }
         served
     }
 
@@ -288,13 +256,6 @@ fn judged(
         return None;
     };
     (now - *since >= PENDING_AFTER).then(|| wanted.pending(&laggards))
-}
-
-/// The result of a turn.
-enum Turn {
-    /// Further objects wait to be written.
-    More,
-    Done,
 }
 
 /// Returns the path of an object.

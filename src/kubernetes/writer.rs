@@ -1,0 +1,112 @@
+//! A task that writes objects to the API server. Only one replica writes at a time: the holder of a Lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::client::{Client, Fault};
+use super::lease::{Lease, RENEW_EVERY};
+use super::writing::{Duty, Writing};
+use isthmus_aggregator::spec::kubernetes::LeaseSpec;
+use isthmus_model::place::ClusterId;
+use isthmus_snapshot::change::Report;
+use isthmus_tasks::scope::Scope;
+use isthmus_tasks::stop::{Stop, Stopped};
+
+/// What a writer does in its turns.
+pub(super) trait Turns: Send + 'static {
+    /// The objects that the session has read for this writer.
+    type Objects: Default + Send + Sync + 'static;
+    /// The name of the Lease.
+    const LEASE: &'static str;
+    /// The writes, and their right.
+    const DUTY: &'static Duty;
+    /// The time from a change of the objects to the next turn, in which further changes arrive; `None`: a change waits for the
+    /// renewal of the Lease.
+    const SETTLE: Option<Duration> = None;
+
+    /// Renews the Lease, and writes what is due if this replica holds it. Returns the time until the next turn. Fails if the Lease
+    /// cannot be renewed, or the server does not answer.
+    fn turn(
+        &mut self,
+        objects: &Arc<Self::Objects>,
+        lease: &mut Lease,
+    ) -> impl Future<Output = Result<Duration, Fault>> + Send;
+
+    /// Returns the result of the writes of single objects.
+    fn result(&self) -> Writing;
+}
+
+/// A running writer, which ends when this is dropped, and earlier by the order to stop.
+pub(super) struct Writer<O> {
+    objects: watch::Sender<Arc<O>>,
+    writing: watch::Receiver<Writing>,
+    duty: &'static Duty,
+    task: AbortHandle,
+}
+
+impl<O: Default + Send + Sync + 'static> Writer<O> {
+    /// Starts a writer for a cluster.
+    pub(super) fn spawn<T: Turns<Objects = O>>(
+        turns: T,
+        (client, spec): (Arc<Client>, LeaseSpec),
+        cluster: &ClusterId,
+        (scope, stop): (&Scope, &Stop),
+    ) -> Self {
+        let (objects, objects_there) = watch::channel(Arc::default());
+        let (result, writing) = watch::channel(Writing::default());
+        let lease = Lease::new(client, spec, T::LEASE);
+        let task = run(turns, lease, objects_there, (cluster.clone(), result), stop.receiver());
+        Self { objects, writing, duty: T::DUTY, task: scope.spawn(task).abort_handle() }
+    }
+
+    /// Tells the writer which objects are there now.
+    pub(super) fn renew(&self, objects: O) {
+        self.objects.send_replace(Arc::new(objects));
+    }
+
+    /// Adds the result of the last turn to the report on the registry.
+    pub(super) fn describe(&self, report: &mut Report) {
+        self.writing.borrow().describe(self.duty, report);
+    }
+}
+
+impl<O> Drop for Writer<O> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Takes turns until the task is aborted or the order to stop, and then gives up the Lease.
+async fn run<T: Turns>(
+    mut turns: T,
+    mut lease: Lease,
+    mut objects: watch::Receiver<Arc<T::Objects>>,
+    (cluster, result): (ClusterId, watch::Sender<Writing>),
+    mut stopped: Stopped,
+) {
+    loop {
+        let there = objects.borrow_and_update().clone();
+        let (writing, pause) = match turns.turn(&there, &mut lease).await {
+            Ok(pause) => (turns.result(), pause),
+            Err(fault) => Writing::of_turn(&fault, T::DUTY),
+        };
+        writing.publish(&result, |why| {
+            tracing::info!(cluster = cluster.as_str(), "{}: {why}", T::DUTY.subject);
+        });
+        let settle = T::SETTLE.filter(|_| lease.is_held());
+        tokio::select! {
+            // The order to stop comes first, so that another replica can go on at once.
+            biased;
+            () = stopped.ordered() => return lease.release().await,
+            () = sleep(pause) => {}
+            // Without a sender, the session has ended, and this task will be aborted.
+            changed = objects.changed(), if settle.is_some() => {
+                sleep(settle.filter(|_| changed.is_ok()).unwrap_or(RENEW_EVERY)).await;
+            }
+        }
+    }
+}
