@@ -260,8 +260,11 @@ impl Enrolment {
     pub(super) async fn serve(&self, arrival: HandedOver, seat: &Arc<Seat>) -> Result<(), String> {
         let is_asked = Arc::<AtomicBool>::default();
         let served = self.try_serve(arrival, seat, &is_asked).await;
-        // If the client has sent a request, the handler of the request has counted the result.
-        if served.is_err() && !is_asked.load(Ordering::Relaxed) {
+        // The handler of a request has counted and logged its result; how the client closes the connection then is no fault.
+        if is_asked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if served.is_err() {
             self.0.control.enrolled(EnrolmentResult::Broken);
         }
         served
