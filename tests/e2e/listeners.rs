@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use crate::support::backend::{Backend, refusing, reset};
 use crate::support::client::{connect, hello, tls};
 use crate::support::eventually;
-use crate::support::gateway::Gateway;
+use crate::support::gateway::{Gateway, raw_http};
 use crate::support::proxy_header::v1;
 use crate::support::raw::connect_from;
 use crate::upgrade::{Line, works};
@@ -82,6 +82,11 @@ fn first_bytes_that_are_not_tls_go_to_the_fallback() {
     assert_eq!(ssh.accepted(), 1);
     let explained = |gateway: &Gateway| gateway.json("/api/v1/explain?tls=false&listener=edge");
     assert_eq!(explained(&gateway)["candidates"][0]["address"], ssh.address.to_string());
+    let both = raw_http(
+        gateway.admin(),
+        &format!("GET /api/v1/explain?tls=false&sni=a.test HTTP/1.0\r\nHost: {}\r\n\r\n", gateway.admin()),
+    );
+    assert!(both.0 == 400 && both.1.contains("exactly one of"), "{both:?}");
     // A reload without the fallback ends its connections.
     gateway.reload(&config(""));
     assert_eq!(explained(&gateway)["reason"], "not_tls");

@@ -58,12 +58,15 @@ pub(super) fn explained(sources: &Sources, inquiry: &ExplainRequest) -> Result<E
     Ok(explanation)
 }
 
+/// What is wrong with parameters that describe two requests.
+const ONE_REQUEST: &str = "expected exactly one of the parameters sni, authority and tls=false";
+
 pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {
     let mut inquiry = ExplainRequest::default();
     for (key, value) in query {
         match key.as_str() {
             "sni" | "authority" if inquiry.name.is_some() => {
-                return Err("expected exactly one of the parameters sni and authority".to_owned());
+                return Err(ONE_REQUEST.to_owned());
             }
             "sni" => inquiry.name = (!value.is_empty()).then_some(value),
             "tls" if value == "false" => inquiry.is_not_tls = true,
@@ -98,6 +101,9 @@ pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest,
                 ));
             }
         }
+    }
+    if inquiry.is_not_tls && inquiry.name.is_some() {
+        return Err(ONE_REQUEST.to_owned());
     }
     Ok(inquiry)
 }
