@@ -15,6 +15,7 @@ use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
 use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
+use isthmus_document::tree::Node;
 use isthmus_model::address::Scheme;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::peer::is_place_of_peer;
@@ -340,13 +341,20 @@ impl Reader<'_> {
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
 
+    /// Returns true if no registry before has this name, which its kind and its cluster make; else reports it.
+    fn is_first(&mut self, name: &Arc<str>, kind: &str, cluster: &Node, at: &Path<'_>) -> bool {
+        let Some(first) = self.clusters.insert(name.clone(), cluster.position) else { return true };
+        let first = self.problems.place(first);
+        let fault = format!("two {kind} registries have the cluster {cluster}; first at {first}");
+        self.problems.error(cluster.position, at, fault);
+        false
+    }
+
     fn istiod(&mut self, fields: &Fields<'_>, scope: RegistryScope, at: &Path<'_>) {
         let Some((cluster, node)) = fields.found(&keys::RegistryIstiod::CLUSTER) else { return };
         let name: Arc<str> = format!("istiod/{cluster}").into();
-        if let Some(first) = self.clusters.insert(name.clone(), node.position) {
-            let first = self.problems.place(first);
-            let fault = format!("two istiod registries have the cluster {node}; first at {first}");
-            return self.problems.error(node.position, &at.key(keys::RegistryIstiod::CLUSTER.name()), fault);
+        if !self.is_first(&name, "istiod", node, &at.key(keys::RegistryIstiod::CLUSTER.name())) {
+            return;
         }
         let network = fields.get(&keys::RegistryIstiod::NETWORK).unwrap_or_default();
         self.not_of_a_peer(fields, &keys::RegistryIstiod::CLUSTER, cluster.as_str(), at);
@@ -368,10 +376,8 @@ impl Reader<'_> {
     fn kubernetes(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
         let Some((cluster, node)) = fields.found(&keys::Kubernetes::CLUSTER) else { return };
         let name: Arc<str> = format!("kubernetes/{cluster}").into();
-        if let Some(first) = self.clusters.insert(name.clone(), node.position) {
-            let first = self.problems.place(first);
-            let fault = format!("two Kubernetes registries have the cluster {node}; first at {first}");
-            return self.problems.error(node.position, &at.key(keys::Kubernetes::CLUSTER.name()), fault);
+        if !self.is_first(&name, "Kubernetes", node, &at.key(keys::Kubernetes::CLUSTER.name())) {
+            return;
         }
         let Some(access) = self.access(fields, at) else { return };
         let network = fields.get(&keys::Kubernetes::NETWORK);

@@ -166,7 +166,7 @@ keys! {
         TARGET "target": RouteForms => "none";
     }
 
-    /// Whether connections begin with a PROXY header.
+    /// The PROXY header at the beginning of connections.
     pub(super) ProxyProtocol "proxyProtocol" {
         /// `forbid`: a connection that begins with a header is refused with the reason `not_tls`. `require`: each
         /// connection begins with a header, and the address that the header announces counts as the address of the

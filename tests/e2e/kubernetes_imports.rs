@@ -139,11 +139,11 @@ fn an_import_follows_its_exports_and_goes_with_the_last_one() {
     let mut events = east.admin().watch(&format!("{list}?watch=1&resourceVersion={from}"));
     service(&west, "shop/web", 8443);
     let event = events.next().expect("an event");
-    // Of two ports of one name, that of the older export is used.
+    // Both exports have a port of this name; that of the older export is used.
     assert_eq!(event["object"]["spec"]["ports"][0]["port"], 8443, "{event}");
 
-    // What the older export says applies: labels, annotations and the service's own settings. They are removed with it, and what
-    // other programs have written stays.
+    // Labels, annotations and settings of the service are those of the older export, and are removed with it. What other programs
+    // have written stays.
     let theirs = json!({"metadata": {"labels": {"theirs": "x"}, "annotations": {"theirs": "x"}}});
     east.admin().patch(&import("shop/web"), &theirs);
     let event = events.next().expect("an event");

@@ -127,12 +127,12 @@ keys! {
         NETWORK "network": form::NetworkName => "the label `topology.istio.io/network` of the system namespace";
         /// Gateways and routes of the Gateway API that this process serves. Only one registry may have this key.
         GATEWAY_API "gatewayApi": form::OrOff<GatewayApi> => "off";
-        /// Whether the registry writes a ServiceImport (`multicluster.x-k8s.io`) for each service of the cluster set, in the
-        /// namespace of its name: `off` or `write`. Only objects with the label `app.kubernetes.io/managed-by: isthmus` are
+        /// `write`: the registry writes a ServiceImport (`multicluster.x-k8s.io`) for each service of the cluster set, in the
+        /// namespace of its name. Only objects with the label `app.kubernetes.io/managed-by: isthmus` are
         /// changed and removed. One replica at a time writes; it holds a Lease.
         SERVICE_IMPORTS "serviceImports": form::Choice<ServiceImports> = ServiceImports::default();
-        /// Whether the registry also writes EndpointSlices for these ServiceImports, which requires `serviceImports: write`. They
-        /// have the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
+        /// With `true`, the registry also writes EndpointSlices for these ServiceImports; requires `serviceImports: write`. They have
+        /// the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
         /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
         SLICES "slices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
