@@ -261,9 +261,8 @@ fn the_page_works_in_a_real_browser() {
     look(&gateway, &[]);
 }
 
-/// With `ISTHMUS_BLESS=1`, the picture becomes that of the README.
-#[test]
-fn the_picture_of_the_readme_is_taken_of_this_page() {
+/// Starts the gateway of the README's pictures: some calls have succeeded, some were refused, and an endpoint fails.
+pub(crate) fn scene() -> (Gateway, Backend) {
     let backend = Backend::tls_echo(PKI.server("cart.billing.mesh"), "");
     let gateway = Gateway::start(&CONFIG.replace("127.0.0.9:2", &backend.address.to_string()));
     let listener = gateway.listener("mesh-sni");
@@ -278,6 +277,13 @@ fn the_picture_of_the_readme_is_taken_of_this_page() {
         let text = gateway.json("/api/v1/overview")["status"]["problems"].to_string();
         text.contains("endpoint_failing").then_some(())
     });
+    (gateway, backend)
+}
+
+/// With `ISTHMUS_BLESS=1`, the picture becomes that of the README.
+#[test]
+fn the_picture_of_the_readme_is_taken_of_this_page() {
+    let (gateway, _backend) = scene();
     if !look(&gateway, &["picture"]) {
         return;
     }

@@ -1,11 +1,14 @@
-//! `isthmus top` in a real terminal (tmux), over a unix socket.
+//! `isthmus top` in a real terminal (tmux), over a unix socket; and the README's picture of it.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
 
 use crate::admin_socket::{Process, isthmus};
+use crate::dashboard::scene;
+use crate::support::client::{call, tls};
 use crate::support::gateway::BINARY;
 use crate::support::{eventually, skip};
 
@@ -148,4 +151,96 @@ fn without_a_terminal_it_says_what_to_use() {
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(told.contains("needs a terminal") && told.contains("isthmus status"), "{told}");
+}
+
+/// The width of a character and the height of a line of the picture, in its units.
+const CELL: (f64, usize) = (8.4, 18);
+/// The number of columns and lines of the picture.
+const PICTURE: (usize, usize) = (118, 14);
+
+/// Draws lines with escape sequences for styles (SGR, ECMA-48 §8.3.117) as an SVG picture.
+fn drawn(screen: &str) -> String {
+    let (width, height) = ((PICTURE.0 + 2) as f64 * CELL.0, (PICTURE.1 + 1) * CELL.1);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height}\" role=\"img\" aria-labelledby=\"t\">\n\
+         <title id=\"t\">isthmus top: the gateway, its problems, and its services with calls, refusals and times</title>\n\
+         <style>\ntext {{ font: 14px monospace; white-space: pre; fill: #e6edf3; }}\nrect {{ fill: #0d1117; }}\n\
+         .s1 {{ font-weight: bold; }} .s2 {{ opacity: 0.65; }} .s31 {{ fill: #ff7b72; }} .s32 {{ fill: #7ee787; }}\n\
+         .s33 {{ fill: #e3b341; }} .s7 {{ text-decoration: underline; font-weight: bold; }}\n</style>\n\
+         <rect width=\"100%\" height=\"100%\" rx=\"8\"/>\n"
+    );
+    for (number, line) in screen.lines().enumerate() {
+        let (mut styles, mut column, y) = (Vec::new(), 0, (number + 1) * CELL.1);
+        for (index, part) in line.split("\x1b[").enumerate() {
+            let text = if index == 0 {
+                part
+            } else {
+                let (codes, text) = part.split_once('m').expect("a sequence for styles");
+                for code in codes.split(';') {
+                    match code {
+                        "" | "0" => styles.clear(),
+                        // The colour of plain text again.
+                        "39" => styles.retain(|style: &String| !style.starts_with("s3")),
+                        code => styles.push(format!("s{code}")),
+                    }
+                }
+                text
+            };
+            if !text.trim().is_empty() {
+                let x = (column + 1) as f64 * CELL.0;
+                let text = text.replace('&', "&amp;").replace('<', "&lt;");
+                let _ = writeln!(
+                    svg,
+                    "<text x=\"{x:.1}\" y=\"{y}\" class=\"{}\">{}</text>",
+                    styles.join(" "),
+                    text.trim_end()
+                );
+            }
+            column += text.chars().count();
+        }
+    }
+    svg + "</svg>\n"
+}
+
+/// Returns the words of a picture that no measurement changes: column heads, and names of views, services and problems.
+fn lasting(svg: &str) -> Vec<&str> {
+    let texts = svg.split("</text>").filter_map(|text| text.rsplit_once('>')).map(|(_, text)| text);
+    let words = texts.flat_map(str::split_whitespace);
+    let mut words: Vec<&str> = words.filter(|word| word.contains(['.', '_']) || is_head(word)).collect();
+    words.retain(|word| !word.contains(char::is_numeric));
+    words.sort_unstable();
+    words.dedup();
+    words
+}
+
+fn is_head(word: &str) -> bool {
+    word.len() > 2 && word.chars().all(char::is_uppercase)
+}
+
+/// With `ISTHMUS_BLESS=1`, the picture becomes that of the README.
+#[test]
+fn the_picture_of_the_readme_is_taken_of_this_screen() {
+    let (gateway, _backend) = scene();
+    let (columns, lines) = (PICTURE.0.to_string(), PICTURE.1.to_string());
+    let shell = format!("{BINARY} top --admin http://{}; exec sleep 1000", gateway.admin());
+    let Some(terminal) = Terminal::open(&shell, ["-x", &columns, "-y", &lines]) else {
+        return skip("top: no tmux");
+    };
+    let listener = gateway.listener("mesh-sni");
+    let client = || tls(listener, "cart.billing.mesh").expect("a handshake");
+    let _open = [client(), client(), client()];
+    let text = "x".repeat(20_000);
+    let made = eventually("a call on the screen", || {
+        call(&mut client(), &text).expect("an answer");
+        let screen = terminal.screen();
+        let line = screen.lines().find(|line| line.contains("*.billing.mesh"))?;
+        let is_busy = line.contains("KiB/s") || line.contains("MiB/s");
+        is_busy.then(|| drawn(&terminal.tmux(&["capture-pane", "-p", "-e"]).expect("the window is there")))
+    });
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/pictures/top.svg");
+    if std::env::var_os("ISTHMUS_BLESS").is_some() {
+        return std::fs::write(path, made).expect("written");
+    }
+    let kept = std::fs::read_to_string(path).expect("the picture");
+    assert_eq!(lasting(&kept), lasting(&made), "run it with ISTHMUS_BLESS=1");
 }
