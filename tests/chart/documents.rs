@@ -11,6 +11,7 @@ use crate::support::etcd::encoded;
 use crate::support::gateway::BINARY;
 use crate::support::helm::{Helm, NAMESPACE, path, said};
 use crate::support::kube::{self, Cluster, Options};
+use crate::support::markdown::{Block, split};
 
 /// A wrapper of kubectl. A command in a pod must exit with 3, because there is no gateway here; a wrong argument would make it
 /// exit with 2.
@@ -35,35 +36,15 @@ case " $* " in
 esac
 "#;
 
-/// A code block of a document, and the heading above it.
-struct Block {
-    heading: String,
-    language: String,
-    text: String,
-}
-
-fn blocks(document: &str) -> Vec<Block> {
+/// Returns the code blocks of a document, after replacing texts in it.
+fn blocks(document: &str, replaced: &[(&str, &str)]) -> Vec<Block> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(document);
-    let text = std::fs::read_to_string(file).expect("a document");
-    let mut blocks: Vec<Block> = Vec::new();
-    let (mut heading, mut inside) = (String::new(), false);
-    for line in text.lines() {
-        match line.strip_prefix("```") {
-            Some(_) if inside => inside = false,
-            Some(language) => {
-                let language = language.to_owned();
-                blocks.push(Block { heading: heading.clone(), language, text: String::new() });
-                inside = true;
-            }
-            None if inside => {
-                let block = blocks.last_mut().expect("begun");
-                block.text += &format!("{line}\n");
-            }
-            None if line.starts_with('#') => line.trim_start_matches(['#', ' ']).clone_into(&mut heading),
-            None => {}
-        }
+    let mut text = std::fs::read_to_string(file).expect("a document");
+    for (this, other) in replaced {
+        assert!(text.contains(this), "{document} has no {this:?}");
+        text = text.replace(this, other);
     }
-    blocks
+    split(&text).0
 }
 
 /// Two clusters with a context each in one kubeconfig, and a folder in which commands run.
@@ -109,13 +90,13 @@ impl Desk {
         done.unwrap_or_else(|error| panic!("{commands}\n{error}"))
     }
 
-    /// Runs all commands of a document. Before the first block under a given heading, it also runs the preparation for it.
+    /// Runs all commands of a document that need a cluster, after replacing texts in it. Before the first block under a given
+    /// heading, it also runs the preparation for it.
     #[track_caller]
-    fn follow(&self, document: &str, before: (&str, &dyn Fn())) {
+    fn follow(&self, document: &str, replaced: &[(&str, &str)], before: (&str, &dyn Fn())) {
         let mut prepared = false;
-        let blocks = blocks(document);
-        assert!(blocks.len() > 3, "{document}");
-        for block in blocks.iter().filter(|block| block.language == "sh") {
+        for block in blocks(document, replaced).iter().filter(|block| block.is_run() && block.needs_cluster())
+        {
             if block.heading == before.0 && !std::mem::replace(&mut prepared, true) {
                 before.1();
             }
@@ -160,7 +141,7 @@ fn kubeconfig(clusters: &[Cluster; 2]) -> String {
 #[test]
 fn the_documents_commands_do_what_they_say() {
     let Some(desk) = Desk::new() else { return };
-    desk.follow("kubernetes.md", ("Changes", &|| {
+    desk.follow("kubernetes.md", &[], ("Changes", &|| {
         // The kubeconfig from the document's commands is passed to isthmus in the other cluster.
         let secret = desk.run("kubectl --context east -n istio-system get secret isthmus-cluster-west -o jsonpath={.data.west}");
         assert!(!secret.is_empty());
@@ -170,13 +151,32 @@ fn the_documents_commands_do_what_they_say() {
     desk.install_istio();
     desk.follow(
         "replace-istio-gateway.md",
+        &[],
         ("Where the address must stay", &|| {
             desk.run("helm --kube-context east uninstall isthmus-eastwestgateway -n istio-system");
             desk.install_istio();
         }),
     );
-    desk.follow("ambient.md", ("", &|| ()));
-    assert_eq!(desk.clusters.len(), 2);
+    desk.follow("ambient.md", &[], ("", &|| ()));
+    desk.run(
+        "kubectl create namespace shop && kubectl create service clusterip reviews -n shop --tcp=443:8443",
+    );
+    desk.follow("drains.md", &[], ("", &|| ()));
+    let crds = desk.clusters[0].crds();
+    // Nobody answers at the load balancer's address here; the tests of `tests/e2e/gateway_api.rs` call a Gateway.
+    let replaced = [
+        (
+            "https://github.com/kubernetes-sigs/gateway-api/releases/download/v1.6.3/standard-install.yaml",
+            path(&crds),
+        ),
+        ("openssl s_client", ": openssl s_client"),
+    ];
+    let install = || {
+        desk.run("helm install isthmus charts/isthmus -n istio-system --set image.repository=r/isthmus");
+    };
+    desk.follow("gateway-api.md", &replaced, ("Five commands", &install));
+    let route = desk.run("kubectl get tlsroute web -n shop -o jsonpath={.spec.hostnames[0]}");
+    assert_eq!(route, "web.example.com");
 }
 
 /// The YAML blocks of the documents are valid values of the chart.
@@ -188,8 +188,8 @@ fn the_documents_values_are_values_of_the_chart() {
     for document in ["kubernetes.md", "replace-istio-gateway.md", "ambient.md"] {
         // A block that begins with `# isthmus.yaml` is a config, not values of the chart.
         let is_values =
-            |block: &&Block| block.language == "yaml" && !block.text.starts_with("# isthmus.yaml\n");
-        for block in blocks(document).iter().filter(is_values) {
+            |block: &&Block| block.language() == "yaml" && !block.text.starts_with("# isthmus.yaml\n");
+        for block in blocks(document, &[]).iter().filter(is_values) {
             let file = folder.path().join("values.yaml");
             std::fs::write(&file, &block.text).expect("written");
             let image = ["--set", "image.repository=r/isthmus"];

@@ -255,12 +255,18 @@ impl Cluster {
         serde_json::from_str(&answer).expect("JSON")
     }
 
+    /// Returns the folder with the CRDs of the Multi-Cluster Services API and of the Gateway API.
+    pub fn crds(&self) -> PathBuf {
+        self.program.with_file_name("crds")
+    }
+
     /// Installs the CRDs of the Multi-Cluster Services API and of the Gateway API, and waits until they are served.
     #[track_caller]
     pub fn install_crds(&self) {
-        let folder = self.program.with_file_name("crds");
-        let mut files: Vec<PathBuf> =
-            std::fs::read_dir(folder).expect("CRDs").map(|entry| entry.expect("a file").path()).collect();
+        let mut files: Vec<PathBuf> = std::fs::read_dir(self.crds())
+            .expect("CRDs")
+            .map(|entry| entry.expect("a file").path())
+            .collect();
         files.sort();
         for file in files {
             let text = std::fs::read_to_string(file).expect("a CRD");

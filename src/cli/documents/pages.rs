@@ -1,5 +1,5 @@
 //! Checks the pages that people write: each config on them is valid, `isthmus` accepts each command line, each link leads to a
-//! file and a heading that exist, and the pages stay short. `tests/e2e/documents.rs` runs the commands that are marked `sh run`.
+//! file and a heading that exist, and the pages stay short. `tests/e2e/documents.rs` and `tests/chart` run the commands.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -148,6 +148,22 @@ fn mentioned(prose: &str) -> Vec<Vec<String>> {
     let own =
         own.filter(|span| span.split(' ').nth(1).is_some_and(|word| word.starts_with(char::is_lowercase)));
     own.flat_map(commands).collect()
+}
+
+#[test]
+fn only_what_builds_or_changes_the_host_is_left_to_be_run_by_hand() {
+    let (mut by_hand, mut wrong) = (0, Vec::new());
+    for (page, text) in pages() {
+        let is_played = page.starts_with(root().join("docs")) || page.ends_with("README.md");
+        for block in split(&text).0.iter().filter(|block| block.language() == "sh") {
+            by_hand += usize::from(!block.is_run());
+            if block.is_run() && !is_played || !block.is_run() && !commands(&block.text).is_empty() {
+                wrong.push(format!("{}:{}", page.display(), block.line));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "no test runs these commands:\n{}", wrong.join("\n"));
+    assert!(by_hand < 12, "{by_hand} blocks are run by hand");
 }
 
 #[test]

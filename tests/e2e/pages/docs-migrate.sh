@@ -1,0 +1,2 @@
+# The page's own configuration of HAProxy.
+# replace: /etc/haproxy/haproxy.cfg => haproxy.cfg

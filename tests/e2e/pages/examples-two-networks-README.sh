@@ -1,0 +1,3 @@
+# Certificates in a folder that only this run sees.
+mkdir -p /tmp/isthmus-certs
+mount -t tmpfs tmpfs /tmp/isthmus-certs
