@@ -22,6 +22,7 @@ mod secret;
 pub(super) mod service;
 pub(super) mod service_export;
 pub(super) mod service_import;
+pub(super) mod waypoint;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -48,6 +49,7 @@ pub(super) use self::secret::Secret;
 use self::service::Service;
 use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
+use self::waypoint::Waypoint;
 use super::interner::Interner;
 use super::objects::Meta;
 use super::table::{Key, ObjectKey, Placed, Rows, Table, Touched, Uid};
@@ -233,6 +235,7 @@ kinds! {
     Secret in secrets,
     AuthorizationPolicy in policies,
     PeerAuthentication in peers,
+    Waypoint in waypoints,
     GatewayClass in gateway_classes,
     ClassGateway in class_gateways,
     ListenerSet in listener_sets,

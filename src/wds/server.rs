@@ -104,8 +104,9 @@ impl Service {
         }
         Err(Status::failed_precondition(format!(
             "the authorization policies of cluster {:?} are not known, so its ztunnels would admit what the policies deny: give the \
-             registry of the cluster the right to list authorizationpolicies and peerauthentications of security.istio.io, or mend the \
-             policy that the problem policies_unknown names; or name the cluster in xds.wds.withoutPolicies if it has none",
+             registry of the cluster the right to list authorizationpolicies and peerauthentications of security.istio.io, and gateways \
+             of gateway.networking.k8s.io, or mend the policy that the problem policies_unknown names; or name the cluster in \
+             xds.wds.withoutPolicies if it has none",
             cluster.as_str()
         )))
     }

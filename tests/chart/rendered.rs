@@ -299,11 +299,12 @@ fn each_right_comes_with_its_feature_alone() {
         "coordination.k8s.io/leases get,update isthmus-service-exports",
     ];
     assert_eq!(rules(object(&objects, "Role", &format!("{RELEASE}-leader"))), leases);
-    // The WDS server has the tokens of ztunnels reviewed, and reads all policies and pods.
+    // The WDS server has the tokens of ztunnels reviewed, and reads all policies, waypoints and pods.
     let wds = r#"config.xds={"bind":"127.0.0.1:15010","wds":{"bind":"0.0.0.0:15012"}}"#;
     let mut of_wds = ["authorizationpolicies", "peerauthentications"]
         .map(|kind| read(&format!("security.istio.io/{kind}")))
         .to_vec();
+    of_wds.push(read("gateway.networking.k8s.io/gateways"));
     of_wds.push("authentication.k8s.io/tokenreviews create".to_owned());
     let objects = render(&["--set", none, "--set-json", wds]);
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), sorted([&base[..], &of_wds].concat()));

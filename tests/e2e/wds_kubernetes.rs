@@ -11,7 +11,7 @@ use crate::support::fake_kube::{FakeKube, Reply};
 use crate::support::gateway::Gateway;
 use crate::support::kube_world::{Asked, status};
 use crate::support::pki::PKI;
-use crate::support::wds::{ADDRESS, AUTHORIZATION, Ask, Told, Who, Ztunnel};
+use crate::support::wds::{ADDRESS, AUTHORIZATION, Ask, Fields, Told, Who, Ztunnel};
 
 const WEB: &str = "east//Pod/shop/web-1";
 const CALLER: &str = "east//Pod/shop/caller";
@@ -57,10 +57,22 @@ fn namespace(name: &str, labels: &Value) -> Value {
     json!({"kind": "Namespace", "metadata": {"name": name, "labels": labels}})
 }
 
+/// A Gateway with an address, which takes what `waypoint_for` names; with "", it has no label for this.
+fn waypoint(key: (&str, &str), waypoint_for: &str, allowed: &Value) -> Value {
+    let labels =
+        if waypoint_for.is_empty() { json!({}) } else { json!({"istio.io/waypoint-for": waypoint_for}) };
+    json!({"kind": "Gateway", "metadata": {"namespace": key.0, "name": key.1, "labels": labels},
+        "spec": {"gatewayClassName": "istio-waypoint",
+            "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE", "allowedRoutes": allowed}]},
+        "status": {"addresses": [{"type": "IPAddress", "value": "10.96.0.10"}]}})
+}
+
 impl World {
     pub(crate) fn start(prepare: impl FnOnce(&FakeKube)) -> Self {
         let fake = FakeKube::start();
-        fake.change(|world| world.installed.extend(["authorizationpolicies", "peerauthentications"]));
+        fake.change(|world| {
+            world.installed.extend(["authorizationpolicies", "peerauthentications", "gateways"])
+        });
         fake.put(&namespace("istio-system", &json!({"topology.istio.io/network": "net-east"})));
         fake.put(&namespace("shop", &json!({})));
         fake.put(&json!({"kind": "Node", "metadata": {"name": "node-1",
@@ -260,7 +272,11 @@ fn a_policy_that_cannot_be_read_ends_the_streams_of_its_cluster() {
 
 #[test]
 fn services_and_workloads_that_use_a_waypoint_name_it() {
-    let world = World::start(|fake| fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "gate"}))));
+    let world = World::start(|fake| {
+        fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "gate"})));
+        fake.put(&waypoint(("shop", "gate"), "", &json!({})));
+        fake.put(&waypoint(("shop", "own"), "workload", &json!({})));
+    });
     let (mut client, addresses, _) = world.everything();
     let waypoint = addresses.service("shop/web.shop.svc.cluster.local").message(7);
     let hostname = waypoint.message(1);
@@ -276,12 +292,76 @@ fn services_and_workloads_that_use_a_waypoint_name_it() {
     assert!(!client.told(ADDRESS).service("shop/web.shop.svc.cluster.local").has(7));
 }
 
+#[test]
+fn a_waypoint_takes_what_it_is_for_from_the_namespaces_that_it_allows() {
+    let uses = |waypoint: &str, namespace: &str| json!({"istio.io/use-waypoint": waypoint, "istio.io/use-waypoint-namespace": namespace});
+    let world = World::start(|fake| {
+        fake.put(&namespace("shop", &uses("gate", "shop")));
+        fake.put(&waypoint(("shop", "gate"), "all", &json!({})));
+        // The Service and a pod of the waypoint use none themselves.
+        fake.put(&json!({"kind": "Service",
+            "metadata": {"name": "gate", "namespace": "shop",
+                "labels": {"gateway.istio.io/managed": "istio.io-mesh-controller"}},
+            "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": [{"name": "mesh", "port": 15008}]}}));
+        fake.put(&pod(
+            "gate-1",
+            "10.0.0.9",
+            "node-2",
+            &json!({"gateway.networking.k8s.io/gateway-name": "gate"}),
+        ));
+    });
+    let (_, addresses, _) = world.everything();
+    assert!(!addresses.service("shop/gate.shop.svc.cluster.local").has(7));
+    assert!(!addresses.workload("east//Pod/shop/gate-1").has(8));
+    // The waypoint of the service and that of the pod; "" for none.
+    let is_told = |what: &str, wanted: (&str, &str)| {
+        eventually(what, || {
+            let (_, told, _) = world.everything();
+            let (service, workload) = (told.service("shop/web.shop.svc.cluster.local"), told.workload(WEB));
+            let name =
+                |has: bool, waypoint: Fields| if has { waypoint.message(1).text(2) } else { String::new() };
+            let found =
+                (name(service.has(7), service.message(7)), name(workload.has(8), workload.message(8)));
+            (found == (wanted.0.to_owned(), wanted.1.to_owned())).then_some(())
+        });
+    };
+    let gate = "gate.shop.svc.cluster.local";
+    is_told("both", (gate, gate));
+    world.fake.put(&waypoint(("shop", "gate"), "workload", &json!({})));
+    is_told("the workload", ("", gate));
+    world.fake.put(&waypoint(("shop", "gate"), "none", &json!({})));
+    is_told("neither", ("", ""));
+    // One in another namespace must allow this one.
+    world.fake.put(&namespace("shop", &uses("far", "istio-system")));
+    world.fake.put(&waypoint(("istio-system", "far"), "all", &json!({"namespaces": {"from": "All"}})));
+    is_told(
+        "one that all may use",
+        ("far.istio-system.svc.cluster.local", "far.istio-system.svc.cluster.local"),
+    );
+    world.fake.put(&waypoint(("istio-system", "far"), "all", &json!({})));
+    is_told("one of its own namespace", ("", ""));
+    // One without an address is not there yet.
+    world.fake.put(&namespace("shop", &uses("gate", "shop")));
+    let mut absent = waypoint(("shop", "gate"), "all", &json!({}));
+    world.fake.put(&absent);
+    is_told("both again", (gate, gate));
+    absent["status"] = json!({});
+    world.fake.put(&absent);
+    is_told("one without an address", ("", ""));
+}
+
 /// A ztunnel does not ask for a waypoint that a resource names by its host name: without it, the calls fail.
 #[test]
 fn a_waypoint_comes_with_what_uses_it() {
     let world = World::start(|fake| {
         fake.put(&namespace("shop", &json!({"istio.io/use-waypoint": "gate"})));
-        fake.put(&pod("gate-1", "10.0.0.9", "node-2", &json!({})));
+        fake.put(&waypoint(("shop", "gate"), "all", &json!({})));
+        fake.put(&pod(
+            "gate-1",
+            "10.0.0.9",
+            "node-2",
+            &json!({"gateway.networking.k8s.io/gateway-name": "gate"}),
+        ));
         fake.put(&json!({"kind": "Service", "metadata": {"name": "gate", "namespace": "shop", "labels": {"istio.io/use-waypoint": "none"}},
             "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": [{"name": "mesh", "port": 15008}]}}));
         fake.put(&json!({"kind": "EndpointSlice", "metadata": {"name": "gate-1", "namespace": "shop",

@@ -68,7 +68,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
-{{/* What ztunnels need of the cluster: their tokens are reviewed, and policies pass through. The WDS server reads all namespaces. */}}
+{{/* What ztunnels need of the cluster: their tokens are reviewed, policies pass through, and Gateways are waypoints. The WDS server reads all namespaces. */}}
 {{- define "isthmus.role.wds" -}}
 {{- $features := include "isthmus.role.features" . | fromJson }}
 {{- if $features.wds }}
@@ -82,6 +82,9 @@ what is in namespaces are in Roles, without it in the ClusterRole.
   verbs: [create]
 - apiGroups: [security.istio.io]
   resources: [authorizationpolicies, peerauthentications]
+  verbs: [list, watch]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways]
   verbs: [list, watch]
 {{- end }}
 {{- end }}

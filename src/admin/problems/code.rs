@@ -94,11 +94,11 @@ codes! {
          ServiceExport has no Service, or the clock of the API server differs from that of this host by more than 30 s.",
         "`report` of `isthmus get registries -o yaml`";
     PoliciesUnknown = "policies_unknown", Failed in "registries",
-        "The authorization policies of a cluster are not known, because one of them cannot be read, or because their kinds cannot be \
-         listed. ztunnels of the cluster get nothing new from the WDS server, and those that start do not become ready: without a \
+        "The authorization policies of a cluster, or its waypoints, are not known, because one of them cannot be read, or because their \
+         kinds cannot be listed. ztunnels of the cluster get nothing new from the WDS server, and those that start do not become ready: without a \
          policy they would admit what it denies.",
         "the policy that the text names, or the right to list and watch `authorizationpolicies` and `peerauthentications` of \
-         `security.istio.io`; `xds.wds.withoutPolicies` for a cluster without policies";
+         `security.istio.io`, and `gateways` of `gateway.networking.k8s.io`; `xds.wds.withoutPolicies` for a cluster without policies";
     ClusterClaimedTwice = "cluster_claimed_twice", Warning in "registries",
         "Two kubeconfigs have the same cluster. Of two Secrets, the older one is in use; of two files, the first by name. The other one \
          is ignored.",
