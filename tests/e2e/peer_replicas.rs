@@ -1,8 +1,10 @@
 //! Peers with several replicas: each replica of both sides has a link with each replica of the other, learns its services, and
 //! obeys its roots, whichever address the operator has written down.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{TcpStream, UdpSocket};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,7 +25,7 @@ const RATINGS: &str = "ratings.pay.west.global";
 /// Waits until a replica has live links with this number of processes of its peer, and returns the links.
 #[track_caller]
 pub(crate) fn linked(gateway: &Gateway, count: usize) -> Vec<Value> {
-    // Attempts that look for further replicas behind one address are seconds apart.
+    // Behind one address each attempt leads to a replica at random, and attempts are seconds apart.
     within(Duration::from_secs(60), &format!("links with {count} replicas"), || {
         let links = gateway.json("/api/v1/peers")[0]["links"].as_array().cloned().unwrap_or_default();
         let live: Vec<Value> = links.into_iter().filter(|link| link["state"] == "live").collect();
@@ -123,17 +125,28 @@ fn names_and_endpoints_stay_while_each_replica_is_killed() {
     }
 }
 
+/// Returns the process at the other end of a connection, as `ss` names it; empty if it does not.
+fn process_of(client: &TcpStream) -> String {
+    let port = client.peer_addr().map(|address| address.port()).unwrap_or_default();
+    let listed = Command::new("ss").args(["-Htnp", &format!("sport = :{port}")]).output();
+    let listed =
+        listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let process = listed.split_once("pid=").and_then(|(_, rest)| rest.split_once(','));
+    process.map(|(process, _)| process.to_owned()).unwrap_or_default()
+}
+
 #[test]
 fn replicas_behind_one_address_are_all_found() {
     let world = World::new();
-    // The address leads to one of west's replicas at random, but not to the same one more than twice in a row: the gateway looks for
-    // further replicas up to a minute apart. With a second replica of east, whose connections come between, chance could lead one of
-    // them to the same replica for minutes.
+    // The address leads a gateway to one of west's replicas at random, but not to the same one more than twice in a row: the gateway
+    // looks for further replicas up to a minute apart.
     let random = RandomState::new();
-    let (turns, ports) = (Mutex::new(Vec::<bool>::new()), world.west_ports);
+    let (all_turns, ports) = (Mutex::new(BTreeMap::<String, Vec<bool>>::new()), world.west_ports);
     let balancer = Backend::start(move |client| {
+        let gateway = process_of(&client);
         let is_second = {
-            let mut turns = turns.lock().expect("no panic");
+            let mut all_turns = all_turns.lock().expect("no panic");
+            let turns = all_turns.entry(gateway).or_default();
             let next = match turns[..] {
                 [.., one, other] if one == other => !one,
                 _ => random.hash_one(turns.len()) % 2 == 0,
@@ -153,15 +166,16 @@ fn replicas_behind_one_address_are_all_found() {
         let _ = [copy(&client, &server), copy(&server, &client)].map(std::thread::JoinHandle::join);
     });
     let west = world.start_west(&[balancer.address.port()], 80);
-    let config = world.east_config(balancer.address, world.east_ports[0]);
-    let east = start(world.east.folder(&[&world.west]), &config);
-    let before = linked(&east, 2);
-    west.iter().for_each(|gateway| drop(linked(gateway, 1)));
+    let east = world.start_east(balancer.address);
+    let before: Vec<Vec<Value>> = east.iter().map(|gateway| linked(gateway, 2)).collect();
+    west.iter().for_each(|gateway| drop(linked(gateway, 2)));
     // Connections that look for further replicas close no link.
     let accepted = balancer.accepted();
     eventually("two more connections", || (balancer.accepted() >= accepted + 2).then_some(()));
     let since = |links: &[Value]| links.iter().map(|link| link["since"].to_string()).collect::<Vec<_>>();
-    assert_eq!(since(&linked(&east, 2)), since(&before));
+    for (gateway, before) in east.iter().zip(&before) {
+        assert_eq!(since(&linked(gateway, 2)), since(before));
+    }
 }
 
 #[test]
