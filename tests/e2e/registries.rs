@@ -524,8 +524,9 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     eprintln!("{writes} writes, {worlds} worlds");
     assert!(worlds >= 8.0, "{writes} writes without pause led to {worlds} worlds in 4 s");
     assert_eq!(status(&gateway, 0)["state"], "live");
-    // Half a file is a fault if it stays for 2 s, which a write may take on a busy machine.
-    if longest < Duration::from_secs(1) {
+    // Half a file is reported if nothing happens for 100 ms. A disk that stalls may keep it so: it truncates a file long before it
+    // notifies the gateway of that.
+    if longest < Duration::from_millis(100) {
         assert!(
             gateway.log().iter().all(|line| !line.contains("\"ERROR\"")),
             "a write took {longest:?} at most"
