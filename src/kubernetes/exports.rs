@@ -24,9 +24,6 @@ use isthmus_snapshot::clusterset::COMPARED;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
-/// The writes of this task, and their right.
-const DUTY: Duty =
-    Duty { subject: "conditions of ServiceExports", grant: "kubernetes.serviceExports.conditions" };
 /// The type of the condition that reports differences between the exports of several clusters.
 const CONFLICT: &str = "Conflict";
 /// The field manager of the conditions that are written. Conditions of other managers are never touched.
@@ -92,7 +89,8 @@ impl ExportWriter {
 impl Turns for ExportWriter {
     type Objects = Exports;
     const LEASE: &'static str = "isthmus-service-exports";
-    const DUTY: &'static Duty = &DUTY;
+    const DUTY: &'static Duty =
+        &Duty { subject: "conditions of ServiceExports", grant: "kubernetes.serviceExports.conditions" };
 
     async fn turn(&mut self, exports: &Arc<Exports>, lease: &mut Lease) -> Result<Duration, Fault> {
         self.written.retain(|key, _| exports.contains_key(key));
@@ -123,7 +121,7 @@ impl Turns for ExportWriter {
                 }
                 // The turn ends, so that a right that no export has is tried only once per turn.
                 Err(fault) if fault.status().is_some() => {
-                    self.refused.insert(key, &fault, &DUTY);
+                    self.refused.insert(key, &fault, Self::DUTY);
                     break;
                 }
                 Err(fault) => return Err(fault),

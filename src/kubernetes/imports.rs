@@ -26,8 +26,6 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::clusterset_service::ClusterSetService;
 use isthmus_world::{LaterReader, Reader};
 
-/// The writes of this task, and their right.
-pub(super) const DUTY: Duty = Duty { subject: "ServiceImports", grant: "kubernetes.serviceImports.write" };
 /// The writes of the slices of imports, and their right.
 const SLICES: Duty =
     Duty { subject: "EndpointSlices of ServiceImports", grant: "kubernetes.serviceImports.slices" };
@@ -67,7 +65,7 @@ impl ImportWriter {
             knows,
             cluster,
             world,
-            imports: OwnObjects::new(client.clone(), &DUTY),
+            imports: OwnObjects::new(client.clone(), Self::DUTY),
             slices: OwnObjects::new(client, &SLICES),
             made: None,
         }
@@ -77,7 +75,7 @@ impl ImportWriter {
 impl Turns for ImportWriter {
     type Objects = Imports;
     const LEASE: &'static str = "isthmus-service-imports";
-    const DUTY: &'static Duty = &DUTY;
+    const DUTY: &'static Duty = &Duty { subject: "ServiceImports", grant: "kubernetes.serviceImports.write" };
 
     async fn turn(&mut self, there: &Arc<Imports>, lease: &mut Lease) -> Result<Duration, Fault> {
         let Some(snapshot) = self.world.get().map(Reader::latest).filter(|_| there.is_known) else {

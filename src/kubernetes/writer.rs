@@ -16,7 +16,7 @@ use isthmus_snapshot::change::Report;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 
-/// What a writer does in its turns.
+/// The part of a writer that depends on the objects that it writes.
 pub(super) trait Turns: Send + 'static {
     /// The objects that the session has read for this writer.
     type Objects: Default + Send + Sync + 'static;

@@ -2,8 +2,8 @@
 //! blocks that are files (`yaml file=NAME`), or with the files of the example. The output must contain each line of a `text`
 //! block that follows directly. Left out are blocks with the mark `by-hand`, and those for Kubernetes, which `tests/chart` runs.
 //!
-//! What a reader of a page already has, a script in `tests/e2e/pages` makes. Its lines `# replace: TEXT => OTHER` change the
-//! page's commands, for instance an address on the internet; `# needs: PROGRAM` names what may be absent.
+//! A script in `tests/e2e/pages` prepares what a reader of the page already has. Its lines `# replace: TEXT => OTHER` change the
+//! page's commands, for instance an address on the internet; `# needs: PROGRAM` names a program that may be absent.
 
 use std::fmt::Write as _;
 use std::fs;

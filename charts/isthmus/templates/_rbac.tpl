@@ -68,7 +68,10 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
-{{/* What ztunnels need of the cluster: their tokens are reviewed, policies pass through, and Gateways are waypoints. The WDS server reads all namespaces. */}}
+{{/*
+What ztunnels need of the cluster: their tokens are reviewed, policies pass through, and Gateways are waypoints. The WDS server
+reads all namespaces.
+*/}}
 {{- define "isthmus.role.wds" -}}
 {{- $features := include "isthmus.role.features" . | fromJson }}
 {{- if $features.wds }}

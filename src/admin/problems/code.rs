@@ -95,8 +95,8 @@ codes! {
         "`report` of `isthmus get registries -o yaml`";
     PoliciesUnknown = "policies_unknown", Failed in "registries",
         "The authorization policies of a cluster, or its waypoints, are not known, because one of them cannot be read, or because their \
-         kinds cannot be listed. ztunnels of the cluster get nothing new from the WDS server, and those that start do not become ready: without a \
-         policy they would admit what it denies.",
+         kinds cannot be listed. ztunnels of the cluster get nothing new from the WDS server, and those that start do not become \
+         ready: without a policy they would admit what it denies.",
         "the policy that the text names, or the right to list and watch `authorizationpolicies` and `peerauthentications` of \
          `security.istio.io`, and `gateways` of `gateway.networking.k8s.io`; `xds.wds.withoutPolicies` for a cluster without policies";
     ClusterClaimedTwice = "cluster_claimed_twice", Warning in "registries",

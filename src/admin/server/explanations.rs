@@ -58,7 +58,7 @@ pub(super) fn explained(sources: &Sources, inquiry: &ExplainRequest) -> Result<E
     Ok(explanation)
 }
 
-/// What is wrong with parameters that describe two requests.
+/// The error for parameters that describe two requests.
 const ONE_REQUEST: &str = "expected exactly one of the parameters sni, authority and tls=false";
 
 pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {

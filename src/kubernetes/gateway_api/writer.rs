@@ -24,8 +24,6 @@ use super::status::{Status, Verdict};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
-/// The writes of this task, and their right.
-const DUTY: Duty = Duty { subject: "status of the Gateway API", grant: "kubernetes.gatewayApi.class" };
 /// The largest number of writes at the same time.
 const TOGETHER: usize = 8;
 /// The largest number of writes between two renewals of the Lease.
@@ -123,7 +121,8 @@ impl StatusWriter {
 impl Turns for StatusWriter {
     type Objects = Due;
     const LEASE: &'static str = "isthmus-gateway-api";
-    const DUTY: &'static Duty = &DUTY;
+    const DUTY: &'static Duty =
+        &Duty { subject: "status of the Gateway API", grant: "kubernetes.gatewayApi.class" };
     /// Meanwhile the process begins to serve the change.
     const SETTLE: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -170,7 +169,7 @@ impl Turns for StatusWriter {
                     // The object has changed, and the watch will report the new version.
                     Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {}
                     Err(fault) if fault.status().is_some() => {
-                        self.refused.insert(target.clone(), &fault, &DUTY);
+                        self.refused.insert(target.clone(), &fault, Self::DUTY);
                     }
                     Err(fault) => return Err(fault),
                 }

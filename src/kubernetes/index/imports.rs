@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::imports::{DUTY, Imports};
+use super::super::imports::{ImportWriter, Imports};
 use super::super::kinds::Kind;
+use super::super::writer::Turns;
 use super::Index;
 use isthmus_model::endpoint::Labels;
 use isthmus_snapshot::change::Report;
@@ -38,7 +39,7 @@ impl Index {
         let watches = || self.watches.all.iter().filter(|watch| watch.kind == Kind::ServiceImport);
         if watches().any(|watch| watch.is_absent) {
             let why = "not written: the cluster does not have the CRD serviceimports.multicluster.x-k8s.io";
-            report.facts.push((DUTY.subject, why.to_owned()));
+            report.facts.push((ImportWriter::DUTY.subject, why.to_owned()));
         }
         let theirs = self.tables.imports.iter().filter(|(_, import)| import.own.is_none()).count();
         if theirs > 0 {
