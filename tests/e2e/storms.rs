@@ -164,17 +164,19 @@ fn a_gibibyte_down_ends_nobody() {
     }
 }
 
-/// Some libraries send a WINDOW_UPDATE for the stream and the connection after every frame, however small.
+/// Some libraries send a WINDOW_UPDATE for the stream and the connection after every frame, however small. The frames must not become
+/// smaller and smaller by that.
 #[test]
 fn windows_that_are_opened_for_each_frame_end_nobody() {
     const TOTAL: usize = 64 << 20;
     let gateway = gateway(&Backend::echo(), &pouring(TOTAL), "");
     let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
     raw.send(&connect(1, "bulk.shop.mesh:80")).expect("sent");
-    let mut read = 0;
+    let (mut read, mut frames) = (0, 0);
     while read < TOTAL {
         let data = raw.until(DATA).expect("the connection lives");
         read += data.payload.len();
+        frames += 1;
         for part in [data.payload.len() / 2, data.payload.len().div_ceil(2)] {
             for stream in [0, 1] {
                 let part = u32::try_from(part).expect("short").to_be_bytes();
@@ -184,4 +186,6 @@ fn windows_that_are_opened_for_each_frame_end_nobody() {
             }
         }
     }
+    eprintln!("{frames} frames");
+    assert!(read / frames >= 4_096, "{frames} frames for {read} bytes");
 }

@@ -6,6 +6,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use rustix::net::Shutdown;
+use tokio::time::{Sleep, sleep};
 
 use super::connection::HboneConnection;
 use super::delivery::{Delivery, Waits};
@@ -45,6 +47,12 @@ const BULK: usize = FRAME / 2;
 const HEADROOM: usize = 256;
 /// The number of bytes up to which frames are gathered before they are written.
 const GATHER: usize = 64 * 1024;
+/// If the client's windows allow fewer bytes than this, and fewer than are to be sent, the stream waits up to [`GROW_WITHIN`]
+/// for more. A client that opens its windows after each frame would otherwise get smaller and smaller frames, down to a few bytes
+/// (the silly window syndrome, RFC 9293, section 3.8.6.2).
+const PART: usize = FRAME / 4;
+/// The time for which a stream waits for a window to grow. The windows may stay small, so it must be short.
+const GROW_WITHIN: Duration = Duration::from_millis(1);
 
 /// Relays until the stream ends. Returns the reason for the end, and true if the endpoint has sent its first byte.
 pub(super) async fn relay(
@@ -113,6 +121,8 @@ struct Down {
     pinned: usize,
     /// True if the last read returned at least [`BULK`] bytes.
     bulk: bool,
+    /// The end of the wait for larger windows; `None` if the stream does not wait for that.
+    window_wait: Option<Pin<Box<Sleep>>>,
     /// True if the socket may hold bytes that the poller does not report.
     unreported: bool,
     /// The registration among the streams that wait for the client to read.
@@ -395,16 +405,29 @@ impl StreamRelay<'_> {
             // missing for the other streams.
             self.send.reserve_capacity(self.down.held.len());
             let mut room = self.send.capacity();
-            if room == 0 {
-                let asked = self.send.poll_capacity(context);
-                if asked.is_pending() {
-                    self.down.unpin();
-                }
-                match ready!(asked) {
-                    Some(Ok(now)) => room = now,
-                    Some(Err(_)) | None => return Poll::Ready(Err(self.hung_up(context))),
+            while room < PART.min(self.down.held.len()) {
+                match self.send.poll_capacity(context) {
+                    Poll::Ready(Some(Ok(now))) => room = now,
+                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(Err(self.hung_up(context))),
+                    Poll::Pending => {
+                        let timer = || Box::pin(sleep(GROW_WITHIN));
+                        if room > 0
+                            && self
+                                .down
+                                .window_wait
+                                .get_or_insert_with(timer)
+                                .as_mut()
+                                .poll(context)
+                                .is_ready()
+                        {
+                            break;
+                        }
+                        self.down.unpin();
+                        return Poll::Pending;
+                    }
                 }
             }
+            self.down.window_wait = None;
             let piece = self.down.held.split_to(room.min(self.down.held.len()));
             let count = piece.len();
             if count > 0 {
