@@ -189,3 +189,23 @@ fn windows_that_are_opened_for_each_frame_end_nobody() {
     eprintln!("{frames} frames");
     assert!(read / frames >= 4_096, "{frames} frames for {read} bytes");
 }
+
+/// A client may open its windows only once they are used up, however small they are.
+#[test]
+fn windows_that_stay_small_are_used_up() {
+    const SMALL: usize = 1_000;
+    let gateway = gateway(&Backend::echo(), &pouring(1 << 20), "");
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    raw.send(&connect(1, "bulk.shop.mesh:80")).expect("sent");
+    let mut window = 65_535;
+    for round in 0..20 {
+        while window > 0 {
+            window -= raw.until(DATA).unwrap_or_else(|error| panic!("round {round}: {error}")).payload.len();
+        }
+        window = SMALL;
+        for stream in [0, 1] {
+            let more = u32::try_from(SMALL).expect("short").to_be_bytes();
+            raw.send(&frame(WINDOW_UPDATE, 0, stream, &more)).expect("the connection lives");
+        }
+    }
+}
