@@ -94,7 +94,9 @@ fn a_broken_file_changes_nothing_and_says_so() {
     eventually("the file is read again", || {
         (gateway.json("/api/v1/explain?sni=more.test")["verdict"] == "admitted").then_some(())
     });
-    assert_eq!(gateway.json("/api/v1/status")["config"]["file_is_running"], true);
+    eventually("the status of the new config", || {
+        (gateway.json("/api/v1/status")["config"]["file_is_running"] == true).then_some(())
+    });
 }
 
 #[test]
