@@ -526,7 +526,7 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     cluster.forbid("istio-system/reader");
     cluster.kill();
     cluster.restart();
-    let status = eventually("forbidden", || {
+    let status = within(RETURN, "forbidden", || {
         Some(registry(&gateway)).filter(|status| status["problems"].to_string().contains("forbidden"))
     });
     assert!(status["problems"].to_string().contains("services"), "{status}");
@@ -539,7 +539,7 @@ fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
     cluster.admin().delete(&at("v1", "serviceaccounts", "istio-system/reader"));
     cluster.kill();
     cluster.restart();
-    eventually("unauthorized", || {
+    within(RETURN, "unauthorized", || {
         registry(&gateway)["problems"].to_string().contains("unauthorized").then_some(())
     });
     holds();
