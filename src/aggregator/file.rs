@@ -30,7 +30,8 @@ const TURN: Duration = Duration::from_millis(100);
 const READ_WITHIN: Duration = Duration::from_secs(10);
 /// The largest number of reads of one registry that may hang: one that the registry waits for, and two that have timed out.
 const READINGS: usize = 3;
-/// The time for which mistakes in files are not reported if the files keep changing; the files are read again meanwhile.
+/// The time for which mistakes in files are not reported if the files keep changing or one is empty; the files are read again
+/// when they change.
 const UNSETTLED: Duration = Duration::from_secs(2);
 /// The time until the next attempt if too many reads hang.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -110,10 +111,20 @@ fn changes_between(last: Option<&[Arc<Service>]>, next: &[Arc<Service>]) -> Vec<
 enum Outcome {
     /// The services, and the changes since they were read last.
     Good(Services, Vec<Change>),
-    /// The mistakes of the files, a line each. The second value is true if the files have changed since they were read.
-    Bad(Vec<String>, bool),
+    /// The mistakes of the files, a line each.
+    Bad(Vec<String>, Files),
     /// The file system does not answer.
     ReadError(ReadError),
+}
+
+/// The state of files after they were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Files {
+    /// They have changed since they were read.
+    Changed,
+    /// One is empty.
+    Empty,
+    Settled,
 }
 
 /// Follows one registry.
@@ -134,7 +145,7 @@ impl Follower {
         // True if the watch has just checked the files.
         let mut is_checked = false;
         loop {
-            let (problems, changing, unread) = match self.read(std::mem::take(&mut is_checked)).await {
+            let (problems, files, unread) = match self.read(std::mem::take(&mut is_checked)).await {
                 Outcome::Good(services, mut batch) => {
                     bad_since = None;
                     self.last = Some(services);
@@ -144,16 +155,19 @@ impl Follower {
                     is_checked = true;
                     continue;
                 }
-                Outcome::Bad(problems, changing) => (problems, changing, None),
+                Outcome::Bad(problems, files) => (problems, files, None),
                 Outcome::ReadError(unread) => {
                     let path = self.registry.path.display();
-                    (vec![format!("{path}: cannot be read: {unread}")], false, Some(unread))
+                    (vec![format!("{path}: cannot be read: {unread}")], Files::Settled, Some(unread))
                 }
             };
             let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
-            if unread.is_none() && !unsettled.is_zero() && (changing || self.watch.is_busy().await) {
+            if unread.is_none()
+                && !unsettled.is_zero()
+                && (files != Files::Settled || self.watch.is_busy().await)
+            {
                 // The files may have been read in the middle of a change.
-                if !changing {
+                if files != Files::Changed {
                     let _ = timeout(unsettled, self.watch.changed()).await;
                 }
                 continue;
@@ -194,6 +208,7 @@ impl Follower {
             Err(unread) => return Outcome::ReadError(unread),
         };
         let (spec, last) = (self.registry.spec.clone(), self.last.clone());
+        let has_empty_file = found.as_ref().is_ok_and(Found::has_empty_file);
         let parse = move || {
             let parts = found
                 .map(|found| found.parse(&spec.cluster, &spec.network, last.as_deref().unwrap_or_default()));
@@ -212,7 +227,9 @@ impl Follower {
                 self.parts = Arc::new(parts);
                 match changes {
                     Ok((services, changes)) => Outcome::Good(services, changes),
-                    Err(problems) => Outcome::Bad(problems, self.differs_from(&seen).await),
+                    Err(problems) if self.differs_from(&seen).await => Outcome::Bad(problems, Files::Changed),
+                    Err(problems) if has_empty_file => Outcome::Bad(problems, Files::Empty),
+                    Err(problems) => Outcome::Bad(problems, Files::Settled),
                 }
             }
             Err(_) => Outcome::ReadError(ReadError::Panicked),

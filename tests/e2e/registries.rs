@@ -524,14 +524,32 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     eprintln!("{writes} writes, {worlds} worlds");
     assert!(worlds >= 8.0, "{writes} writes without pause led to {worlds} worlds in 4 s");
     assert_eq!(status(&gateway, 0)["state"], "live");
-    // Half a file is reported if nothing happens for 100 ms. A disk that stalls may keep it so: it truncates a file long before it
-    // notifies the gateway of that.
-    if longest < Duration::from_millis(100) {
+    // Half a file is a fault if it stays for 2 s, which a write may take on a busy machine.
+    if longest < Duration::from_secs(1) {
         assert!(
             gateway.log().iter().all(|line| !line.contains("\"ERROR\"")),
             "a write took {longest:?} at most"
         );
     }
+}
+
+#[test]
+fn an_empty_file_is_a_mistake_only_if_it_stays_empty() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let west = folder.path().join("west.yaml");
+    let text = registry(&[service("a.mesh", &backend(""))]);
+    std::fs::write(&west, &text).expect("written");
+    let gateway = Gateway::start_in(folder, &config(&["west"], ""), &[]);
+    // The writer is slow, as on a disk that stalls.
+    std::fs::write(&west, "").expect("truncated");
+    thread::sleep(Duration::from_millis(600));
+    std::fs::write(&west, text.replace("a.mesh", "b.mesh")).expect("written");
+    eventually("the new service", || {
+        (gateway.json("/api/v1/explain?sni=b.mesh")["verdict"] == "admitted").then_some(())
+    });
+    assert!(gateway.log().iter().all(|line| !line.contains("\"ERROR\"")));
+    std::fs::write(&west, "").expect("truncated");
+    gateway.told("\"ERROR\"");
 }
 
 #[test]

@@ -68,6 +68,12 @@ impl Found {
         Ok(found)
     }
 
+    /// Returns true if a file that was read is empty. Its writer may be about to fill it: a disk that stalls truncates a file long
+    /// before the kernel notifies anyone of it.
+    pub(super) fn has_empty_file(&self) -> bool {
+        self.files.iter().any(|(_, content)| matches!(content, Content::Text { text, .. } if text.is_empty()))
+    }
+
     /// Parses the files that were read. A service that equals one of `last`, which is in order of key, is shared with it, so that
     /// it is in memory only once.
     pub(super) fn parse(self, cluster: &ClusterId, network: &Network, last: &[Arc<Service>]) -> Parts {
