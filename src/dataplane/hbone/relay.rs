@@ -139,6 +139,12 @@ impl Down {
             self.pinned = self.held.len();
         }
     }
+
+    /// Returns true once the stream has waited for larger windows; otherwise the task is woken then.
+    fn has_waited(&mut self, context: &mut Context<'_>) -> bool {
+        let timer = self.window_wait.get_or_insert_with(|| Box::pin(sleep(GROW_WITHIN)));
+        timer.as_mut().poll(context).is_ready()
+    }
 }
 
 /// The side at which the relay failed.
@@ -409,19 +415,8 @@ impl StreamRelay<'_> {
                 match self.send.poll_capacity(context) {
                     Poll::Ready(Some(Ok(now))) => room = now,
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(Err(self.hung_up(context))),
+                    Poll::Pending if room > 0 && self.down.has_waited(context) => break,
                     Poll::Pending => {
-                        let timer = || Box::pin(sleep(GROW_WITHIN));
-                        if room > 0
-                            && self
-                                .down
-                                .window_wait
-                                .get_or_insert_with(timer)
-                                .as_mut()
-                                .poll(context)
-                                .is_ready()
-                        {
-                            break;
-                        }
                         self.down.unpin();
                         return Poll::Pending;
                     }
