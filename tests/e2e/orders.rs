@@ -328,7 +328,7 @@ fn an_access_log_that_cannot_be_opened_is_an_error_at_start_and_at_reload() {
 
 #[test]
 fn orders_are_obeyed_while_a_file_with_very_many_mistakes_is_read() {
-    let mistakes: String = (0..400_000).map(|index| format!("tiemouts{index}: {{idle: 1h}}\n")).collect();
+    let mistakes: String = (0..20_000).map(|index| format!("tiemouts{index}: {{idle: 1h}}\n")).collect();
     for end in ENDS {
         let gateway = Gateway::start(&config(""));
         gateway.write_config(&format!("{}{mistakes}", config("")));
@@ -342,7 +342,7 @@ fn orders_are_obeyed_while_a_file_with_very_many_mistakes_is_read() {
     let problems: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     let problems = problems["problems"].as_array().expect("a list");
     assert_eq!(problems.len(), 101);
-    assert!(problems[100].as_str().is_some_and(|text| text.contains("and 399900 more")), "{}", problems[100]);
+    assert!(problems[100].as_str().is_some_and(|text| text.contains("and 19900 more")), "{}", problems[100]);
 }
 
 #[test]
