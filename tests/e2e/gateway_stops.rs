@@ -213,9 +213,9 @@ fn oversleeping<T>(work: impl FnOnce() -> T) -> (T, Duration) {
             }
             longest
         });
-        let done = work();
+        let result = work();
         drop(stop);
-        (done, sleeper.join().expect("no panic"))
+        (result, sleeper.join().expect("no panic"))
     })
 }
 
