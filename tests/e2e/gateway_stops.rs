@@ -37,6 +37,19 @@ struct Rig {
     envoy: Envoy,
 }
 
+/// What was seen while something was done to a gateway.
+struct Seen {
+    calls: usize,
+    /// The times of the calls that failed, from the start.
+    failed: Vec<Duration>,
+    /// The number of kept connections that were opened.
+    opened: usize,
+    /// Each end of a kept connection that came within a call or was no FIN.
+    faults: Vec<String>,
+    /// The longest time by which a thread has overslept.
+    overslept: Duration,
+}
+
 impl Rig {
     fn new(binary: &OsString, form: &str) -> Self {
         let world = World::new();
@@ -93,23 +106,23 @@ impl Rig {
         (calls.len(), failed.map(|call| call.began - begun).collect())
     }
 
-    /// Does the same while some connections are kept as well. Also returns how many were opened, and each end that came within a call
-    /// or was no FIN.
-    fn under_kept_calls(&self, work: impl FnOnce()) -> ((usize, Vec<Duration>), (usize, Vec<String>)) {
+    /// Does the same while some connections are kept as well.
+    fn under_kept_calls(&self, work: impl FnOnce()) -> Seen {
         let listener = self.envoy.listener("ratings");
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let stop = Stop(&done);
             let kept: Vec<_> = (0..KEPT.0).map(|_| scope.spawn(|| keep_calling(listener, &done))).collect();
-            let called = self.under_calls(work);
+            let sleeper = scope.spawn(|| oversleep(&done));
+            let (calls, failed) = self.under_calls(work);
             drop(stop);
-            let mut all = (0, Vec::new());
+            let (mut opened, mut faults) = (0, Vec::new());
             for one in kept {
-                let (opened, faults) = one.join().expect("no panic");
-                all.0 += opened;
-                all.1.extend(faults);
+                let (own, more) = one.join().expect("no panic");
+                opened += own;
+                faults.extend(more);
             }
-            (called, all)
+            Seen { calls, failed, opened, faults, overslept: sleeper.join().expect("no panic") }
         })
     }
 
@@ -117,24 +130,22 @@ impl Rig {
     /// machine stood still meanwhile.
     #[track_caller]
     fn stop(&mut self, at: usize) -> bool {
-        let (((calls, failed), (opened, faults)), overslept) = oversleeping(|| {
-            self.under_kept_calls(|| {
-                thread::sleep(KEPT.1);
-                self.west[at].signal("TERM");
-                self.uses(1);
-                let gateway = self.gateway(at);
-                assert_eq!(
-                    (&gateway["state"], &gateway["usable"]),
-                    (&"stopping".into(), &false.into()),
-                    "{gateway:#}"
-                );
-                connect(self.address(at));
-                eventually("its listener to close", || {
-                    TcpStream::connect(self.address(at)).is_err().then_some(())
-                });
-                eventually("its end", || self.has_ended(at).then_some(()));
-                thread::sleep(KEPT.1);
-            })
+        let Seen { calls, failed, opened, faults, overslept } = self.under_kept_calls(|| {
+            thread::sleep(KEPT.1);
+            self.west[at].signal("TERM");
+            self.uses(1);
+            let gateway = self.gateway(at);
+            assert_eq!(
+                (&gateway["state"], &gateway["usable"]),
+                (&"stopping".into(), &false.into()),
+                "{gateway:#}"
+            );
+            connect(self.address(at));
+            eventually("its listener to close", || {
+                TcpStream::connect(self.address(at)).is_err().then_some(())
+            });
+            eventually("its end", || self.has_ended(at).then_some(()));
+            thread::sleep(KEPT.1);
         });
         eprintln!("a gateway stops: {calls} calls, {opened} connections in place of {}", KEPT.0);
         let counts = overslept < STANDSTILL;
@@ -198,25 +209,16 @@ fn keep_calling(listener: SocketAddr, done: &AtomicBool) -> (usize, Vec<String>)
     (opened, faults)
 }
 
-/// Returns the longest time by which a thread has overslept during `work`, too.
-fn oversleeping<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+/// Sleeps again and again. Returns the longest time by which it has overslept.
+fn oversleep(done: &AtomicBool) -> Duration {
     const NAP: Duration = Duration::from_millis(50);
-    let done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let stop = Stop(&done);
-        let sleeper = scope.spawn(|| {
-            let mut longest = Duration::ZERO;
-            while !done.load(Ordering::Relaxed) {
-                let begun = Instant::now();
-                thread::sleep(NAP);
-                longest = longest.max(begun.elapsed().saturating_sub(NAP));
-            }
-            longest
-        });
-        let result = work();
-        drop(stop);
-        (result, sleeper.join().expect("no panic"))
-    })
+    let mut longest = Duration::ZERO;
+    while !done.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        thread::sleep(NAP);
+        longest = longest.max(begun.elapsed().saturating_sub(NAP));
+    }
+    longest
 }
 
 /// Starts the gateway of west at this place. `links` says how it comes to links with east.
