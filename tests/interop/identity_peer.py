@@ -102,9 +102,10 @@ class Peer:
             self.server.stop(0).wait()
             self.server = None
 
-    def refuse(self, context):
-        if self.state["refuse"]:
-            code, message = self.state["refuse"]
+    @staticmethod
+    def refuse(state, context):
+        if state["refuse"]:
+            code, message = state["refuse"]
             context.abort(grpc.StatusCode[code], message)
 
 
@@ -135,6 +136,8 @@ class Istio(Peer):
             raise RuntimeError(f"{at} cannot be bound")
 
     def CreateCertificate(self, request, context):
+        # Chosen before the call is told: who reads of it may give the next order before this one is answered.
+        state = dict(self.state)
         csr = x509.load_pem_x509_csr(request.csr.encode())
         (names,) = [extension.value for extension in csr.extensions]
         public = csr.public_key()
@@ -150,14 +153,14 @@ class Istio(Peer):
             "validity": request.validity_duration,
             "metadata": {key: value for key, value in context.invocation_metadata() if isinstance(value, str)},
         }
-        if self.state["refuse"]:
+        if state["refuse"]:
             say({"call": call})
-        self.refuse(context)
-        identity = self.state["as"] or call["uris"][0]
-        leaf = self.authority.issue([x509.UniformResourceIdentifier(identity)], public, self.state["lifetime"])
+        self.refuse(state, context)
+        identity = state["as"] or call["uris"][0]
+        leaf = self.authority.issue([x509.UniformResourceIdentifier(identity)], public, state["lifetime"])
         say({"call": call | {"serial": serial(leaf)}})
         chain = [leaf, self.authority.certificate, self.root.certificate]
-        if self.state["chain"] == "leaf":
+        if state["chain"] == "leaf":
             chain = chain[:1]
         items = [certificate.public_bytes(PEM).decode() for certificate in chain]
         return self.messages.IstioCertificateResponse(cert_chain=items)
@@ -217,7 +220,7 @@ class Workload(Peer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "security header missing from request")
         sent = None
         while context.is_active():
-            self.refuse(context)
+            self.refuse(self.state, context)
             if sent is not self.given:
                 sent = self.given
                 yield sent

@@ -95,16 +95,18 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self.silent.listen(1000)
 
     def Export(self, request, context):
+        # Chosen before the call is told: who reads of it may give the next order before this one is answered.
+        state = dict(self.state)
         for each in request.resource_spans:
             spans = [span(one, scope.scope) for scope in each.scope_spans for one in scope.spans]
             say({"call": {"resource": plain(each.resource.attributes), "spans": spans, "at": time.time()}})
-        time.sleep(self.state["delay"])
-        if self.state["refuse"]:
-            code, message = self.state["refuse"]
+        time.sleep(state["delay"])
+        if state["refuse"]:
+            code, message = state["refuse"]
             context.abort(grpc.StatusCode[code], message)
         response = trace_service_pb2.ExportTraceServiceResponse()
-        if self.state["reject"]:
-            response.partial_success.rejected_spans = self.state["reject"]
+        if state["reject"]:
+            response.partial_success.rejected_spans = state["reject"]
             response.partial_success.error_message = "too many"
         return response
 
