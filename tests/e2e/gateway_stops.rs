@@ -19,11 +19,12 @@ use crate::support::envoy::Envoy;
 use crate::support::federated::{WEB, World, client, loopback, workload};
 use crate::support::gateway::Gateway;
 use crate::support::organisation::start;
+use crate::support::stall::Stopwatch;
 use crate::support::{PATIENCE, Stop, eventually};
 
 /// The number of kept connections, and the time between two calls over each.
 const KEPT: (usize, Duration) = (8, Duration::from_millis(1_500));
-/// The time by which a thread oversleeps on a machine that stood still. Connections are then closed in pauses that no client made, and
+/// The time for which a machine stands still so that a stop proves nothing. Connections are then closed in pauses that no client made, and
 /// deadlines pass at which nobody waited, so that failed calls say nothing of the gateways.
 const STANDSTILL: Duration = Duration::from_secs(1);
 const CLUSTER: &str = "outbound|80||ratings.pay.west.global";
@@ -46,8 +47,8 @@ struct Seen {
     opened: usize,
     /// Each end of a kept connection that came within a call or was no FIN.
     faults: Vec<String>,
-    /// The longest time by which a thread has overslept.
-    overslept: Duration,
+    /// The longest moment in which the machine stood still.
+    stall: Duration,
 }
 
 impl Rig {
@@ -113,7 +114,7 @@ impl Rig {
         thread::scope(|scope| {
             let stop = Stop(&done);
             let kept: Vec<_> = (0..KEPT.0).map(|_| scope.spawn(|| keep_calling(listener, &done))).collect();
-            let sleeper = scope.spawn(|| oversleep(&done));
+            let watch = Stopwatch::start();
             let (calls, failed) = self.under_calls(work);
             drop(stop);
             let (mut opened, mut faults) = (0, Vec::new());
@@ -122,7 +123,7 @@ impl Rig {
                 opened += own;
                 faults.extend(more);
             }
-            Seen { calls, failed, opened, faults, overslept: sleeper.join().expect("no panic") }
+            Seen { calls, failed, opened, faults, stall: watch.longest_stall() }
         })
     }
 
@@ -130,7 +131,7 @@ impl Rig {
     /// machine stood still meanwhile.
     #[track_caller]
     fn stop(&mut self, at: usize) -> bool {
-        let Seen { calls, failed, opened, faults, overslept } = self.under_kept_calls(|| {
+        let Seen { calls, failed, opened, faults, stall } = self.under_kept_calls(|| {
             thread::sleep(KEPT.1);
             self.west[at].signal("TERM");
             self.uses(1);
@@ -148,13 +149,13 @@ impl Rig {
             thread::sleep(KEPT.1);
         });
         eprintln!("a gateway stops: {calls} calls, {opened} connections in place of {}", KEPT.0);
-        let counts = overslept < STANDSTILL;
+        let counts = stall < STANDSTILL;
         if counts {
             assert!(faults.is_empty() && opened > KEPT.0, "{opened} kept connections: {faults:?}");
             let count = failed.len();
             assert!(count == 0, "{count} of {calls} calls failed while a gateway stops: {failed:?}");
         } else {
-            eprintln!("the machine stood still for {overslept:?}: {faults:?} {failed:?}");
+            eprintln!("the machine stood still for {stall:?}: {faults:?} {failed:?}");
         }
         self.west[at].ended();
         self.restart(at, "accept: true");
@@ -207,18 +208,6 @@ fn keep_calling(listener: SocketAddr, done: &AtomicBool) -> (usize, Vec<String>)
         }
     }
     (opened, faults)
-}
-
-/// Sleeps again and again. Returns the longest time by which it has overslept.
-fn oversleep(done: &AtomicBool) -> Duration {
-    const NAP: Duration = Duration::from_millis(50);
-    let mut longest = Duration::ZERO;
-    while !done.load(Ordering::Relaxed) {
-        let begun = Instant::now();
-        thread::sleep(NAP);
-        longest = longest.max(begun.elapsed().saturating_sub(NAP));
-    }
-    longest
 }
 
 /// Starts the gateway of west at this place. `links` says how it comes to links with east.

@@ -35,6 +35,7 @@ pub mod pki;
 pub mod proxy_header;
 pub mod python;
 pub mod raw;
+pub mod stall;
 pub mod wds;
 pub mod yaml;
 
@@ -61,6 +62,18 @@ pub fn within<T>(limit: Duration, what: &str, mut ready: impl FnMut() -> Option<
         assert!(Instant::now() < deadline, "waited {limit:?} in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until a process has stopped that was sent SIGSTOP. Each of its threads stops when it is scheduled next, which takes a while on a
+/// busy machine.
+#[track_caller]
+pub fn has_stopped(process: u32) {
+    let threads = format!("/proc/{process}/task");
+    eventually("the process has stopped", || {
+        let mut threads = std::fs::read_dir(&threads).expect("the process").flatten();
+        let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+        threads.all(|at| std::fs::read_to_string(at.path().join("stat")).is_ok_and(is_stopped)).then_some(())
+    });
 }
 
 /// Sets a flag when dropped, also if the test panics. Threads that run until the flag is set then end, so that the thread scope

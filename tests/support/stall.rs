@@ -1,0 +1,70 @@
+//! A stopwatch that stands still while the machine does: a virtual machine may get no processor for a second, and a disk may block a
+//! plain write for longer. What a gateway does within a time says nothing about the gateway in such moments.
+
+use std::os::unix::fs::FileExt;
+use std::sync::{LazyLock, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The pause between two looks, and the delay from which on the machine counts as standing still.
+const NAP: Duration = Duration::from_millis(20);
+const NOTICED: Duration = Duration::from_millis(50);
+
+/// What the looking thread of this process has seen.
+struct Looks {
+    last: Instant,
+    /// The end and the length of each moment in which the machine stood still.
+    stalls: Vec<(Instant, Duration)>,
+}
+
+impl Looks {
+    /// Notes how much later than expected the next look comes.
+    fn look(&mut self) {
+        let now = Instant::now();
+        let late = now.duration_since(self.last).saturating_sub(NAP);
+        if late >= NOTICED {
+            self.stalls.push((now, late));
+        }
+        self.last = now;
+    }
+}
+
+static LOOKS: LazyLock<Mutex<Looks>> = LazyLock::new(|| {
+    thread::spawn(|| {
+        let file = tempfile::tempfile().expect("a file");
+        loop {
+            thread::sleep(NAP);
+            file.set_len(0).and_then(|()| file.write_all_at(b"x", 0)).expect("written");
+            LOOKS.lock().expect("no panic").look();
+        }
+    });
+    Mutex::new(Looks { last: Instant::now(), stalls: Vec::new() })
+});
+
+/// Measures a time without the moments in which the machine stood still.
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    pub fn start() -> Self {
+        LazyLock::force(&LOOKS);
+        Self(Instant::now())
+    }
+
+    /// Returns each moment in which the machine stood still, also one that may not be over.
+    fn stalls(&self) -> Vec<Duration> {
+        let mut looks = LOOKS.lock().expect("no panic");
+        looks.look();
+        let since = looks.stalls.iter().filter(|(end, _)| *end > self.0);
+        since.map(|(end, late)| (*late).min(*end - self.0)).collect()
+    }
+
+    /// Returns the longest moment in which the machine stood still.
+    pub fn longest_stall(&self) -> Duration {
+        self.stalls().into_iter().max().unwrap_or_default()
+    }
+
+    /// Returns the time for which the machine ran.
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed().saturating_sub(self.stalls().iter().sum())
+    }
+}
