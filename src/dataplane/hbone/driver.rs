@@ -133,6 +133,7 @@ impl Driver<'_> {
         // A connection that has paused reading still writes its queued bytes; otherwise they would occupy memory until it reads
         // again.
         self.shared.stats.pause(paused);
+        self.shared.stats.begin(self.core.clock.now());
         let polled = self.accept(context);
         self.shared.stats.driven();
         for refused in self.shared.stats.take_refused() {
@@ -232,7 +233,7 @@ impl Driver<'_> {
         if self.is_ending() {
             return;
         }
-        if let Some(what) = self.shared.stats.excess(self.core.clock.now()) {
+        if let Some(what) = self.shared.stats.excess() {
             let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} from the caller in one second");
             self.entry.explain(format!("too many {what} from the caller in one second"));

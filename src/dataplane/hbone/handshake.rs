@@ -242,10 +242,11 @@ async fn agree(
     let io = Metered::new(tls, stats.clone());
     let mut agreeing = pin!(builder.handshake(io));
     let agreed = poll_fn(|context| {
+        stats.begin(core.clock.now());
         let agreed = agreeing.as_mut().poll(context);
         if agreed.is_pending() {
             stats.end_turn();
-            if let Some(what) = stats.excess(core.clock.now()) {
+            if let Some(what) = stats.excess() {
                 return Poll::Ready(Err(Failed::new(
                     Reason::BadRequest,
                     format!("too many {what} from the caller in one second"),

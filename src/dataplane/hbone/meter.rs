@@ -231,17 +231,19 @@ impl ConnectionStats {
         self.refused_of_caller.set(of_caller);
     }
 
-    /// If the client has sent too many frames, records or streams of one kind in this tick, returns the name of the kind.
-    pub(crate) fn excess(&self, second: u32) -> Option<&'static str> {
-        let mut frames = self.frames.borrow_mut();
+    /// Counts anew if a tick has passed; to be called before bytes are read, so that what they contain counts in the new tick.
+    pub(crate) fn begin(&self, second: u32) {
         if self.second.replace(second) != second {
-            frames.begin_second();
+            self.frames.borrow_mut().begin_second();
             self.resets.set(0);
             self.refused.set(0);
             self.refused_of_caller.set(0);
             self.tiny.set(0);
-            return None;
         }
+    }
+
+    /// If the client has sent too many frames, records or streams of one kind in this tick, returns the name of the kind.
+    pub(crate) fn excess(&self) -> Option<&'static str> {
         // A caller that has used up its allowance on other connections has a small part of it on each further one. Otherwise
         // one workload could end the connections of all others with its identity.
         let refused = match self.refused.get() > REFUSED_PER_RESET {
@@ -254,7 +256,7 @@ impl ConnectionStats {
             (self.tiny.get(), EMPTY_MAX, "TLS records without content"),
         ];
         let checks = checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what);
-        checks.or_else(|| frames.excess())
+        checks.or_else(|| self.frames.borrow().excess())
     }
 }
 
@@ -290,8 +292,10 @@ mod tests {
         // The client's preface.
         stats.frames_received(&[0; 24]);
         (0..count).for_each(|_| send(&stats));
-        let excess = stats.excess(7);
-        assert_eq!(stats.excess(8), None, "each second is counted anew");
+        stats.begin(7);
+        let excess = stats.excess();
+        stats.begin(8);
+        assert_eq!(stats.excess(), None, "each second is counted anew");
         excess
     }
 
@@ -299,11 +303,11 @@ mod tests {
     fn a_caller_that_was_refused_on_other_connections_has_little_left_on_this_one() {
         let stats = ConnectionStats::new(7);
         (0..REFUSED_PER_RESET).for_each(|_| stats.refused(u32::MAX));
-        assert_eq!(stats.excess(7), None);
+        assert_eq!(stats.excess(), None);
         stats.refused(REFUSED_PER_RESET * RESETS_MAX);
-        assert_eq!(stats.excess(7), None, "the caller is within its allowance");
+        assert_eq!(stats.excess(), None, "the caller is within its allowance");
         stats.refused(REFUSED_PER_RESET * (RESETS_MAX + 1));
-        assert_eq!(stats.excess(7), Some("cancelled or refused streams"));
+        assert_eq!(stats.excess(), Some("cancelled or refused streams"));
     }
 
     #[test]
