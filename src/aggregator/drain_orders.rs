@@ -110,10 +110,14 @@ impl DrainOrders {
         all
     }
 
+    /// Returns all orders.
+    pub fn all(&self) -> Vec<Arc<Drain>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).orders.clone()
+    }
+
     /// Returns the documents of all orders, which [`take_over`](Self::take_over) reads.
     pub fn documents(&self) -> Vec<String> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.orders.iter().map(|drain| line(drain)).collect()
+        self.all().iter().map(|drain| line(drain)).collect()
     }
 
     /// Replaces all orders by those of an earlier process, and keeps them in the state folder. Returns those that have an effect.

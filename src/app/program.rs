@@ -170,10 +170,10 @@ impl Program {
         if let Some(taking) = &mut taking {
             let closed = || closed_gates(&sources, &config);
             taking.ready(closed, &sources.dataplane, &parts.handles.telemetry).await?;
-            if let Some(drains) = taking.drains() {
-                parts.registries.take_over(&drains, &sources.reader).await;
-            }
         }
+        // Nothing is sent to what was drained before the start.
+        let drains = taking.as_mut().and_then(|taking| taking.drains());
+        parts.registries.drains_are_in_force(drains.as_deref(), &sources.reader).await;
         // The xDS and DNS servers start after the registries have been read. Otherwise an xDS client that reconnects would lose
         // the endpoints of registries that are not read yet, and DNS clients would learn that names do not exist.
         xds.map_or(Ok(()), |xds| xds.serve(&parts.handles))?;

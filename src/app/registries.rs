@@ -100,9 +100,12 @@ impl Registries {
         Ok((Self { aggregator, drain_orders, liveness, clusters, known }, reader))
     }
 
-    /// Uses the orders to drain of an earlier process, and waits until they are in force.
-    pub(super) async fn take_over(&self, drains: &[String], reader: &Reader) {
-        let orders = self.drain_orders.take_over(drains).await;
+    /// Waits until the orders to drain are in force, which are those of an earlier process if it has handed some over.
+    pub(super) async fn drains_are_in_force(&self, handed_over: Option<&[String]>, reader: &Reader) {
+        let orders = match handed_over {
+            Some(drains) => self.drain_orders.take_over(drains).await,
+            None => self.drain_orders.all(),
+        };
         let now = unix_seconds(SystemTime::now());
         let wanted: Vec<&Arc<Drain>> =
             orders.iter().filter(|drain| drain.parts_left(now).is_some()).collect();
@@ -117,7 +120,7 @@ impl Registries {
             }
         };
         if timeout(DRAINS_WITHIN, applied).await.is_err() {
-            tracing::warn!("the orders to drain of the old process are not in force yet");
+            tracing::warn!("the orders to drain are not in force yet");
         }
     }
 

@@ -122,7 +122,7 @@ fn an_order_is_planned_refused_forced_shown_and_ended() {
     assert_eq!(runs(&gateway, &["drains"]), "no drain is in force\n");
 
     // One of two gateways: the other takes over, and a drain ends by itself.
-    runs(&gateway, &["drain", "gateway", "192.0.2.3", "--over", "0s", "--until", "3s"]);
+    runs(&gateway, &["drain", "gateway", "192.0.2.3", "--over", "0s", "--until", "10s"]);
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 0, 1)]);
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
 }
