@@ -42,7 +42,7 @@ use isthmus_upgrade::message::SocketName;
 use isthmus_upgrade::place;
 
 /// The time that resetting all connections may take after a second signal.
-const RESET_WITHIN: Duration = Duration::from_millis(200);
+const RESET_WITHIN: Duration = Duration::from_secs(1);
 /// The time that requests to the admin API, and giving up Leases, may take when all connections have ended.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 const AGGREGATOR_ENDED: &str = "the aggregator has ended";

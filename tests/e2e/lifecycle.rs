@@ -12,6 +12,7 @@ use crate::support::backend::Backend;
 use crate::support::client::{Tls, call, read_alert, tls};
 use crate::support::gateway::Gateway;
 use crate::support::pki::PKI;
+use crate::support::stall::Stopwatch;
 use crate::support::{Stop, eventually};
 
 fn backend(name: &str) -> Backend {
@@ -154,7 +155,7 @@ fn listeners_come_and_go_without_touching_the_others() {
     let backend = backend("live.test");
     let listeners = |list: &str| {
         format!(
-            "listeners: [{list}]\ndrain: {{timeout: 500ms}}\nroutes: {{live.test: \"{}\"}}\n",
+            "listeners: [{list}]\ndrain: {{timeout: 5s}}\nroutes: {{live.test: \"{}\"}}\n",
             backend.address
         )
     };
@@ -196,9 +197,16 @@ fn an_address_in_use_rejects_the_whole_file() {
 
 #[test]
 fn a_drain_cuts_nobody_before_its_time() {
+    assert!((0..3).any(|_| cuts_nobody_before_its_time()), "the machine stood still each time");
+}
+
+/// Returns `false` if the machine stood still for so long that there was a pause which nobody made.
+fn cuts_nobody_before_its_time() -> bool {
     const CONNECTIONS: usize = 200;
+    let watch = Stopwatch::start();
+    let stood_still = || watch.longest_stall() > Duration::from_millis(500);
     let backend = backend("live.test");
-    let mut gateway = Gateway::start(&config(&backend, "drain: {delay: 300ms, timeout: 2s}\n"));
+    let mut gateway = Gateway::start(&config(&backend, "drain: {delay: 3s, timeout: 10s}\n"));
     let address = gateway.listener("default");
     let mut streams: Vec<Tls> = (0..CONNECTIONS).map(|_| open(&gateway, "live.test")).collect();
     // A connection that was silent for a second may be closed at once, and the first ones were opened seconds ago.
@@ -212,32 +220,47 @@ fn a_drain_cuts_nobody_before_its_time() {
     let late = open(&gateway, "live.test");
     streams.push(late);
     eventually("deaf", || std::net::TcpStream::connect(address).err());
-    assert!(began.elapsed() >= Duration::from_millis(300), "deaf after {:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_secs(3), "deaf after {:?}", began.elapsed());
     // All connections stay usable during most of `drain.timeout`.
     let mut rounds = 0;
-    while began.elapsed() < Duration::from_millis(1_500) {
+    while began.elapsed() < Duration::from_secs(10) {
         for stream in &mut streams {
-            assert_eq!(call(stream, "busy").expect("an answer while draining"), "busy");
+            match call(stream, "busy") {
+                Err(_) if stood_still() => return false,
+                answer => assert_eq!(answer.expect("an answer while draining"), "busy"),
+            }
         }
         rounds += 1;
     }
     assert!(rounds >= 1);
-    // Half of the clients finish; the gateway resets the rest at the end of `drain.timeout`.
+    // Half of the clients finish; the gateway resets the rest, which make no pause, at the end of `drain.timeout`.
     streams.truncate(CONNECTIONS / 2);
-    for stream in &mut streams {
-        assert_eq!(end_of(stream), Err(ErrorKind::ConnectionReset));
+    let mut ends = Vec::new();
+    while !streams.is_empty() {
+        streams.retain_mut(|stream| match call(stream, "busy") {
+            Ok(answer) if answer == "busy" => true,
+            other => {
+                ends.push(other.map_err(|error| error.kind()));
+                false
+            }
+        });
     }
     assert!(gateway.ended().success());
-    assert!(began.elapsed() >= Duration::from_millis(2_300), "ended after {:?}", began.elapsed());
+    if stood_still() {
+        return false;
+    }
+    assert!(ends.iter().all(|end| *end == Err(ErrorKind::ConnectionReset)), "{ends:?}");
+    assert!(began.elapsed() >= Duration::from_secs(13), "ended after {:?}", began.elapsed());
     let lines = gateway.access_log();
     let count = |reason: &str| lines.iter().filter(|line| line["reason"] == reason).count();
     assert_eq!((count("draining"), lines.len()), (CONNECTIONS / 2, CONNECTIONS + 1));
+    true
 }
 
 #[test]
 fn timeouts_hold_also_while_the_gateway_drains() {
     let backend = backend("live.test");
-    let mut gateway = Gateway::start(&config(&backend, "timeouts: {idle: 1s}\ndrain: {timeout: 600s}\n"));
+    let mut gateway = Gateway::start(&config(&backend, "timeouts: {idle: 4s}\ndrain: {timeout: 600s}\n"));
     let _idle = open(&gateway, "live.test");
     gateway.signal("TERM");
     assert_eq!(gateway.ended().code(), Some(0));
@@ -249,7 +272,7 @@ fn connections_of_a_renamed_listener_drain() {
     let backend = backend("live.test");
     let config = |name: &str| {
         format!(
-            "listeners: [{{name: {name}, bind: \"127.0.0.1:0\"}}]\nroutes: {{live.test: \"{}\"}}\ndrain: {{timeout: 1s}}\n",
+            "listeners: [{{name: {name}, bind: \"127.0.0.1:0\"}}]\nroutes: {{live.test: \"{}\"}}\ndrain: {{timeout: 5s}}\n",
             backend.address
         )
     };
@@ -307,8 +330,11 @@ fn an_operator_sees_and_closes_the_connections_that_a_drain_waits_for() {
     eventually("deaf", || std::net::TcpStream::connect(address).err());
     // With each connection that ends, one of the workers may be drained and end as well.
     for left in (1..=3).rev() {
-        let connections = gateway.json("/api/v1/connections");
-        assert_eq!(connections.as_array().map(Vec::len), Some(left), "{connections}");
+        // The looks above, which came before a listener was closed, end as well.
+        let connections = eventually("those that are left", || {
+            let connections = gateway.json("/api/v1/connections");
+            (connections.as_array()?.len() == left).then_some(connections)
+        });
         let (status, text) = gateway.get("/livez?verbose");
         assert!(status == 200 && text.contains("data plane answers"), "{text}");
         let id = &connections[0]["id"];
