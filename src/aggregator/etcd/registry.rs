@@ -166,7 +166,11 @@ impl Follower {
                 }
             }
             // The random number need not be secret; it only has to differ between gateways.
-            sleep(self.backoff.wait(RandomState::new().hash_one(()))).await;
+            let wait = self.backoff.wait(RandomState::new().hash_one(()));
+            // The attempt at the end of the grace period reports its fault.
+            let now = Instant::now();
+            let quiet = self.quiet.filter(|until| *until > now);
+            sleep(quiet.map_or(wait, |until| wait.min(until - now))).await;
         }
     }
 
