@@ -175,7 +175,7 @@ mod tests {
                 READINGS => {
                     format!("the file system does not answer; {READINGS} earlier reads still wait for it")
                 }
-                _ => "the file system has not answered within 10ms".to_owned(),
+                _ => "no result within 10ms; the file system hangs, or the machine is too busy".to_owned(),
             };
             assert_eq!(problems, [format!("{}: cannot be read: {why}", path.display())]);
             assert!(late.files.is_none(), "what the file was like is not known");

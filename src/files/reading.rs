@@ -37,7 +37,7 @@ pub struct Readings {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The read took longer than this.
-    #[error("the file system has not answered within {0:?}")]
+    #[error("no result within {0:?}; the file system hangs, or the machine is too busy")]
     Late(Duration),
     /// This many earlier reads hang, so no further read is started.
     #[error("the file system does not answer; {0} earlier reads still wait for it")]

@@ -13,6 +13,7 @@ use crate::support::client::{Tls, call, tls};
 use crate::support::gateway::Gateway;
 use crate::support::hang::Hang;
 use crate::support::pki::PKI;
+use crate::support::stall::Stopwatch;
 use crate::support::{Stop, eventually};
 
 const NAME: &str = "s0.mesh";
@@ -114,7 +115,7 @@ fn a_registry_that_vanishes_is_demoted_in_favour_of_others_and_comes_back() {
     let (one, other) = (backend("one "), backend("other "));
     let first = registry(&[service(NAME, &one), service("only.mesh", &one)]);
     let registries = [("first", first.clone()), ("second", registry(&[service(NAME, &other)]))];
-    let gateway = start(&registries, "aggregator: {staleAfter: 1s}");
+    let gateway = start(&registries, "aggregator: {staleAfter: 4s}");
     assert_eq!(clusters(&gateway, NAME), ["first", "second"]);
     let mut standing = eventually("a connection to the first", || {
         let mut stream = open(&gateway);
@@ -242,7 +243,7 @@ fn copies_that_cannot_be_written_are_a_problem_and_no_more() {
 #[test]
 fn a_mass_withdrawal_is_applied_when_it_persists() {
     let one = backend("");
-    let gateway = start(&[("west", many(20, &one))], "aggregator: {withdrawalHold: 1s}");
+    let gateway = start(&[("west", many(20, &one))], "aggregator: {withdrawalHold: 4s}");
     let began = Instant::now();
     write(gateway.folder(), "west", &many(10, &one));
     // Half of the services is more than 30 %, but ten services are not more than 10.
@@ -258,7 +259,7 @@ fn a_mass_withdrawal_is_applied_when_it_persists() {
     );
     assert_eq!(verdict(&gateway, "s19.mesh"), "ok");
     becomes(&gateway, 0, "live");
-    assert!(began.elapsed() >= before + Duration::from_secs(1));
+    assert!(began.elapsed() >= before + Duration::from_secs(4));
     assert_eq!((verdict(&gateway, "s19.mesh"), verdict(&gateway, NAME)), ("sni_unknown".into(), "ok".into()));
 }
 
@@ -282,8 +283,12 @@ fn a_folder_may_lose_files_be_cut_short_and_vanish() {
     becomes(&gateway, 0, "stale");
     put(28, &file(28));
     becomes(&gateway, 0, "live");
-    // Half of the files are deleted at once, then the folder with the rest.
-    (14..29).for_each(|index| std::fs::remove_file(west.join(format!("f{index:02}.yaml"))).expect("removed"));
+    // Another folder with half of the files takes its place, and then that folder goes.
+    let fewer = gateway.folder().join("fewer");
+    std::fs::create_dir(&fewer).expect("made");
+    (0..14).for_each(|index| write(&fewer, &format!("f{index:02}"), &file(index)));
+    std::fs::rename(&west, gateway.folder().join("before")).expect("renamed");
+    std::fs::rename(&fewer, &west).expect("renamed");
     becomes(&gateway, 0, "held");
     let all_there =
         || (0..29).for_each(|index| assert_eq!(verdict(&gateway, &format!("s{index}.mesh")), "ok"));
@@ -367,12 +372,14 @@ fn bad_services_are_told_of_with_their_place_and_good_ones_taken() {
         (0, "ports[1].name: \"https\" is listed twice in this service"),
         (1, "endpoints[0].weight: found the number 0"),
     ] {
-        let status = status(&gateway, registry);
-        assert_eq!(status["state"], "missing", "{status}");
-        let problem = status["problems"][0].as_str().expect("a problem");
+        let problem = eventually("the problem", || {
+            let status = status(&gateway, registry);
+            assert_eq!(status["state"], "missing", "{status}");
+            status["problems"][0].as_str().map(str::to_owned)
+        });
         assert!(problem.contains(".yaml:1:") && problem.contains(fragment), "{problem}");
     }
-    assert_eq!(status(&gateway, 2)["state"], "live");
+    becomes(&gateway, 2, "live");
     let candidate = gateway.json(&format!("/api/v1/explain?sni={NAME}"))["candidates"][0].clone();
     assert_eq!((&candidate["weight"], &candidate["cluster"]), (&4_294_967_295_u32.into(), &"most".into()));
 }
@@ -399,7 +406,7 @@ fn a_config_that_changes_during_the_start_is_read_again() {
     let one = backend("");
     let folder = tempfile::tempdir().expect("a folder");
     let Some(_hang) = hung(folder.path(), "hung", "services: []") else { return };
-    let text = config(&["hung"], "aggregator: {startTimeout: 1s}");
+    let text = config(&["hung"], "aggregator: {startTimeout: 5s}");
     let gateway = Gateway::start_unready(folder, &text);
     assert_eq!(gateway.get("/readyz").0, 503);
     gateway.write_config(&format!("{text}services: [{}]\n", service("new.mesh", &one)));
@@ -435,6 +442,7 @@ fn a_registry_that_does_not_answer_is_waited_for_so_long() {
         Gateway::start_in(folder, &config(&["hung", "west"], "aggregator: {startTimeout: 1s}"), &[]);
     assert!(began.elapsed() >= Duration::from_secs(1));
     assert_eq!(status(&gateway, 0)["state"], "missing");
+    becomes(&gateway, 1, "live");
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
     gateway.told("some registries were not read within aggregator.startTimeout");
     // When the registry can be read, it is applied.
@@ -464,7 +472,7 @@ fn registries_that_hang_freeze_no_other_and_are_stale() {
     for registry in [0, 1] {
         let stale = becomes(&gateway, registry, "stale");
         let problem = stale["problems"][0].as_str().expect("a problem");
-        assert!(problem.contains("the file system has not answered within 10s"), "{problem}");
+        assert!(problem.contains("no result within 10s; the file system hangs"), "{problem}");
     }
     eprintln!("stale after {:?}", began.elapsed());
     drop((a, b));
@@ -485,7 +493,7 @@ fn a_registry_of_special_or_endless_files_is_refused_and_a_link_is_followed() {
     std::os::unix::fs::symlink("west.data", at("west.yaml")).expect("linked");
     let more = "aggregator: {startTimeout: 1s}";
     let gateway = Gateway::start_in(folder, &config(&["pipe", "zero", "west"], more), &[]);
-    assert_eq!(status(&gateway, 2)["state"], "live");
+    becomes(&gateway, 2, "live");
     for (registry, what) in [(0, "pipe.yaml: cannot be read: it is a pipe"), (1, "it is a device")] {
         let problem = becomes(&gateway, registry, "missing")["problems"][0].clone();
         assert!(problem.as_str().is_some_and(|text| text.contains(what)), "{problem}");
@@ -510,20 +518,30 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     (0..FILES).for_each(|index| put(index, 0));
     let gateway = Gateway::start_in(folder, &config(&["west"], ""), &[]);
     let generation = || gateway.metric("isthmus_config_generation", &[]);
-    let (before, began) = (generation(), Instant::now());
     let (mut writes, mut longest) = (0, Duration::ZERO);
-    while began.elapsed() < Duration::from_secs(4) {
-        writes += 1;
-        let begun = Instant::now();
-        put(writes % FILES, writes);
-        longest = longest.max(begun.elapsed());
-        // With 200 writes per second, no pause is long enough for a change to count as finished.
-        thread::sleep(Duration::from_millis(5));
+    let mut worlds_in_4_s = || {
+        let (before, began) = (generation(), Instant::now());
+        while began.elapsed() < Duration::from_secs(4) {
+            writes += 1;
+            let begun = Instant::now();
+            put(writes % FILES, writes);
+            longest = longest.max(begun.elapsed());
+            // With 200 writes per second, no pause is long enough for a change to count as finished.
+            thread::sleep(Duration::from_millis(5));
+        }
+        generation() - before
+    };
+    // A gateway that waits for a pause makes two each time, and one that stands still meanwhile may make few.
+    let mut worlds = Vec::new();
+    while worlds.len() < 5 && worlds.last().is_none_or(|worlds| *worlds < 8.0) {
+        worlds.push(worlds_in_4_s());
     }
-    let worlds = generation() - before;
-    eprintln!("{writes} writes, {worlds} worlds");
-    assert!(worlds >= 8.0, "{writes} writes without pause led to {worlds} worlds in 4 s");
-    assert_eq!(status(&gateway, 0)["state"], "live");
+    eprintln!("{writes} writes, worlds in 4 s: {worlds:?}");
+    assert!(
+        worlds.last().is_some_and(|worlds| *worlds >= 8.0),
+        "{writes} writes without pause led to {worlds:?}"
+    );
+    becomes(&gateway, 0, "live");
     // Half a file is a fault if it stays for 2 s, which a write may take on a busy machine.
     if longest < Duration::from_secs(1) {
         assert!(
@@ -535,21 +553,31 @@ fn a_folder_that_changes_without_pause_is_read_all_the_time() {
 
 #[test]
 fn an_empty_file_is_a_mistake_only_if_it_stays_empty() {
+    assert!((0..5).any(|_| is_empty_for_a_while()), "the machine stood still each time");
+}
+
+/// Returns `false` if the file was empty for so long that this is a mistake.
+fn is_empty_for_a_while() -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     let west = folder.path().join("west.yaml");
     let text = registry(&[service("a.mesh", &backend(""))]);
     std::fs::write(&west, &text).expect("written");
     let gateway = Gateway::start_in(folder, &config(&["west"], ""), &[]);
     // The writer is slow, as on a disk that stalls.
+    let begun = Instant::now();
     std::fs::write(&west, "").expect("truncated");
     thread::sleep(Duration::from_millis(600));
     std::fs::write(&west, text.replace("a.mesh", "b.mesh")).expect("written");
+    if begun.elapsed() > Duration::from_millis(1_500) {
+        return false;
+    }
     eventually("the new service", || {
         (gateway.json("/api/v1/explain?sni=b.mesh")["verdict"] == "admitted").then_some(())
     });
     assert!(gateway.log().iter().all(|line| !line.contains("\"ERROR\"")));
     std::fs::write(&west, "").expect("truncated");
     gateway.told("\"ERROR\"");
+    true
 }
 
 #[test]
@@ -570,9 +598,9 @@ fn a_gateway_whose_registries_become_pipes_stops_at_once() {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
         gateway.told(&format!("{name}.yaml: cannot be read: it is a pipe"));
     }
-    let begun = Instant::now();
+    let watch = Stopwatch::start();
     gateway.signal("TERM");
     assert!(gateway.ended().success());
-    let took = begun.elapsed();
+    let took = watch.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
