@@ -32,8 +32,10 @@ use isthmus_tls::probe::{Answer, PROBED, hello};
 
 /// The time that a connection, and the answer to a hello, may take.
 const WITHIN: Duration = Duration::from_secs(6);
-/// The number of looks for the record of a call, and the pause between two.
-const RECORDED_TRIES: u32 = 50;
+/// The number of looks for the record of a call, and the pause between two. This gateway has a record of each call to itself, and perhaps
+/// none of a call to a gateway of the network.
+const RECORDED_TRIES: u32 = 250;
+const RECORDED_TRIES_ELSEWHERE: u32 = 50;
 const RECORDED_EVERY: Duration = Duration::from_millis(20);
 /// The largest number of ways that are tried.
 const WAYS_MAX: usize = 16;
@@ -298,7 +300,8 @@ fn one_way(
 /// Returns the record of the connection from this address, live or failed, if this gateway has one.
 fn record_of(call: &Call, local: SocketAddr, has_arrived: bool) -> Result<Option<Connection>, Failure> {
     let admin = call.reading.admin.url();
-    for attempt in (0..RECORDED_TRIES).rev() {
+    let tries = if call.network.is_none() { RECORDED_TRIES } else { RECORDED_TRIES_ELSEWHERE };
+    for attempt in (0..tries).rev() {
         // A failed connection is listed with its reason within moments of its end, and is a live one until then.
         let paths = ["/api/v1/failures", "/api/v1/connections"];
         let wanted = if has_arrived || attempt == 0 { &paths[..] } else { &paths[..1] };
