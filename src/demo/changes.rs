@@ -1,10 +1,11 @@
 //! The steps that change something at run time: endpoints that stop and return, config reloads, the end of a gateway.
 
 use std::io::ErrorKind;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::DemoError;
 use super::calls::{answered_by, describe};
+use super::gateway::PATIENCE;
 use super::report::Outcome;
 use super::stage::{CHECKOUT, CallSpec, Network, Stage};
 use isthmus_console::output::cell;
@@ -147,11 +148,9 @@ pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<()
     };
     stage.west.gateway.terminate()?;
     // The signal takes a moment to arrive; afterwards the listeners are closed.
+    let deadline = Instant::now() + PATIENCE;
     let mut late = caller.connect().await;
-    for _ in 0..50 {
-        if late.is_err() {
-            break;
-        }
+    while late.is_ok() && Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(10)).await;
         late = caller.connect().await;
     }

@@ -15,7 +15,7 @@ use super::DemoError;
 use isthmus_console::client::{self, ApiResponse, ClientError};
 
 /// The time within which the gateway must start, change or end.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 /// The listeners of the demo's gateways beside the admin API.
 const LISTENERS: [&str; 3] = ["mesh", "plain", "xds"];
 /// The interval of the checks while the demo waits for a state of the gateway.

@@ -245,7 +245,7 @@ async fn west(folder: &Folder, endpoints: Vec<Endpoint>, tunnelled: &str) -> Res
          policies:\n\
          \x20 - services: [{CHECKOUT}]\n\
          \x20   loadBalancing: {{policy: roundRobin}}\n\
-         \x20   ejection: {{failures: 3, time: 3s}}\n",
+         \x20   ejection: {{failures: 3, time: 5s}}\n",
         common = common("west", 2, ZONES[0]),
         near = endpoints[0].address,
         far = endpoints[2].address,
