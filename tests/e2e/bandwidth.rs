@@ -14,6 +14,7 @@ use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, Stream};
 use crate::support::raw::connect_from;
+use crate::support::stall::Stopwatch;
 
 const NAME: &str = "bulk.test";
 const MIB: u64 = 1 << 20;
@@ -143,6 +144,9 @@ fn rates(counts: &[&dyn Fn() -> u64], over: Duration) -> Vec<f64> {
     counts.iter().zip(before).map(|(count, before)| (count() - before) as f64 / time).collect()
 }
 
+/// The time within which transfers have their rates.
+const SETTLED_WITHIN: Duration = Duration::from_secs(40);
+
 /// Waits until each transfer has this rate, and checks for four seconds that they do not exceed it. On a busy machine a transfer may
 /// be slower for a while.
 #[track_caller]
@@ -153,10 +157,18 @@ fn settle(what: &str, counts: &[&dyn Fn() -> u64], rate: f64) {
         if last.iter().all(|found| (found / rate - 1.0_f64).abs() < 0.1) && !last.is_empty() {
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(40), "{what}: {last:?} instead of {rate}");
+        assert!(begun.elapsed() < SETTLED_WITHIN, "{what}: {last:?} instead of {rate}");
         last = rates(counts, Duration::from_secs(1));
     }
-    let found = rates(counts, Duration::from_secs(4));
+    // What one transfer does not move while it stands still, another one may.
+    let found = loop {
+        let watch = Stopwatch::start();
+        let found = rates(counts, Duration::from_secs(4));
+        let is_well = found.iter().all(|found| found / rate < 1.15);
+        if is_well || watch.longest_stall() < Duration::from_millis(500) || begun.elapsed() > SETTLED_WITHIN {
+            break found;
+        }
+    };
     let parts: Vec<String> = found.iter().map(|found| format!("{:.3}", found / rate)).collect();
     eprintln!("{what}: {} of the share of {:.2} MiB/s", parts.join(", "), rate / MIB as f64);
     assert!(found.iter().all(|found| found / rate < 1.15), "{what}: {found:?} instead of {rate}");
@@ -206,10 +218,10 @@ fn the_bandwidth_of_a_service_is_divided_among_busy_sni_connections() {
     let used = eventually("the use of the limit", || {
         let status = gateway.json("/api/v1/status");
         let used = status["limits"]["bandwidth"][0].clone();
-        (used["busy_down"] == 1).then_some(used)
+        let is_moved = used["bytes_down"].as_u64().is_some_and(|bytes| bytes > MIB && bytes < 10 * MIB);
+        (used["busy_down"] == 1 && is_moved).then_some(used)
     });
     assert_eq!((&used["of"], &used["limit"]), (&"the route \"bulk.test\"".into(), &(5 * MIB).into()));
-    assert!(used["bytes_down"].as_u64().is_some_and(|bytes| bytes > MIB && bytes < 10 * MIB), "{used}");
     assert_eq!(gateway.json("/api/v1/status")["limits"]["per_service"]["bytes_per_second"], 5 * MIB);
     assert_eq!(gateway.json("/api/v1/config")["limits"]["perService"]["bytesPerSecond"], 5 * MIB);
     let explained = gateway.json(&format!("/api/v1/explain?sni={NAME}"))["steps"].to_string();
@@ -218,11 +230,11 @@ fn the_bandwidth_of_a_service_is_divided_among_busy_sni_connections() {
         gateway.metric("isthmus_limit", &["limit=\"per_service_bytes_per_second\""]),
         5.0 * MIB as f64
     );
-    let moved = gateway.metric(
-        "isthmus_bandwidth_used_bytes_per_second",
-        &["of=\"the route \\\"bulk.test\\\"\"", "direction=\"down\""],
-    );
-    assert!(moved > MIB as f64, "{moved}");
+    eventually("the metric", || {
+        let labels = ["of=\"the route \\\"bulk.test\\\"\"", "direction=\"down\""];
+        let moved = gateway.metric("isthmus_bandwidth_used_bytes_per_second", &labels);
+        (moved > MIB as f64).then_some(())
+    });
 }
 
 #[test]

@@ -30,8 +30,8 @@ struct Switch {
 
 impl Switch {
     fn open() -> Self {
-        let address = TcpListener::bind("127.0.0.1:0").and_then(|any| any.local_addr()).expect("a port");
-        let mut switch = Self { address, accepted: Arc::default(), open: None };
+        // Nobody else gets the port while the switch is off.
+        let mut switch = Self { address: refusing(), accepted: Arc::default(), open: None };
         switch.on();
         switch
     }
@@ -243,12 +243,16 @@ fn services_that_share_an_address_have_it_checked_once() {
          policies: [{{services: [one.mesh], health: {{interval: 100ms, timeout: 100ms}}}}]\n\
          services:\n{services}exports: [{{services: [one.mesh, two.mesh]}}]\n"
     ));
-    let begin = Instant::now();
-    eventually("it is checked", || (backend.accepted() > 20).then_some(()));
-    let (accepted, turns) = (backend.accepted(), begin.elapsed().as_millis() / 100 + 2);
-    // The address is checked every 100 ms, which is the shortest of the intervals. Separate checks for each service would be
-    // twice as many.
-    assert!(u128::try_from(accepted).expect("few") <= turns, "{accepted} checks in {turns} turns");
+    // The address is checked every 100 ms, which is the shortest of the intervals. Separate checks for each service would be more in
+    // each measurement; a backend that stood still before one accepts more in that one.
+    let is_checked_once = |_| {
+        let (begin, first) = (Instant::now(), backend.accepted());
+        eventually("it is checked", || (backend.accepted() > first + 20).then_some(()));
+        let (checks, turns) = (backend.accepted() - first, begin.elapsed().as_millis() / 100 + 2);
+        eprintln!("{checks} checks in {turns} turns");
+        u128::try_from(checks).expect("few") <= turns
+    };
+    assert!((0..3).any(is_checked_once));
     eventually("both have it", || {
         let share = |name: &str| gateway.metric("isthmus_endpoint_healthy", &[name]);
         (share("one.mesh") == 1.0 && share("two.mesh") == 1.0).then_some(())
@@ -268,13 +272,13 @@ fn a_thousand_endpoints_are_checked_one_after_another() {
             SocketAddr::from(([127, 1, high, low], port))
         })
         .collect();
-    let gateway = Gateway::start(&config("{interval: 2s, timeout: 1s}", &endpoints, ""));
+    let gateway = Gateway::start(&config("{interval: 8s, timeout: 1s}", &endpoints, ""));
     let (mut met, begin) = (HashSet::new(), Instant::now());
     let mut tenths = [0_usize; 10];
     while met.len() < ENDPOINTS {
         let (stream, _) = listener.accept().expect("a check");
-        let (tenth, address) = (begin.elapsed().as_millis() / 200, stream.local_addr().expect("an address"));
-        assert!(tenth < 100, "{} of {ENDPOINTS} were checked in 20 s", met.len());
+        let (tenth, address) = (begin.elapsed().as_millis() / 800, stream.local_addr().expect("an address"));
+        assert!(tenth < 25, "{} of {ENDPOINTS} were checked in 20 s", met.len());
         if met.insert(address)
             && let Some(count) = usize::try_from(tenth).ok().and_then(|tenth| tenths.get_mut(tenth))
         {
@@ -284,8 +288,8 @@ fn a_thousand_endpoints_are_checked_one_after_another() {
     // A burst would put most of the checks into one tenth of the interval. A busy machine may delay some checks, so up to half
     // of them may be in one tenth.
     assert!(tenths.iter().all(|count| *count < ENDPOINTS / 2), "{tenths:?}");
-    eventually("all are healthy", || (healthy(&gateway) == 1.0).then_some(()));
     let _drain = thread::spawn(move || while listener.accept().is_ok() {});
+    eventually("all are healthy", || (healthy(&gateway) == 1.0).then_some(()));
 }
 
 /// A process with few descriptors runs few checks at a time. The other checks wait, and the gateway reports a problem about

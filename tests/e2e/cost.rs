@@ -143,6 +143,19 @@ fn round_trip(client: &mut TcpStream, bytes: &[u8]) {
     assert!(echoed == bytes);
 }
 
+/// Checks that one of five measurements finds at most so many system calls per unit. What arrives between a read and the wait for the next
+/// one costs another read, which happens on a busy machine.
+#[track_caller]
+fn best_of_five(what: &str, (count, most): (usize, f64), mut measure: impl FnMut() -> Calls) {
+    let mut found = Vec::new();
+    while found.len() < 5 && found.last().is_none_or(|last| *last > most) {
+        let calls = measure();
+        eprintln!("{}", calls.table(what, count));
+        found.push(calls.per(count));
+    }
+    assert!(found.last().is_some_and(|last| *last <= most), "{what}: {found:?}");
+}
+
 /// Measured here: 22.6 system calls per connection, up to 23.8 on a busy machine, and 6.0 per round trip. Other proxies: nginx 23 and 6, HAProxy 29 and 10,
 /// Envoy 43 and 10.
 #[test]
@@ -158,38 +171,22 @@ fn connections_and_round_trips_cost_few_system_calls() {
     // The first connection creates what all later ones reuse.
     round_trip(&mut connect(address), &hello);
 
-    let connections = traced.calls_of(|gateway| {
-        for _ in 0..CONNECTIONS {
-            round_trip(&mut connect(address), &hello);
-        }
-        eventually("all ends", || (gateway.access_log().len() == CONNECTIONS + 1).then_some(()));
+    let mut opened = 1;
+    best_of_five("connection (a hello, its echo, and the end)", (CONNECTIONS, 25.0), || {
+        opened += CONNECTIONS;
+        traced.calls_of(|gateway| {
+            for _ in 0..CONNECTIONS {
+                round_trip(&mut connect(address), &hello);
+            }
+            eventually("all ends", || (gateway.access_log().len() == opened).then_some(()));
+        })
     });
-    eprintln!("{}", connections.table("connection (a hello, its echo, and the end)", CONNECTIONS));
-
     let mut client = connect(address);
     round_trip(&mut client, &hello);
-    // A response that arrives between a read and the wait for the next read costs one more read. That happens on a busy
-    // machine, so the best of up to five measurements is used.
-    let mut measure = || {
-        let calls = traced.calls_of(|_| {
-            for _ in 0..ROUND_TRIPS {
-                round_trip(&mut client, b"ping");
-            }
-        });
-        eprintln!("{}", calls.table("round trip", ROUND_TRIPS));
-        calls
-    };
-    let mut round_trips = measure();
-    for _ in 1..5 {
-        if round_trips.per(ROUND_TRIPS) <= 6.5 {
-            break;
-        }
-        round_trips = measure();
-    }
-
-    assert_eq!(backend.accepted(), CONNECTIONS + 2);
-    assert!(connections.per(CONNECTIONS) <= 25.0, "{connections:?}");
-    assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
+    best_of_five("round trip", (ROUND_TRIPS, 6.5), || {
+        traced.calls_of(|_| (0..ROUND_TRIPS).for_each(|_| round_trip(&mut client, b"ping")))
+    });
+    assert_eq!(backend.accepted(), opened + 1);
 }
 
 /// Measured here: 40.4 system calls per connection and 6.0 per round trip, in which each socket is waited for, read and written
@@ -226,17 +223,17 @@ fn hbone_connections_and_round_trips_cost_few_system_calls() {
     });
     eprintln!("{}", connections.table("HBONE connection with one CONNECT and its echo", HBONE_CONNECTIONS));
 
-    let round_trips = traced.calls_of(|_| {
-        for _ in 0..ROUND_TRIPS {
-            assert_eq!(stream.echo("ping"), Ok("ping".to_owned()));
-        }
+    best_of_five("HBONE round trip", (ROUND_TRIPS, 6.5), || {
+        traced.calls_of(|_| {
+            for _ in 0..ROUND_TRIPS {
+                assert_eq!(stream.echo("ping"), Ok("ping".to_owned()));
+            }
+        })
     });
-    eprintln!("{}", round_trips.table("HBONE round trip", ROUND_TRIPS));
 
     drop(hbone);
     assert!(connections.steady_per(HBONE_CONNECTIONS) <= 24.0, "{connections:?}");
     assert!(connections.per(HBONE_CONNECTIONS) <= 60.0, "{connections:?}");
-    assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
 }
 
 /// A connection and a stream far below a limit of bandwidth make as many system calls per round trip as without the limit (6.0), and
@@ -263,20 +260,13 @@ fn an_idle_limit_of_bandwidth_costs_no_system_call_per_message() {
     let rates_set = || traced.trace().lines().filter(|line| line.contains("SO_MAX_PACING_RATE")).count();
     let set = rates_set();
     assert_eq!(set, 3, "the client's socket and two of the endpoint's");
-    let mut best = f64::MAX;
-    for _ in 0..5 {
-        let calls = traced.calls_of(|_| {
+    best_of_five("round trip under an idle limit", (2 * ROUND_TRIPS, 6.5), || {
+        traced.calls_of(|_| {
             for _ in 0..ROUND_TRIPS {
                 round_trip(&mut client, b"ping");
                 assert_eq!(stream.echo("ping"), Ok("ping".to_owned()));
             }
-        });
-        eprintln!("{}", calls.table("round trip under an idle limit", 2 * ROUND_TRIPS));
-        best = best.min(calls.per(2 * ROUND_TRIPS));
-        if best <= 6.5 {
-            break;
-        }
-    }
-    assert!(best <= 6.5, "{best} system calls per round trip");
+        })
+    });
     assert_eq!(rates_set(), set, "no rate was set meanwhile");
 }

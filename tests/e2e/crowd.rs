@@ -7,7 +7,7 @@ use crate::support::skip;
 fn a_crowd_of_one_source_ends_with_its_reasons_and_keeps_no_honest_source_out() {
     const EACH: usize = 800;
     const PLACES: usize = 1_000;
-    let scene = Scene { silent: EACH, dripping: EACH, hello_timeout: 4, pending_hellos: Some(PLACES) };
+    let scene = Scene { silent: EACH, dripping: EACH, hello_timeout: 10, pending_hellos: Some(PLACES) };
     let seen = match play(scene) {
         Ok(seen) => seen,
         Err(why) => return skip(&format!("crowd: {why}")),

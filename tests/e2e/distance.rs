@@ -12,6 +12,7 @@ use crate::support::far::{ROUND_TRIP, far};
 use crate::support::frames::{DATA, Frames, connect, frame};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::Hbone;
+use crate::support::stall::Stopwatch;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -90,7 +91,7 @@ fn paused_uploads_of_one_caller_slow_nobody_else() {
     let (began, mut slowest, mut largest) = (Instant::now(), Duration::ZERO, 0);
     while (ended() < 10.0 || !pour.is_finished()) && began.elapsed() < Duration::from_secs(60) {
         for stream in &mut streams {
-            let asked = Instant::now();
+            let asked = Stopwatch::start();
             assert_eq!(stream.echo("here"), Ok("here".to_owned()));
             slowest = slowest.max(asked.elapsed());
         }

@@ -24,8 +24,9 @@ started() {
     local words; mapfile -d '' -t words < "/proc/$1/cmdline" || return 0
     case ${words[0]:-} in
     *isthmus)
-        local address; address=$(sed -n 's/^admin: *{bind: "\(.*\)"}.*/\1/p' "${words[3]:-isthmus.yaml}")
+        local address; address=$(sed -n 's/^admin: *{bind: "\(.*\)"}.*/\1/p' "/proc/$1/cwd/${words[3]:-isthmus.yaml}")
         command isthmus healthcheck --admin "http://${address:-127.0.0.1:15000}" > /dev/null 2>&1 ;;
+    *etcd) command curl -sf http://127.0.0.1:2379/health > /dev/null ;;
     *envoy) command curl -s 127.1.0.9:9901/ready | grep -q LIVE ;;
     *) ss -Hltnp | grep -q "pid=$1," ;;
     esac
@@ -40,6 +41,10 @@ settle() {
 isthmus() {
     if [[ $1 != run ]]; then
         settle
+        # A failure is listed some moments after the client knows of it.
+        if [[ $1 == failures ]]; then
+            for attempt in $(seq 100); do [[ $(command isthmus "$@" | wc -l) -gt 1 ]] && break; sleep 0.05; done
+        fi
         # The exit code 1 of `explain` is an answer: the name is refused.
         command isthmus "$@" || [[ $? == 1 && $1 == explain ]]
     elif [[ $BASHPID == "$$" ]]; then

@@ -137,7 +137,7 @@ fn an_endpoint_that_writes_reads_the_end_of_a_cancelled_stream() {
     let tell = Mutex::new(tell);
     let _node = Backend::serve(TcpListener::bind(node).expect("the port of HBONE"), move |mut stream| {
         // The endpoint writes more than fits into all buffers between it and the caller.
-        let written = stream.write_all(&vec![b'd'; 64 << 20]).is_ok();
+        let written = stream.write_all(&vec![b'd'; 24 << 20]).is_ok();
         let (came, end) = read_out(&mut stream);
         let _ = tell.lock().expect("not poisoned").send((written, came.len(), end));
     });

@@ -47,7 +47,9 @@ fn ejected(gateway: &Gateway) -> bool {
 #[test]
 fn a_dead_endpoint_loses_no_call() {
     let good = good();
-    let gateway = Gateway::start(&config(good.address, refusing(), ""));
+    let config =
+        config(good.address, refusing(), "").replace("ejection: {time: 2s}", "ejection: {time: 10s}");
+    let gateway = Gateway::start(&config);
     call_200(&gateway);
     assert_eq!(good.accepted(), CALLS);
     let explained = gateway.json("/api/v1/explain?sni=two.test");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::backend::Backend;
+use crate::support::backend::{Backend, refusing};
 use crate::support::client::{call, tls};
 use crate::support::etcd::{self, Etcd, PREFIX};
 use crate::support::gateway::{BINARY, Gateway};
@@ -606,9 +606,7 @@ fn services_are_written_listed_and_deleted_by_hand() {
 #[test]
 fn the_command_says_why_it_cannot_reach_etcd() {
     let run = |arguments: &[&str]| registry(&[&["list"], arguments].concat(), "");
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("http://{}", closed.local_addr().expect("bound"));
-    drop(closed);
+    let url = format!("http://{}", refusing());
     let silent = run(&["--etcd", &url]);
     assert_eq!(silent.status.code(), Some(3));
     assert!(text(&silent.stderr).contains(&format!("etcd at {url}: cannot connect: ")), "{silent:?}");

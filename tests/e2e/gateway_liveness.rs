@@ -13,6 +13,7 @@ use crate::support::gateway::Gateway;
 use crate::support::horizon::{
     CHECKOUT, Call, SERVER_ID, checkout, client, control_plane_with, endpoint, put, told, west_gateway_at,
 };
+use crate::support::organisation::free_port;
 
 fn gateways(control: &Gateway) -> Vec<Value> {
     control.json("/api/v1/gateways").as_array().cloned().unwrap_or_default()
@@ -41,7 +42,9 @@ fn a_gateway_that_dies_costs_few_calls_and_is_used_again_when_it_is_back() {
     let far = endpoint("west-a", SERVER_ID);
     put(registries.path(), "east.yaml", "  []\n");
     put(registries.path(), "west.yaml", &checkout(&[told(&far, "west/a", 4)]));
-    let mut west: Vec<Gateway> = (0..2).map(|_| west_gateway_at(registries.path(), "127.0.0.1:0")).collect();
+    // Nobody else gets the port of a gateway that is down.
+    let mut west: Vec<Gateway> =
+        (0..2).map(|_| west_gateway_at(registries.path(), &format!("127.0.0.1:{}", free_port()))).collect();
     let addresses = [west[0].listener("mesh"), west[1].listener("mesh")];
     let control = Gateway::start(&control_plane_with(registries.path(), &addresses, "127.0.0.1:0", ""));
     let envoy = client(&binary, control.listener("xds"), &["checkout"], "DELTA_GRPC");
@@ -85,7 +88,7 @@ fn the_last_gateway_of_a_network_stays_and_one_that_never_answered_is_not_judged
     let registries = tempfile::tempdir().expect("a folder");
     put(registries.path(), "east.yaml", "  []\n");
     put(registries.path(), "west.yaml", "  []\n");
-    let never = SocketAddr::from(([127, 0, 0, 1], crate::support::organisation::free_port()));
+    let never = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let mut west = west_gateway_at(registries.path(), "127.0.0.1:0");
     let alive = west.listener("mesh");
     let south = "  net-south: {probe: off, gateways: [{address: 192.0.2.7, sniPort: 15443}]}\n";

@@ -69,8 +69,11 @@ fn no_call_of_a_grpc_client_fails_while_the_gateways_of_a_peer_are_replaced() {
     let target = format!("{SERVICE}:443");
     caller.tell(&json!({"xds": xds, "network": "net-east", "cluster": "east", "targets": [target]}));
     caller.tell(&json!({"begin": RATE, "alone": false}));
-    thread::sleep(Duration::from_secs(2));
     for at in [0, 1] {
+        eventually("calls through it", || {
+            let open = west[at].json("/api/v1/connections");
+            open.as_array()?.iter().any(|one| one["service"] == SERVICE).then_some(())
+        });
         west[at].signal("TERM");
         usable(1);
         eventually("its end", || west[at].log().iter().any(|line| line.contains("drained")).then_some(()));

@@ -51,16 +51,22 @@ fn echoes(stream: &mut Stream, times: usize) {
     }
 }
 
-/// Sends until the stream accepts nothing more for 300 ms; returns the number of bytes sent.
-fn fill(stream: &mut Stream) -> usize {
+/// The time without room after which a stream is full.
+const FULL_AFTER: Duration = Duration::from_millis(300);
+
+/// Sends this number of bytes, and then until the stream accepts nothing more for [`FULL_AFTER`].
+#[track_caller]
+fn fill(stream: &mut Stream, at_least: usize) {
     let piece = Bytes::from(vec![b'x'; 64 * 1024]);
     let mut sent = 0;
     loop {
         stream.send.reserve_capacity(piece.len());
-        let more = stream.wait_for_capacity(Duration::from_millis(300));
+        let is_filled = sent >= at_least;
+        let more = stream.wait_for_capacity(if is_filled { FULL_AFTER } else { PATIENCE });
         let room = stream.send.capacity().min(piece.len());
         if !more || room == 0 {
-            return sent;
+            assert!(is_filled, "{sent} bytes, and not the whole window");
+            return;
         }
         stream.send.send_data(piece.slice(..room), false).expect("open");
         sent += room;
@@ -76,7 +82,7 @@ fn streams_that_stand_still_do_not_stop_their_neighbour() {
     let mut still: Vec<Stream> =
         (0..16).map(|_| hbone.open("stalled.shop.mesh:80").expect("admitted")).collect();
     for stream in &mut still {
-        assert!(fill(stream) >= 256 * 1024, "the whole window");
+        fill(stream, 256 * 1024);
         echoes(&mut neighbour, 5);
     }
     echoes(&mut neighbour, 200);
@@ -129,6 +135,11 @@ fn late(connections: usize) -> (Backend, Arc<Barrier>) {
 
 #[test]
 fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
+    assert!((0..5).any(|_| bounds_what_a_worker_holds()), "the machine was too slow each time");
+}
+
+/// Returns `false` if the streams stood still for so long that some of them may have been ended.
+fn bounds_what_a_worker_holds() -> bool {
     // The test fills several connections, because the gateway stops reading a full connection before it stops reading all
     // connections of the worker.
     const FULL: usize = 8;
@@ -144,23 +155,33 @@ fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
     let other = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
     let mut streams: Vec<Stream> =
         full.iter().map(|full| full.open("late.shop.mesh:80").expect("admitted")).collect();
-    // All streams are filled at the same time, because a stream that stalls for two seconds is ended.
-    thread::scope(|scope| {
-        let filled: Vec<_> = streams.iter_mut().map(|stream| scope.spawn(|| fill(stream))).collect();
-        for sent in filled {
-            assert!(sent.join().expect("no panic") >= 4 << 20, "the whole window");
-        }
+    // All streams are filled at the same time, because a stream that has stood still for a second may be ended.
+    let full_since = thread::scope(|scope| {
+        let fill = |stream| {
+            fill(stream, 4 << 20);
+            Instant::now() - FULL_AFTER
+        };
+        let filled: Vec<_> = streams.iter_mut().map(|stream| scope.spawn(move || fill(stream))).collect();
+        let ends = filled.into_iter().map(|filled| filled.join().expect("no panic"));
+        ends.min().expect("some streams")
     });
-    thread::scope(|scope| {
+    let in_time = thread::scope(|scope| {
         let asked = scope.spawn(|| other.open("echo.shop.mesh:80").map(drop));
         thread::sleep(Duration::from_millis(100));
-        assert!(!asked.is_finished(), "read although too much is held");
+        let is_answered = asked.is_finished();
+        let in_time = full_since.elapsed() < Duration::from_millis(950);
         told.wait();
+        if !in_time {
+            return false;
+        }
+        assert!(!is_answered, "read although too much is held");
         let began = Instant::now();
         assert!(asked.join().expect("no panic").is_ok());
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        true
     });
-    assert!(streams.iter_mut().all(|stream| stream.write(b"more").is_ok()));
+    assert!(!in_time || streams.iter_mut().all(|stream| stream.write(b"more").is_ok()));
+    in_time
 }
 
 /// Runs an attack on a new connection, checks that an innocent connection works meanwhile, and returns the error code of the

@@ -28,8 +28,10 @@ use random::Random;
 const SEGMENT: usize = 1448;
 /// The largest stream that is also sent byte by byte, in bytes.
 const BYTEWISE_MAX: usize = 600;
+/// The time for which the gateway waits for the end of a client that it has refused.
+const LINGER: Duration = Duration::from_secs(1);
 /// The timeout in the config below; much longer than a client needs to send a hello byte by byte.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(3);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(8);
 /// The number of clients at the same time.
 const CLIENTS: usize = 24;
 
@@ -184,10 +186,13 @@ fn every_hello_of_the_corpus_gets_its_verdict_however_it_is_cut() {
     let lines = by_source(&gateway.access_log());
     assert_eq!(lines.len(), count - probes, "lines of the access log");
     done.iter().for_each(|done| compare(done, lines.get(&done.source.to_string())));
-    assert_eq!(gateway.metric("isthmus_connections_total", &["reason=\"client_gone\""]), probes as f64);
-    assert_eq!(gateway.metric("isthmus_connections_total", &["reason=\"ok\""]), admitted as f64);
-    assert_eq!(gateway.metric("isthmus_connections_total", &[]), count as f64);
-    assert_eq!(gateway.metric("isthmus_connections_active", &[]), 0.0);
+    // The end of a probe is not logged.
+    eventually("all to be counted", || {
+        let total = |labels: &[&str]| gateway.metric("isthmus_connections_total", labels);
+        let counts = [total(&["reason=\"client_gone\""]), total(&["reason=\"ok\""]), total(&[])];
+        let active = gateway.metric("isthmus_connections_active", &[]);
+        (counts == [probes, admitted, count].map(|count| count as f64) && active == 0.0).then_some(())
+    });
 }
 
 impl Done {
@@ -206,7 +211,7 @@ fn be_client(source: Ipv4Addr, address: SocketAddr, case: &Case, cut: &Cut) -> D
     let mut client = connect_from(source, address);
     let source = client.local_addr().expect("bound");
     let began = Instant::now();
-    let mut sent = send(&mut client, &case.stream, cut);
+    let (mut sent, pause) = send(&mut client, &case.stream, cut);
     match &case.expected {
         Expected::Admitted { .. } => {
             // The bytes after the hello reach the endpoint, too.
@@ -226,22 +231,26 @@ fn be_client(source: Ipv4Addr, address: SocketAddr, case: &Case, cut: &Cut) -> D
         Expected::Refused(reason) if reason == "hello_timeout" => {
             assert_eq!(read_out(&mut client), (vec![], End::Fin), "{what}");
             let took = began.elapsed();
-            let late = HELLO_TIMEOUT + Duration::from_secs(2);
+            let late = HELLO_TIMEOUT + Duration::from_secs(5);
             assert!(took >= HELLO_TIMEOUT - Duration::from_millis(20) && took < late, "{what}: {took:?}");
         }
         Expected::Refused(reason) => {
-            let expected = (alert(description(reason)), End::Fin);
-            assert_eq!(read_out(&mut client), expected, "{what}");
+            let (answer, end) = read_out(&mut client);
+            assert_eq!(answer, alert(description(reason)), "{what}");
+            // A gateway that has waited for a second for a client's end answers what comes after it with a reset.
+            assert!(end == End::Fin || pause > LINGER / 2, "{what}: {end:?}");
             assert!(began.elapsed() < HELLO_TIMEOUT, "{what}: not refused at once");
         }
     }
     Done { what, source, expected: case.expected.clone(), sent }
 }
 
-/// Sends until the gateway accepts no more; returns the number of bytes sent.
-fn send(client: &mut TcpStream, stream: &[u8], cut: &Cut) -> usize {
-    let mut sent = 0;
+/// Sends until the gateway accepts no more; returns the number of bytes sent, and the longest time between two pieces.
+fn send(client: &mut TcpStream, stream: &[u8], cut: &Cut) -> (usize, Duration) {
+    let (mut sent, mut last, mut longest) = (0, Instant::now(), Duration::ZERO);
     for end in &cut.ends {
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
         if client.write_all(&stream[sent..*end]).is_err() {
             break;
         }
@@ -250,7 +259,7 @@ fn send(client: &mut TcpStream, stream: &[u8], cut: &Cut) -> usize {
             thread::sleep(cut.rest);
         }
     }
-    sent
+    (sent, longest)
 }
 
 /// Compares the log line about a client with the expected verdict.
@@ -389,14 +398,21 @@ fn a_client_that_goes_on_sending_still_reads_its_alert() {
     let mut eager = connect(gateway.listener("default"));
     eager.write_all(&[&bad.stream[..], &[0; 60 * 1024]].concat()).expect("taken");
     assert_eq!(read_out(&mut eager), (alert(50), End::Fin));
-    // This client sends most of its bytes after it has received the alert.
-    let mut late = connect(gateway.listener("default"));
-    late.write_all(&bad.stream).expect("sent");
-    late.peek(&mut [0]).expect("the alert");
-    for _ in 0..60 {
-        late.write_all(&[0; 1024]).expect("taken");
-    }
-    assert_eq!(read_out(&mut late), (alert(50), End::Fin));
+    // This client sends most of its bytes after it has received the alert; a thread that stands still meanwhile says nothing.
+    let sends_on = || {
+        let mut late = connect(gateway.listener("default"));
+        let began = Instant::now();
+        late.write_all(&bad.stream).expect("sent");
+        late.peek(&mut [0]).expect("the alert");
+        let taken = (0..60).all(|_| late.write_all(&[0; 1024]).is_ok());
+        if began.elapsed() > LINGER / 2 {
+            return false;
+        }
+        assert!(taken);
+        assert_eq!(read_out(&mut late), (alert(50), End::Fin));
+        true
+    };
+    assert!((0..5).any(|_| sends_on()), "the machine stood still each time");
 }
 
 #[test]
@@ -408,7 +424,7 @@ fn a_refused_client_is_not_waited_for() {
     // The client keeps its connection open: the gateway closes after a second, and answers further bytes with a reset.
     let began = Instant::now();
     eventually("a reset", || client.write_all(b"still here").is_err().then_some(()));
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     eventually("its end", || (gateway.metric("isthmus_connections_active", &[]) == 0.0).then_some(()));
 }
 

@@ -229,9 +229,17 @@ fn what_changes_in_the_west_shows_at_envoy_at_once_and_no_call_fails() {
         ("healthy", with(ready), 7),
         ("removed", west.to_vec(), 5),
     ];
+    // A single fast update shows that nothing delays updates on purpose; a busy machine may slow down the others.
+    let is_fast = |times: &[Duration]| times.iter().any(|time| *time < Duration::from_millis(100));
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut withdrawn = Vec::new();
-    for (what, endpoints, behind) in steps.iter().cycle().take(3 * steps.len()) {
+    for (at, (what, endpoints, behind)) in steps.iter().cycle().enumerate() {
+        let rounds = at / steps.len();
+        if at % steps.len() == 0
+            && (rounds == 15 || rounds >= 3 && times.values().all(|times| is_fast(times)))
+        {
+            break;
+        }
         let since = mesh.tell_west(endpoints);
         times.entry(what).or_default().push(mesh.shown_after(since, &weights(*behind)));
         let (wanted, others) = (*behind == 7, far[..3].iter().map(Backend::accepted).sum::<usize>());
@@ -248,9 +256,9 @@ fn what_changes_in_the_west_shows_at_envoy_at_once_and_no_call_fails() {
     assert_eq!(mesh.envoy.stat("cluster_manager.cluster_updated_via_merge"), 0);
     for (what, times) in &times {
         eprintln!("{what}: shown after {times:?}");
-        // A single fast update shows that nothing delays updates on purpose; a busy machine may slow down the others.
-        assert!(times.iter().min() < Some(&Duration::from_millis(100)), "{what}: {times:?}");
-        assert!(times.iter().max() < Some(&Duration::from_secs(3)), "{what}: {times:?}");
+        assert!(is_fast(times), "{what}: {times:?}");
+        // A change without a notice would be seen after five seconds.
+        assert!(times.iter().max() < Some(&Duration::from_millis(4_500)), "{what}: {times:?}");
     }
 
     // One endpoint replaces another with the same weight: Envoy in the east receives no update.
@@ -275,8 +283,8 @@ fn what_changes_in_the_west_shows_at_envoy_at_once_and_no_call_fails() {
     };
     let late: Vec<Duration> = withdrawn.iter().map(late).collect();
     eprintln!("{} calls; withdrawn, called for {late:?} yet", calls.len());
-    assert!(late.iter().min() < Some(&Duration::from_millis(100)), "{late:?}");
-    assert!(late.iter().max() < Some(&Duration::from_secs(3)), "{late:?}");
+    assert!(is_fast(&late), "{late:?}");
+    assert!(late.iter().max() < Some(&Duration::from_millis(4_500)), "{late:?}");
 }
 
 #[test]

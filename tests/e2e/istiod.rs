@@ -136,7 +136,7 @@ fn services_and_endpoints_of_an_istiod_are_served_and_follow_it() {
     let mut stream = tls(world.gateway.listener("default"), NAME).expect("a handshake");
     assert_eq!(call(&mut stream, "x").expect("an answer"), "one x");
 
-    let asked = &world.asked()[0];
+    let asked = eventually("the request", || world.asked().first().cloned());
     assert_eq!(asked["node"], "ztunnel~1.1.1.1~gw-1.istio-system~istio-system.svc.cluster.local");
     assert_eq!((&asked["cluster"], &asked["known"]), (&json!("c1"), &json!({})));
 
@@ -166,6 +166,7 @@ fn a_stream_that_ends_is_resumed_without_what_is_known() {
     // A workload that was removed while nobody was connected is gone.
     world.tell(&json!({"forget": [POD], "drop": true}));
     world.leads_to(&[7002]);
+    eventually("a second stream", || (world.asked().len() >= 2).then_some(()));
     assert_eq!(world.asked().len(), 2);
     let known = world.asked()[1]["known"].as_object().expect("versions").len();
     assert_eq!(known, 3);
@@ -258,6 +259,9 @@ fn ztunnels_get_the_workloads_and_policies_of_an_istiod() {
         metadata: vec![("NETWORK", "east".into()), ("NODE_NAME", "node-1".into())],
     };
     world.tell(&json!({"policies": ["shop/deny-all", "istio-system/one"]}));
+    eventually("both policies", || {
+        (world.gateway.json("/api/v1/registries")[0]["report"]["objects"]["policies"] == 2).then_some(())
+    });
     let mut client = Ztunnel::open(world.gateway.listener("wds"), &PKI.client(&["h2"]), &who);
     client.begin(&[]);
     let (addresses, policies) = client.first();

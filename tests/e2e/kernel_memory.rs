@@ -169,7 +169,7 @@ fn all_clients_that_stop_reading_cost_no_more_than_they_may_together() {
     }
     let backend = pouring();
     // `hbone.stalled` is also the patience with connections of other listeners once too much memory is held.
-    let gateway = gateway(&backend, "hbone: {stalled: 2s}\ntimeouts: {stalled: 30s}\n");
+    let gateway = gateway(&backend, "hbone: {stalled: 6s}\ntimeouts: {stalled: 30s}\n");
     let address = gateway.listener("default");
     let mut echo = open(address, b'e');
     let mut reader = open(address, b'd');

@@ -71,8 +71,7 @@ fn with(value: &Value, change: impl FnOnce(&mut Value)) -> Value {
 #[track_caller]
 fn compare_watch(fake: &FakeKube, record: &Value) {
     let path = path(record);
-    let quick =
-        path.replace("timeoutSeconds=3", "timeoutSeconds=1").replace("timeoutSeconds=5", "timeoutSeconds=1");
+    let quick = path.replace("timeoutSeconds=10", "timeoutSeconds=3");
     let mut watch = fake.client(TOKEN).watch(&quick);
     let events = record["events"].as_array().expect("events");
     let is_end = |event: &Value| !event["object"]["metadata"]["annotations"].is_null();

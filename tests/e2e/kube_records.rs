@@ -66,7 +66,7 @@ fn pages(cluster: &Cluster) -> Records {
 /// more.
 fn stream(cluster: &Cluster) -> Records {
     let mut records = Records::default();
-    let path = format!("{}?watch=1&{SELECTED}&{STREAMED}&timeoutSeconds=3", pods());
+    let path = format!("{}?watch=1&{SELECTED}&{STREAMED}&timeoutSeconds=10", pods());
     records.watch(cluster.admin(), &path, || {
         create(cluster, 7);
         cluster.admin().patch_status(&at("v1", "pods", "shop/web-7"), &json!({"phase": "Failed"}));
@@ -82,7 +82,7 @@ fn watch(cluster: &Cluster) -> Records {
     let version = list["metadata"]["resourceVersion"].as_str().expect("a version");
     let mut records = Records::default();
     let path =
-        format!("{}?watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=5", pods());
+        format!("{}?watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=10", pods());
     records.watch(cluster.admin(), &path, || {
         create(cluster, 8);
         cluster.set_ready("shop/web-8", "False");
@@ -101,7 +101,7 @@ fn metadata(cluster: &Cluster) -> Records {
     client.accept = METADATA.to_owned();
     records.answer(&client, &format!("{path}?{selected}"));
     client.accept = METADATA_EVENTS.to_owned();
-    records.watch(&client, &format!("{path}?watch=1&{selected}&{STREAMED}&timeoutSeconds=1"), || {});
+    records.watch(&client, &format!("{path}?watch=1&{selected}&{STREAMED}&timeoutSeconds=10"), || {});
     records
 }
 

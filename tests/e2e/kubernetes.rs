@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use crate::support::gateway::{BINARY, Gateway};
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes as becomes_so};
 use crate::support::pki::PKI;
+use crate::support::stall::Stopwatch;
 use crate::support::{eventually, namespace, within};
 
 const WEB: &str = "web.shop.svc.cluster.local";
@@ -93,9 +94,9 @@ fn omitted(gateway: &Gateway, name: &str, why: &str) -> u64 {
 
 #[track_caller]
 fn waits(what: &str, mut ready: impl FnMut() -> bool) -> Duration {
-    let begun = Instant::now();
+    let watch = Stopwatch::start();
     eventually(what, || ready().then_some(()));
-    begun.elapsed()
+    watch.elapsed()
 }
 
 fn sockets(network: &str, count: usize, port: u16) -> Vec<String> {
@@ -177,61 +178,58 @@ fn a_rolling_restart_of_fifty_pods_costs_no_connection() {
     let cluster = start(&Options::default()).expect("installed");
     cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
     let server = PKI.server(WEB);
-    // Counts the connections that a pod receives after it should have been drained: a terminating pod gets no new connections.
-    let late = Arc::new(AtomicUsize::new(0));
+    // Each pod says which one it is.
     let pod = |generation: usize, number: usize| {
         let (key, address) =
             (format!("shop/web-{generation}-{number}"), format!("10.244.{}.{}", generation + 1, number + 1));
         let socket: SocketAddr = format!("{address}:8443").parse().expect("an address");
-        let (server, drains, late) = (server.clone(), Arc::new(AtomicBool::new(false)), late.clone());
-        let flag = drains.clone();
-        let backend = Backend::start_at(socket, move |stream| {
-            late.fetch_add(usize::from(flag.load(Ordering::SeqCst)), Ordering::SeqCst);
-            tls_echo(stream, server.clone(), "pod ");
-        });
+        let (server, mark) = (server.clone(), format!("{generation} {number} "));
+        let backend = Backend::start_at(socket, move |stream| tls_echo(stream, server.clone(), &mark));
         let mut pod = Pod::new(&key, &address);
         pod.labels = json!({"app": "web"});
         cluster.pod(&pod);
-        (key.clone(), drains, backend)
+        (key.clone(), backend)
     };
     let mut old: Vec<_> = (0..PODS).map(|number| pod(0, number)).collect();
     let gateway = gateway(&cluster, &config(""));
     waits("all pods", || leads_to(&gateway, WEB).len() == PODS);
-    let (stop, calls, failed) =
-        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let stop = Arc::new(AtomicBool::new(false));
     let listener = gateway.listener("default");
+    // Each client returns when its calls began, and their answers.
     let clients: Vec<_> = (0..4)
         .map(|_| {
-            let (stop, calls, failed) = (stop.clone(), calls.clone(), failed.clone());
+            let stop = stop.clone();
             thread::spawn(move || {
+                let mut calls = Vec::new();
                 while !stop.load(Ordering::SeqCst) {
+                    let began = Instant::now();
                     let answer = tls(listener, WEB).and_then(|mut session| call(&mut session, "hello"));
-                    calls.fetch_add(1, Ordering::SeqCst);
-                    if let Err(error) = answer {
-                        eprintln!("a call failed: {error}");
-                        failed.fetch_add(1, Ordering::SeqCst);
-                    }
+                    calls.push((began, answer.map_err(|error| error.to_string())));
                 }
+                calls
             })
         })
         .collect();
-    let mut new = Vec::new();
-    for (number, (key, drains, _backend)) in old.drain(..).enumerate() {
+    let (mut new, mut drained) = (Vec::new(), Vec::new());
+    for (number, (key, _backend)) in old.drain(..).enumerate() {
         new.push(pod(1, number));
         cluster.terminate_pod(&key);
         let address = format!("10.244.1.{}:8443", number + 1);
         waits("a pod that drains", || !leads_to(&gateway, WEB).contains(&address));
-        // A connection that was begun before the drain may still arrive.
-        thread::sleep(Duration::from_millis(20));
-        drains.store(true, Ordering::SeqCst);
+        drained.push(Instant::now());
         cluster.delete_pod(&key);
     }
     stop.store(true, Ordering::SeqCst);
-    clients.into_iter().for_each(|client| client.join().expect("it ends"));
-    let (calls, failed) = (calls.load(Ordering::SeqCst), failed.load(Ordering::SeqCst));
-    eprintln!("{calls} calls while {PODS} pods were replaced, {failed} failed");
-    assert!(calls > PODS);
-    assert_eq!((failed, late.load(Ordering::SeqCst)), (0, 0));
+    let calls: Vec<_> = clients.into_iter().flat_map(|client| client.join().expect("it ends")).collect();
+    eprintln!("{} calls while {PODS} pods were replaced", calls.len());
+    assert!(calls.len() > PODS);
+    for (began, answer) in &calls {
+        let answer = answer.as_ref().expect("a call");
+        let number = answer.strip_prefix("0 ").and_then(|rest| rest.strip_suffix(" hello"));
+        // A terminating pod gets no new connections.
+        let late = number.is_some_and(|number| *began > drained[number.parse::<usize>().expect("a number")]);
+        assert!(!late, "{answer}: the pod should have been drained");
+    }
     assert_eq!(leads_to(&gateway, WEB).len(), PODS);
 }
 
@@ -620,7 +618,9 @@ fn a_server_without_streaming_lists_is_read_in_pages_and_a_mass_withdrawal_is_he
         cluster.service(&name, &json!({}), &json!({"ports": ports()}));
         cluster.scale(&name, 1, &format!("10.244.{}", 20 + number));
     }
-    let gateway = gateway(&cluster, &config(""));
+    // The services are held for long enough to look at each.
+    let config = config("").replace("withdrawalHold: 3s", "withdrawalHold: 15s");
+    let gateway = gateway(&cluster, &config);
     becomes(&gateway, "live");
     let ready = || {
         (0..services)
@@ -639,7 +639,7 @@ fn a_server_without_streaming_lists_is_read_in_pages_and_a_mass_withdrawal_is_he
     becomes(&gateway, "held");
     let held = ready();
     assert!(held > 0, "some were withdrawn before it was noticed, {held} are held");
-    becomes(&gateway, "live");
+    returns(&gateway);
     waits("none", || ready() == 0);
 }
 

@@ -209,8 +209,9 @@ fn a_gateway_object_for_hbone_leaves_the_sni_gateway_of_a_service_in_use() {
     are(&gateway, "both", &[of_service, of_object]);
     // The pods behind the object are not known, so the object replaces no other gateway when pods are not ready.
     cluster.set_ready("istio-system/gateway-0", "False");
-    let slices = || cluster.slices(service)[0]["endpoints"][0]["conditions"]["ready"] == false;
-    eventually("a slice without a ready pod", || slices().then_some(()));
+    eventually("a slice without a ready pod", || {
+        (cluster.slices(service).first()?["endpoints"][0]["conditions"]["ready"] == false).then_some(())
+    });
     // A gateway with a ready pod replaces it for both kinds of ports; the note shows that the change has arrived.
     cluster.service(
         "istio-system/second",

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes};
-use crate::support::{eventually, within};
+use crate::support::{PATIENCE, eventually, within};
 
 const MCS: &str = "multicluster.x-k8s.io/v1beta1";
 /// A time longer than a replica needs to write an import or to acquire the Lease. A replica checks both every two seconds.
@@ -71,7 +71,12 @@ fn imported(cluster: &Cluster, key: &str, of: &[&str]) -> Value {
 
 #[track_caller]
 fn gone(cluster: &Cluster, key: &str) {
-    eventually(&format!("no import {key} in {}", cluster.name), || {
+    gone_within(PATIENCE, cluster, key);
+}
+
+#[track_caller]
+fn gone_within(limit: Duration, cluster: &Cluster, key: &str) {
+    within(limit, &format!("no import {key} in {}", cluster.name), || {
         (cluster.admin().get(&import(key)).status == 404).then_some(())
     });
 }
@@ -281,7 +286,8 @@ fn the_slices_of_an_import_have_the_endpoints_of_its_network_and_go_with_it() {
     thread::sleep(SETTLED);
     becomes(&west, "those of the east stay", &[of_east]);
     let _gateway = replica_with("second", &[&east, &west], ", slices: true");
-    gone(&east, "shop/web");
+    // The Lease of the replica that was killed lasts for 15 s.
+    gone_within(Duration::from_secs(40), &east, "shop/web");
     becomes(&east, "none but theirs", &[theirs]);
     becomes(&west, "none", &[]);
 }

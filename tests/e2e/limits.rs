@@ -77,6 +77,7 @@ fn a_source_has_as_many_connections_as_its_limit_and_costs_no_other_one() {
     for _ in 0..5 {
         refused(open(GREEDY, address, "a.test"));
         drop(open(HONEST, address, "a.test").expect("another source"));
+        active(&gateway, 3);
     }
     assert_eq!(backend.accepted(), accepted + 5, "nothing is dialled for a refused connection");
     let line = gateway.logged("a refusal", |line| line["reason"] == "limit_source");
@@ -343,5 +344,6 @@ fn a_source_that_changes_its_addresses_leaves_nothing_behind() {
     }
     active(&gateway, 0);
     drop(open(HONEST, address, "a.test").expect("another source"));
-    refused(open(HONEST, address, "a.test"));
+    // It gets one more in each second.
+    refused(eventually("a refusal", || Some(open(HONEST, address, "a.test")).filter(Result::is_err)));
 }

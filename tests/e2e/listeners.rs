@@ -59,7 +59,8 @@ fn first_bytes_that_are_not_tls_go_to_the_fallback() {
     let (web, ssh) = (answering(b"\x16w"), answering(b"SSH-2.0-test\r\n"));
     let config = |fallback: &str| {
         format!(
-            "listeners: [{{name: edge, bind: \"127.0.0.1:0\", hello: {{timeout: 500ms}}{fallback}}}]\nroutes: {{a.test: \"{}\"}}\n",
+            "listeners:\n  - {{name: edge, bind: \"127.0.0.1:0\"{fallback}}}\n  - {{name: hasty, bind: \"127.0.0.2:0\", hello: \
+             {{timeout: 500ms}}{fallback}}}\nroutes: {{a.test: \"{}\"}}\n",
             web.address
         )
     };
@@ -73,7 +74,7 @@ fn first_bytes_that_are_not_tls_go_to_the_fallback() {
     let live = gateway.json("/api/v1/connections").to_string();
     assert!(live.contains("edge/fallback") && live.contains("\"tcp\""), "{live}");
     // Neither a silent client nor a forged PROXY header reaches it.
-    let silent = connect(gateway.listener("edge"));
+    let silent = connect(gateway.listener("hasty"));
     gateway.logged("the silent one", |line| line["reason"] == "hello_timeout");
     drop(silent);
     let mut forged = connect(gateway.listener("edge"));

@@ -286,7 +286,7 @@ fn of_open_connections(table: &mut Table) {
     let echo = Backend::echo();
     let config =
         |more: &str| format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{0}\"{1}}}\n", echo.address, more);
-    let limited = |limits: &str| format!("{}limits: {{{limits}}}\ntimeouts: {{idle: 1s}}\n", config(""));
+    let limited = |limits: &str| format!("{}limits: {{{limits}}}\n", config(""));
     let gone = config(&format!(", gone.test: \"{}\"", echo.address));
     let gateway = Gateway::start(&gone);
     let address = gateway.listener("default");
@@ -350,7 +350,7 @@ fn of_open_connections(table: &mut Table) {
             send(address, &raw::hello(b"a.test"));
         },
     );
-    gateway.reload(&limited(""));
+    gateway.reload(&format!("{}timeouts: {{idle: 1s}}\n", config("")));
     table.connection(&gateway, "A connection is silent for `timeouts.idle`", "idle_timeout", &asks, || {
         let mut open = echoed(address, "a.test");
         let _ = open.read_to_end(&mut Vec::new());

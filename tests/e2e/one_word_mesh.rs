@@ -9,7 +9,7 @@ use crate::kubernetes_hostile::{Rig, pod, service, slice};
 use crate::one_word::Table;
 use crate::peers::SERVICES;
 use crate::problems::{claim, run};
-use crate::support::backend::Backend;
+use crate::support::backend::{Backend, refusing};
 use crate::support::client::{call, tls, tls_with};
 use crate::support::clock;
 use crate::support::eventually;
@@ -17,7 +17,7 @@ use crate::support::fake_kube::Reply;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::horizon::{control_plane_with, put, west_gateway_at};
 use crate::support::kube_world::{Asked, status};
-use crate::support::organisation::{free_port, start};
+use crate::support::organisation::start;
 use crate::support::pki::PKI;
 
 // Peers and gateways.
@@ -75,13 +75,15 @@ fn of_links(table: &mut Table) {
     let west = start(pair.west.folder(&[&pair.east]), &of_west.replace("/sa/gateway", "/sa/another"));
     let east = start(pair.east.folder(&[&pair.west]), &config);
     table.problem(&east, "A peer does not accept this gateway's identity", "peer_not_live", || {});
-    drop(west);
+    drop((west, east));
 
     let Some(environment) = clock::ahead_by("one_word: clocks that differ", 3_600) else {
         return table.lacks("one_word: the clock of a process cannot be shifted here");
     };
     let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
     let _west = Gateway::start_in(pair.west.folder(&[&pair.east]), &of_west, &environment);
+    // It dials at once, and finds west there.
+    let east = start(pair.east.folder(&[&pair.west]), &config);
     table.problem(&east, "The clock of a peer's host is wrong", "peer_clock", || {});
 }
 
@@ -91,7 +93,7 @@ fn of_exchanged_services(table: &mut Table) {
     let [west, east] = linked(&pair, &good, &pair.east_config(""));
     table.problem(&east, "No gateway of a peer can be reached", "peer_unreachable", || {
         let ports = format!("sniPort: {0}, hbonePort: {0}", pair.west_port);
-        west.reload(&good.replace(&ports, &format!("sniPort: {}", free_port())));
+        west.reload(&good.replace(&ports, &format!("sniPort: {}", refusing().port())));
     });
     west.reload(&good);
     is_well(&east);
@@ -223,7 +225,7 @@ fn faults_that_the_gateway_cannot_see_are_shown_elsewhere() {
     let mut table = Table::default();
     let other = Backend::tls_echo(PKI.server("other.test"), "");
     let old = Backend::tls_echo(PKI.expired_server("old.test"), "");
-    let failing = Backend::tls_echo(PKI.server("app.test"), "HTTP/1.1 500 Internal Server Error\r\n");
+    let failing = Backend::tls_echo(PKI.server("app.test"), "HTTP/1.1 500 Internal Server Error");
     let mut gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes: {{new.test: \"{}\", old.test: \"{}\", app.test: \"{}\"}}\n",
         other.address, old.address, failing.address

@@ -45,7 +45,8 @@ fn every_fault_of_a_path_has_one_word_in_all_places() {
         while stream.write_all(&[22; 1 << 16]).is_ok() {}
     });
     let gateway = Gateway::start(&format!(
-        "listeners:\n  - {{name: open, bind: \"{NEAR}:15443\", hello: {{timeout: 2s}}}}\nroutes:\n  far.test: \"{0}\"\n  \
+        "listeners:\n  - {{name: open, bind: \"{NEAR}:15443\"}}\n  \
+         - {{name: hasty, bind: \"{NEAR}:15446\", hello: {{timeout: 2s}}}}\nroutes:\n  far.test: \"{0}\"\n  \
          small.test: \"{0}\"\n  near.test: \"{1}\"\n  lost.test: {{endpoints: [\"{LOST}:443\"], connectTimeout: 500ms}}\n  \
          unreachable.test: \"10.91.0.1:443\"\n  prohibited.test: \"10.92.0.1:443\"\n",
         far.address, endless.address
@@ -81,7 +82,7 @@ fn every_fault_of_a_path_has_one_word_in_all_places() {
         &[""],
         || {
             let hello = raw::hello_of(HELLO, LARGE);
-            let mut client = host.enter(|| connect(address));
+            let mut client = host.enter(|| connect(gateway.listener("hasty")));
             client.write_all(&hello).expect("sent");
             let _ = client.read_to_end(&mut Vec::new());
         },

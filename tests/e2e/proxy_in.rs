@@ -157,7 +157,7 @@ fn a_header_that_is_missing_malformed_or_untrusted_is_refused_and_the_detail_say
 #[test]
 fn a_header_counts_towards_the_time_of_the_hello() {
     let backend = Backend::echo();
-    let gateway = Gateway::start(&config(&backend, ", hello: {timeout: 700ms}", ""));
+    let gateway = Gateway::start(&config(&backend, ", hello: {timeout: 3s}", ""));
     let address = gateway.listener("sni");
     let header = v1("203.0.113.7:1", FRONT);
     let hello = raw::hello(b"a.test");
@@ -256,7 +256,8 @@ fn from_exports_and_limits_judge_the_announced_address() {
     echoed(&mut call("203.0.113.2:1", "s.test"), &raw::hello(b"s.test"));
     // With a LOCAL header, the load balancer itself is the client. The load balancer's address is not in `from`.
     assert_eq!(reason(send(address, &[&binary(LOCAL, 0, &[]), &raw::hello(b"a.test")])), "source_denied");
-    // Each client behind the load balancer has its own limit.
+    // Each client behind the load balancer has its own limit; those of before have ended.
+    eventually("the end of all", || (gateway.metric("isthmus_connections_active", &[]) == 0.0).then_some(()));
     gateway.reload(&config(&backend, listener, &more("perSource: {connections: 2}")));
     let mut held: Vec<TcpStream> =
         (1..=2).map(|port| call(&format!("203.0.113.2:{port}"), "a.test")).collect();

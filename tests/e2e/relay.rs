@@ -314,7 +314,7 @@ fn idle_and_half_closed_connections_end_in_time() {
             backend.address
         )
     };
-    let idle = Gateway::start(&config("{idle: 1s}"));
+    let idle = Gateway::start(&config("{idle: 4s}"));
     let mut client = open(&idle);
     client.read_exact(&mut [0; 1]).expect("it flows");
     assert_eq!(client.read(&mut [0; 1]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));

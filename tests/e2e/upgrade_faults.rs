@@ -49,6 +49,7 @@ fn a_new_process_that_cannot_start_leaves_the_old_one_as_it_was() {
     assert_eq!(line.0.metric("isthmus_upgrades_total", &["failed"]), 2.0);
     line.0.told("this process goes on");
     put(&binary);
+    line.has_one_connection();
     assert_eq!(line.upgrade()["moved"], 1);
     works(&mut client);
     assert_eq!(line.0.metric("isthmus_upgrades_total", &["failed"]), 2.0, "the count goes on");
@@ -132,6 +133,7 @@ fn a_new_process_that_dies_in_any_step_costs_only_what_it_holds() {
     }
     goes_on("after lies", &line);
     // It dies with connections that it has not answered for: they go on in the old process. It has the port, which closes with it.
+    line.has_one_connection();
     let mut new = scripted(&line);
     let sockets = new.until("sockets").descriptors;
     drop(new.until("offered"));
@@ -142,7 +144,7 @@ fn a_new_process_that_dies_in_any_step_costs_only_what_it_holds() {
     assert_eq!((given.json["records"].as_array().map(Vec::len), given.descriptors.len()), (Some(1), 2));
     drop((new, sockets, given));
     works(&mut client);
-    assert!(TcpStream::connect(line.address()).is_err(), "nobody listens");
+    eventually("nobody listens", || TcpStream::connect(line.address()).is_err().then_some(()));
 }
 
 fn kill(signal: &str, process: &Value) {

@@ -7,7 +7,6 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
 
 use isthmus::aggregator::offline;
 use isthmus::config;
@@ -46,7 +45,7 @@ use crate::support::client::{call, connect};
 use crate::support::envoy::Envoy;
 use crate::support::horizon::endpoint_at;
 use crate::support::pki::PKI;
-use crate::support::{eventually, namespace};
+use crate::support::{PATIENCE, eventually, namespace};
 
 const NAME: &str = "ratings.pay.west.global";
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
@@ -175,10 +174,10 @@ impl Control {
     fn resolve(&self) -> Option<IpAddr> {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         socket.connect(self.dns).expect("connected");
-        socket.set_read_timeout(Some(Duration::from_secs(1))).expect("set");
+        socket.set_read_timeout(Some(PATIENCE)).expect("set");
         socket.send(&query(7, NAME, 1)).expect("sent");
         let mut answer = [0; 512];
-        let length = socket.recv(&mut answer).ok()?;
+        let length = socket.recv(&mut answer).expect("an answer");
         // The response has one answer, whose last four bytes are the address.
         (answer[7] == 1).then_some(())?;
         let octets: [u8; 4] = answer.get(length - 4..length)?.try_into().ok()?;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::hbone::{OWN, folder};
 use crate::support::gateway::Gateway;
 use crate::support::pki::{PKI, Pki};
-use crate::support::{python, skip};
+use crate::support::{eventually, python, skip};
 
 pub(crate) const CONFIG: &str = "\
 node: {namespace: istio-system, serviceAccount: eastwest, network: east, cluster: c1}
@@ -84,7 +84,7 @@ fn clients_are_known_by_their_certificates() {
     }
     gateway.told("xDS client refused");
     // Two claims and two handshakes; a client may try a failed handshake again.
-    assert!(gateway.metric("isthmus_xds_refused_total", &[]) >= 4.0);
+    eventually("four refusals", || (gateway.metric("isthmus_xds_refused_total", &[]) >= 4.0).then_some(()));
     let refused = gateway.json("/api/v1/status")["xds"]["refused"]["recent"].clone();
     let is_of_tls = |one: &Value| one["who"] == "127.0.0.1" && one["network"] == "";
     assert!(refused.as_array().is_some_and(|all| all.iter().any(is_of_tls)), "{refused}");

@@ -8,6 +8,7 @@ Standard input has one object a line, each answered by {"done": true} once it ho
     mute        (without serve) whether connections are taken by somebody who never says a word
     delay       seconds that every answer takes
     refuse      [code, message] for every call, or null
+    times       how many calls are refused (all if it is absent or null)
     reject      how many spans of each call are said to be rejected
 Standard output says {"ready": true, "port": ...} first, and of each call {"call": {"resource": ..., "spans": [...]}},
 also of those that are refused. It ends with its input. The messages are the official ones, the transport is grpcio.
@@ -60,7 +61,8 @@ def span(span, scope):
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self):
-        self.state = {"serve": False, "mute": False, "delay": 0, "refuse": None, "reject": 0}
+        self.state = {"serve": False, "mute": False, "delay": 0, "refuse": None, "times": None, "reject": 0}
+        self.lock = threading.Lock()
         self.server = None
         self.silent = None
         # Keeps the port ours while nobody listens there; others share it.
@@ -75,7 +77,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return held
 
     def tell(self, news):
-        self.state |= news
+        with self.lock:
+            self.state |= news
         serve, mute = self.state["serve"], self.state["mute"] and not self.state["serve"]
         if self.silent and not mute:
             self.silent.close()
@@ -94,9 +97,18 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self.silent = self.bound(self.port)
             self.silent.listen(1000)
 
+    def chosen(self):
+        """What this call gets; chosen before the call is told, whose reader may give the next order at once."""
+        with self.lock:
+            state = dict(self.state)
+            if state["refuse"] and state["times"] is not None:
+                self.state["times"] -= 1
+                if self.state["times"] == 0:
+                    self.state |= {"refuse": None, "times": None}
+            return state
+
     def Export(self, request, context):
-        # Chosen before the call is told: who reads of it may give the next order before this one is answered.
-        state = dict(self.state)
+        state = self.chosen()
         for each in request.resource_spans:
             spans = [span(one, scope.scope) for scope in each.scope_spans for one in scope.spans]
             say({"call": {"resource": plain(each.resource.attributes), "spans": spans, "at": time.time()}})

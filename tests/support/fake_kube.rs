@@ -336,6 +336,8 @@ async fn answer(
     let uri = request.uri().path_and_query().map_or("/", |both| both.as_str());
     let asked = Asked::new(uri, token.unwrap_or_default());
     let (pen, pieces) = mpsc::channel(4);
+    // Whoever sees the request may tell the server to behave at once.
+    let behaves = shared.behaves.subscribe();
     let (reply, answer, ahead) = {
         let mut state = shared.state();
         state.seen.push(Seen { at: Instant::now(), asked: asked.clone() });
@@ -356,7 +358,7 @@ async fn answer(
             for (name, value) in reply.headers {
                 response = response.header(name, value);
             }
-            start(perform(reply.parts, pen, shared, cut));
+            start(perform(reply.parts, pen, behaves, cut));
         }
         (None, Some(Answer::Json(status, body))) => {
             response = response.status(status).header(CONTENT_TYPE, "application/json");
@@ -380,8 +382,7 @@ async fn write(pen: Pen, texts: Vec<String>) {
 }
 
 /// Sends the pieces of a misbehaving answer.
-async fn perform(parts: Vec<Part>, pen: Pen, shared: Arc<Shared>, cut: mpsc::Sender<()>) {
-    let mut behaves = shared.behaves.subscribe();
+async fn perform(parts: Vec<Part>, pen: Pen, mut behaves: watch::Receiver<u64>, cut: mpsc::Sender<()>) {
     let misbehave = async {
         for part in parts {
             match part {
@@ -454,7 +455,9 @@ async fn follow(pen: Pen, asked: Asked, lines: Vec<String>, mut version: u64, sh
                 return;
             }
         }
+        // What was put before an order or the end is sent before it.
         tokio::select! {
+            biased;
             _ = changed.changed() => {}
             order = orders.recv() => match order {
                 Ok(Order::Send(plural, bytes)) if plural == asked.plural => drop(pen.send(Ok(bytes)).await),

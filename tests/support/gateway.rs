@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -24,6 +25,8 @@ pub struct Gateway {
     log: Arc<Mutex<Vec<String>>>,
     /// Lines of the access log (stdout, JSON).
     access: Arc<Mutex<Vec<Value>>>,
+    /// The threads that read the two logs.
+    readers: [JoinHandle<()>; 2],
 }
 
 /// The part of the config that all tests share: an ephemeral admin port, JSON logs, two workers.
@@ -65,15 +68,16 @@ impl Gateway {
     pub fn launch(mut command: Command, folder: TempDir) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
         let mut child = command.spawn().expect("the binary starts");
-        let log = collect(child.stderr.take().expect("piped"), |line| Some(line.to_owned()));
-        let access = collect(child.stdout.take().expect("piped"), |line| serde_json::from_str(line).ok());
+        let (log, of_log) = collect(child.stderr.take().expect("piped"), |line| Some(line.to_owned()));
+        let (access, of_access) =
+            collect(child.stdout.take().expect("piped"), |line| serde_json::from_str(line).ok());
         let admin = eventually("the admin address in the log", || {
             if let Ok(Some(status)) = child.try_wait() {
                 panic!("the gateway ended with {status}: {:?}", log.lock().expect("not poisoned"));
             }
             listening(&log.lock().expect("not poisoned"), "admin")
         });
-        Self { child, folder, admin, log, access }
+        Self { child, folder, admin, log, access, readers: [of_log, of_access] }
     }
 
     /// Waits until the gateway is ready.
@@ -198,11 +202,17 @@ impl Gateway {
         self.child.kill().and_then(|()| self.child.wait()).expect("it ends");
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has ended and its last lines have been read.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let child = &mut self.child;
-        eventually("the end of the process", || child.try_wait().expect("a child"))
+        let status = eventually("the end of the process", || child.try_wait().expect("a child"));
+        // A process that has taken over writes on.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !self.readers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        status
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -242,17 +252,17 @@ fn listening(log: &[String], name: &str) -> Option<SocketAddr> {
 fn collect<T: Send + 'static>(
     from: impl Read + Send + 'static,
     take: impl Fn(&str) -> Option<T> + Send + 'static,
-) -> Arc<Mutex<Vec<T>>> {
+) -> (Arc<Mutex<Vec<T>>>, JoinHandle<()>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = lines.clone();
-    std::thread::spawn(move || {
+    let reader = std::thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
             if let Some(value) = take(&line) {
                 sink.lock().expect("not poisoned").push(value);
             }
         }
     });
-    lines
+    (lines, reader)
 }
 
 /// Sends a request over a new connection. The request is HTTP/1.0, so that the body ends with the stream.

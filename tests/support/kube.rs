@@ -13,7 +13,7 @@ use super::etcd::{encoded, free_ports};
 use super::gateway::raw_http;
 use super::kube_client::{Client, at, becomes};
 use super::pki::{Issued, Pki};
-use super::{eventually, skip, within};
+use super::{has_stopped, skip, within};
 
 /// Returns the path of the program that `tests/kube/build` builds: `ISTHMUS_KUBE_RIG`, or the path at which `tests/run` builds
 /// it. Returns `None`, after reporting a skip, if there is none.
@@ -206,16 +206,7 @@ impl Cluster {
     /// Stops the API server's process (SIGSTOP): its connections stay open and silent.
     pub fn pause(&self) {
         self.api.signal("STOP");
-        // Each thread stops when it is scheduled next, which takes a while on a busy machine.
-        let threads = format!("/proc/{}/task", self.api.child.id());
-        eventually("the process has stopped", || {
-            let mut threads = std::fs::read_dir(&threads).expect("the process").flatten();
-            let is_stopped =
-                |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
-            threads
-                .all(|at| std::fs::read_to_string(at.path().join("stat")).is_ok_and(is_stopped))
-                .then_some(())
-        });
+        has_stopped(self.api.child.id());
     }
 
     /// Continues the API server's process (SIGCONT).

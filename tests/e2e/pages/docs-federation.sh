@@ -39,6 +39,7 @@ peers:
 END
 (cd west && exec isthmus run -c isthmus.yaml) &
 (cd east && exec isthmus run -c isthmus.yaml) &
+settle
 cd east
 plan() {
     sed -e 's/\[pay.shop.*}/[web.shop.svc.cluster.local], as: web.shop.east.global}/; s/cart.shop.mesh/cart.shop.east.global/; s/ratings.pay/*.pay/' isthmus.yaml > new.yaml
