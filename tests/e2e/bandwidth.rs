@@ -160,7 +160,7 @@ fn settle(what: &str, counts: &[&dyn Fn() -> u64], rate: f64) {
         assert!(begun.elapsed() < SETTLED_WITHIN, "{what}: {last:?} instead of {rate}");
         last = rates(counts, Duration::from_secs(1));
     }
-    // What one transfer does not move while it stands still, another one may.
+    // A transfer that stands still leaves its share to the others, so such a measurement is repeated.
     let found = loop {
         let watch = Stopwatch::start();
         let found = rates(counts, Duration::from_secs(4));

@@ -250,7 +250,7 @@ fn names_of_other_zones_are_asked_of_other_servers() {
     let dead = held.local_addr().expect("bound");
     let (gateway, server) = start(&format!("\"{dead}\", \"{}\"", names.address));
     for transport in ["+notcp", "+tcp"] {
-        // Of the first question, the server that answers gets only the last attempt.
+        // The first question goes twice to the dead server and once to the other one, whose late answer would be a SERVFAIL.
         let answer = eventually("an answer", || {
             let answer = ask("dig", server, &[transport, "+noedns", "www.example.com", "A"]);
             Some(answer).filter(|answer| answer.contains("192.0.2.7"))

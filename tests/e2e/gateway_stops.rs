@@ -38,7 +38,7 @@ struct Rig {
     envoy: Envoy,
 }
 
-/// What was seen while something was done to a gateway.
+/// The calls and the kept connections during a stop of a gateway.
 struct Seen {
     calls: usize,
     /// The times of the calls that failed, from the start.

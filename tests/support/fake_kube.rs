@@ -336,7 +336,7 @@ async fn answer(
     let uri = request.uri().path_and_query().map_or("/", |both| both.as_str());
     let asked = Asked::new(uri, token.unwrap_or_default());
     let (pen, pieces) = mpsc::channel(4);
-    // Whoever sees the request may tell the server to behave at once.
+    // A test that sees the request in `seen` may call `behave` at once, so this subscribes first.
     let behaves = shared.behaves.subscribe();
     let (reply, answer, ahead) = {
         let mut state = shared.state();
@@ -455,7 +455,7 @@ async fn follow(pen: Pen, asked: Asked, lines: Vec<String>, mut version: u64, sh
                 return;
             }
         }
-        // What was put before an order or the end is sent before it.
+        // `biased` sends the events of earlier changes before it obeys an order or ends the watch.
         tokio::select! {
             biased;
             _ = changed.changed() => {}

@@ -6,20 +6,21 @@ use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The pause between two looks, and the delay from which on the machine counts as standing still.
+/// The pause between two measurements, and the delay from which on the machine counts as standing still.
 const NAP: Duration = Duration::from_millis(20);
 const NOTICED: Duration = Duration::from_millis(50);
 
-/// What the looking thread of this process has seen.
-struct Looks {
+/// The stalls that a thread of this process has measured.
+struct Meter {
+    /// The time of the last measurement.
     last: Instant,
     /// The end and the length of each moment in which the machine stood still.
     stalls: Vec<(Instant, Duration)>,
 }
 
-impl Looks {
-    /// Notes how much later than expected the next look comes.
-    fn look(&mut self) {
+impl Meter {
+    /// Records by how much a measurement is later than expected.
+    fn measure(&mut self) {
         let now = Instant::now();
         let late = now.duration_since(self.last).saturating_sub(NAP);
         if late >= NOTICED {
@@ -29,16 +30,16 @@ impl Looks {
     }
 }
 
-static LOOKS: LazyLock<Mutex<Looks>> = LazyLock::new(|| {
+static METER: LazyLock<Mutex<Meter>> = LazyLock::new(|| {
     thread::spawn(|| {
         let file = tempfile::tempfile().expect("a file");
         loop {
             thread::sleep(NAP);
             file.set_len(0).and_then(|()| file.write_all_at(b"x", 0)).expect("written");
-            LOOKS.lock().expect("no panic").look();
+            METER.lock().expect("no panic").measure();
         }
     });
-    Mutex::new(Looks { last: Instant::now(), stalls: Vec::new() })
+    Mutex::new(Meter { last: Instant::now(), stalls: Vec::new() })
 });
 
 /// Measures a time without the moments in which the machine stood still.
@@ -46,15 +47,15 @@ pub struct Stopwatch(Instant);
 
 impl Stopwatch {
     pub fn start() -> Self {
-        LazyLock::force(&LOOKS);
+        LazyLock::force(&METER);
         Self(Instant::now())
     }
 
     /// Returns each moment in which the machine stood still, also one that may not be over.
     fn stalls(&self) -> Vec<Duration> {
-        let mut looks = LOOKS.lock().expect("no panic");
-        looks.look();
-        let since = looks.stalls.iter().filter(|(end, _)| *end > self.0);
+        let mut meter = METER.lock().expect("no panic");
+        meter.measure();
+        let since = meter.stalls.iter().filter(|(end, _)| *end > self.0);
         since.map(|(end, late)| (*late).min(*end - self.0)).collect()
     }
 
