@@ -47,7 +47,7 @@ struct Seen {
     opened: usize,
     /// The number of kept connections that ended while a call was on its way to the gateway, which may happen at the end of each pause.
     met: usize,
-    /// Each other end of a kept connection that was not in a pause or no FIN.
+    /// Each kept connection that was reset, or whose call got another answer.
     faults: Vec<String>,
     /// The longest moment in which the machine stood still.
     stall: Duration,

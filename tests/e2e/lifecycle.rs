@@ -323,7 +323,7 @@ fn an_operator_sees_and_closes_the_connections_that_a_drain_waits_for() {
     eventually("deaf", || std::net::TcpStream::connect(address).err());
     // With each connection that ends, one of the workers may be drained and end as well.
     for left in (1..=3).rev() {
-        // The looks above, which came before a listener was closed, end as well.
+        // The connections of the check above may still be in the list.
         let connections = eventually("those that are left", || {
             let connections = gateway.json("/api/v1/connections");
             (connections.as_array()?.len() == left).then_some(connections)

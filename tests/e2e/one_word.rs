@@ -220,6 +220,7 @@ impl Table {
         let silent: Vec<String> =
             silent.into_iter().map(|(place, _, text)| format!("{place}: {text}")).collect();
         assert!(silent.is_empty(), "{fault}: after {limit:?} these do not say {word}: {}", silent.join("\n"));
+        assert!(took < limit, "{fault}: {took:?}");
         eprintln!("{fault:<60} {word:<22} {:>5} ms", took.as_millis());
         self.rows.push(row);
     }
