@@ -124,6 +124,15 @@ pub(crate) struct ConnectionFacts {
     pub(crate) header: Option<Box<[u8]>>,
 }
 
+/// The parts of an entry that another process needs to go on with the connection.
+pub(crate) struct Carried<'a> {
+    pub(crate) accepted: Instant,
+    pub(crate) record: &'a RefCell<ConnectionRecord>,
+    pub(crate) facts: &'a RefCell<ConnectionFacts>,
+    pub(crate) moved: u32,
+    pub(crate) standstill: &'a Standstill,
+}
+
 /// The authenticated client of an HBONE connection.
 pub(crate) struct Peer {
     /// The client's certificate chain and identity.
@@ -350,6 +359,33 @@ impl Entry {
             }
         })
         .await
+    }
+
+    /// Returns the parts that another process needs to go on with the connection. The pattern names every field, so that a new one is
+    /// carried or left here on purpose: slots, shares and the age are counted again there, bytes are reported before, the ends follow
+    /// from the directions, and a connection that is ordered to end is not moved.
+    pub(crate) fn carried(&self) -> Carried<'_> {
+        let Self {
+            listener: _,
+            permit: _,
+            accepted,
+            record,
+            facts,
+            reported: _,
+            spliced: _,
+            moved,
+            opened: _,
+            ends: _,
+            held: _,
+            standstill,
+            retirement: _,
+            shares: _,
+            key: _,
+            order: _,
+            transit: _,
+            waker: _,
+        } = self;
+        Carried { accepted: *accepted, record, facts, moved: moved.get(), standstill }
     }
 
     /// Sets the numbers of bytes, and what was passed on of the ends, of a connection that another process has begun to relay.

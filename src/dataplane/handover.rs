@@ -13,29 +13,27 @@
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
 use super::connect::Connected;
 use super::core::{Core, Registration};
-use super::entry::{Entry, Transit};
+use super::entry::{Carried, ConnectionFacts, Entry, Transit};
 use super::parcel::{Parcel, Place};
 use super::readmission::is_still_admitted;
-use super::relay::{self, Direction, Held, resume};
+use super::relay::{self, Direction, resume};
 use super::retire;
 use super::shared::Parked;
 use super::upstreams::InFlight;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied};
-use isthmus_model::trace::TraceId;
+use isthmus_model::record::ConnectionProtocol;
 use isthmus_net::socket::spread_keep_alive;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::decision::Permit;
-use isthmus_upgrade::record::{self, Hex, Record};
+use isthmus_upgrade::record::{self, Record};
 
 /// The number of times that the tasks of connections run before those that have not stopped are left for later.
 const TURNS: usize = 4;
@@ -133,7 +131,7 @@ pub(crate) fn offer(
     match (copies, record) {
         ([Ok(client), Ok(endpoint)], Some(record)) => {
             let place = Place { worker: core.index, key: entry.key(), id: entry.id() };
-            let [up, down] = [&parked.up, &parked.down].map(|direction| rest(direction).into());
+            let [up, down] = [&parked.up, &parked.down].map(|direction| direction.rest().into());
             entry.set_transit(Transit::Parked);
             core.parcels.borrow_mut().push(Parcel { place, record, client, endpoint, up, down });
         }
@@ -169,14 +167,12 @@ pub(crate) async fn go_on(
     }
 }
 
-fn rest(direction: &Direction) -> &[u8] {
-    direction.held.as_deref().map_or(&[], Held::rest)
-}
-
 /// Returns the record of a connection; `None` if it cannot be moved.
 fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::Parked) -> Option<Record> {
-    let (facts, is) = (entry.facts.borrow(), entry.record.borrow());
-    let permit = match facts.admitted_by.as_ref()? {
+    let Carried { accepted, record, facts, moved, standstill } = entry.carried();
+    // The caller's identity, that of an own dial and the PROXY header concern connections that are not moved, or their begin.
+    let ConnectionFacts { admitted_by, caller: _, own_dial: _, destination: _, header: _ } = &*facts.borrow();
+    let permit = match admitted_by.as_ref()? {
         Permit::Route => record::Permit::Route,
         Permit::GatewayRoute => record::Permit::GatewayRoute,
         Permit::Export { hostname, port } => {
@@ -185,133 +181,84 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
         // Callers of a peer prove their identity by HBONE.
         Permit::Peer(_) => return None,
     };
-    let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-    let hex = |bytes: &Option<Box<[u8]>>| bytes.as_deref().map(|bytes| Hex(bytes.to_vec()));
+    let connection = record.borrow().clone();
+    connection.endpoint?;
     let now = core.clock.now();
-    let owed = entry.standstill.progress(now);
-    let direction = |direction: &Direction, bytes, owed: Option<(u64, u32)>| record::Direction {
-        bytes,
-        read_out: direction.read_out,
-        ended: direction.ended,
-        urgent: direction.urgent,
-        owed: owed.map(|(acknowledged, since)| record::Owed { acknowledged, since }),
-    };
-    let service = is.service.as_ref().map(|hostname| record::Service {
-        hostname: hostname.to_string(),
-        namespace: text(&is.service_namespace).unwrap_or_default(),
-        port: is.port,
-        subset: text(&is.subset).unwrap_or_default(),
-    });
-    let endpoint = record::Endpoint {
-        address: is.endpoint?,
-        group: in_flight.key().group.to_string(),
-        first: in_flight.key().address,
-        cluster: text(&is.endpoint_cluster),
-        locality: text(&is.endpoint_locality),
-    };
-    let times = record::Times {
-        accepted: microseconds(is.time.duration_since(UNIX_EPOCH).unwrap_or_default()),
-        age: microseconds(entry.accepted.elapsed()),
-        hello: is.hello.map(microseconds),
-        connect: is.connect.map(microseconds),
-        first_byte: is.first_byte.map(microseconds),
-        asked: parked.asked.map(|asked| microseconds(asked.elapsed())),
-        idle: now.saturating_sub(entry.moved.get()),
-    };
-    let proxied = is.proxied.as_deref();
+    let [owed_up, owed_down] = standstill.progress(now);
+    let relay::Parked { up, down, taken, asked, not_tls } = parked;
+    let key = in_flight.key();
     Some(Record {
-        id: is.id,
-        listener: entry.listener.name.to_string(),
-        raw: is.protocol == ConnectionProtocol::Tcp,
-        source: is.source,
-        proxied: proxied.map(|is| record::Proxied { proxy: is.proxy, destination: is.destination }),
-        local: is.local,
-        sni: hex(&is.sni),
-        alpn: hex(&is.alpn),
-        route: text(&is.route),
-        service,
+        connection,
         permit,
-        peer: text(&is.peer),
-        endpoint,
-        attempts: is.attempts,
-        trace: is.hello_trace.map(|trace| Hex(trace.0.to_vec())),
-        unique_id: is.unique_id.as_deref().map(str::to_owned),
-        detail: is.detail.as_deref().map(str::to_owned),
-        times,
-        up: direction(&parked.up, is.bytes_up, owed[0]),
-        down: direction(&parked.down, is.bytes_down, owed[1]),
-        answered: parked.taken,
-        not_tls: parked.not_tls,
+        endpoint: record::Endpoint { group: key.group.to_string(), first: key.address },
+        age: accepted.elapsed(),
+        asked: asked.map(|asked| asked.elapsed()),
+        idle: now.saturating_sub(moved),
+        up: up.carried(owed_up),
+        down: down.carried(owed_down),
+        answered: *taken,
+        not_tls: *not_tls,
     })
 }
 
 /// Takes over a connection of another process, which waits for [`settle`]. Its slots under the limits are taken whatever the
 /// limits, and it is admitted again as by a reload. On an error the connection stays in the other process.
 pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String> {
-    let Parcel { record, client, endpoint, up, down, .. } = parcel;
+    let Parcel { record, client, endpoint, up: held_up, down: held_down, place: _ } = parcel;
+    let Record { connection, permit, endpoint: key, age, asked, idle, up, down, answered, not_tls } = record;
     let snapshot = core.shared_snapshot();
     let listener = snapshot
-        .listener(&record.listener)
-        .ok_or_else(|| format!("the new config has no listener {:?}", record.listener))?;
-    let permit = match &record.permit {
+        .listener(&connection.listener)
+        .ok_or_else(|| format!("the new config has no listener {:?}", connection.listener))?;
+    let permit = match permit {
         record::Permit::Route => Permit::Route,
         record::Permit::GatewayRoute => Permit::GatewayRoute,
-        record::Permit::Export { hostname, port } => {
-            Permit::Export { hostname: hostname.as_str().into(), port: *port }
-        }
+        record::Permit::Export { hostname, port } => Permit::Export { hostname: hostname.into(), port },
     };
-    let [client, endpoint] = [client, endpoint].map(|socket| watched(socket, record.id));
+    let id = connection.id;
+    let [client, endpoint] = [client, endpoint].map(|socket| watched(socket, id));
     let (client, endpoint) = (client?, endpoint?);
+    let source: IpAddr = connection.source.ip();
     let now = core.clock.now();
     let counts = core.local.listener(&listener.name);
-    let mut entry = Entry::new(counts, connection_record(&record), now);
-    let times = &record.times;
-    entry.accepted = ago(times.age);
+    let mut entry = Entry::new(counts, connection, now);
+    entry.accepted = ago(age);
     // The options for long connections are set again with the first turn.
     entry.opened.set(core.clock.ago(1));
-    entry.moved.set(core.clock.ago(times.idle));
-    entry.resume([record.up.ended, record.down.ended]);
-    let owed =
-        |direction: &record::Direction| direction.owed.as_ref().map(|owed| (owed.acknowledged, owed.since));
-    entry.standstill.resume(now, [owed(&record.up), owed(&record.down)]);
+    entry.moved.set(core.clock.ago(idle));
+    entry.resume([up.ended, down.ended]);
+    entry.standstill.resume(now, [&up, &down].map(|direction| direction.owed.as_ref()));
     entry.set_transit(Transit::Parked);
     {
         let mut facts = entry.facts.borrow_mut();
         facts.admitted_by = Some(permit);
         facts.destination = Some(core.local.destination(&entry.record.borrow()));
     }
-    let source: IpAddr = record.source.ip();
     let mut slots = core.permits.count(core.shared.limits.admission.source(source));
     slots.count_for_service(&entry.record.borrow());
     slots.count_for_peer(&entry.record.borrow());
     entry.permit.replace(Some(slots));
     entry.listener.accepted();
-    let key = EndpointKey { group: record.endpoint.group.as_str().into(), address: record.endpoint.first };
+    let tuning = snapshot.tuning_of(&key.group);
+    let key = EndpointKey { group: key.group.into(), address: key.first };
     let upstreams = &core.shared.upstreams;
     let in_flight = upstreams.begin(upstreams.upstream_at(&key));
     let connected = Connected { socket: endpoint, in_flight, encapsulation: Encapsulation::None };
-    let direction = |is: &record::Direction, held: Box<[u8]>| {
-        let mut direction = Direction::default();
-        (direction.held, direction.urgent) = (Held::of(held), is.urgent);
-        (direction.read_out, direction.ended) = (is.read_out, is.ended);
-        direction
-    };
     let parked = relay::Parked {
-        up: direction(&record.up, up),
-        down: direction(&record.down, down),
-        taken: record.answered,
-        asked: times.asked.map(ago),
-        not_tls: record.not_tls,
+        up: Direction::resumed(&up, held_up),
+        down: Direction::resumed(&down, held_down),
+        taken: answered,
+        asked: asked.map(ago),
+        not_tls,
     };
     if !is_still_admitted(&snapshot, &entry) {
         entry.cut(Reason::ConfigRemoved);
     }
     let entry = Rc::new(entry);
     let registration = core.register(entry.clone());
-    let tuning = snapshot.tuning_of(&record.endpoint.group);
     retire::limit_age(core, &entry, tuning.and_then(|tuning| tuning.max_connection_age));
     core.scope.spawn(go_on(registration, client, connected, parked));
-    Ok(Place { worker: core.index, key: entry.key(), id: record.id })
+    Ok(Place { worker: core.index, key: entry.key(), id })
 }
 
 fn watched(socket: OwnedFd, id: u64) -> Result<TcpStream, String> {
@@ -321,49 +268,8 @@ fn watched(socket: OwnedFd, id: u64) -> Result<TcpStream, String> {
     TcpStream::from_std(socket.into()).map_err(problem)
 }
 
-fn connection_record(is: &Record) -> ConnectionRecord {
-    let text = |text: &Option<String>| text.as_deref().map(Arc::from);
-    let hex = |bytes: &Option<Hex>| bytes.as_ref().map(|Hex(bytes)| bytes.as_slice().into());
-    let (times, service) = (&is.times, is.service.as_ref());
-    let accepted = UNIX_EPOCH + Duration::from_micros(times.accepted);
-    let trace = is.trace.as_ref().and_then(|Hex(bytes)| bytes.as_slice().try_into().ok()).map(TraceId);
-    ConnectionRecord {
-        protocol: if is.raw { ConnectionProtocol::Tcp } else { ConnectionProtocol::Sni },
-        proxied: is
-            .proxied
-            .as_ref()
-            .map(|is| Box::new(Proxied { proxy: is.proxy, destination: is.destination })),
-        local: is.local,
-        sni: hex(&is.sni),
-        alpn: hex(&is.alpn),
-        route: text(&is.route),
-        service: service.map(|service| service.hostname.as_str().into()),
-        service_namespace: service.map(|service| service.namespace.as_str().into()),
-        port: service.and_then(|service| service.port),
-        subset: service.map(|service| service.subset.as_str().into()),
-        endpoint: Some(is.endpoint.address),
-        endpoint_cluster: text(&is.endpoint.cluster),
-        endpoint_locality: text(&is.endpoint.locality),
-        attempts: is.attempts,
-        peer: text(&is.peer),
-        hello_trace: trace,
-        unique_id: is.unique_id.as_deref().map(Into::into),
-        detail: is.detail.as_deref().map(Into::into),
-        hello: times.hello.map(Duration::from_micros),
-        connect: times.connect.map(Duration::from_micros),
-        first_byte: times.first_byte.map(Duration::from_micros),
-        bytes_up: is.up.bytes,
-        bytes_down: is.down.bytes,
-        ..ConnectionRecord::new(is.id, accepted, is.listener.as_str().into(), is.source)
-    }
-}
-
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Returns the time that was this number of microseconds ago, or the present if the clock does not go back so far.
-fn ago(microseconds: u64) -> Instant {
+/// Returns the time that was this long ago, or the present if the clock does not go back so far.
+fn ago(time: Duration) -> Instant {
     let now = Instant::now();
-    now.checked_sub(Duration::from_micros(microseconds)).unwrap_or(now)
+    now.checked_sub(time).unwrap_or(now)
 }

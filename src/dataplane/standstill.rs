@@ -12,6 +12,7 @@ use std::time::Duration;
 use isthmus_model::reason::Reason;
 use isthmus_net::diag::TcpState;
 use isthmus_snapshot::policy::Timeouts;
+use isthmus_upgrade::record;
 
 /// The number of ticks without moved bytes after which a connection is examined.
 const QUIET: u32 = 15;
@@ -92,23 +93,27 @@ impl Standstill {
 
     /// Returns the progress of both sinks, upward first: the number of acknowledged bytes, and the number of ticks since it last
     /// changed; `None` for a sink that owes nothing.
-    pub(super) fn progress(&self, now: u32) -> [Option<(u64, u32)>; 2] {
+    pub(super) fn progress(&self, now: u32) -> [Option<record::Owed>; 2] {
         let owed = self.owed.take();
-        let progress =
-            |owed: &Owed| (owed.since != 0).then(|| (owed.acknowledged, now.saturating_sub(owed.since)));
-        let both = owed.as_ref().map_or([None; 2], |owed| [progress(&owed[0]), progress(&owed[1])]);
+        let progress = |owed: &Owed| {
+            let Owed { acknowledged, since } = *owed;
+            (since != 0).then(|| record::Owed { acknowledged, since: now.saturating_sub(since) })
+        };
+        let both = owed.as_ref().map_or([None, None], |owed| [progress(&owed[0]), progress(&owed[1])]);
         self.owed.set(owed);
         both
     }
 
     /// Restores what [`progress`](Self::progress) has returned in another process.
-    pub(super) fn resume(&self, now: u32, progress: [Option<(u64, u32)>; 2]) {
+    pub(super) fn resume(&self, now: u32, progress: [Option<&record::Owed>; 2]) {
         if progress == [None; 2] {
             return;
         }
         let owed = progress.map(|progress| {
-            let (acknowledged, ticks) = progress.unwrap_or_default();
-            Owed { acknowledged, since: progress.map_or(0, |_| now.saturating_sub(ticks).max(1)) }
+            progress.map_or_else(Owed::default, |record::Owed { acknowledged, since }| Owed {
+                acknowledged: *acknowledged,
+                since: now.saturating_sub(*since).max(1),
+            })
         });
         self.owed.set(Some(Box::new(owed)));
         self.due.set(now + 1);

@@ -173,13 +173,17 @@ impl Withdrawals {
         self.standing.load().values().flatten().cloned().collect()
     }
 
-    /// Withdraws endpoints. Replaces an earlier order for the same endpoints.
+    /// Withdraws endpoints from now on. Replaces an earlier order for the same endpoints.
     pub fn withdraw(&self, which: Which, withdrawal: Withdrawal) -> Result<(), WithdrawalError> {
+        self.apply(Standing { which, withdrawal, since: SystemTime::now() })
+    }
+
+    /// Applies an order, also one that was given to another process. Replaces an earlier order for the same endpoints.
+    pub fn apply(&self, order: Standing) -> Result<(), WithdrawalError> {
         self.change(|standing| {
             let all: usize = standing.values().map(Vec::len).sum();
-            let at = standing.entry(which.ip).or_default();
-            let order = Standing { which: which.clone(), withdrawal, since: SystemTime::now() };
-            match at.iter_mut().find(|one| one.which == which) {
+            let at = standing.entry(order.which.ip).or_default();
+            match at.iter_mut().find(|one| one.which == order.which) {
                 Some(known) => *known = order,
                 None if all >= WITHDRAWALS_MAX => return Err(WithdrawalError::TooMany),
                 None => at.push(order),

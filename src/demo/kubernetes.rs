@@ -160,7 +160,7 @@ async fn gateway(stage: &Stage, clusters: &[Cluster]) -> Result<Gateway, DemoErr
         "# Written by `isthmus demo`.\n\
          node: {{name: gateway-kube, namespace: istio-system, cluster: {own}, network: {network}}}\n\
          listeners: [{{name: mesh, bind: \"127.3.0.1:0\"}}, {{name: plain, bind: \"127.3.0.2:0\"}}]\n\
-         exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n\
+         exports: [{{services: [\"*.shop.svc.cluster.local\"], tls: own}}]\n\
          registries:\n{registries}\
          xds: {{bind: \"127.0.0.1:0\"}}\nadmin: {{bind: \"127.0.0.1:0\"}}\n\
          telemetry: {{log: {{format: json}}}}\nworkers: 1\n",

@@ -5,7 +5,7 @@
 //! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection. `trace`: its trace.
 //! - `name`, `mesh_name`, `authority`, `alpn`: what a client asks for. `identity`: who asks. `limits`: how much.
 //! - `service`, `endpoint`, `place`, `address`: the mesh. `ambient`: what only ztunnels need of it. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
-//! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text.
+//! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text. `hex`: bytes as text.
 //! - `testing`: values for tests.
 
 pub mod address;
@@ -15,6 +15,7 @@ pub mod ambient;
 pub mod authority;
 pub mod drain;
 pub mod endpoint;
+pub mod hex;
 pub mod identity;
 pub mod import;
 pub mod limits;

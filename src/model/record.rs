@@ -5,12 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use super::limits::ServiceLimitKey;
 use super::reason::Reason;
 use super::trace::{Span, TraceId, TraceParent};
 
 /// The protocol of a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ConnectionProtocol {
     /// TLS, routed by its SNI.
     #[default]
@@ -81,7 +84,8 @@ pub struct GatewayName {
 }
 
 /// The proxy that announced a connection's source by a PROXY header.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Proxied {
     /// The proxy's address and port.
     pub proxy: SocketAddr,
@@ -90,7 +94,8 @@ pub struct Proxied {
 }
 
 /// The head of a CONNECT stream, as the caller sent it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamHead {
     /// The authority.
     pub authority: Box<str>,
@@ -104,8 +109,10 @@ pub struct StreamHead {
 
 /// The record of a connection or of one CONNECT stream. A field is empty as long as its value is not known.
 ///
-/// Each live connection has a record in memory, so values that few connections have are boxed.
-#[derive(Clone, Debug)]
+/// Each live connection has a record in memory, so values that few connections have are boxed. An upgrade carries the record to the
+/// new process in the form that is derived here, so a new field is carried without further code.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ConnectionRecord {
     /// The number of the connection, unique in this process.
     pub id: u64,
@@ -124,10 +131,12 @@ pub struct ConnectionRecord {
     /// The network whose CIDR holds the source.
     pub source_network: Option<Arc<str>>,
     /// The SNI as received; may hold any byte.
+    #[serde(default, with = "hex_bytes")]
     pub sni: Option<Box<[u8]>>,
     /// The head of a CONNECT stream; `None` for a connection.
     pub stream: Option<Box<StreamHead>>,
     /// The protocols that the client offered by ALPN, comma-separated, as received; may hold any byte.
+    #[serde(default, with = "hex_bytes")]
     pub alpn: Option<Box<[u8]>>,
     /// The rule that matched: the key of a route, or the host name of a service.
     pub route: Option<Arc<str>>,
@@ -162,8 +171,10 @@ pub struct ConnectionRecord {
     /// True if the caller cancelled the stream after it was answered, which is not a fault.
     pub cancelled: bool,
     /// The reason why the connection ended; `None` while it is open.
+    #[serde(skip)]
     pub reason: Option<Reason>,
     /// The party that ended the connection; `None` while it is open.
+    #[serde(skip)]
     pub ended_by: Option<Side>,
     /// The time from accept to the end, or until the record was written.
     pub duration: Duration,
@@ -250,5 +261,24 @@ impl ConnectionRecord {
     /// Returns true if an operator may want to know why the connection ended.
     pub fn is_fault(&self) -> bool {
         self.reason.is_some_and(|reason| reason != Reason::Ok) && !self.cancelled
+    }
+}
+
+/// The form of bytes that a client has chosen: hexadecimal digits.
+mod hex_bytes {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::hex::{Hex, parse};
+
+    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(bytes: &Option<Box<[u8]>>, to: S) -> Result<S::Ok, S::Error> {
+        bytes.as_deref().map(|bytes| Hex(bytes).to_string()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<[u8]>>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        let bytes = parse(text.as_bytes()).ok_or_else(|| D::Error::custom("malformed hexadecimal digits"))?;
+        Ok(Some(bytes.into()))
     }
 }

@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::pinned::Hash;
 use super::root_file::{FOLDER, RootFile};
 use super::roots::{Announced, PeerTrust, RootStore, kept_text};
 use super::status::trust_of;
 use isthmus_files::whole_file::{remove, set_aside};
+use isthmus_model::hex::{Hex, parse_array};
 use isthmus_model::identity::TrustDomain;
 
 /// The kind of file that the first line names.
@@ -83,7 +83,7 @@ fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
     let Some(file) = file else { return Ok(None) };
     let is_of_peer = file.field("alias") == Some(peer.alias.as_str())
         && file.field("trustDomain") == Some(peer.trust_domain.as_str());
-    let base = file.field("base").and_then(of_hex);
+    let base = file.field("base").and_then(|text| parse_array(text.as_bytes()));
     Ok(base.filter(|_| is_of_peer).map(|base| Announced { roots: file.roots, base, is_unconfirmed: false }))
 }
 
@@ -167,20 +167,10 @@ fn file(peer: &PeerTrust, announced: &Announced) -> RootFile {
         fields: vec![
             field("alias", peer.alias.as_str()),
             field("trustDomain", peer.trust_domain.as_str()),
-            field("base", &hex(&announced.base)),
+            field("base", &Hex(&announced.base).to_string()),
         ],
         roots: announced.roots.clone(),
     }
-}
-
-fn hex(hash: &Hash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn of_hex(text: &str) -> Option<Hash> {
-    let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Vec<u8> = (0..32).map(byte).collect::<Option<_>>()?;
-    bytes.try_into().ok().filter(|hash| hex(hash) == text)
 }
 
 #[cfg(test)]

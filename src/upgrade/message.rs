@@ -18,6 +18,8 @@
 //! at any time; if it dies without, the old one starts another new process with the sockets. Members that a process does not know
 //! are ignored in all messages but the records of connections.
 
+use std::time::SystemTime;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -137,6 +139,9 @@ pub struct Withdrawn {
     pub service: Option<String>,
     /// True if its connections were closed.
     pub disabled: bool,
+    /// The time of the order; `None` if an older program did not send it.
+    #[serde(default)]
+    pub since: Option<SystemTime>,
 }
 
 /// The increase of a counter.

@@ -1,11 +1,13 @@
-//! The record of one live connection: all that the new process needs to go on with it, beside its two sockets and the bytes that
-//! the old process holds.
+//! The form of one live connection on its way to a new process: all that the new process needs to go on with it, beside its two
+//! sockets and the bytes that the old process holds.
 //!
-//! A record with a member that the reader does not know, or without one that the reader needs, is refused as a whole: its
-//! connection stays in the old process. So a version that adds a member whose loss would harm a connection adds it here.
+//! What logs and metrics show is the [`ConnectionRecord`] itself, so no property can be forgotten. A record with a member that the
+//! reader does not know, or without one that the reader needs, is refused as a whole: its connection stays in the old process.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
+use isthmus_model::record::ConnectionRecord;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -13,43 +15,18 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// The id.
-    pub id: u64,
-    /// The name of the listener that accepted the connection.
-    pub listener: String,
-    /// True if no hello was read from the connection; absent if false.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub raw: bool,
-    /// The address of the client.
-    pub source: SocketAddr,
-    /// The proxy that announced `source`.
-    pub proxied: Option<Proxied>,
-    /// The local address that the client has reached.
-    pub local: Option<SocketAddr>,
-    /// The SNI in hexadecimal.
-    pub sni: Option<Hex>,
-    /// The protocols that the client offered by ALPN, in hexadecimal.
-    pub alpn: Option<Hex>,
-    /// The key of the route, or the host name of the service.
-    pub route: Option<String>,
-    /// The service that the name means.
-    pub service: Option<Service>,
+    /// The properties that logs and metrics show.
+    pub connection: ConnectionRecord,
     /// The part of the policy that admitted the connection.
     pub permit: Permit,
-    /// The peer that the caller belongs to.
-    pub peer: Option<String>,
-    /// The endpoint.
+    /// The endpoint by whose state the connection is counted.
     pub endpoint: Endpoint,
-    /// The number of endpoints that were dialled.
-    pub attempts: u8,
-    /// The trace that begins with the hello, in hexadecimal.
-    pub trace: Option<Hex>,
-    /// The id in the PROXY header that the endpoint got.
-    pub unique_id: Option<String>,
-    /// The detail for the access log.
-    pub detail: Option<String>,
-    /// The times.
-    pub times: Times,
+    /// The time since the accept.
+    pub age: Duration,
+    /// The time since the client's last byte, if the endpoint has sent none since.
+    pub asked: Option<Duration>,
+    /// The time since a byte last moved, in seconds.
+    pub idle: u32,
     /// The direction from the client to the endpoint.
     pub up: Direction,
     /// The direction from the endpoint to the client.
@@ -58,30 +35,6 @@ pub struct Record {
     pub answered: bool,
     /// True if the first bytes of the endpoint are not TLS.
     pub not_tls: bool,
-}
-
-/// The proxy that announced a source by a PROXY header.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Proxied {
-    /// The address of the proxy.
-    pub proxy: SocketAddr,
-    /// The address that the client has reached, as the proxy announced it.
-    pub destination: SocketAddr,
-}
-
-/// A service port.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Service {
-    /// The host name.
-    pub hostname: String,
-    /// The namespace.
-    pub namespace: String,
-    /// The port.
-    pub port: Option<u16>,
-    /// The subset; empty for all endpoints.
-    pub subset: String,
 }
 
 /// The part of the policy that admitted a connection.
@@ -101,48 +54,20 @@ pub enum Permit {
     },
 }
 
-/// The endpoint of a connection.
+/// The key of an endpoint's state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Endpoint {
-    /// The address that was dialled.
-    pub address: SocketAddr,
     /// The group of endpoints: the key of the route, or `hostname:port`.
     pub group: String,
     /// The first address of the endpoint, by which its state is kept.
     pub first: SocketAddr,
-    /// The cluster.
-    pub cluster: Option<String>,
-    /// The locality.
-    pub locality: Option<String>,
-}
-
-/// The times of a connection.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Times {
-    /// The time of the accept, in microseconds since 1970.
-    pub accepted: u64,
-    /// The age, in microseconds.
-    pub age: u64,
-    /// The time until the hello was complete, in microseconds.
-    pub hello: Option<u64>,
-    /// The time from the first dial until an endpoint accepted, in microseconds.
-    pub connect: Option<u64>,
-    /// The time until the endpoint's first byte, in microseconds.
-    pub first_byte: Option<u64>,
-    /// The time since the client's last byte, if the endpoint has sent none since, in microseconds.
-    pub asked: Option<u64>,
-    /// The time since a byte last moved, in seconds.
-    pub idle: u32,
 }
 
 /// One direction of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Direction {
-    /// The number of bytes that were passed on.
-    pub bytes: u64,
     /// True once the source has ended.
     pub read_out: bool,
     /// True once the end was passed on to the sink.
@@ -163,32 +88,6 @@ pub struct Owed {
     pub since: u32,
 }
 
-/// Bytes that are written in hexadecimal.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hex(pub Vec<u8>);
-
-impl Serialize for Hex {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let digit = |value: u8| char::from(DIGITS[usize::from(value & 15)]);
-        to.collect_str(&self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect::<String>())
-    }
-}
-
-impl<'de> Deserialize<'de> for Hex {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|value| u8::try_from(value).ok());
-        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-        let bytes: Option<Vec<u8>> =
-            pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
-        bytes
-            .filter(|_| rest.is_empty())
-            .map(Self)
-            .ok_or_else(|| serde::de::Error::custom("malformed hexadecimal digits"))
-    }
-}
-
 impl Record {
     /// Returns the record as it is sent.
     pub fn write(&self) -> Value {
@@ -202,12 +101,19 @@ impl Record {
         if record.up.ended && record.down.ended {
             return Err("both directions have ended".to_owned());
         }
+        if record.connection.endpoint.is_none() {
+            return Err("it has no endpoint".to_owned());
+        }
         Ok(record)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
+    use isthmus_model::record::Proxied;
+    use isthmus_model::trace::TraceId;
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -215,9 +121,8 @@ mod tests {
 
     fn record() -> impl Strategy<Value = Record> {
         let direction = || {
-            (any::<u64>(), any::<(bool, bool)>(), proptest::option::of(any::<(u64, u32)>())).prop_map(
-                |(bytes, (read_out, urgent), owed)| Direction {
-                    bytes,
+            (any::<(bool, bool)>(), proptest::option::of(any::<(u64, u32)>())).prop_map(
+                |((read_out, urgent), owed)| Direction {
                     read_out,
                     ended: false,
                     urgent,
@@ -226,63 +131,53 @@ mod tests {
             )
         };
         let address = || any::<(std::net::IpAddr, u16)>().prop_map(SocketAddr::from);
-        let texts = proptest::option::of(("\\PC*", "\\PC*", proptest::option::of(any::<u16>()), "\\PC*"));
-        let bytes = || {
-            proptest::option::of(proptest::collection::vec(any::<u8>(), 0..64)).prop_map(|some| some.map(Hex))
-        };
-        let times = any::<(u64, u64, Option<u64>, Option<u64>, Option<u64>, Option<u64>, u32)>();
+        let texts = proptest::option::of(("\\PC*", "\\PC*", proptest::option::of(any::<u16>())));
+        let bytes = || proptest::option::of(proptest::collection::vec(any::<u8>(), 0..64));
+        let time = || any::<u32>().prop_map(|micros| Duration::from_micros(micros.into()));
+        let times =
+            (time(), time(), proptest::option::of(time()), proptest::option::of(time()), any::<u32>());
         (
-            any::<(u64, bool, bool, u8)>(),
+            any::<(u64, bool, bool, u8, u64, u64)>(),
             (address(), address()),
             texts,
-            (bytes(), bytes()),
+            (bytes(), bytes(), proptest::option::of(any::<[u8; 16]>())),
             times,
             (direction(), direction()),
         )
             .prop_map(
                 |(
-                    (id, answered, not_tls, attempts),
+                    (id, answered, not_tls, attempts, bytes_up, bytes_down),
                     (source, endpoint),
                     texts,
-                    (sni, alpn),
-                    times,
+                    (sni, alpn, trace),
+                    (accepted, age, first_byte, asked, idle),
                     (up, down),
                 )| {
                     let permit = match &texts {
                         None => Permit::Route,
                         Some((hostname, ..)) => Permit::Export { hostname: hostname.clone(), port: 1 },
                     };
-                    let (accepted, age, hello, connect, first_byte, asked, idle) = times;
+                    let mut connection =
+                        ConnectionRecord::new(id, SystemTime::UNIX_EPOCH + accepted, "edge".into(), source);
+                    connection.proxied =
+                        texts.as_ref().map(|_| Box::new(Proxied { proxy: endpoint, destination: source }));
+                    (connection.sni, connection.alpn) = (sni.map(Into::into), alpn.map(Into::into));
+                    connection.hello_trace = trace.map(TraceId);
+                    if let Some((hostname, namespace, port)) = texts {
+                        connection.service = Some(hostname.into());
+                        connection.service_namespace = Some(namespace.into());
+                        connection.port = port;
+                    }
+                    connection.endpoint = Some(endpoint);
+                    (connection.bytes_up, connection.bytes_down) = (bytes_up, bytes_down);
+                    (connection.attempts, connection.first_byte) = (attempts, first_byte);
                     Record {
-                        id,
-                        listener: "edge".to_owned(),
-                        raw: attempts % 2 == 1,
-                        source,
-                        proxied: texts.as_ref().map(|_| Proxied { proxy: endpoint, destination: source }),
-                        local: None,
-                        sni,
-                        trace: alpn.clone(),
-                        alpn,
-                        route: texts.as_ref().map(|(_, _, _, subset)| subset.clone()),
-                        service: texts.map(|(hostname, namespace, port, subset)| Service {
-                            hostname,
-                            namespace,
-                            port,
-                            subset,
-                        }),
+                        connection,
                         permit,
-                        peer: None,
-                        endpoint: Endpoint {
-                            address: endpoint,
-                            group: "a:1".to_owned(),
-                            first: endpoint,
-                            cluster: None,
-                            locality: None,
-                        },
-                        attempts,
-                        unique_id: None,
-                        detail: None,
-                        times: Times { accepted, age, hello, connect, first_byte, asked, idle },
+                        endpoint: Endpoint { group: "a:1".to_owned(), first: endpoint },
+                        age,
+                        asked,
+                        idle,
                         up,
                         down,
                         answered,

@@ -258,15 +258,17 @@ fn a_record_says_all_that_another_program_needs() {
         }
     }
     for (record, client, endpoint) in &all {
-        assert_eq!(record["route"], NAME, "{record}");
-        assert_eq!(record["endpoint"]["address"], backend.address.to_string());
-        assert!(record["up"]["bytes"] == record["down"]["bytes"] && record["answered"] == true, "{record}");
+        let connection = &record["connection"];
+        assert_eq!(connection["route"], NAME, "{record}");
+        assert_eq!(connection["endpoint"], backend.address.to_string());
+        assert!(connection["bytes_up"] == connection["bytes_down"] && record["answered"] == true, "{record}");
         // The scripted process relays by hand.
         let (mut client, mut endpoint) = (
             TcpStream::from(client.try_clone().expect("a copy")),
             TcpStream::from(endpoint.try_clone().expect("a copy")),
         );
-        let source: SocketAddr = record["source"].as_str().expect("an address").parse().expect("an address");
+        let source = connection["source"].as_str().expect("an address");
+        let source: SocketAddr = source.parse().expect("an address");
         let ours = clients.iter_mut().find(|one| one.local_addr().expect("bound") == source).expect("ours");
         client.set_nonblocking(false).expect("set");
         endpoint.set_nonblocking(false).expect("set");
@@ -384,13 +386,15 @@ fn pair(backend: &Backend, id: u64) -> Pair {
     let ((client, of_client), (endpoint, of_endpoint)) = (both(), both());
     let source = client.local_addr().expect("bound").to_string();
     let address = backend.address.to_string();
-    let direction = |bytes: u64| json!({"bytes": bytes, "read_out": false, "ended": false, "urgent": false, "owed": null});
+    let direction = json!({"read_out": false, "ended": false, "urgent": false, "owed": null});
+    let connection = json!({
+        "id": id, "time": {"secs_since_epoch": 1_700_000_000, "nanos_since_epoch": 0}, "listener": "edge", "protocol": "sni",
+        "source": source, "sni": "612e74657374", "route": NAME, "endpoint": address, "attempts": 1, "cancelled": false,
+        "duration": {"secs": 0, "nanos": 0}, "bytes_up": 100, "bytes_down": 200,
+    });
     let record = json!({
-        "id": id, "listener": "edge", "source": source, "sni": "612e74657374", "route": NAME,
-        "permit": "route", "attempts": 1,
-        "endpoint": {"address": address, "group": NAME, "first": address},
-        "times": {"accepted": 1_700_000_000_000_000_u64, "age": 3_000_000, "idle": 2},
-        "up": direction(100), "down": direction(200), "answered": true, "not_tls": false,
+        "connection": connection, "permit": "route", "endpoint": {"group": NAME, "first": address},
+        "age": {"secs": 3, "nanos": 0}, "idle": 2, "up": direction, "down": direction, "answered": true, "not_tls": false,
     });
     Pair { client, endpoint, inner: [of_client, of_endpoint], record }
 }
@@ -401,9 +405,9 @@ fn records_of_another_version_stay_and_lies_change_nothing() {
     let old = Old::start(&backend);
     let mut new = old.serve();
     let mut pairs: Vec<Pair> = (0..5).map(|id| pair(&backend, 17 + id)).collect();
-    pairs[1].record["later"] = json!(1);
-    pairs[2].record["up"].as_object_mut().expect("an object").remove("bytes");
-    pairs[3].record["listener"] = json!("nobody");
+    pairs[1].record["connection"]["later"] = json!(1);
+    pairs[2].record["up"].as_object_mut().expect("an object").remove("ended");
+    pairs[3].record["connection"]["listener"] = json!("nobody");
     let held = json!([[3, 4], [1, 0], [0, 0], [0, 1], [0, 0]]);
     let records: Vec<Value> = pairs.iter().map(|pair| pair.record.clone()).collect();
     let descriptors: Vec<_> = pairs.iter().flat_map(|pair| pair.inner.iter().map(AsFd::as_fd)).collect();

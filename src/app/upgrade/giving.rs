@@ -519,10 +519,11 @@ impl Agreed {
 /// Returns the endpoints that operators have taken out of service.
 fn withdrawn(control: &Control) -> Vec<Withdrawn> {
     let all = control.upstreams().withdrawals().list().into_iter();
-    all.map(|Standing { which, withdrawal, .. }| Withdrawn {
-        address: Which { service: None, ..which.clone() }.to_string(),
-        service: which.service.map(|service| service.to_string()),
+    all.map(|Standing { which: Which { ip, port, service }, withdrawal, since }| Withdrawn {
+        address: Which { ip, port, service: None }.to_string(),
+        service: service.map(|service| service.to_string()),
         disabled: withdrawal == Withdrawal::Disabled,
+        since: Some(since),
     })
     .collect()
 }

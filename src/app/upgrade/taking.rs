@@ -15,7 +15,7 @@ use super::{ANSWER_WITHIN, LOOK_EVERY, READY_WITHIN, counters, has_died};
 use isthmus_admin::{ProgramStatus, TakenOver};
 use isthmus_dataplane::handle::{Control, GoesOn};
 use isthmus_dataplane::parcel::{Parcel, Place};
-use isthmus_dataplane::withdrawals::{Which, Withdrawal};
+use isthmus_dataplane::withdrawals::{Standing, Which, Withdrawal};
 use isthmus_net::inherited::Inherited;
 use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::Telemetry;
@@ -318,11 +318,11 @@ impl Taking {
 
 /// Takes the endpoints out of service that operators have taken out of service in the old process.
 fn withdraw(control: &Control, withdrawn: &[Withdrawn]) {
-    for Withdrawn { address, service, disabled } in withdrawn {
+    for Withdrawn { address, service, disabled, since } in withdrawn {
         let withdrawal = if *disabled { Withdrawal::Disabled } else { Withdrawal::Drained };
         let done = Which::parse(address, service.as_deref()).and_then(|which| {
-            let withdrawals = control.upstreams().withdrawals();
-            withdrawals.withdraw(which, withdrawal).map_err(|error| error.to_string())
+            let order = Standing { which, withdrawal, since: since.unwrap_or_else(SystemTime::now) };
+            control.upstreams().withdrawals().apply(order).map_err(|error| error.to_string())
         });
         if let Err(why) = done {
             tracing::warn!(
@@ -358,7 +358,7 @@ fn parcels(
         let record =
             Record::read(record).map_err(|why| format!("the new process cannot read its record: {why}"));
         parcels.push(record.map(|record| Parcel {
-            place: Place { worker: usize::MAX, key: usize::MAX, id: record.id },
+            place: Place { worker: usize::MAX, key: usize::MAX, id: record.connection.id },
             record,
             client,
             endpoint,

@@ -12,6 +12,7 @@ use crate::bandwidth;
 use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
+use isthmus_upgrade::record;
 
 /// The age of a connection until which it is not parked while another endpoint may still be tried. Such a connection would lose
 /// that possibility, because only this process knows the other endpoints.
@@ -32,13 +33,39 @@ pub(crate) struct Parked {
 
 impl Held {
     /// Returns the bytes as held; `None` if there are none.
-    pub(crate) fn of(bytes: Box<[u8]>) -> Option<Box<Self>> {
+    fn of(bytes: Box<[u8]>) -> Option<Box<Self>> {
         (!bytes.is_empty()).then(|| Box::new(Self { bytes, written: 0 }))
     }
+}
 
+impl Direction {
     /// Returns the bytes that wait for the sink.
     pub(crate) fn rest(&self) -> &[u8] {
-        &self.bytes[self.written..]
+        self.held.as_deref().map_or(&[], |held| &held.bytes[held.written..])
+    }
+
+    /// Returns the state of a direction at a safe point, for another process. The held bytes are [`rest`](Self::rest); the pipe is
+    /// empty and stays here. The pattern names every field, so that a new one is carried or left here on purpose.
+    pub(crate) fn carried(&self, owed: Option<record::Owed>) -> record::Direction {
+        let Self {
+            held: _,
+            pipe: _,
+            piped,
+            splicing: _,
+            small_splices: _,
+            unreported: _,
+            urgent,
+            read_out,
+            ended,
+        } = self;
+        debug_assert_eq!(*piped, 0, "a safe point has no bytes in a pipe");
+        record::Direction { read_out: *read_out, ended: *ended, urgent: *urgent, owed }
+    }
+
+    /// Creates the direction that another process has [carried](Self::carried) here, with the bytes that wait for the sink.
+    pub(crate) fn resumed(carried: &record::Direction, held: Box<[u8]>) -> Self {
+        let record::Direction { read_out, ended, urgent, owed: _ } = carried;
+        Self { held: Held::of(held), urgent: *urgent, read_out: *read_out, ended: *ended, ..Self::default() }
     }
 }
 
