@@ -1,5 +1,6 @@
 //! What the compiler cannot check about the layout of `src/`: that the pure crates have no clock, socket or randomness, that the
 //! files of a crate do not import each other in a circle, rules on names and headers, and that the map in `src/lib.rs` is true.
+//! `budget`: the size of crates and features.
 //!
 //! The test reads every file of `src/` and determines its imports (`use`, re-exports, paths in code, `super::` resolved). Comments
 //! and strings never count; items under `#[cfg(test)]` may import anything.
@@ -12,6 +13,8 @@ use std::path::Path;
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, ItemFn, ItemMod, ItemUse, Meta, MetaList, UseTree};
+
+mod budget;
 
 /// The crates that only compute from their arguments: no runtime, sockets, clocks, randomness, files or environment.
 const PURE: &[&str] = &["model", "wire", "api", "snapshot", "balance"];
@@ -51,9 +54,10 @@ const FORBIDDEN_TYPES: &[&str] = &[
     "RandomState",
 ];
 
-/// Module names that say nothing and invite cycles.
 /// The one file with `unsafe` code. SECURITY.md names it.
 const UNSAFE_FILE: &str = "src/net/pacing.rs";
+
+/// Module names that say nothing and invite cycles.
 const FORBIDDEN_MODULES: &[&str] =
     &["util", "utils", "common", "types", "manager", "managers", "helper", "helpers", "misc"];
 
@@ -259,11 +263,10 @@ fn judge(sources: &Sources) -> Report {
     let mut report = Report::default();
     let files: Vec<File> = sources.iter().map(|(path, text)| File::read(path, text)).collect();
     let modules: BTreeSet<&[String]> = files.iter().map(|file| &file.module[..]).collect();
-    let test_only: BTreeSet<&Vec<String>> = files.iter().flat_map(|file| &file.test_modules).collect();
+    let test_only = test_modules(&files);
     for file in &files {
         judge_house_rules(file, &mut report);
-        let is_test = (1..=file.module.len()).any(|n| test_only.contains(&file.module[..n].to_vec()));
-        if is_test {
+        if file.is_below(&test_only) {
             continue;
         }
         for line in &file.path_attributes {
@@ -278,6 +281,11 @@ fn judge(sources: &Sources) -> Report {
         }
     }
     report
+}
+
+/// Returns the paths of all modules that are compiled for tests only.
+fn test_modules(files: &[File]) -> BTreeSet<&[String]> {
+    files.iter().flat_map(|file| &file.test_modules).map(Vec::as_slice).collect()
 }
 
 /// Returns the edge to another file of the same crate, if the path leads to a file that does not enclose `file`.
@@ -422,6 +430,11 @@ impl File {
     /// Returns the name of the file's crate; `""` for the crate of the program.
     fn owner(&self) -> &str {
         self.module.first().map_or("", String::as_str)
+    }
+
+    /// Returns true if the file is one of these modules, or inside one.
+    fn is_below(&self, modules: &BTreeSet<&[String]>) -> bool {
+        (1..=self.module.len()).any(|n| modules.contains(&self.module[..n]))
     }
 
     fn read(path: &str, text: &str) -> Self {
