@@ -6,7 +6,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::upgrade::sockets::{PASSED, Sockets, name, name_of};
 use isthmus_dataplane::handle::Dataplane;

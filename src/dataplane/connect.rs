@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::announce;
 use super::balancer::Balancer;

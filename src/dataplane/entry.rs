@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::permits::{Permit, Refused};
 use super::retirement::Retirement;

@@ -159,7 +159,7 @@ impl<'a> Peek<'a> {
             Ok(waiting) => self.waiting = Some(waiting),
             Err(reason) => return Peeked::Refused(reason),
         }
-        let deadline = tokio::time::Instant::from_std(self.entry.accepted + self.listener.hello.timeout);
+        let deadline = self.entry.accepted + self.listener.hello.timeout;
         loop {
             // An order to end and the deadline take priority over bytes: a client that sends slowly cannot delay them.
             tokio::select! {

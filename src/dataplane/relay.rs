@@ -23,13 +23,14 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 use rustix::pipe::{SpliceFlags, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 pub(crate) use self::park::{Parked, resume};
 use super::bandwidth;

@@ -197,7 +197,7 @@ async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
 
 /// Lets the connections of a listener name that was removed at the time `removed` finish within the time `within`, then ends
 /// the rest, unless the name was added again. If it was added and removed again, its later connections have their own time.
-async fn end_listener(core: Rc<Core>, listener: Arc<str>, removed: std::time::Instant, within: Duration) {
+async fn end_listener(core: Rc<Core>, listener: Arc<str>, removed: Instant, within: Duration) {
     let is_of_it = |entry: &Entry| entry.listener.name == listener && entry.accepted <= removed;
     core.retire_where(is_of_it);
     tokio::time::sleep(within).await;

@@ -100,7 +100,7 @@ pub(super) async fn handshake(
 ) -> Result<Agreed, Failed> {
     // The client is not authenticated yet, so the connection counts as pending, like one with an incomplete hello.
     let _waiting = Waiting::begin(core, entry)?;
-    let deadline = Instant::from_std(entry.accepted + HANDSHAKE_TIMEOUT);
+    let deadline = entry.accepted + HANDSHAKE_TIMEOUT;
     let agree = Box::pin(async {
         let mut trust = core.shared.hbone.context.trust.clone();
         trust.see();

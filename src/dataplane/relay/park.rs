@@ -3,9 +3,10 @@
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::{Direction, End, Held, Relay, Way};
 use crate::bandwidth;
