@@ -179,6 +179,12 @@ impl Dataplane {
         Ok(dataplane)
     }
 
+    /// Returns the state that all workers share.
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Returns a handle that reads and controls the data plane.
     pub fn control(&self) -> Control {
         Control { shared: self.shared.clone() }

@@ -31,7 +31,7 @@
 //!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses;
 //!   `retire` those that are too old or drained, at the times in their `retirement`.
 //! - `handover` moves connections to a new process of the gateway, and takes them over from an earlier one; `parcel` is a connection
-//!   on its way.
+//!   on its way. `testing` is a worker's state for tests.
 
 pub(crate) mod announce;
 pub(crate) mod balancer;
@@ -63,6 +63,8 @@ pub(crate) mod shared;
 pub(crate) mod shares;
 pub mod socket_key;
 pub(crate) mod standstill;
+#[cfg(test)]
+pub(crate) mod testing;
 pub(crate) mod tick;
 pub(crate) mod times;
 pub mod upstreams;

@@ -513,9 +513,33 @@ fn ask(
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::time::{Instant, sleep};
 
     use super::*;
+    use crate::testing::{on_paused_clock, pair};
+    use isthmus_model::address::Bind;
+
+    /// A byte now and then gives the client no more time.
+    #[test]
+    fn a_client_has_10_s_for_its_hello() {
+        on_paused_clock(async |rig| {
+            let (mut client, accepted) = pair().await;
+            rig.core.scope.spawn(async move {
+                for byte in [22, 3, 1, 0, 9] {
+                    sleep(Duration::from_secs(3)).await;
+                    client.write_all(&[byte]).await.expect("sent");
+                }
+            });
+            let (entry, begun) = (rig.entry(ConnectionProtocol::Sni), Instant::now());
+            let listener = Arc::new(Listener::sni("default".into(), Bind::Any { port: 1 }));
+            let peeked = peek(&rig.core, &entry, &listener, &accepted).await;
+            assert!(matches!(peeked, Peeked::Refused(Reason::HelloTimeout)));
+            assert_eq!(begun.elapsed().as_secs(), 10);
+        });
+    }
 
     #[test]
     fn the_parts_are_those_of_the_hello() {

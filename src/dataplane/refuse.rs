@@ -95,3 +95,21 @@ fn discard(core: &Core, client: &TcpStream) -> Option<usize> {
         Err(_) => Some(0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::testing::{on_paused_clock, pair};
+
+    #[test]
+    fn a_refused_client_has_a_second_to_read_its_alert() {
+        on_paused_clock(async |rig| {
+            let (_client, accepted) = pair().await;
+            let begun = Instant::now();
+            linger(&rig.core, &accepted).await;
+            assert_eq!(begun.elapsed().as_secs(), 1);
+        });
+    }
+}

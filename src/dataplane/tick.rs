@@ -102,3 +102,26 @@ fn ticks(timeout: Duration) -> u32 {
         .unwrap_or(u32::MAX)
         .saturating_add(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::testing::on_paused_clock;
+
+    /// A tick is a second, and the first one is partly over.
+    #[test]
+    fn an_endpoint_has_30_s_to_answer_a_client_that_has_closed_its_direction() {
+        on_paused_clock(async |rig| {
+            let mut one = rig.relay(ConnectionProtocol::Sni).await;
+            one.client.shutdown().await.expect("shut down");
+            assert_eq!(one.endpoint.read(&mut [0]).await.expect("passed on"), 0);
+            for second in 0..=30 {
+                assert!(!one.entry.is_cut(), "after {second} ticks");
+                rig.tick().await;
+            }
+            assert_eq!(one.ended.await.expect("it ends"), Reason::HalfCloseTimeout);
+        });
+    }
+}

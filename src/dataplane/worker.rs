@@ -224,3 +224,38 @@ pub(crate) fn thread(index: usize, shared: Arc<Shared>, reader: Reader, mailbox:
         Err(error) => tracing::error!(index, %error, "a data-plane thread cannot start"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::on_paused_clock;
+    use isthmus_model::record::ConnectionProtocol;
+
+    /// The connections here have no task, so they never end, and the worker waits 1.5 s more for those that it has reset.
+    #[test]
+    fn a_worker_that_drains_waits_for_its_connections_as_long_as_it_should() {
+        let within = Duration::from_secs(7);
+        for (transit, sooner, milliseconds) in [
+            (Transit::Here, None, 8_500),
+            (Transit::Here, Some(Duration::from_secs(2)), 3_500),
+            // Another process may still leave the connection to this one.
+            (Transit::Parked, None, 23_500),
+        ] {
+            on_paused_clock(async |rig| {
+                let entry = rig.entry(ConnectionProtocol::Tcp);
+                let _registration = rig.core.register(entry.clone());
+                entry.set_transit(transit);
+                let (orders, mut mailbox) = mpsc::channel(1);
+                if let Some(within) = sooner {
+                    orders.try_send(Message::Drain { within, queue: Queue::Accept }).expect("a place");
+                }
+                let begun = Instant::now();
+                let mut worker = Worker { core: rig.core.clone(), listeners: BTreeMap::new() };
+                worker.drain(within, Queue::Accept, &mut mailbox).await;
+                let waited = begun.elapsed().as_millis();
+                assert!((milliseconds..milliseconds + 200).contains(&waited), "{waited} ms: {transit:?}");
+                assert!(entry.is_cut());
+            });
+        }
+    }
+}

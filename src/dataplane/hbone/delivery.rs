@@ -60,3 +60,27 @@ impl Delivery {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_bytes_have_5_s_and_the_time_that_a_limit_of_bandwidth_adds() {
+        for (waits, longer, seconds) in
+            [(Waits::ForSocket, 0, 5), (Waits::ForAcknowledgement, 0, 5), (Waits::ForSocket, 7, 12)]
+        {
+            let begun = Instant::now();
+            let mut delivery = Delivery::begin(Duration::from_secs(longer));
+            let is_over = |context: &mut Context<'_>| match delivery.is_over(waits, context) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            };
+            poll_fn(is_over).await;
+            assert_eq!(begun.elapsed().as_secs(), seconds, "{waits:?}");
+        }
+    }
+}

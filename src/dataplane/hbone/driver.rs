@@ -256,37 +256,52 @@ impl Driver<'_> {
         }
         while self.timer.as_mut().poll(context).is_ready() {
             let now = Instant::now();
-            let heard = self.shared.stats.heard();
             if self.is_ending() {
                 return true;
             }
-            // The time for the answer begins with the PING, and again with each byte of a caller that has not answered yet.
-            let answer_by = |asked: Instant| asked.max(heard) + PING_TIMEOUT;
-            if self.asked.is_some_and(|asked| answer_by(asked) <= now) {
+            let step = step(now, self.shared.stats.heard(), self.asked);
+            if step == Step::Vanished {
                 self.shared.ending.set(Some(Reason::ClientVanished));
                 return true;
             }
             if !self.retired && self.quiet_since + self.shared.limits.idle <= now {
                 self.retire();
             }
-            let ask_at = heard + PING_INTERVAL;
-            if ask_at <= now
-                && self.asked.is_none()
-                && let Some(pings) = &mut self.pings
-            {
-                // This fails only while another PING is in transit, which serves the same purpose.
-                let _ = pings.send_ping(Ping::opaque());
-                self.asked = Some(now);
-            }
-            let next = match self.asked {
-                Some(asked) => answer_by(asked),
-                None if ask_at > now => ask_at,
-                None => now + PING_INTERVAL,
+            let next = match (step, &mut self.pings) {
+                (Step::Wait(next), _) => next,
+                (_, None) => now + PING_INTERVAL,
+                (_, Some(pings)) => {
+                    // This fails only while another PING is in transit, which serves the same purpose.
+                    let _ = pings.send_ping(Ping::opaque());
+                    self.asked = Some(now);
+                    now + PING_TIMEOUT
+                }
             };
             self.timer.as_mut().reset(next.max(now + Duration::from_millis(10)));
         }
         false
     }
+}
+
+/// The next step with a client that may be silent.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// Nothing before this time.
+    Wait(Instant),
+    /// The client is sent a PING.
+    Ask,
+    /// The client does not answer, so the connection is closed.
+    Vanished,
+}
+
+/// Decides about a client that was last heard at the time `heard`, and that has not answered the PING of the time `asked`.
+fn step(now: Instant, heard: Instant, asked: Option<Instant>) -> Step {
+    // The time for the answer begins with the PING, and again with each byte of a client that has not answered yet.
+    let (at, due) = match asked {
+        Some(asked) => (asked.max(heard) + PING_TIMEOUT, Step::Vanished),
+        None => (heard + PING_INTERVAL, Step::Ask),
+    };
+    if at <= now { due } else { Step::Wait(at) }
 }
 
 #[cfg(test)]
@@ -297,6 +312,18 @@ mod tests {
         _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, Arc<Listener>, HboneLimits, Agreed) -> F,
     ) -> usize {
         size_of::<F>()
+    }
+
+    #[test]
+    fn a_silent_client_gets_a_ping_after_10_s_and_20_s_for_the_answer() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let just_before = |seconds| at(seconds) - Duration::from_millis(1);
+        assert_eq!(step(just_before(10), begun, None), Step::Wait(at(10)));
+        assert_eq!(step(at(10), begun, None), Step::Ask);
+        assert_eq!(step(just_before(30), begun, Some(at(10))), Step::Wait(at(30)));
+        assert_eq!(step(at(30), begun, Some(at(10))), Step::Vanished);
+        assert_eq!(step(at(30), at(25), Some(at(10))), Step::Wait(at(45)), "it sends something else");
     }
 
     #[test]

@@ -268,6 +268,22 @@ async fn agree(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{on_paused_clock, pair};
+    use isthmus_model::address::Bind;
+    use isthmus_model::record::ConnectionProtocol;
+
+    #[test]
+    fn a_client_has_10_s_for_the_handshakes() {
+        on_paused_clock(async |rig| {
+            let (_client, accepted) = pair().await;
+            let (entry, begun) = (rig.entry(ConnectionProtocol::Hbone), Instant::now());
+            let listener = Arc::new(Listener::sni("default".into(), Bind::Any { port: 1 }));
+            let transport = Transport::new(rig.core.clone(), accepted, Box::default());
+            let agreed = handshake(&rig.core, &entry, &listener, &HboneLimits::default(), transport).await;
+            assert_eq!(agreed.err().map(|failed| failed.reason), Some(Reason::HelloTimeout));
+            assert_eq!(begun.elapsed().as_secs(), 10);
+        });
+    }
 
     #[test]
     fn a_window_is_as_long_as_the_path_within_its_limits() {
