@@ -33,6 +33,8 @@ pub(super) struct Found {
     pub(super) unread: [bool; 2],
     /// True if the kernel holds no bytes of either direction that a peer has not acknowledged, or this process has not read.
     pub(super) is_quiet: bool,
+    /// The time since either peer's last byte arrived; zero if the kernel does not report it.
+    pub(super) silence: Duration,
 }
 
 /// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory. `client` is `None` if
@@ -110,7 +112,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
             let _ = spread_keep_alive(socket, entry.id());
         }
     }
-    Found { end: judgement.end, unread, is_quiet }
+    Found { end: judgement.end, unread, is_quiet, silence: client.received.min(endpoint.received) }
 }
 
 fn detail(reason: Reason) -> &'static str {

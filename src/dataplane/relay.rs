@@ -41,6 +41,7 @@ use super::entry::{Entry, Transit};
 use super::examine::{self, Found, Sides, examine};
 use super::peek::Replay;
 use super::retire;
+use super::retirement::has_lasted;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::Side;
 use isthmus_net::pipe::Pipe;
@@ -190,9 +191,7 @@ pub(crate) fn fault(side: Side, error: &io::Error) -> Reason {
 impl Relay<'_> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
-            reset_on_close(self.client);
-            reset_on_close(&self.connected.socket);
-            return Poll::Ready(End::Closed(reason));
+            return Poll::Ready(self.cut(reason, context));
         }
         if self.entry.transit() == Transit::Ordered && !self.may_try_another() {
             match self.park() {
@@ -211,9 +210,7 @@ impl Relay<'_> {
         if self.entry.standstill.take_order() {
             let found = self.examine();
             if let Some(reason) = found.end {
-                reset_on_close(self.client);
-                reset_on_close(&self.connected.socket);
-                return Poll::Ready(End::Closed(reason));
+                return Poll::Ready(self.reset(reason));
             }
             is_quiet = found.is_quiet && self.entry.retirement.is_due(self.core.clock.now());
         }
@@ -233,6 +230,39 @@ impl Relay<'_> {
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(self.closed(Reason::Ok)),
             _ => Poll::Pending,
         }
+    }
+
+    /// Ends the connection by order: by a reset, unless it is in a pause at the hard end of a drain or of the gateway's stop.
+    fn cut(&mut self, reason: Reason, context: &mut Context<'_>) -> End {
+        if !self.entry.retirement.is_hard_end(self.core.clock.now(), reason) {
+            return self.reset(reason);
+        }
+        if self.has_paused(context) {
+            retire::note_end(self.core, self.entry, RetirementEnd::Pause);
+            return self.closed(Reason::Ok);
+        }
+        retire::note_end(self.core, self.entry, RetirementEnd::Reset);
+        self.reset(reason)
+    }
+
+    /// Returns true if the connection has been in a pause for a second.
+    fn has_paused(&mut self, context: &mut Context<'_>) -> bool {
+        if !self.is_in_pause() {
+            return false;
+        }
+        let found = self.examine();
+        found.end.is_none()
+            && found.is_quiet
+            && has_lasted(self.core.clock.now(), self.entry.moved.get(), found.silence)
+            && self.pump(Way::Down, context).is_pending()
+            && self.pump(Way::Up, context).is_pending()
+            && self.is_in_pause()
+    }
+
+    fn reset(&self, reason: Reason) -> End {
+        reset_on_close(self.client);
+        reset_on_close(&self.connected.socket);
+        End::Closed(reason)
     }
 
     /// Adds a detail for the operator if the endpoint has not answered the hello for a while.

@@ -55,8 +55,7 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u
             entry.wake();
             Some(next)
         }
-        Step::Reset => {
-            note_end(core, entry, RetirementEnd::Reset);
+        Step::End => {
             entry.cut(Reason::Drained);
             None
         }
@@ -145,7 +144,7 @@ fn schedule(
 }
 
 /// Ends all connections that carry no streams, because the gateway stops: evenly over four fifths of the time, the oldest first. Those
-/// that have no pause until its end are reset then.
+/// that are in no pause at its end are reset then.
 pub(super) fn end_all(core: &Core, within: Duration) {
     let entries = core.entries();
     let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
@@ -167,5 +166,43 @@ fn spread_ends(core: &Core, mut entries: Vec<&Rc<Entry>>, seconds: u64) {
         if entry.retirement.end_at(due) {
             core.clock.reschedule(entry, due);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+    use crate::testing::on_paused_clock;
+    use isthmus_model::record::ConnectionProtocol;
+
+    /// The hard end comes between two ticks, so it may be the first look at a connection that is in a pause.
+    #[test]
+    fn the_hard_end_closes_a_connection_in_a_pause_and_resets_one_that_waits_for_an_answer() {
+        on_paused_clock(async |rig| {
+            let core = &rig.core;
+            for is_answered in [true, false] {
+                let mut one = rig.relay(ConnectionProtocol::Tcp).await;
+                one.ask().await;
+                if is_answered {
+                    one.answer().await;
+                }
+                one.entry.retirement.end_at(core.clock.now());
+                // The tick in which the last byte moved, and a whole one.
+                (0..2).for_each(|_| drop(core.clock.advance()));
+                core.cut_where(|_| true, Reason::Draining);
+                let reason = one.ended.await.expect("it ends");
+                let end = one.client.read(&mut [0]).await.map_err(|error| error.kind());
+                match is_answered {
+                    true => assert_eq!((reason, end), (Reason::Ok, Ok(0))),
+                    false => assert_eq!((reason, end), (Reason::Draining, Err(ErrorKind::ConnectionReset))),
+                }
+                let detail = one.entry.record.borrow().detail.clone().unwrap_or_default();
+                assert_eq!(detail.contains("closed in a pause"), is_answered, "{detail}");
+            }
+        });
     }
 }

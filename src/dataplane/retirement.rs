@@ -4,13 +4,14 @@
 //! ```text
 //!            due                       in a pause of a second
 //! ordinary ───────▶ ends at a pause ─────────────────────────▶ closed with FIN
-//!                         │ PATIENCE       in a shorter pause     ▲
-//!                         └───────▶ last tries ───────────────────┘
-//!                                       │ LAST_TRIES
-//!                                       └──▶ reset
+//!                         │ PATIENCE       in a shorter pause     ▲  ▲
+//!                         └───────▶ last tries ───────────────────┘  │ in a pause of a second
+//!                                       │ LAST_TRIES                 │
+//!                                       └──▶ hard end ───────────────┴──▶ reset
 //! ```
 //!
-//! The last tries come before the end of `drain.timeout`, too, if the gateway stops, in at most a fifth of that time.
+//! If the gateway stops, the hard end is that of `drain.timeout`, and the last tries take at most a fifth of that time. The hard end
+//! comes between two ticks, so the kernel is asked for how long a pause has lasted then.
 //!
 //! A connection is in a pause if its endpoint sent last, and nothing is under way in either direction. A gap in a download looks the
 //! same, so a shorter pause counts only if the client has sent something in each of the last two seconds: then it is one that asks
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_model::drain::Drain;
+use isthmus_model::reason::Reason;
 use isthmus_snapshot::drains::{DrainSource, Drains};
 use isthmus_telemetry::local::{RetirementCause, RetirementEnd};
 
@@ -30,8 +32,10 @@ use isthmus_telemetry::local::{RetirementCause, RetirementEnd};
 const PATIENCE: u32 = 30;
 /// The number of ticks after `PATIENCE` in which the connection closes in a shorter pause.
 pub(super) const LAST_TRIES: u32 = 5;
-/// The number of ticks after which a connection that is due is reset.
+/// The number of ticks after which a connection that is due ends, in a pause or by a reset.
 const GRACE: u32 = PATIENCE + LAST_TRIES;
+/// The time for which no byte moves in a pause.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The ticks at which a connection is due; 0: never.
 #[derive(Debug, Default)]
@@ -51,8 +55,8 @@ pub(super) enum Step {
     Stay,
     /// The connection closes if it is in a pause, and is looked at again at this tick.
     Ask(u32),
-    /// The connection is reset.
-    Reset,
+    /// The connection ends: it is closed if it is in a pause, and reset otherwise.
+    End,
 }
 
 impl Retirement {
@@ -79,9 +83,9 @@ impl Retirement {
             return Step::Wait(due);
         }
         if now >= due.saturating_add(GRACE) {
-            return Step::Reset;
+            return Step::End;
         }
-        // The last tries come before the reset, whichever it is.
+        // The last tries come before the hard end, whichever it is.
         let patient = due.saturating_add(PATIENCE);
         let last_tries = last_tries.map_or(patient, |tick| tick.min(patient));
         // The tick in which a byte moved may not be over for a whole second.
@@ -89,6 +93,11 @@ impl Retirement {
             return Step::Ask(now + 1);
         }
         Step::Wait(now + 1)
+    }
+
+    /// Returns true if this order is the hard end of a connection that has been due. It then still closes in a pause.
+    pub(super) fn is_hard_end(&self, now: u32, reason: Reason) -> bool {
+        matches!(reason, Reason::Drained | Reason::Draining) && self.is_due(now)
     }
 
     /// Returns true if the connection is closed as soon as it is in a pause.
@@ -127,6 +136,12 @@ impl Retirement {
     }
 }
 
+/// Returns true if a pause has lasted for a second at the hard end. `moved` is the tick in which the last byte moved, and `silence` is
+/// the time since a peer's last byte as the kernel knows it; zero if it does not.
+pub(super) fn has_lasted(now: u32, moved: u32, silence: Duration) -> bool {
+    silence >= PAUSE || moved.saturating_add(1) < now
+}
+
 /// Returns the detail of a connection that has ended; `None` for an HBONE connection, which ends later.
 pub(super) fn detail(cause: RetirementCause, end: RetirementEnd) -> Option<String> {
     let cause = match cause {
@@ -137,7 +152,9 @@ pub(super) fn detail(cause: RetirementCause, end: RetirementEnd) -> Option<Strin
     match end {
         RetirementEnd::Pause => Some(format!("{cause}; it was closed in a pause")),
         RetirementEnd::GoAway => None,
-        RetirementEnd::Reset => Some(format!("{cause}; it was reset, as it had no pause for {PATIENCE} s")),
+        RetirementEnd::Reset => {
+            Some(format!("{cause}; it was reset, as it was in no pause at the end of its time"))
+        }
     }
 }
 
@@ -191,6 +208,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_connection_closes_in_a_pause_at_its_hard_end_too() {
+        let retirement = Retirement::default();
+        assert!(!retirement.is_hard_end(50, Reason::Draining), "its listener was removed");
+        retirement.end_at(50);
+        assert!(!retirement.is_hard_end(49, Reason::Draining), "a second signal ends it before it is due");
+        assert!(!retirement.is_hard_end(50, Reason::Killed), "an operator closes it");
+        assert!([Reason::Drained, Reason::Draining].iter().all(|reason| retirement.is_hard_end(50, *reason)));
+
+        // The last byte moved early in tick 49, and the hard end comes late in tick 50: only the kernel knows that it was a second.
+        let just = Duration::from_millis(999);
+        assert!(has_lasted(50, 49, PAUSE) && !has_lasted(50, 49, just));
+        assert!(has_lasted(50, 48, Duration::ZERO), "the whole of tick 49 was quiet");
+    }
+
+    #[test]
     fn a_connection_that_is_due_waits_for_a_pause_and_is_reset_at_last() {
         let retirement = Retirement::default();
         assert_eq!(retirement.step(100, 0, false, None), Step::Stay);
@@ -209,7 +241,7 @@ mod tests {
         );
         assert_eq!(retirement.step(71, 71, true, None), Step::Ask(72), "a shorter pause");
         assert_eq!(retirement.step(74, 74, true, None), Step::Ask(75));
-        assert_eq!(retirement.step(75, 0, true, None), Step::Reset);
+        assert_eq!(retirement.step(75, 0, true, None), Step::End);
         assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
         assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
         // The gateway stops before the connection would be reset.

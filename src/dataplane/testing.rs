@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
@@ -116,6 +117,25 @@ impl Rig {
         tick(&self.core).await;
         tokio::task::yield_now().await;
     }
+}
+
+impl Relayed {
+    /// Sends a byte from the client to the endpoint.
+    pub(crate) async fn ask(&mut self) {
+        pass(&mut self.client, &mut self.endpoint).await;
+    }
+
+    /// Sends a byte from the endpoint to the client.
+    pub(crate) async fn answer(&mut self) {
+        pass(&mut self.endpoint, &mut self.client).await;
+    }
+}
+
+async fn pass(from: &mut TcpStream, to: &mut TcpStream) {
+    from.write_all(b"x").await.expect("sent");
+    assert_eq!(to.read(&mut [0; 2]).await.expect("relayed"), 1);
+    // Else the kernel would acknowledge the byte a while later.
+    rustix::net::sockopt::set_tcp_quickack(to, true).expect("set");
 }
 
 /// Returns a development certificate.

@@ -54,6 +54,8 @@ pub struct TcpState {
     pub unanswered: u8,
     /// The time since the peer's last acknowledgement.
     pub acknowledged: Duration,
+    /// The time since the peer's last byte arrived; zero if the kernel does not report it.
+    pub received: Duration,
     /// The kernel memory of the buffers, in bytes.
     pub memory: u32,
 }
@@ -178,8 +180,11 @@ fn read(answer: &[u8]) -> Option<TcpState> {
         let length = usize::from(short(rest, 0)?);
         let value = rest.get(4..length)?;
         match short(rest, 2)? {
-            // The field `tcpi_last_ack_recv`, in milliseconds.
-            INFO => state.acknowledged = Duration::from_millis(word(value, 56)?.into()),
+            // The fields `tcpi_last_data_recv` and `tcpi_last_ack_recv`, in milliseconds.
+            INFO => {
+                state.received = Duration::from_millis(word(value, 52)?.into());
+                state.acknowledged = Duration::from_millis(word(value, 56)?.into());
+            }
             // Received bytes (`SK_MEMINFO_RMEM_ALLOC`) and bytes that wait to be sent
             // (`SK_MEMINFO_WMEM_QUEUED`).
             MEMORY => state.memory = word(value, 0)?.saturating_add(word(value, 20)?),
