@@ -33,19 +33,16 @@ pub(super) fn limit_age(core: &Core, entry: &Entry, most: Option<Duration>) {
 /// drain. `asks` is true if the client has sent something since the last tick.
 pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u32> {
     let retirement = &entry.retirement;
-    if retirement.due().is_none() || entry.is_stream() {
+    let due = retirement.due().filter(|_| !entry.is_stream())?;
+    if entry.carries_streams() {
+        if now < due {
+            return Some(due);
+        }
+        entry.retire();
         return None;
     }
-    if entry.carries_streams() {
-        return match retirement.due() {
-            Some(due) if now < due => Some(due),
-            _ => {
-                entry.retire();
-                None
-            }
-        };
-    }
-    let asks_again = entry.standstill.asked.replace(asks) && asks;
+    // From the tick before it is due, a connection is looked at in each tick in which its client has sent something.
+    let asks_again = entry.standstill.asked.replace(asks && now + 1 >= due) && asks;
     match retirement.step(now, entry.moved.get(), asks_again, core.last_tries.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),
@@ -178,6 +175,48 @@ mod tests {
     use super::*;
     use crate::testing::on_paused_clock;
     use isthmus_model::record::ConnectionProtocol;
+
+    #[test]
+    fn ends_are_spread_evenly_over_the_time_the_oldest_first() {
+        on_paused_clock(async |rig| {
+            let core = &rig.core;
+            let mut entries = Vec::new();
+            for _ in 0..12 {
+                entries.push(rig.entry(ConnectionProtocol::Tcp));
+                tokio::time::advance(Duration::from_millis(1)).await;
+            }
+            let _registrations: Vec<_> = entries.iter().map(|entry| core.register(entry.clone())).collect();
+            spread_ends(core, entries.iter().rev().collect(), 30);
+            let now = core.clock.now();
+            let dues = entries.iter().map(|entry| entry.retirement.due().expect("an end") - now);
+            assert_eq!(dues.collect::<Vec<_>>(), [2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27, 30]);
+
+            let entry = rig.entry(ConnectionProtocol::Tcp);
+            let _registration = core.register(entry.clone());
+            end_all(core, Duration::from_secs(30));
+            assert_eq!(entry.retirement.due(), Some(now + 24), "four fifths of the time");
+            assert_eq!(core.last_tries.get(), Some(now + 25), "5 s before the end");
+            end_all(core, Duration::from_secs(10));
+            assert_eq!(core.last_tries.get(), Some(now + 8), "in a fifth of the time");
+        });
+    }
+
+    #[test]
+    fn a_shorter_pause_counts_only_if_the_client_has_asked_in_each_of_the_last_two_seconds() {
+        on_paused_clock(async |rig| {
+            let core = &rig.core;
+            for (asked, is_asked_for) in [([1, 4], false), ([3, 4], true)] {
+                let entry = rig.entry(ConnectionProtocol::Tcp);
+                let _registration = core.register(entry.clone());
+                let now = core.clock.now();
+                entry.retirement.end_at(now + 4);
+                core.last_tries.set(Some(now + 4));
+                entry.moved.set(now + 3);
+                asked.iter().for_each(|tick| drop(look(core, &entry, now + tick, true)));
+                assert_eq!(entry.standstill.take_order(), is_asked_for, "{asked:?}");
+            }
+        });
+    }
 
     /// The hard end comes between two ticks, so it may be the first look at a connection that is in a pause.
     #[test]
