@@ -4,23 +4,20 @@
 //! changed since; otherwise, and if the versions of all resources do not fit into a request, with all resources.
 
 use std::convert::Infallible;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
-
 use super::reading::{Applied, Reading, Wanted};
 use super::stream::{Stream, StreamFault};
 use isthmus_aggregator::registry::{Changes, Closed, Registry};
+use isthmus_aggregator::reopening::Reopening;
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::istiod::IstiodSpec;
 use isthmus_files::reading::Readings;
 use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use isthmus_snapshot::change::{Change, Report};
 use isthmus_tasks::background;
-use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
 use isthmus_wds::kind::Kind;
 
@@ -35,6 +32,11 @@ const GRACE: Duration = Duration::from_secs(5);
 const READINGS: usize = 3;
 /// A response with up to this number of resources is read on the registry's task; a larger one would delay other tasks.
 const READ_HERE_MAX: usize = 100;
+
+/// Returns the attempts to open a stream of a registry that has not been read yet.
+const fn streams() -> Reopening {
+    Reopening::new(STEADY, GRACE, WAIT_MAX)
+}
 
 /// A registry that is read from an istiod.
 pub struct IstiodRegistry {
@@ -91,14 +93,10 @@ struct Follower {
     reading: Reading,
     /// True once all resources were listed, so that a stream can be resumed.
     is_listed: bool,
-    /// When the present stream was opened; `None`: there is no stream.
-    opened: Option<Instant>,
-    /// The time until which faults are not reported.
-    quiet: Option<Instant>,
+    streams: Reopening,
     listings: usize,
     resumes: usize,
     reported: Option<Report>,
-    backoff: Backoff,
 }
 
 impl Follower {
@@ -119,42 +117,42 @@ impl Follower {
             scope,
             readings: Readings::new(READINGS),
             is_listed: false,
-            opened: None,
-            quiet: None,
+            streams: streams(),
             listings: 0,
             resumes: 0,
             reported: None,
-            backoff: Backoff::up_to(WAIT_MAX),
         }
     }
 
     async fn run(mut self) {
         loop {
             let Err(ended) = self.follow().await;
-            if self.opened.take().is_some_and(|opened| opened.elapsed() >= STEADY) {
-                self.backoff.reset();
-                self.quiet = Some(Instant::now() + GRACE);
-            }
-            let problem = match ended {
+            self.streams.note_ended();
+            let (problem, is_quiet) = match ended {
                 Ended::Closed => return,
-                Ended::Fault(fault) => format!("istiod at {}: {fault}", self.istiod.istiod.address),
+                Ended::Fault(fault) => {
+                    let problem = format!("istiod at {}: {fault}", self.istiod.istiod.address);
+                    (problem, self.streams.is_quiet())
+                }
                 Ended::Panicked => {
                     self.reading = Reading::new(self.wanted.clone());
                     self.is_listed = false;
-                    "internal error: reading a response of istiod panicked".to_owned()
+                    ("internal error: reading a response of istiod panicked".to_owned(), false)
                 }
             };
-            if self.quiet.is_some_and(|until| Instant::now() < until) {
+            if is_quiet {
                 tracing::info!(
                     registry = &*self.name,
                     problem,
                     "the stream of istiod ended; the gateway opens it again"
                 );
-            } else if self.changes.send(vec![Change::Failed(vec![problem])]).await.is_err() {
-                return;
+            } else {
+                self.streams.note_reported();
+                if self.changes.send(vec![Change::Failed(vec![problem])]).await.is_err() {
+                    return;
+                }
             }
-            // The random number need not be secret; it only has to differ between gateways.
-            sleep(self.backoff.wait(RandomState::new().hash_one(()))).await;
+            self.streams.wait().await;
         }
     }
 
@@ -162,7 +160,7 @@ impl Follower {
     async fn follow(&mut self) -> Result<Infallible, Ended> {
         let versions = if self.is_listed { self.reading.versions() } else { Default::default() };
         let mut stream = Stream::open(&self.istiod, versions, &self.readings, &self.scope).await?;
-        self.opened = Some(Instant::now());
+        self.streams.note_opened();
         let (mut has_addresses, mut has_policies) = (false, false);
         loop {
             let (kind, response) = stream.next().await?;
@@ -245,5 +243,20 @@ impl Follower {
         }
         self.reported = Some(report.clone());
         Some(Change::Report(report.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isthmus_aggregator::reopening::testing::outage;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_istiod_that_stays_away_is_reported_after_five_seconds_and_asked_each_ten() {
+        let (reported, longest) = outage(streams(), Duration::from_secs(5)).await;
+        assert_eq!(reported, Duration::from_secs(5));
+        assert!((8..=12).contains(&longest.as_secs()), "{longest:?}");
+        let (reported, _) = outage(streams(), Duration::from_millis(4_999)).await;
+        assert_eq!(reported, Duration::ZERO, "the stream was not steady");
     }
 }

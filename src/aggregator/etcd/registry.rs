@@ -14,18 +14,18 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::client::{Connector, EtcdClient, EtcdFault, MemberFault};
 use super::keys::Keys;
 use super::listing::{Listing, Page};
 use super::reading::Reading;
 use crate::registry::{Changes, Closed, Registry};
+use crate::reopening::Reopening;
 use crate::spec::RegistrySpec;
 use crate::spec::etcd::EtcdSpec;
 use isthmus_model::address::Url;
@@ -33,7 +33,6 @@ use isthmus_proto::etcdserverpb::WatchResponse;
 use isthmus_proto::mvccpb::{Event, KeyValue};
 use isthmus_snapshot::change::Change;
 use isthmus_tasks::background;
-use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
 
 /// The longest wait between attempts, before jitter of a fifth.
@@ -48,6 +47,11 @@ const GRACE: Duration = Duration::from_secs(3);
 const LISTINGS_MAX: u32 = 3;
 /// Changes up to this size in bytes are parsed on the registry's task; larger ones would delay other tasks.
 const READ_HERE_MAX: usize = 16 << 10;
+
+/// Returns the attempts to watch of a registry that has not been read yet.
+const fn watches() -> Reopening {
+    Reopening::new(STEADY, GRACE, WAIT_MAX)
+}
 
 /// A registry in etcd.
 pub struct EtcdRegistry {
@@ -116,13 +120,9 @@ struct Follower {
     reading: Reading,
     /// The position up to which the registry was read; `None`: the registry must be listed.
     position: Option<Position>,
-    /// When the present watch began; `None`: there is no watch.
-    watching: Option<Instant>,
-    /// The time until which faults are not reported.
-    quiet: Option<Instant>,
+    watches: Reopening,
     /// The number of listings since the last watch.
     listings: u32,
-    backoff: Backoff,
 }
 
 impl Follower {
@@ -135,10 +135,8 @@ impl Follower {
             connector: Connector::new(registry.etcd, registry.scope),
             changes,
             position: None,
-            watching: None,
-            quiet: None,
+            watches: watches(),
             listings: 0,
-            backoff: Backoff::up_to(WAIT_MAX),
         }
     }
 
@@ -148,7 +146,9 @@ impl Follower {
                 Err(faults) => self.problems_of(faults),
                 Ok(mut client) => {
                     let Err(ended) = self.follow(&mut client).await;
-                    self.note_watch();
+                    if self.watches.note_ended() {
+                        self.listings = 0;
+                    }
                     let member = client.member().clone();
                     match ended {
                         Ended::Closed => return,
@@ -160,27 +160,12 @@ impl Follower {
             };
             if let Some(problems) = problems {
                 self.position = None;
-                self.quiet = None;
+                self.watches.note_reported();
                 if self.changes.send(vec![Change::Failed(problems)]).await.is_err() {
                     return;
                 }
             }
-            // The random number need not be secret; it only has to differ between gateways.
-            let wait = self.backoff.wait(RandomState::new().hash_one(()));
-            // The attempt at the end of the grace period reports its fault.
-            let now = Instant::now();
-            let quiet = self.quiet.filter(|until| *until > now);
-            sleep(quiet.map_or(wait, |until| wait.min(until - now))).await;
-        }
-    }
-
-    /// Records how long the watch lasted, if there was one.
-    fn note_watch(&mut self) {
-        let Some(begun) = self.watching.take() else { return };
-        self.listings = 0;
-        if begun.elapsed() >= STEADY {
-            self.backoff.reset();
-            self.quiet = Some(Instant::now() + GRACE);
+            self.watches.wait().await;
         }
     }
 
@@ -188,7 +173,7 @@ impl Follower {
     /// may be resumed.
     fn problems_of(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
         let problems: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        if self.quiet.is_some_and(|until| Instant::now() < until) {
+        if self.watches.is_quiet() {
             tracing::info!(registry = &*self.name, ?problems, "the etcd watch ended; the gateway resumes it");
             return None;
         }
@@ -218,7 +203,7 @@ impl Follower {
                     .into(),
             ));
         }
-        self.watching = Some(Instant::now());
+        self.watches.note_opened();
         loop {
             let answer = watch.next().await?;
             self.take(answer).await?;
@@ -289,5 +274,20 @@ impl Follower {
         let (reading, changes) = background::run(work).await.map_err(|_| Ended::Panicked)?;
         self.reading = reading;
         Ok(changes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reopening::testing::outage;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_etcd_that_stays_away_is_reported_after_three_seconds_and_asked_each_ten() {
+        let (reported, longest) = outage(watches(), Duration::from_secs(5)).await;
+        assert_eq!(reported, Duration::from_secs(3));
+        assert!((8..=12).contains(&longest.as_secs()), "{longest:?}");
+        let (reported, _) = outage(watches(), Duration::from_millis(4_999)).await;
+        assert_eq!(reported, Duration::ZERO, "the watch was not steady");
     }
 }
