@@ -485,6 +485,30 @@ mod tests {
         assert_eq!(loaded(&folder, "a"), Some(vec!["service n/four.mesh".to_owned()]));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_second_copy_of_a_registry_is_written_ten_seconds_after_the_first() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let copies = CopyStore::default();
+        let name: Arc<str> = "a".into();
+        copies.keep(Some(temporary.path()), [name.clone()].into(), OtherCopies::Remove);
+        copies.store(&name, shard("one"));
+        let (news, mut carried_out) = mpsc::channel(8);
+        let story = async {
+            assert!(matches!(carried_out.recv().await, Some(CopyEvent::Written(_, Ok(())))));
+            let first = Instant::now();
+            copies.store(&name, shard("two"));
+            assert!(matches!(carried_out.recv().await, Some(CopyEvent::Written(_, Ok(())))));
+            first.elapsed()
+        };
+        let waited = tokio::select! {
+            () = copies.clone().run(news) => panic!("it ended"),
+            waited = story => waited,
+        };
+        assert_eq!(waited, Duration::from_secs(10));
+        let folder = Folder(temporary.path().join("registries"));
+        assert_eq!(loaded(&folder, "a"), Some(vec!["service n/two.mesh".to_owned()]));
+    }
+
     #[test]
     fn an_order_is_pending_until_it_is_carried_out() {
         let temporary = tempfile::tempdir().expect("a folder");

@@ -107,6 +107,11 @@ fn changes_between(last: Option<&[Arc<Service>]>, next: &[Arc<Service>]) -> Vec<
     puts
 }
 
+/// Returns the rest of the time for which mistakes are not reported. `bad_since` is the time at which they were first found.
+fn unsettled(bad_since: &mut Option<Instant>) -> Duration {
+    UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed())
+}
+
 /// The result of an attempt to read a registry.
 enum Outcome {
     /// The services, and the changes since they were read last.
@@ -161,7 +166,7 @@ impl Follower {
                     (vec![format!("{path}: cannot be read: {unread}")], Files::Settled, Some(unread))
                 }
             };
-            let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
+            let unsettled = unsettled(&mut bad_since);
             if unread.is_none()
                 && !unsettled.is_zero()
                 && (files != Files::Settled || self.watch.is_busy().await)
@@ -255,5 +260,20 @@ impl Follower {
             () = self.readings.ended() => {}
             () = self.watch.changed() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn mistakes_in_files_that_keep_changing_are_reported_after_two_seconds() {
+        let mut bad_since = None;
+        assert_eq!(unsettled(&mut bad_since), Duration::from_secs(2));
+        tokio::time::advance(Duration::from_millis(1_999)).await;
+        assert_eq!(unsettled(&mut bad_since), Duration::from_millis(1));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(unsettled(&mut bad_since), Duration::ZERO);
     }
 }

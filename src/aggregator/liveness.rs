@@ -379,6 +379,15 @@ impl Liveness {
 
     /// Probes the gateways of the newest snapshot for ever.
     pub async fn run(self, reader: Reader, aggregator: Handle) {
+        let connect = |address| async move { TcpStream::connect::<SocketAddr>(address).await.is_ok() };
+        self.probe_all(reader, connect, |probes| aggregator.use_probes(probes)).await;
+    }
+
+    /// Probes by `connect`, which returns true if it succeeds, and publishes the results whenever they change.
+    async fn probe_all<F>(self, reader: Reader, connect: impl Fn(SocketAddr) -> F, publish: impl Fn(Probes))
+    where
+        F: Future<Output = bool>,
+    {
         let mut look = interval(EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();
@@ -387,14 +396,14 @@ impl Liveness {
                 _ = look.tick() => {
                     let snapshot = reader.latest();
                     let new = self.results().replace(&snapshot.policy.node.network, known(&snapshot));
-                    probes.extend(new.into_iter().map(|address| probe(address, offset(address))));
+                    probes.extend(new.into_iter().map(|address| probe(address, offset(address), &connect)));
                     self.results().settle(Instant::now());
                 }
                 () = self.0.changed.notified() => {}
                 Some((address, took, is_good)) = probes.next() => {
                     let noted = self.results().note(address, is_good.then_some(took), (SystemTime::now(), Instant::now()));
                     if noted.is_some() {
-                        probes.push(probe(address, EVERY.saturating_sub(took)));
+                        probes.push(probe(address, EVERY.saturating_sub(took), &connect));
                     }
                     if noted != Some(true) {
                         continue;
@@ -402,7 +411,7 @@ impl Liveness {
                 }
             }
             let results = self.results().probes();
-            aggregator.use_probes(results);
+            publish(results);
         }
     }
 }
@@ -433,11 +442,15 @@ fn offset(address: SocketAddr) -> Duration {
 }
 
 /// Connects to the address after a while; returns the time that the connect took, and whether it succeeded.
-async fn probe(address: SocketAddr, after: Duration) -> (SocketAddr, Duration, bool) {
+async fn probe<F: Future<Output = bool>>(
+    address: SocketAddr,
+    after: Duration,
+    connect: &impl Fn(SocketAddr) -> F,
+) -> (SocketAddr, Duration, bool) {
     sleep(after).await;
     let begun = Instant::now();
-    let connected = timeout(WITHIN, TcpStream::connect(address)).await;
-    (address, begun.elapsed(), matches!(connected, Ok(Ok(_))))
+    let connected = timeout(WITHIN, connect(address)).await;
+    (address, begun.elapsed(), connected == Ok(true))
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ impl Default for Options {
 /// Looks up the wanted names until the sender of `wanted` is gone.
 pub async fn run(
     options: Options,
-    mut wanted: watch::Receiver<NameMap<()>>,
+    wanted: watch::Receiver<NameMap<()>>,
     answers: mpsc::Sender<(HostName, LookedUp)>,
 ) {
     let lookup = match Lookup::at(&options.servers) {
@@ -56,6 +56,18 @@ pub async fn run(
             return;
         }
     };
+    follow(&options, wanted, answers, |name| look_up(&lookup, name)).await;
+}
+
+/// Looks up the wanted names by `look_up`, which returns the result with its TTL if it has one.
+async fn follow<F>(
+    options: &Options,
+    mut wanted: watch::Receiver<NameMap<()>>,
+    answers: mpsc::Sender<(HostName, LookedUp)>,
+    look_up: impl Fn(HostName) -> F,
+) where
+    F: Future<Output = (HostName, LookedUp, Option<Duration>)>,
+{
     let mut schedule = Schedule::default();
     let mut names = NameMap::default();
     let mut running = FuturesUnordered::new();
@@ -71,7 +83,7 @@ pub async fn run(
         while running.len() < AT_ONCE
             && let Some(name) = schedule.pop_due(Instant::now())
         {
-            running.push(look_up(&lookup, name));
+            running.push(look_up(name));
         }
         let has_room = running.len() < AT_ONCE;
         let due = schedule.next_due().unwrap_or_else(|| Instant::now() + options.ttl_max);
@@ -137,6 +149,38 @@ async fn look_up(lookup: &Lookup, name: HostName) -> (HostName, LookedUp, Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_net::lookup::{Answer, Resolution};
+
+    /// Returns the time from the first look-up of a name, whose answer has this TTL, to the second one.
+    async fn looked_up_again(ttl: Option<Duration>) -> Duration {
+        let names = [(HostName::parse("a.test").expect("legal"), ())];
+        let (_sender, wanted) = watch::channel(names.into_iter().collect());
+        let (answers, mut arriving) = mpsc::channel(1);
+        let answer = |name| {
+            let none = Answer::Addresses(Vec::new());
+            let found = LookedUp::Host(Resolution { ipv4: none.clone(), ipv6: none });
+            std::future::ready((name, found, ttl))
+        };
+        let times = async {
+            arriving.recv().await.expect("an answer");
+            let first = Instant::now();
+            arriving.recv().await.expect("an answer");
+            first.elapsed()
+        };
+        let options = Options::default();
+        tokio::select! {
+            () = follow(&options, wanted, answers, answer) => panic!("it ended"),
+            time = times => time,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_is_looked_up_again_after_its_ttl_and_after_two_seconds_without_one() {
+        for (ttl, again) in [(Some(0), 1), (Some(7), 7), (Some(86_400), 3_600), (None, 2)] {
+            let time = looked_up_again(ttl.map(Duration::from_secs)).await;
+            assert_eq!(time, Duration::from_secs(again), "{ttl:?}");
+        }
+    }
 
     #[test]
     fn names_come_in_the_order_of_their_times_each_once() {

@@ -329,3 +329,29 @@ impl Watch {
         Ok(answer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isthmus_model::address::Host;
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_does_not_answer_is_late_after_ten_seconds() {
+        let (ours, _theirs) = tokio::io::duplex(64 << 10);
+        let origin = Uri::from_static("http://localhost");
+        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: None };
+        let channel = Channel::open_with(ours, origin, &Scope::default(), limits).await.expect("room");
+        let host = Host::parse("localhost").expect("legal");
+        let member = Url { scheme: Scheme::Http, host, port: 2379 };
+        let mut client = EtcdClient { member, channel, token: None };
+        let begun = Instant::now();
+        let answer = client.range(RangeRequest::default()).await.map(drop);
+        assert!(matches!(answer, Err(EtcdFault::Late(_))), "{answer:?}");
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        let begun = Instant::now();
+        let answer = client.watch((b"a".to_vec(), b"b".to_vec()), 1).await.map(drop);
+        assert!(matches!(answer, Err(EtcdFault::Late(_))), "{answer:?}");
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+    }
+}
