@@ -69,6 +69,7 @@ impl Lease {
         self.notes.withdraw(&mut lease["metadata"]["annotations"]);
         // If this fails, the Lease and the note expire.
         let _ = self.put(Method::PUT, &path, lease).await;
+        self.let_go();
     }
 
     /// Renews the Lease, or acquires it. A Lease can be acquired if it has no holder, or if its holder has not renewed it for
