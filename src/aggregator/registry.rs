@@ -51,6 +51,13 @@ impl Changes {
         Self { epoch, sender, in_use }
     }
 
+    /// Returns changes without an aggregator, and the receiver of their batches.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn for_tests() -> (Self, mpsc::Receiver<(Epoch, Vec<Change>)>) {
+        let ((sender, sent), (_, in_use)) = (mpsc::channel(64), watch::channel(Arc::default()));
+        (Self::new(Epoch(0), sender, in_use), sent)
+    }
+
     /// Sends a batch of changes to the aggregator.
     pub async fn send(&self, batch: Vec<Change>) -> Result<(), Closed> {
         self.sender.send((self.epoch, batch)).await.map_err(|_| Closed)

@@ -14,6 +14,7 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
@@ -253,6 +254,14 @@ impl Client {
             self.scope.spawn(async move { drop(connection.await) });
             return Ok(Sender::Http1(sender));
         }
+        self.speak_http2(stream).await.map(Sender::Http2)
+    }
+
+    /// Performs the HTTP/2 handshake on the stream.
+    async fn speak_http2<S>(&self, stream: S) -> Result<http2::SendRequest<Full<Bytes>>, Fault>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let (sender, connection) = http2::Builder::new(Tasks::new(self.scope.clone()))
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
@@ -263,7 +272,14 @@ impl Client {
             .map_err(|error| Fault::Broken(innermost(&error)))?;
         // The future ends with the last request or with an error; the waiting requests get this error too.
         self.scope.spawn(async move { drop(connection.await) });
-        Ok(Sender::Http2(sender))
+        Ok(sender)
+    }
+
+    /// Makes this the connection of the client.
+    #[cfg(test)]
+    pub(super) async fn connect_over(&self, stream: tokio::io::DuplexStream) {
+        let sender = self.speak_http2(stream).await.expect("the first bytes have room");
+        self.connection.lock().await.sender = Some(sender);
     }
 }
 
@@ -331,4 +347,61 @@ pub(super) fn retry_after(status: &Status) -> Option<Duration> {
 
 fn at_most(seconds: u64) -> Duration {
     Duration::from_secs(seconds).min(RETRY_AFTER_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripted;
+    use super::*;
+
+    const fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_and_each_part_of_its_body_may_take_a_minute() {
+        let (client, mut requests) = scripted::server(&Scope::default()).await;
+        let begun = Instant::now();
+        let (answer, asked) = tokio::join!(client.object("/silent"), requests.next());
+        assert!(matches!(answer, Err(Fault::Late(_))), "{answer:?}");
+        assert_eq!((begun.elapsed(), &*asked.path), (seconds(60), "/silent"));
+        let begun = Instant::now();
+        let slow = async {
+            let parts = requests.next().await.begin();
+            tokio::time::sleep(seconds(59)).await;
+            parts.try_send("{".into()).expect("the client waits");
+            // The body has no end.
+            std::future::pending::<()>().await;
+            drop(parts);
+        };
+        let answer = tokio::select! {
+            answer = client.object("/half") => answer,
+            () = slow => unreachable!("it never ends"),
+        };
+        assert!(matches!(answer, Err(Fault::Late(_))), "{answer:?}");
+        assert_eq!(begun.elapsed(), seconds(59 + 60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_answers_no_ping_is_lost_after_ten_seconds() {
+        let client = scripted::client(&Scope::default());
+        let (ours, _theirs) = tokio::io::duplex(64 << 10);
+        client.connect_over(ours).await;
+        let begun = Instant::now();
+        let answer = client.object("/").await;
+        assert!(matches!(answer, Err(Fault::Broken(_))), "{answer:?}");
+        assert_eq!(begun.elapsed(), seconds(5 + 5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_may_ask_for_a_pause_of_five_minutes_at_most() {
+        let (client, mut requests) = scripted::server(&Scope::default()).await;
+        for (asked, taken) in [("7", 7), ("301", 300), ("86400", 300)] {
+            let refuse = async {
+                requests.next().await.with_header(StatusCode::TOO_MANY_REQUESTS, ("retry-after", asked), "");
+            };
+            let (answer, ()) = tokio::join!(client.object("/"), refuse);
+            assert_eq!(answer.expect_err("refused").retry_after(), Some(seconds(taken)));
+        }
+    }
 }

@@ -187,7 +187,58 @@ fn micro_time(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use isthmus_tasks::scope::Scope;
+
+    use super::super::scripted::{self, Requests};
     use super::*;
+
+    /// Stores one Lease, as an API server does.
+    async fn store(mut requests: Requests) {
+        let mut stored: Option<Value> = None;
+        loop {
+            let asked = requests.next().await;
+            if asked.method == Method::GET {
+                match &stored {
+                    Some(lease) => asked.with(StatusCode::OK, lease.to_string()),
+                    None => asked.with(StatusCode::NOT_FOUND, "{}"),
+                }
+                continue;
+            }
+            stored = serde_json::from_slice(&asked.body).ok();
+            let body = asked.body.clone();
+            asked.with(StatusCode::OK, body);
+        }
+    }
+
+    fn lease(client: &Arc<Client>, holder: &str) -> Lease {
+        let spec =
+            LeaseSpec { namespace: "istio-system".into(), holder: holder.into(), knows: Knows::OwnCluster };
+        Lease::new(client.clone(), spec, "x")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_does_not_renew_stops_writing_after_ten_seconds_and_is_followed_after_fifteen() {
+        let scope = Scope::default();
+        let (client, requests) = scripted::server(&scope).await;
+        scope.spawn(store(requests));
+        let (mut one, mut other) = (lease(&client, "one"), lease(&client, "other"));
+        one.renew().await.expect("acquired");
+        other.renew().await.expect("read");
+        assert!(one.is_held() && !other.is_held());
+        tokio::time::sleep(Duration::from_millis(9_999)).await;
+        assert!(one.is_held());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(!one.is_held(), "two replicas would write");
+        tokio::time::sleep(Duration::from_millis(4_999)).await;
+        other.renew().await.expect("read");
+        assert!(!other.is_held());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        other.renew().await.expect("acquired");
+        assert!(other.is_held());
+        other.release().await;
+        one.renew().await.expect("acquired");
+        assert!(one.is_held() && !other.is_held(), "a Lease that was given up is free at once");
+    }
 
     #[test]
     fn a_lease_says_who_holds_it_and_whom_it_knows_whatever_it_was() {

@@ -47,6 +47,8 @@ mod own_objects;
 pub mod registry;
 pub mod remote;
 pub mod reviews;
+#[cfg(test)]
+mod scripted;
 pub mod sources;
 mod table;
 mod watch;

@@ -153,13 +153,17 @@ mod tests {
         one.observe(&annotations, now);
         assert_eq!(serve(&one, now), [("two".to_owned(), 2)]);
         for _ in 0..10 {
-            now += RENEW_EVERY;
+            now += Duration::from_millis(4_999);
+            assert!(!two.is_due(now));
+            now += Duration::from_millis(1);
             assert!(two.is_due(now), "a renewal");
             two.add(&mut annotations, now);
             one.observe(&annotations, now);
         }
+        now += Duration::from_millis(29_999);
+        one.observe(&annotations, now);
         assert_eq!(serve(&one, now).len(), 1);
-        now += GONE_AFTER;
+        now += Duration::from_millis(1);
         one.observe(&annotations, now);
         assert_eq!(serve(&one, now), []);
         one.add(&mut annotations, now);

@@ -282,7 +282,10 @@ fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kinds::imported_slice::{ImportedSlice, SliceContent};
+    use super::super::scripted;
     use super::*;
+    use isthmus_tasks::scope::Scope;
 
     fn key(name: &str) -> ObjectKey {
         ObjectKey { namespace: "shop".into(), name: name.into() }
@@ -307,6 +310,29 @@ mod tests {
             [(key("changed"), Step::Change(new)), created.clone(), (key("gone"), Step::Remove)]
         );
         assert_eq!(steps(true), [created]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_does_not_stay_as_it_was_written_is_written_again_after_thirty_seconds() {
+        const DUTY: Duty = Duty { subject: "x", grant: "x" };
+        let client = Arc::new(scripted::client(&Scope::default()));
+        let mut objects = OwnObjects::<ImportedSlice>::new(client, &DUTY);
+        let content = |cluster: &str| SliceContent {
+            service: "web".into(),
+            cluster: cluster.into(),
+            is_ipv6: false,
+            ports: Default::default(),
+            endpoints: Default::default(),
+        };
+        let (wanted, changed) = (content("east"), content("west"));
+        let step = Step::Create(Arc::new(wanted.clone()));
+        let written = Written { step: step.clone(), at: Instant::now(), kept: Some(wanted.clone()) };
+        objects.written.insert(key("web"), written);
+        let is_due = |has: Option<&SliceContent>| objects.is_due(&key("web"), &step, has);
+        tokio::time::advance(Duration::from_millis(29_999)).await;
+        assert!(!is_due(Some(&changed)) && !is_due(None));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(is_due(Some(&changed)) && is_due(None) && !is_due(Some(&wanted)));
     }
 
     #[test]

@@ -587,3 +587,98 @@ async fn trust_domain(client: &Client, spec: &KubernetesSpec) -> TrustDomain {
     let map: ConfigMap = serde_json::from_slice(&answer).unwrap_or_default();
     map.trust_domain().unwrap_or(configured)
 }
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::super::scripted;
+    use super::*;
+    use isthmus_aggregator::registry::Epoch;
+    use isthmus_aggregator::spec::RegistryKind;
+    use isthmus_model::place::Network;
+    use isthmus_snapshot::policy::RegistryScope;
+
+    const KINDS: [Kind; 2] = [Kind::Service, Kind::Namespace];
+
+    /// Returns a session whose watches of services and namespaces are in these states.
+    fn session(scope: &Scope, services: What, namespaces: What) -> Session {
+        let spec = KubernetesSpec { network: Some(Network::new("n")), ..KubernetesSpec::plain() };
+        let domain = spec.trust_domain.clone();
+        let watches = KINDS.map(|kind| (kind, None)).to_vec();
+        let (_, events) = mpsc::channel(1);
+        let mut session = Session {
+            client: Arc::new(scripted::client(scope)),
+            way: Arc::default(),
+            version: String::new(),
+            digest: 0,
+            started: Instant::now(),
+            index: Index::new(Arc::new(spec), ClusterId::new("east"), domain, watches),
+            events,
+            tasks: Vec::new(),
+            last_event: None,
+            exports: None,
+            imports: None,
+            due: None,
+            relisted: None,
+        };
+        for (watch, what) in [services, namespaces].into_iter().enumerate() {
+            session.take(Event { watch, kind: KINDS[watch], what });
+        }
+        session
+    }
+
+    /// Returns a registry without a session, and the batches that it sends.
+    fn follower(scope: &Scope) -> (Follower, mpsc::Receiver<(Epoch, Vec<Change>)>) {
+        let spec = RegistrySpec {
+            name: "k".into(),
+            cluster: ClusterId::new("east"),
+            network: Network::new("n"),
+            scope: RegistryScope::default(),
+            kind: RegistryKind::Kubernetes(KubernetesSpec::plain()),
+        };
+        let later = (LaterReader::default(), Stop::default());
+        let registry =
+            KubernetesRegistry::new(spec, KubernetesSpec::plain(), scope.clone(), later.0, later.1);
+        let (changes, sent) = Changes::for_tests();
+        (Follower::new(registry, changes), sent)
+    }
+
+    fn failing() -> What {
+        What::Failing("no".into(), Some(StatusCode::TOO_MANY_REQUESTS))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_fails_is_reported_after_three_seconds_and_the_end_of_the_failure_at_once() {
+        let scope = Scope::default();
+        let (mut follower, mut sent) = follower(&scope);
+        follower.current = Some(session(&scope, failing(), What::Complete));
+        follower.judge().await.expect("open");
+        tokio::time::advance(Duration::from_millis(2_999)).await;
+        follower.judge().await.expect("open");
+        assert!(sent.try_recv().is_err(), "a server may be restarted");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        follower.judge().await.expect("open");
+        let (_, batch) = sent.try_recv().expect("the failure");
+        assert!(matches!(&batch[..], [Change::Failed(_)]), "{batch:?}");
+        follower.judge().await.expect("open");
+        assert!(sent.try_recv().is_err(), "it is reported once");
+        follower.current = Some(session(&scope, What::Complete, What::Complete));
+        follower.judge().await.expect("open");
+        let (_, batch) = sent.try_recv().expect("the end");
+        assert!(matches!(&batch[..], [Change::Readable]), "{batch:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_session_waits_fifteen_seconds_for_a_kind_that_is_not_needed() {
+        let scope = Scope::default();
+        let (mut follower, _sent) = follower(&scope);
+        follower.trial = Trial::Reading(Box::new(session(&scope, What::Complete, failing())));
+        tokio::time::advance(Duration::from_millis(14_999)).await;
+        follower.promote();
+        assert!(follower.current.is_none());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        follower.promote();
+        assert!(follower.current.is_some());
+    }
+}

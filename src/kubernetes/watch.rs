@@ -632,3 +632,6 @@ fn percent_encoded(text: &str) -> String {
         all
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -110,3 +110,63 @@ async fn run<T: Turns>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+    use tokio::time::Instant;
+
+    use super::super::gateway_api::writer::StatusWriter;
+    use super::super::scripted;
+    use super::*;
+    use http::StatusCode;
+    use isthmus_aggregator::spec::kubernetes::Knows;
+
+    /// Renews the Lease in each turn, and notes the number of objects and the time of the turn.
+    struct Noting(mpsc::Sender<(u32, Instant)>);
+
+    impl Turns for Noting {
+        type Objects = u32;
+        const LEASE: &'static str = "x";
+        const DUTY: &'static Duty = &Duty { subject: "x", grant: "x" };
+        const SETTLE: Option<Duration> = StatusWriter::SETTLE;
+
+        async fn turn(&mut self, objects: &Arc<u32>, lease: &mut Lease) -> Result<Duration, Fault> {
+            lease.renew().await?;
+            let _ = self.0.try_send((**objects, Instant::now()));
+            Ok(RENEW_EVERY)
+        }
+
+        fn result(&self) -> Writing {
+            Writing::Works
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_comes_each_two_seconds_and_a_fifth_of_a_second_after_a_change() {
+        let (scope, stop) = (Scope::default(), Stop::default());
+        let (client, mut requests) = scripted::server(&scope).await;
+        scope.spawn(async move {
+            loop {
+                let asked = requests.next().await;
+                let body = asked.body.clone();
+                match asked.method {
+                    http::Method::GET => asked.with(StatusCode::NOT_FOUND, "{}"),
+                    _ => asked.with(StatusCode::OK, body),
+                }
+            }
+        });
+        let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
+        let (noted, mut turns) = mpsc::channel(64);
+        let writer = Writer::spawn(Noting(noted), (client, spec), &ClusterId::new("east"), (&scope, &stop));
+        let mut turn = async || turns.recv().await.expect("it runs");
+        let (_, first) = turn().await;
+        assert_eq!(turn().await, (0, first + Duration::from_secs(2)));
+        sleep(Duration::from_millis(500)).await;
+        writer.renew(1);
+        sleep(Duration::from_millis(100)).await;
+        writer.renew(2);
+        assert_eq!(turn().await, (2, first + Duration::from_millis(2_700)), "both changes in one turn");
+        assert_eq!(turn().await, (2, first + Duration::from_millis(4_700)));
+    }
+}

@@ -142,6 +142,25 @@ mod tests {
         assert_eq!(reported(StatusCode::FORBIDDEN), (1, 0));
         assert_eq!(reported(StatusCode::INTERNAL_SERVER_ERROR), (0, 1));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_right_that_is_missing_is_tried_again_after_a_minute_and_a_server_that_fails_after_two_seconds()
+    {
+        let duty = Duty { subject: "status", grant: "a.value" };
+        let mut refused = Refused::new();
+        let fault = |status| Fault::Refused { status, message: "no".into(), retry_after: None };
+        let (forbidden, failing) = (fault(StatusCode::FORBIDDEN), fault(StatusCode::INTERNAL_SERVER_ERROR));
+        let pause = |fault| Writing::of_turn(fault, &duty).1.as_secs();
+        assert_eq!((pause(&forbidden), pause(&failing)), (60, 2));
+        refused.insert(1, &forbidden, &duty);
+        tokio::time::advance(Duration::from_millis(59_999)).await;
+        refused.forget(|_| true);
+        assert!(refused.contains(&1));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        refused.forget(|_| true);
+        assert!(refused.is_empty());
+    }
+
     #[test]
     fn a_failure_is_reported_rather_than_a_missing_right() {
         let duty = Duty { subject: "status", grant: "a.value" };

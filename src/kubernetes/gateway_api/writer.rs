@@ -276,7 +276,12 @@ fn path(target: &Target) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+
+    use super::super::super::scripted;
     use super::*;
+    use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
+    use isthmus_tasks::scope::Scope;
 
     fn wanted(generation: i64) -> Wanted {
         let yes = || Verdict::yes("Programmed", "connections are served");
@@ -296,7 +301,7 @@ mod tests {
     fn a_gateway_is_programmed_once_every_replica_serves_it_and_laggards_are_named_after_a_while() {
         let target = Target::Class("x".into());
         let (mut waiting, begin) = (BTreeMap::new(), Instant::now());
-        let later = begin + PENDING_AFTER;
+        let later = begin + Duration::from_secs(10);
         let mut condition = |generation, replicas: &[Replica], now| {
             let status = judged(&target, &wanted(generation), replicas, &mut waiting, now)?;
             let (_, verdict) = &status.conditions[0];
@@ -306,6 +311,7 @@ mod tests {
         let all = [replica("one", Some(2)), replica("two", Some(3))];
         assert_eq!(is_true(condition(2, &all, begin)), Some(true));
         assert_eq!(condition(3, &all, begin), None, "there is still time");
+        assert_eq!(condition(3, &all, later - Duration::from_nanos(1)), None, "there is still time");
         let (is_programmed, reason, message) = condition(3, &all, later).expect("the time is over");
         assert_eq!((is_programmed, reason), (false, "Pending"));
         assert_eq!(message, "these replicas do not serve this generation of the Gateway yet: one");
@@ -315,5 +321,39 @@ mod tests {
         assert_eq!(condition(5, &many, begin), None);
         let (_, _, message) = condition(5, &many, later).expect("the time is over");
         assert!(message.ends_with("yet: 0, 1, 2, 3, 4 and 2 more"), "{message}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_does_not_stay_is_written_again_after_thirty_seconds() {
+        let scope = Scope::default();
+        let (client, mut requests) = scripted::server(&scope).await;
+        let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
+        let mut lease = Lease::new(client.clone(), spec, StatusWriter::LEASE);
+        let (noted, mut patches) = mpsc::channel(64);
+        scope.spawn(async move {
+            loop {
+                let asked = requests.next().await;
+                let body = asked.body.clone();
+                match asked.method {
+                    Method::GET if asked.path.contains("/leases/") => asked.with(StatusCode::NOT_FOUND, "{}"),
+                    Method::GET => asked.with(StatusCode::OK, r#"{"metadata":{"resourceVersion":"1"}}"#),
+                    Method::PATCH => {
+                        let _ = noted.try_send(Instant::now());
+                        asked.with(StatusCode::OK, "{}");
+                    }
+                    _ => asked.with(StatusCode::OK, body),
+                }
+            }
+        });
+        let mut writer = StatusWriter::new(client, "a".into(), LaterReader::default());
+        let target = Target::Class("x".into());
+        let due = Arc::new(Due::from([(target, Arc::new(Wanted { served: None, ..wanted(1) }))]));
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(45) {
+            writer.turn(&due, &mut lease).await.expect("the server answers");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let written: Vec<Instant> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
+        assert_eq!(written, [begun, begun + Duration::from_secs(30)]);
     }
 }
