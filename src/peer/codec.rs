@@ -82,3 +82,20 @@ fn excess(text: String) -> Status {
     status.set_source(Arc::new(Excess));
     status
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_may_send_a_thousand_messages_each_second() {
+        let mut decoder = LinkCodec.decoder();
+        let mut refused = async |after: Duration, count: u32| {
+            tokio::time::advance(after).await;
+            (0..count).filter(|_| decoder.check(&[]).is_err()).count()
+        };
+        assert_eq!(refused(Duration::ZERO, 1_001).await, 1);
+        assert_eq!(refused(Duration::from_millis(999), 1).await, 1);
+        assert_eq!(refused(Duration::from_millis(1), 1_000).await, 0);
+    }
+}

@@ -156,6 +156,49 @@ impl Dialling {
     }
 }
 
+/// The waits before the next attempt at one address.
+struct Waits {
+    random: u64,
+    failures: Backoff,
+    explorations: Backoff,
+    /// When the last link was opened.
+    opened_at: Instant,
+}
+
+impl Waits {
+    fn new(random: u64) -> Self {
+        let (failures, explorations) = (Backoff::up_to(RETRY), Backoff::up_to(EXPLORE));
+        Self { random, failures, explorations, opened_at: Instant::now() }
+    }
+
+    /// Returns the wait after an attempt that has failed.
+    fn after_failure(&mut self) -> Duration {
+        self.failures.wait(self.random)
+    }
+
+    /// Returns the wait after an attempt that has opened a link: there may be further replicas behind the address.
+    fn after_opening(&mut self) -> Duration {
+        self.opened_at = Instant::now();
+        self.explorations.reset();
+        self.explorations.wait(self.random)
+    }
+
+    /// Returns the wait after an attempt that has found no further replica.
+    fn after_nothing_new(&mut self) -> Duration {
+        self.failures.reset();
+        self.explorations.wait(self.random)
+    }
+
+    /// Returns the wait after a link of the peer has ended. Links that end soon after they were opened count as failures.
+    fn after_loss(&mut self) -> Duration {
+        if self.opened_at.elapsed() > RETRY {
+            self.failures.reset();
+        }
+        self.explorations.reset();
+        self.failures.wait(self.random)
+    }
+}
+
 /// Connects to one address, again after each failure, and again to look for further replicas behind it.
 struct Explorer {
     shared: Arc<Dialling>,
@@ -178,9 +221,8 @@ impl Explorer {
         let row = links.number();
         let random = u64::from(std::process::id()) ^ row;
         let (mut stop, mut losses) = (group.stop.clone(), lost.subscribe());
-        let (mut failures, mut explorations) = (Backoff::up_to(RETRY), Backoff::up_to(EXPLORE));
+        let mut waits = Waits::new(random);
         links.table.note_connecting(&group.peer.name, row, &self.address.to_string());
-        let mut opened_at = Instant::now();
         let mut wait = Duration::ZERO;
         loop {
             let attempt = tokio::select! {
@@ -189,31 +231,24 @@ impl Explorer {
                 _ = stop.wait_for(|order| *order != Order::GoOn) => break,
                 _ = &mut removed => break,
                 _ = losses.changed() => {
-                    if opened_at.elapsed() > RETRY {
-                        failures.reset();
-                    }
-                    explorations.reset();
-                    wait = failures.wait(random);
+                    wait = waits.after_loss();
                     continue;
                 }
                 attempt = async { sleep(wait).await; Box::pin(self.attempt()).await } => attempt,
             };
             wait = match attempt {
                 Ok(Attempt::Opened(running, seat)) => {
-                    opened_at = Instant::now();
-                    explorations.reset();
                     self.shared.note_no_problem(row);
                     links.scope.spawn(run(self.shared.clone(), *running, seat));
-                    explorations.wait(random)
+                    waits.after_opening()
                 }
                 Ok(Attempt::NothingNew) => {
-                    failures.reset();
                     self.shared.note_no_problem(row);
-                    explorations.wait(random)
+                    waits.after_nothing_new()
                 }
                 Err(problem) => {
                     self.shared.note_down(row, &self.address.to_string(), problem);
-                    failures.wait(random)
+                    waits.after_failure()
                 }
             };
         }
@@ -283,4 +318,37 @@ async fn run(shared: Arc<Dialling>, running: Running, seat: OwnedSemaphorePermit
         tracing::warn!(peer = &*shared.group.peer.name, "a link with the peer ended: {}", ended.text());
     }
     shared.lost.send_modify(|count| *count += 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A random number with which waits are neither lengthened nor shortened.
+    const MIDDLE: u64 = 200;
+
+    fn waits(count: usize, mut wait: impl FnMut() -> Duration) -> Vec<f64> {
+        (0..count).map(|_| wait().as_secs_f64()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_fails_is_tried_each_fifteen_seconds_and_replicas_are_looked_for_each_minute() {
+        let mut all = Waits::new(MIDDLE);
+        assert_eq!(waits(7, || all.after_failure()), [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]);
+        assert_eq!(all.after_opening(), Duration::from_millis(500));
+        let expected = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0];
+        assert_eq!(waits(8, || all.after_nothing_new()), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_that_is_lost_within_fifteen_seconds_counts_as_a_failure() {
+        let mut all = Waits::new(MIDDLE);
+        assert_eq!(waits(3, || all.after_failure()), [0.5, 1.0, 2.0]);
+        all.after_opening();
+        tokio::time::advance(Duration::from_secs(15)).await;
+        assert_eq!(all.after_loss(), Duration::from_secs(4));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(all.after_loss(), Duration::from_millis(500));
+        assert_eq!(all.after_nothing_new(), Duration::from_millis(500), "replicas are looked for at once");
+    }
 }

@@ -237,6 +237,28 @@ mod tests {
         assert_eq!(times.table.times_problem(), None);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn times_are_written_a_second_after_a_change_and_a_minute_after_a_failure() {
+        let state = tempfile::tempdir().expect("a folder");
+        let folder = state.path().join("folder");
+        std::fs::write(&folder, "in the way").expect("written");
+        let (times, scope) = (Arc::new(ExportTimes::default()), Scope::default());
+        times.keep_in(Some(&folder));
+        times.keep(&scope);
+        let has_failed = || times.table.times_problem().is_some();
+        let sleep = async |millis| tokio::time::sleep(Duration::from_millis(millis)).await;
+        times.of(&"west".into(), &name("a.global"), 7);
+        sleep(990).await;
+        assert!(!has_failed());
+        sleep(20).await;
+        assert!(has_failed());
+        std::fs::remove_file(&folder).expect("removed");
+        sleep(60_900).await;
+        assert!(has_failed());
+        sleep(100).await;
+        assert!(!has_failed());
+    }
+
     #[test]
     fn without_a_state_folder_nothing_is_written() {
         let times = ExportTimes::default();

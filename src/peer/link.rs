@@ -194,15 +194,15 @@ impl Shared {
     }
 }
 
-/// Suspends the roots that a peer has announced whenever there has been no link with the peer for `expire_after`, as the peer may
-/// have withdrawn them meanwhile. The next announcement ends the suspension.
-pub(super) async fn expire_roots(group: Group, roots: RootStore, alias: TrustDomain, expire_after: Duration) {
+/// Calls `suspend`, which suspends the roots that a peer has announced, whenever there has been no link with the peer for
+/// `expire_after`, as the peer may have withdrawn them meanwhile. The next announcement ends the suspension.
+pub(super) async fn expire_roots(group: Group, expire_after: Duration, suspend: impl Fn()) {
     let (mut stop, mut open) = (group.stop.clone(), group.open.subscribe());
     let expiring = async {
         // Fails only if the group does not exist any more.
         while open.wait_for(|count| *count == 0).await.is_ok() {
             if timeout(expire_after, open.wait_for(|count| *count > 0)).await.is_err() {
-                roots.suspend(&alias);
+                suspend();
                 let _ = open.wait_for(|count| *count > 0).await;
             }
         }
@@ -210,5 +210,37 @@ pub(super) async fn expire_roots(group: Group, roots: RootStore, alias: TrustDom
     tokio::select! {
         _ = stop.wait_for(|order| *order != Order::GoOn) => {}
         () = expiring => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use isthmus_snapshot::testing::peer;
+
+    #[tokio::test(start_paused = true)]
+    async fn announced_roots_are_suspended_once_there_was_no_link_for_the_whole_time() {
+        let (_stop, stopped) = watch::channel(Order::GoOn);
+        let group = Group::new(Arc::new(peer("west", &[])), stopped);
+        let open = group.open.clone();
+        let (begun, suspended) = (Instant::now(), RefCell::new(Vec::new()));
+        let story = async {
+            let times = [(0, 599), (1, 9_000), (0, 599), (2, 1), (1, 9_000), (0, 2_000), (1, 1), (0, 601)];
+            for (links, seconds) in times {
+                open.send_replace(links);
+                sleep(Duration::from_secs(seconds)).await;
+            }
+        };
+        let suspend = || suspended.borrow_mut().push(begun.elapsed().as_secs());
+        tokio::select! {
+            () = expire_roots(group, Duration::from_secs(600), suspend) => panic!("it ended"),
+            () = story => {}
+        }
+        let begin = 599 + 9_000 + 599 + 1 + 9_000;
+        assert_eq!(*suspended.borrow(), [begin + 600, begin + 2_000 + 1 + 600]);
     }
 }

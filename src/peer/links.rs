@@ -157,7 +157,8 @@ impl Links {
             }
             if let Some(who) = &options.peer.who {
                 let (roots, alias) = (self.0.shared.peer_roots.clone(), who.alias.clone());
-                self.0.shared.scope.spawn(expire_roots(group.clone(), roots, alias, options.expire_after));
+                let suspend = move || roots.suspend(&alias);
+                self.0.shared.scope.spawn(expire_roots(group.clone(), options.expire_after, suspend));
             }
             let link = Configured { options: options.clone(), stop, group };
             configured.insert(name, link);

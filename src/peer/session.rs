@@ -715,9 +715,162 @@ fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use super::*;
+    use crate::importer::{Answer, Done};
     use crate::transport;
+    use isthmus_aggregator::reported::Report;
+    use isthmus_net::channel::TwoWay;
+    use isthmus_snapshot::testing::{Mesh, peer};
     use isthmus_tasks::scope::Scope;
+    use isthmus_world::Publisher;
+    use tokio::time::{advance, sleep};
+
+    /// Imports nothing.
+    struct Nothing(watch::Sender<u64>);
+
+    impl Importer for Nothing {
+        fn up<'a>(&'a self, _: &'a Arc<str>, _: &'a LinkKey) -> Done<'a> {
+            Box::pin(std::future::ready(()))
+        }
+        fn deliver<'a>(&'a self, _: &'a Arc<str>, _: &'a LinkKey, _: Received) -> Answer<'a> {
+            Box::pin(std::future::ready(proto::Ack::default()))
+        }
+        fn down(&self, _: &Arc<str>, _: &LinkKey, _: &str, _: bool) {}
+        fn stops(&self, _: &Arc<str>, _: &[SocketAddr], _: bool) {}
+        fn measured(&self, _: &Arc<str>, _: &[Report]) {}
+        fn renewals(&self, _: &Arc<str>) -> watch::Receiver<u64> {
+            self.0.subscribe()
+        }
+    }
+
+    /// A link that a peer has dialled, which the test plays.
+    struct Played {
+        session: Session,
+        peer: TwoWay<proto::Message, proto::Message>,
+        table: Arc<LinkTable>,
+        _stop: watch::Sender<Order>,
+        _publisher: Publisher,
+        _scope: Scope,
+    }
+
+    async fn played() -> Played {
+        let scope = Scope::default();
+        let (client, server) = tokio::io::duplex(64 << 10);
+        let (opened, mut arriving) = mpsc::channel(1);
+        let of_server = scope.clone();
+        scope.spawn(async move { transport::serve(server, &of_server, opened).await });
+        let (link, accepted) = tokio::join!(transport::open(client, &scope), arriving.recv());
+        let accepted = accepted.expect("an opened link");
+        let (publisher, reader) = Publisher::new(Mesh::new(Vec::new(), Vec::new()).snapshot());
+        let (stop, stopped) = watch::channel(Order::GoOn);
+        let (replace, replaced) = watch::channel(false);
+        let (table, roots) = (Arc::<LinkTable>::default(), RootStore::default());
+        let session = Session {
+            peer: Arc::new(peer("west", &[])),
+            budget: Budget::new(1 << 20),
+            number: 1,
+            address: "192.0.2.1:15443".to_owned(),
+            instance: "here".into(),
+            reader,
+            own: OwnAddresses::new(),
+            times: Arc::new(ExportTimes::new(table.clone())),
+            trust: roots.reader(),
+            roots: Arc::new(|| None),
+            peer_roots: roots,
+            importer: Arc::new(Nothing(watch::Sender::new(0))),
+            table: table.clone(),
+            outgoing: Outgoing::Accepted(accepted.outgoing),
+            incoming: accepted.incoming,
+            stop: stopped,
+            replaced,
+            newest: Newest::new(Arc::default(), 1, replace),
+            announced: watch::Sender::default(),
+        };
+        let peer = link.expect("a link");
+        Played { session, peer, table, _stop: stop, _publisher: publisher, _scope: scope }
+    }
+
+    const fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_answers_no_heartbeat_is_suspect_after_fifteen_seconds_and_lost_after_twenty_five() {
+        let Played { mut session, mut peer, table, .. } = played().await;
+        let hello = session.hello();
+        peer.requests.send(proto::Message { kind: Some(hello) }).await.expect("sent");
+        let link = session.greet().await.expect("greeted");
+        let begun = Instant::now();
+        let ignoring = async {
+            while let Ok(Some(_)) = peer.answers.message().await {}
+            std::future::pending::<()>().await;
+        };
+        let state = || table.all()[0].state;
+        let looking = async {
+            sleep(Duration::from_millis(14_999)).await;
+            assert_eq!(state(), LinkState::Live);
+            sleep(Duration::from_millis(2)).await;
+            assert_eq!(state(), LinkState::Suspect);
+            std::future::pending::<()>().await;
+        };
+        let running: Pin<Box<dyn Future<Output = Ended> + Send>> = Box::pin(session.run(link));
+        let ended = tokio::select! {
+            ended = running => ended,
+            () = ignoring => unreachable!("it waits for ever"),
+            () = looking => unreachable!("it waits for ever"),
+        };
+        assert_eq!(ended.why(), "4 heartbeats were not answered");
+        assert_eq!(begun.elapsed(), seconds(25));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_has_ten_seconds_for_hello_and_one_for_its_last_messages() {
+        let Played { mut session, peer, .. } = played().await;
+        let begun = Instant::now();
+        let ended = session.greet().await.expect_err("no Hello");
+        assert_eq!(ended.why(), "the peer sent no Hello message in time");
+        assert_eq!(begun.elapsed(), seconds(10));
+        let begun = Instant::now();
+        assert!(matches!(last_message(&mut session.incoming).await, Ended::Closed));
+        assert_eq!(begun.elapsed(), seconds(1));
+        drop(peer);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_is_lost_after_twenty_seconds() {
+        let (full, _unread) = mpsc::channel(1);
+        let outgoing = Outgoing::Dialled(full);
+        outgoing.send(Kind::Ack(proto::Ack::default())).await.expect("room for one");
+        let begun = Instant::now();
+        let ended = outgoing.send(Kind::Ack(proto::Ack::default())).await.expect_err("no room");
+        assert_eq!((ended.why(), begun.elapsed()), ("the peer does not read", seconds(20)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_listing_is_requested_once_a_minute_at_most() {
+        let Played { mut session, peer, .. } = played().await;
+        let (outgoing, mut sent) = mpsc::channel(8);
+        session.outgoing = Outgoing::Accepted(outgoing);
+        let mut exchange = session.begin();
+        for (after, is_sent) in [(0, true), (59_999, false), (1, true), (59_999, false)] {
+            advance(Duration::from_millis(after)).await;
+            session.list_again(DIFFERS, &mut exchange).await.expect("room");
+            assert_eq!(sent.try_recv().is_ok(), is_sent, "after {after} ms");
+        }
+        drop(peer);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn costly_messages_are_read_once_a_second_after_the_first() {
+        let mut costly = Costly::new();
+        let begun = Instant::now();
+        let expected = [0, 1, 2].map(|count| begun + seconds(count));
+        assert_eq!([costly.received(), costly.received(), costly.received()], expected);
+        advance(seconds(10)).await;
+        assert_eq!(costly.received(), begun + seconds(10));
+    }
 
     #[test]
     fn a_subscription_of_more_patterns_than_the_limit_is_refused() {

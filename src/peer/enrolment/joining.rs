@@ -28,9 +28,23 @@ use isthmus_tls::trust::{Shower, describe};
 /// The pause before the next address is tried, whether or not the addresses before it have answered.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
 
+/// One address at which a token may be redeemed, in two steps, of which each takes the time of a call.
+pub(super) trait Redeemer: Sync {
+    /// A connection over which the token can be redeemed.
+    type Opened: Send;
+    /// The result of the redemption.
+    type Link;
+    /// Returns the address as errors name it.
+    fn name(&self) -> String;
+    /// Opens a connection.
+    fn open(&self) -> impl Future<Output = Result<Self::Opened, Failed>> + Send;
+    /// Redeems the token over an opened connection.
+    fn finish(&self, opened: Self::Opened) -> impl Future<Output = Result<Self::Link, Failed>> + Send;
+}
+
 /// Redeems a token at the first of these addresses where the gateway that made the token answers. The attempts begin one after
 /// another, a moment apart, and run at the same time. An error names what happened at each address.
-pub(super) async fn redeem_at(places: &[At<'_>]) -> Result<EnrolledLink, Failed> {
+pub(super) async fn redeem_at<R: Redeemer>(places: &[R]) -> Result<R::Link, Failed> {
     let mut problems = BTreeMap::new();
     let redeeming = async {
         let mut opening: FuturesUnordered<_> = (0..)
@@ -57,7 +71,7 @@ pub(super) async fn redeem_at(places: &[At<'_>]) -> Result<EnrolledLink, Failed>
     if let Ok(Some(redeemed)) = timeout(JOIN_WITHIN, redeeming).await {
         return redeemed;
     }
-    let late = |place: &At<'_>| format!("{}: no answer within {} s", place.address, JOIN_WITHIN.as_secs());
+    let late = |place: &R| format!("{}: no answer within {} s", place.name(), JOIN_WITHIN.as_secs());
     let texts =
         (0..).zip(places).map(|(number, place)| problems.remove(&number).unwrap_or_else(|| late(place)));
     Err(Failed::Unreachable(texts.collect::<Vec<_>>().join("; ")))
@@ -74,13 +88,20 @@ pub(super) struct At<'a> {
 }
 
 /// A connection over which both sides have checked each other.
-struct Opened {
+pub(super) struct Opened {
     channel: Channel,
     /// The certificates that the other gateway has presented, leaf first.
     chain: Vec<CertificateDer<'static>>,
 }
 
-impl At<'_> {
+impl Redeemer for At<'_> {
+    type Opened = Opened;
+    type Link = EnrolledLink;
+
+    fn name(&self) -> String {
+        self.address.to_string()
+    }
+
     /// Connects, and asks the peer for a trial, in which both gateways check each other.
     async fn open(&self) -> Result<Opened, Failed> {
         let shared = &self.enrolment.0;
@@ -129,7 +150,9 @@ impl At<'_> {
         // Checked again, because the peer's roots may have changed since the trial.
         self.check(&theirs, &chain)
     }
+}
 
+impl At<'_> {
     fn check(&self, party: &proto::Party, chain: &[CertificateDer<'static>]) -> Result<EnrolledLink, Failed> {
         let shown = Shown { shower: Shower::Server, chain };
         let dialling = Dialling::Ours(self.token.addresses.clone());
@@ -173,4 +196,67 @@ enum Attempt {
     Trial,
     /// The peer repeats the checks, redeems the token, and answers.
     Final,
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// What happens at an address.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Place {
+        Good,
+        /// The attempt fails after five seconds.
+        Dead,
+        /// The attempt never ends.
+        Hanging,
+    }
+
+    impl Redeemer for (usize, Place) {
+        type Opened = ();
+        type Link = usize;
+
+        fn name(&self) -> String {
+            format!("a{}", self.0)
+        }
+
+        async fn open(&self) -> Result<(), Failed> {
+            match self.1 {
+                Place::Good => Ok(()),
+                Place::Dead => {
+                    sleep(STEP_WITHIN).await;
+                    Err(Failed::Unreachable(format!("{}: dead", self.name())))
+                }
+                Place::Hanging => std::future::pending().await,
+            }
+        }
+
+        async fn finish(&self, (): ()) -> Result<usize, Failed> {
+            Ok(self.0)
+        }
+    }
+
+    /// Redeems a token at these places; returns the time and the result.
+    async fn redeemed(places: &[Place]) -> (Duration, Result<usize, String>) {
+        let places: Vec<(usize, Place)> = (0..).zip(places.iter().copied()).collect();
+        let begun = Instant::now();
+        let result = redeem_at(&places).await;
+        (begun.elapsed(), result.map_err(|failed| failed.text()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_further_address_is_tried_each_quarter_of_a_second_and_a_join_has_a_minute() {
+        let fifteen = [Place::Dead; 15];
+        let last = [&fifteen[..], &[Place::Good]].concat();
+        assert_eq!(redeemed(&last).await, (Duration::from_millis(3_750), Ok(15)));
+        let all = [&fifteen[..], &[Place::Dead]].concat();
+        let (took, refused) = redeemed(&all).await;
+        assert_eq!(took, Duration::from_millis(3_750 + 5_000));
+        assert!(refused.is_err_and(|text| text.starts_with("a0: dead; a1: dead; ")));
+        let (took, refused) = redeemed(&[Place::Hanging, Place::Dead]).await;
+        let expected = "a0: no answer within 60 s; a1: dead".to_owned();
+        assert_eq!((took, refused), (Duration::from_secs(60), Err(expected)));
+    }
 }

@@ -386,8 +386,8 @@ fn replicas_are_merged_and_the_last_one_decides_about_loss() {
     assert!(follower.given.services.is_empty());
 }
 
-#[test]
-fn a_peer_orders_to_forget_its_services_at_most_every_ten_minutes() {
+#[tokio::test(start_paused = true)]
+async fn a_peer_orders_to_forget_its_services_at_most_every_ten_minutes() {
     let mut follower = follower(None);
     let forget = |follower: &mut Follower| {
         up(follower, "a");
@@ -395,15 +395,14 @@ fn a_peer_orders_to_forget_its_services_at_most_every_ten_minutes() {
         listed(follower, "a");
         down(follower, "a", true)
     };
-    let later = |follower: &mut Follower| {
-        follower.forgotten = follower.forgotten.and_then(|at| at.checked_sub(FORGET_EVERY));
-    };
+    let later = async |millis| tokio::time::advance(Duration::from_millis(millis)).await;
     assert_eq!(forget(&mut follower), ["forget", "failed"]);
+    later(599_999).await;
     assert_eq!(forget(&mut follower), ["failed"], "what it has given stays in use");
-    later(&mut follower);
+    later(1).await;
     assert_eq!(forget(&mut follower), ["forget", "failed"]);
     // If one replica orders the removal of its items, the items of other replicas stay.
-    later(&mut follower);
+    later(600_000).await;
     for replica in ["a", "b"] {
         up(&mut follower, replica);
         give(&mut follower, replica, services(true, &[("one", 1)]));
