@@ -320,7 +320,48 @@ fn file_stamp(path: &Path) -> Option<FileStamp> {
 mod tests {
     use std::io::Write as _;
 
+    use self::notices::Notice;
     use super::*;
+
+    /// Returns the wait before the check of one file after a notice of this kind, which is repeated every ten milliseconds if
+    /// `is_endless`. The last read of the file has taken `cost`.
+    async fn wait_after(hint: Hint, is_endless: bool, cost: Duration) -> Duration {
+        let file = PathState { file: Some((0, 0, 0, 0, 0)), entries: Vec::new() };
+        let mut watch = FileWatch::since(FileStates([("/a".into(), Some(file))].into()));
+        let (notices, subscription) = Subscription::scripted();
+        watch.notices = SubscriptionState::Current(subscription);
+        watch.cost = cost;
+        let notice = || Notice { hint, path: "/a".into() };
+        notices.try_send(notice()).expect("room");
+        watch.next_hint().await;
+        let begun = Instant::now();
+        let repeating = async {
+            while is_endless {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                notices.try_send(notice()).expect("room");
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = watch.quiet() => {}
+            () = repeating => {}
+        }
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_is_checked_after_a_pause_that_depends_on_what_may_follow() {
+        let millis = async |hint, is_endless, cost| {
+            wait_after(hint, is_endless, Duration::from_millis(cost)).await.as_millis()
+        };
+        assert_eq!(millis(Hint::Placed, false, 0).await, 0, "it is complete");
+        assert_eq!(millis(Hint::Closed, false, 0).await, 20, "others may follow at once");
+        assert_eq!(millis(Hint::Begun, false, 300).await, 100, "others usually follow");
+        assert_eq!(millis(Hint::Written, false, 0).await, 2_000, "its writer has not closed it");
+        for (cost, longest) in [(0, 100), (300, 600), (5_000, 2_000)] {
+            assert_eq!(millis(Hint::Begun, true, cost).await, longest, "notices without a pause");
+        }
+    }
 
     #[tokio::test]
     async fn rewrites_renames_and_links_are_seen() {

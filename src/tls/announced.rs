@@ -291,6 +291,29 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn roots_that_could_not_be_stored_are_stored_a_minute_later() {
+        let (folder, old, new) = (tempfile::tempdir().expect("a folder"), root(), root());
+        let state = folder.path();
+        fs::write(state.join(FOLDER), "in the way").expect("written");
+        let store = store(&old);
+        store.announce(&domain("alias"), new).expect("good");
+        let keeping = keep(store.clone(), state.to_owned());
+        let watching = async {
+            let mut status = store.status.subscribe();
+            drop(status.wait_for(|status| !status.problems.is_empty()).await.expect("a problem"));
+            let failed = tokio::time::Instant::now();
+            fs::remove_file(state.join(FOLDER)).expect("removed");
+            drop(status.wait_for(|status| status.problems.is_empty()).await.expect("stored"));
+            failed.elapsed()
+        };
+        let waited = tokio::select! {
+            () = keeping => panic!("it goes on"),
+            waited = watching => waited,
+        };
+        assert_eq!(waited, Duration::from_secs(60));
+    }
+
     #[tokio::test]
     async fn a_damaged_file_is_named_and_set_aside() {
         let (folder, old) = (tempfile::tempdir().expect("a folder"), root());

@@ -278,7 +278,12 @@ fn not_valid_yet(new: &Certificate, in_use: &Certificate) -> String {
 /// Waits for a time of day. Checks the clock from time to time, because clocks are adjusted and machines
 /// sleep.
 pub(super) async fn until(time: SystemTime) {
-    while let Ok(left) = time.duration_since(SystemTime::now()) {
+    until_by(time, SystemTime::now).await;
+}
+
+/// Waits for a time of the clock `now`.
+async fn until_by(time: SystemTime, now: impl Fn() -> SystemTime) {
+    while let Ok(left) = time.duration_since(now()) {
         if left.is_zero() {
             return;
         }
@@ -348,6 +353,23 @@ mod tests {
         assert_eq!(trusted(&sink), ["east", "td"]);
         sink.supply_trust(roots(&authority, &["td"]));
         assert_eq!(trusted(&sink), ["td"], "what is withdrawn is not believed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_for_a_time_of_day_follows_a_clock_that_is_set_within_a_minute() {
+        let begun = tokio::time::Instant::now();
+        let second = Duration::from_secs(1);
+        // The clock is set forward by an hour after ten seconds.
+        let set_forward = || {
+            let hour = if begun.elapsed() >= 10 * second { 3_600 * second } else { Duration::ZERO };
+            SystemTime::UNIX_EPOCH + begun.elapsed() + hour
+        };
+        until_by(SystemTime::UNIX_EPOCH + 1_800 * second, set_forward).await;
+        assert_eq!(begun.elapsed(), 60 * second);
+        let begun = tokio::time::Instant::now();
+        let steady = || SystemTime::UNIX_EPOCH + begun.elapsed();
+        until_by(SystemTime::UNIX_EPOCH + 1_790 * second, steady).await;
+        assert_eq!(begun.elapsed(), 1_790 * second);
     }
 
     /// Returns the time that lies this many seconds ahead.

@@ -82,6 +82,13 @@ impl Subscription {
         Self { heard, own, watch_points }
     }
 
+    /// Returns a subscription to nothing, and the sender of its notices.
+    #[cfg(test)]
+    pub(super) fn scripted() -> (mpsc::Sender<Notice>, Self) {
+        let (own, heard) = mpsc::channel(HINTS);
+        (own.clone(), Self { heard, own, watch_points: BTreeSet::new() })
+    }
+
     /// Subscribes to other paths, or to the current targets of the same links. Folders that cannot be watched give no
     /// notices.
     pub(super) fn follow<'p>(&mut self, paths: impl IntoIterator<Item = &'p PathBuf>) {
