@@ -120,7 +120,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all.extend(sources.identities.problems(SystemTime::now()));
     all.extend(of_maintenance_and_checks(sources));
     all.extend(of_limits(sources));
-    all.extend(sources.history.losses(&sources.telemetry.recorder));
+    all.extend(sources.history.losses(&sources.telemetry.recorder, Instant::now()));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
 }

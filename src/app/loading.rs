@@ -186,6 +186,16 @@ mod tests {
         assert!(loader.first().await.config.is_ok(), "the file system answers again");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn another_read_waits_for_four_times_as_long_as_the_last_one_took_and_at_least_a_second() {
+        for (cost, wait) in [(0, 1_000), (250, 1_000), (2_000, 8_000)] {
+            let mut loader = Loader::new(Path::new("isthmus.yaml"));
+            loader.cost = Duration::from_millis(cost);
+            loader.begin(Reload { why: Vec::new(), waiters: Vec::new() }, FileStates::default());
+            assert_eq!(loader.may_begin() - Instant::now(), Duration::from_millis(wait));
+        }
+    }
+
     #[test]
     fn a_reading_of_the_config_has_half_a_minute() {
         assert_eq!(Loader::new(Path::new("isthmus.yaml")).within, Duration::from_secs(30));

@@ -181,7 +181,48 @@ async fn over_tcp(server: SocketAddr, question: &Question, query: &[u8]) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::op::{Message, MessageType, OpCode, Query as Asked};
+    use hickory_proto::rr::{Name, RecordType};
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::answer::{Extent, Verdict, answer};
+    use crate::names::Names;
+    use isthmus_snapshot::testing::Mesh;
+    use isthmus_snapshot::virtual_addresses::Ranges;
+    use isthmus_telemetry::recorder::Recorder;
+
+    /// Returns a question for another server.
+    fn question() -> Box<Question> {
+        let mut query = Message::new(1, MessageType::Query, OpCode::Query);
+        query.queries.push(Asked::query(Name::from_ascii("a.test.").expect("a name"), RecordType::A));
+        let snapshot = Mesh::new(Vec::new(), Vec::new()).snapshot();
+        let names = Names::new(snapshot.into(), Arc::default(), Ranges::default(), [127, 0, 0, 1].into());
+        let bytes = query.to_vec().expect("encoded");
+        match answer(&bytes, &names, Transport::Udp, Extent::Full) {
+            Verdict::Forward(question) => question,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn three_servers_have_2_s_each_and_a_server_alone_is_asked_three_times() {
+        let servers = async |count: usize| {
+            let mut silent = Vec::new();
+            for _ in 0..count {
+                silent.push(UdpSocket::bind("127.0.0.1:0").await.expect("a free port"));
+            }
+            silent
+        };
+        for count in [1, 2, 4] {
+            let silent = servers(count).await;
+            let upstream = silent.iter().map(|server| server.local_addr().expect("bound")).collect();
+            let (forwarder, begun) = (Forwarder::new(upstream, 8), Instant::now());
+            let metrics = NameMetrics::new(&Recorder::default());
+            let answer = forwarder.ask(&question(), [127, 0, 0, 1].into(), &metrics).await;
+            assert_eq!((answer, begun.elapsed().as_secs()), (None, 6), "{count} servers");
+        }
+    }
 
     #[test]
     fn only_clients_near_by_may_have_other_names_resolved() {

@@ -112,7 +112,35 @@ async fn write(server: &Server, stream: &mut Guarded<TcpStream>, reply: &Reply) 
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::Options;
+    use isthmus_net::door::Door;
+    use isthmus_snapshot::testing::Mesh;
+    use isthmus_snapshot::virtual_addresses::Ranges;
+    use isthmus_telemetry::recorder::Recorder;
+    use isthmus_world::Publisher;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_may_be_silent_for_10_s() {
+        assert_eq!(limits(1).first_request, Some(Duration::from_secs(10)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let bind = listener.local_addr().expect("bound");
+        let (_publisher, reader) = Publisher::new(Mesh::new(Vec::new(), Vec::new()).snapshot());
+        let recorder = Recorder::default();
+        let ranges = Ranges::default();
+        let options = Options { bind, zones: Arc::default(), ranges, upstream: Vec::new() };
+        let server = Server::new(&options, bind, &reader, 1, &recorder);
+        let _client = TcpStream::connect(bind).await.expect("connected");
+        let (stream, peer) = listener.accept().await.expect("accepted");
+        let door = Door::new("dns", Limits::new(1), &recorder);
+        let seat = Arc::new(door.enter(peer).await.expect("a place"));
+        let begun = Instant::now();
+        let error = connection(&server, stream, &seat).await.expect_err("the client is silent");
+        assert_eq!((error.kind(), begun.elapsed().as_secs()), (io::ErrorKind::TimedOut, 10));
+    }
 
     #[test]
     fn queries_are_taken_whole_however_they_arrive() {

@@ -113,3 +113,32 @@ impl Hub {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use isthmus_snapshot::delta::Delta;
+    use isthmus_snapshot::testing::Mesh;
+    use isthmus_world::Publisher;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_change_is_sent_at_once_and_the_next_ones_together_after_100_ms() {
+        let mesh = Mesh::new(Vec::new(), Vec::new());
+        let (mut publisher, reader) = Publisher::new(mesh.snapshot());
+        let hub = Hub::new(reader, Scope::default(), Vec::new());
+        let mut tables = hub.subscribe(&Viewer::default()).expect("room");
+        let begun = Instant::now();
+        tables.changed().await.expect("a table");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        for generation in 2..=5 {
+            let next = isthmus_snapshot::build::all(mesh.world(), generation);
+            publisher.publish(next, Delta { generation, everything: true, ..Delta::default() });
+        }
+        tables.changed().await.expect("a table");
+        assert_eq!(begun.elapsed().as_millis(), 100);
+        let more = tokio::time::timeout(Duration::from_secs(60), tables.changed()).await;
+        assert!(more.is_err(), "the changes were sent together");
+    }
+}

@@ -197,7 +197,7 @@ async fn serve_stream(
     let mut client = ClientStream {
         requests: Requests::new(body, account),
         stopped: service.stop.receiver(),
-        ends: Instant::now() + AGE_MAX - spread_of(&admitted.caller),
+        ends: Instant::now() + life_of(&admitted.caller),
         service,
         admitted,
         seat,
@@ -219,11 +219,11 @@ async fn serve_stream(
     }
 }
 
-/// Returns the time by which the stream of a client lives shorter than [`AGE_MAX`].
-fn spread_of(caller: &Caller) -> Duration {
+/// Returns the time for which the stream of a client lives.
+fn life_of(caller: &Caller) -> Duration {
     // An odd factor permutes the ports, of which neighbours are often used one after another.
     let part = caller.peer.port().wrapping_mul(40_503);
-    AGE_SPREAD * u32::from(part) / (1 << 16)
+    AGE_MAX - AGE_SPREAD * u32::from(part) / (1 << 16)
 }
 
 /// One client's stream.
@@ -401,5 +401,18 @@ async fn changed(open: Option<&mut Open>) -> Result<(), Status> {
             open.tables.changed().await.map_err(lost)
         }
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_lives_for_50_minutes_to_an_hour() {
+        let of_port = |port: u16| life_of(&Caller { peer: ([192, 0, 2, 1], port).into(), identity: None });
+        let lives = || (0..=u16::MAX).map(of_port);
+        assert_eq!(lives().max(), Some(Duration::from_secs(3_600)));
+        assert_eq!(lives().min().map(|life| life.as_secs()), Some(3_000));
     }
 }

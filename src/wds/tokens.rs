@@ -142,7 +142,26 @@ fn is_equal(one: &[u8], other: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+
+    struct Silent;
+
+    impl Reviewer for Silent {
+        fn review<'a>(&'a self, _: &'a ClusterId, _: &'a str, _: &'a str) -> Review<'a> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_nobody_reviews_is_unknown_after_10_s() {
+        let source = TokenSource::Kubernetes { audience: "a".into() };
+        let (tokens, begun) = (Tokens::new(source, Arc::new(Silent)), Instant::now());
+        let fault = tokens.owner(&ClusterId::new("c"), "token").await.expect_err("no answer");
+        assert_eq!(fault, TokenFault::Unknown("there was no answer within 10 s".to_owned()));
+        assert_eq!(begun.elapsed().as_secs(), 10);
+    }
 
     #[test]
     fn a_file_has_a_token_an_identity_and_perhaps_a_node_on_each_line() {

@@ -57,16 +57,16 @@ impl History {
     }
 
     /// Returns a problem for each counter that increased within the last ten minutes.
-    pub(super) fn losses(&self, recorder: &Recorder) -> Vec<Problem> {
+    pub(super) fn losses(&self, recorder: &Recorder, now: Instant) -> Vec<Problem> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut problems = Vec::new();
         for (code, counter, what) in LOSSES {
             let count = recorder.counted(counter);
             let loss = state.losses.entry(code).or_insert(Loss { count: 0, last: None });
             if count > loss.count {
-                *loss = Loss { count, last: Some((Instant::now(), SystemTime::now())) };
+                *loss = Loss { count, last: Some((now, SystemTime::now())) };
             }
-            if let Some((_, when)) = loss.last.filter(|(at, _)| at.elapsed() < LOSS_REMEMBERED) {
+            if let Some((_, when)) = loss.last.filter(|(at, _)| now.duration_since(*at) < LOSS_REMEMBERED) {
                 let verb = if code == Code::XdsClientRefused { "refused" } else { "lost" };
                 let text = format!("{count} {what} {verb} since the start, the last at {}", rfc3339(when));
                 problems.push(Problem::new(code, "", text));
@@ -142,12 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_a_problem_when_its_counter_goes_up() {
-        let (history, recorder) = (History::default(), Recorder::default());
-        assert_eq!(history.losses(&recorder), []);
+    fn what_is_lost_is_a_problem_for_ten_minutes() {
+        let (history, recorder, start) = (History::default(), Recorder::default(), Instant::now());
+        let after = |seconds| history.losses(&recorder, start + Duration::from_secs(seconds));
+        assert_eq!(after(0), []);
         recorder.counter("isthmus_spans_dropped_total", &[]).increment(3);
-        let [problem] = &history.losses(&recorder)[..] else { panic!("one") };
-        assert_eq!(problem.code, Code::SpansLost);
-        assert!(problem.text.starts_with("3 spans lost since the start"), "{}", problem.text);
+        for seconds in [1, 600] {
+            let [problem] = &after(seconds)[..] else { panic!("one after {seconds} s") };
+            assert_eq!(problem.code, Code::SpansLost);
+            assert!(problem.text.starts_with("3 spans lost since the start"), "{}", problem.text);
+        }
+        assert_eq!(after(601), []);
     }
 }

@@ -105,3 +105,32 @@ impl Body for Arriving {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::Instant;
+
+    use super::*;
+    use isthmus_net::door::{Door, Limits};
+    use isthmus_tasks::stop::Stop;
+    use isthmus_telemetry::recorder::Recorder;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_has_10_s_for_the_head_of_each_request() {
+        let door = Door::new("admin", Limits::new(1), &Recorder::default());
+        let seat = Arc::new(door.enter(([192, 0, 2, 1], 1).into()).await.expect("a place"));
+        let (mut client, server) = duplex(1 << 16);
+        let serve = serve_connection(server, seat, Router::new(), Stop::default().receiver());
+        let begun = Instant::now();
+        let ask = async {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("sent");
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.expect("an end");
+            assert!(answer.starts_with(b"HTTP/1.1 404"), "{}", String::from_utf8_lossy(&answer));
+        };
+        tokio::join!(serve, ask);
+        assert_eq!(begun.elapsed().as_secs(), 4 + 10);
+    }
+}

@@ -192,3 +192,25 @@ impl Owner {
         self.publisher.publish(snapshot.with_unread(self.unread.clone()), delta);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Message;
+    use super::super::simulation::process;
+    use super::*;
+    use isthmus_tasks::scope::Scope;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_whose_changes_panicked_is_read_again_after_10_s() {
+        let (mut owner, _reader) = process(&Scope::default());
+        let now = Instant::now();
+        let life = &owner.registries[0].life;
+        let (epoch, before) = (life.epoch, (life.shard.clone(), false));
+        owner.give_up(epoch, before, "a fault", now);
+        let mut is_waiting = |milliseconds| {
+            owner.take(vec![Message::Sweep], now + Duration::from_millis(milliseconds));
+            owner.registries[0].restart.is_some()
+        };
+        assert_eq!([0, 9_999, 10_000].map(&mut is_waiting), [true, true, false]);
+    }
+}

@@ -1,4 +1,4 @@
-//! The spans that are made from connections.
+//! The spans that are made from connections, and the times that their export takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,8 @@ use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_model::testing::record;
 use isthmus_model::trace::{Sampling, TraceParent};
+use isthmus_telemetry::Telemetry;
+use isthmus_telemetry::access_log::AccessLog;
 
 fn node() -> Node {
     Node {
@@ -135,4 +137,43 @@ fn a_stream_that_its_caller_cancelled_is_no_error() {
     assert_eq!(told(record.clone())[0].status, None);
     record.cancelled = false;
     assert!(told(record)[0].status.is_some());
+}
+
+fn spans() -> Spans {
+    Telemetry::start(AccessLog::Off.open().expect("no file")).expect("threads").spans
+}
+
+/// Returns a task that sends spans, and the address of a collector that accepts connections and says nothing.
+async fn to_a_silent_collector() -> (Task, Target, tokio::net::TcpListener) {
+    let collector = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = collector.local_addr().expect("bound");
+    let target = Target { collector: format!("http://{address}"), node: node() };
+    let spans = spans();
+    let queue = spans.queue().expect("the first who asks");
+    let (_, settings) = watch::channel(Settings { target: Some(target.clone()), finish: false });
+    (Task { spans, queue, settings, open: None, scope: Scope::default(), failing: false }, target, collector)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_collector_has_three_times_5_s_and_10_s_in_all() {
+    let (mut task, target, _collector) = to_a_silent_collector().await;
+    let request = span::request(&target.node, std::iter::empty());
+    let begun = Instant::now();
+    task.deliver(&target, &request).await.expect_err("no answer");
+    // The two pauses take 1.5 s, more or less by a fifth.
+    assert_eq!(begun.elapsed().as_secs(), 16);
+    let begun = Instant::now();
+    task.send(&target, &[]).await;
+    assert_eq!(begun.elapsed().as_secs(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_spans_hold_up_the_end_for_2_s_at_most() {
+    let scope = Scope::default();
+    let spans = spans();
+    let task = Some(scope.spawn(std::future::pending()));
+    let (settings, _) = watch::channel(Settings::default());
+    let begun = Instant::now();
+    Exporter { spans, settings, task }.finish().await;
+    assert_eq!(begun.elapsed().as_secs(), 2);
 }
