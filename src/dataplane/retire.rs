@@ -212,7 +212,9 @@ mod tests {
                 entry.retirement.end_at(now + 4);
                 core.last_tries.set(Some(now + 4));
                 entry.moved.set(now + 3);
-                asked.iter().for_each(|tick| drop(look(core, &entry, now + tick, true)));
+                for tick in asked {
+                    let _ = look(core, &entry, now + tick, true);
+                }
                 assert_eq!(entry.standstill.take_order(), is_asked_for, "{asked:?}");
             }
         });

@@ -8,11 +8,12 @@ use std::cell::Cell;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
 use hashbrown::{DefaultHashBuilder, HashMap};
 use metrics::Gauge;
+use tokio::time::Instant;
 
 use super::clock::milliseconds;
 use super::endpoint_state::{EndpointState, LastFailure, Percentiles, SILENT_AFTER};

@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use h2::server;
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -267,6 +266,8 @@ async fn agree(
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
     use crate::testing::{on_paused_clock, pair};
     use isthmus_model::address::Bind;

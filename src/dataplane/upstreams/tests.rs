@@ -1,11 +1,16 @@
 //! Tests of ejection, of health checks, and of how long endpoints are remembered.
 
+use tokio::time::advance;
+
 use super::*;
 use crate::withdrawals::{Which, Withdrawal};
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Distance;
 use isthmus_snapshot::policy::{Timeouts, Tuning};
 use isthmus_snapshot::testing::candidate;
+
+/// The smallest time of the clock of endpoints.
+const MOMENT: Duration = Duration::from_millis(1);
 
 fn set(endpoints: u16, ejection: Ejection) -> Candidates {
     let tuning = Tuning { ejection: Some(ejection), ..Tuning::for_services(&Timeouts::default()) };
@@ -180,19 +185,21 @@ fn failed_connections_count_again_once_a_check_has_passed() {
     assert_eq!(troubled(&fresh).len(), 1);
 }
 
-#[test]
-fn an_ejected_endpoint_may_be_unhealthy_too_and_returns_when_both_are_over() {
+#[tokio::test(start_paused = true)]
+async fn an_ejected_endpoint_may_be_unhealthy_too_and_returns_when_both_are_over() {
     let upstreams = upstreams();
-    let set = set(2, Ejection { failures: 1, time: Duration::from_millis(1), ..Ejection::default() });
+    let set = set(2, Ejection { failures: 1, time: Duration::from_secs(7), ..Ejection::default() });
     assert_eq!(
         upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointTimeout),
         Verdict::Ejected
     );
     upstreams.checked(&set.endpoints()[0].key, failed(3, true));
-    while upstreams.now() < 5 {
-        std::hint::spin_loop();
+    for (wait, is_ejected) in [(Duration::from_secs(7) - MOMENT, true), (MOMENT, false)] {
+        advance(wait).await;
+        upstreams.upkeep();
+        let state = upstreams.state(&set.endpoints()[0].key).expect("it is unhealthy");
+        assert_eq!(state.ejected_for.is_some(), is_ejected);
     }
-    upstreams.upkeep();
     assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
     upstreams.checked(&set.endpoints()[0].key, CheckResult::default());
     assert_eq!(upstreams.availability(&set, 0), Availability::Available);
@@ -214,27 +221,58 @@ fn a_withdrawn_endpoint_has_a_state_although_it_was_never_dialled() {
     assert!(!upstreams.has_left_out(&set) && upstreams.state(&set.endpoints()[1].key).is_none());
 }
 
-#[test]
-fn an_endpoint_that_answers_no_hello_is_silent_until_it_does_or_nobody_waits() {
-    let mut upstreams = upstreams();
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_answers_no_hello_for_5_s_is_silent_until_it_does_or_nobody_waits() {
+    let upstreams = upstreams();
     let set = set(2, Ejection::default());
     let (one, other) = (begin(&upstreams, &set, 0), begin(&upstreams, &set, 0));
     let silent_for =
         |upstreams: &Upstreams| upstreams.state(&set.endpoints()[0].key).expect("it was dialled").silent_for;
     upstreams.asked(&one);
-    assert_eq!(silent_for(&upstreams), None, "the hello was sent at this moment");
-    upstreams.started -= 2 * SILENT_AFTER;
-    assert!(silent_for(&upstreams).is_some_and(|waited| waited >= SILENT_AFTER));
+    advance(Duration::from_millis(4_999)).await;
+    assert_eq!(silent_for(&upstreams), None);
+    advance(Duration::from_millis(1)).await;
+    assert_eq!(silent_for(&upstreams), Some(Duration::from_secs(5)));
     assert_eq!(troubled(&upstreams).len(), 1);
     // It answers one of two connections.
     upstreams.asked(&other);
     upstreams.succeeded(&other);
     assert_eq!(silent_for(&upstreams), None);
-    upstreams.started -= 2 * SILENT_AFTER;
+    advance(Duration::from_secs(5)).await;
     assert!(silent_for(&upstreams).is_some(), "the first connection still waits");
     drop(one);
     assert!(silent_for(&upstreams).is_none() && troubled(&upstreams).is_empty());
     drop(other);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_nobody_uses_is_forgotten_after_a_minute_and_after_ten_if_it_failed() {
+    for (fails, seconds) in [(false, 60), (true, 600)] {
+        let (upstreams, set) = (upstreams(), set(2, Ejection::default()));
+        let in_flight = begin(&upstreams, &set, 0);
+        if fails {
+            upstreams.failed(&in_flight, &set, Reason::EndpointRefused);
+        }
+        drop(in_flight);
+        for (wait, is_known) in [(Duration::from_secs(seconds) - MOMENT, true), (MOMENT, false)] {
+            advance(wait).await;
+            upstreams.upkeep();
+            assert_eq!(upstreams.state(&set.endpoints()[0].key).is_some(), is_known, "{seconds} s");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_times_of_an_endpoint_count_half_after_30_s() {
+    let (upstreams, set) = (upstreams(), set(2, Ejection::default()));
+    let in_flight = begin(&upstreams, &set, 0);
+    in_flight.replied(Duration::from_millis(20));
+    for (wait, is_known) in [(29, true), (1, false)] {
+        advance(Duration::from_secs(wait)).await;
+        upstreams.upkeep();
+        let state = upstreams.state(&set.endpoints()[0].key).expect("it is in use");
+        assert_eq!(state.answer.is_some(), is_known, "half of one time is none");
+    }
 }
 
 #[test]
