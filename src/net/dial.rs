@@ -122,7 +122,7 @@ mod tests {
         [IpAddr::from([192, 0, 2, last])].into()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_last_addresses_of_a_server_are_dialled_while_a_look_up_gives_none() {
         let known = Known(Mutex::default());
         let etcd = name("etcd.test");
@@ -131,7 +131,9 @@ mod tests {
         assert_eq!(known.addresses(&etcd, async { Ok(ips(1)) }).await.expect("found"), ips(1));
         assert_eq!(known.addresses(&etcd, failed()).await.expect("kept"), ips(1));
         assert_eq!(known.addresses(&etcd, async { Ok(Arc::default()) }).await.expect("kept"), ips(1));
+        let begun = tokio::time::Instant::now();
         assert_eq!(known.addresses(&etcd, std::future::pending()).await.expect("kept"), ips(1), "silence");
+        assert_eq!(begun.elapsed().as_secs(), 2);
         assert_eq!(known.addresses(&etcd, async { Ok(ips(2)) }).await.expect("found"), ips(2));
         known.addresses(&name("other.test"), failed()).await.expect_err("another name");
     }

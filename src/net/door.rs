@@ -476,6 +476,32 @@ mod tests {
         assert_eq!(door.0.admission.used(), 0, "a place is freed once");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_waits_a_second_for_evicted_connections_to_end() {
+        let door = door(32, None);
+        let _held = full(&door, 32).await;
+        let mut more = Vec::new();
+        while door.0.seats().ending < overdraft(32) {
+            more.push(door.enter(source(1_000)).await.expect("a place"));
+        }
+        let begun = Instant::now();
+        door.enter(source(2_000)).await.expect("a place, although the sockets are still open");
+        assert_eq!(begun.elapsed().as_secs(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_at_the_time_for_its_first_request() {
+        let limits = Limits { first_request: Some(Duration::from_secs(7)), ..Limits::new(2) };
+        let door = Door::new("test", limits, &Recorder::default());
+        let begun = Instant::now();
+        let [silent, asking] = [1, 2].map(|number| door.seat(source(number)).expect("a place"));
+        asking.asked();
+        let error = Arc::new(silent).ended().await;
+        assert_eq!((error.kind(), begun.elapsed().as_secs()), (io::ErrorKind::TimedOut, 7));
+        let request = timeout(Duration::from_secs(3_600), Arc::new(asking).ended()).await;
+        assert!(request.is_err(), "its request is in progress");
+    }
+
     #[tokio::test]
     async fn sockets_of_evicted_connections_are_few() {
         let door = door(32, None);

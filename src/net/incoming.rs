@@ -212,3 +212,52 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Guarded<T> {
         this.written(shut, context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    async fn seat() -> Arc<Seat> {
+        let door = Door::new("test", Limits::new(1), &Recorder::default());
+        Arc::new(door.enter(([192, 0, 2, 1], 1).into()).await.expect("a place"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_may_leave_responses_unread_for_30_s() {
+        let (mut client, server) = duplex(4);
+        let mut server = Guarded::new(server, &seat().await);
+        for _ in 0..2 {
+            let begun = Instant::now();
+            let error = server.write_all(b"response").await.expect_err("the client does not read");
+            assert_eq!((error.kind(), begun.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+            // A client that reads has its time again.
+            client.read_exact(&mut [0; 4]).await.expect("sent");
+            server.write_all(b"r").await.expect("there is room");
+            client.read_exact(&mut [0]).await.expect("sent");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_read_for_a_second_is_no_request_in_progress() {
+        let (_client, server) = duplex(4);
+        // A connection without a request in progress has no time here.
+        let limits = Limits { first_request: Some(Duration::ZERO), ..Limits::new(1) };
+        let door = Door::new("test", limits, &Recorder::default());
+        let seat = Arc::new(door.enter(([192, 0, 2, 1], 1).into()).await.expect("a place"));
+        let mut server = Guarded::until(server, &seat, Box::pin(std::future::pending()));
+        seat.asked();
+        seat.answered();
+        let mut write = pin!(server.write_all(b"response"));
+        for (milliseconds, is_over) in [(999, false), (1, true)] {
+            let written = timeout(Duration::from_millis(milliseconds), write.as_mut()).await;
+            assert!(written.is_err(), "the client does not read");
+            let ended = timeout(Duration::ZERO, seat.clone().ended()).await;
+            assert_eq!(ended.is_ok(), is_over, "{milliseconds} ms more");
+        }
+    }
+}
