@@ -146,19 +146,21 @@ pub fn end(send: &mut SendStream<Bytes>, status: &Status) {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
+    use tokio::time::Instant;
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_client_that_answers_no_ping_is_silent() {
+    #[tokio::test(start_paused = true)]
+    async fn a_client_gets_a_ping_after_30_s_and_has_10_s_for_the_answer() {
         let (mut client, io) = tokio::io::duplex(1 << 16);
         // The preface and an empty SETTINGS frame (RFC 9113, section 3.4).
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("room");
         let mut frames = server::handshake(io).await.expect("a preface");
-        let pings = frames.ping_pong();
+        let (pings, begun) = (frames.ping_pong(), Instant::now());
         tokio::select! {
-            () = until_silent(pings, (Duration::from_millis(1), Duration::from_millis(50))) => {}
+            () = until_silent(pings, KEEP_ALIVE) => {}
             _ = frames.accept() => panic!("the connection ended first"),
         }
+        assert_eq!(begun.elapsed().as_secs(), 30 + 10);
     }
 }

@@ -136,10 +136,12 @@ fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
 
 /// Waits for the first byte of a client.
 async fn readable(socket: &TcpStream, seat: &Arc<Seat>) -> Result<(), NotOpened> {
+    let mut first = [0];
     tokio::select! {
         biased;
         error = seat.clone().ended() => Err(NotOpened::Ended(error)),
-        readable = socket.readable() => readable.map_err(NotOpened::Ended),
+        // A look at the bytes, because the runtime takes an accepted socket for readable until a read finds nothing.
+        looked = socket.peek(&mut first) => looked.map(drop).map_err(NotOpened::Ended),
         () = tokio::time::sleep(FIRST_BYTE) => {
             seat.was_silent();
             Err(NotOpened::Ended(io::Error::new(io::ErrorKind::TimedOut, "the client sent nothing in time")))
@@ -190,4 +192,28 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
         }
     });
     Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, ended })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+    use isthmus_net::door::Door;
+    use isthmus_telemetry::recorder::Recorder;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_has_3_s_for_its_first_byte_and_10_s_for_its_first_request() {
+        let limits = limits(1, &Handshake::None);
+        assert_eq!(limits.first_request, Some(Duration::from_secs(10)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let _client = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+        let (socket, peer) = listener.accept().await.expect("accepted");
+        let door = Door::new("xds", limits, &Recorder::default());
+        let seat = Arc::new(door.enter(peer).await.expect("a place"));
+        let begun = Instant::now();
+        readable(&socket, &seat).await.expect_err("the client is silent");
+        assert_eq!(begun.elapsed().as_secs(), 3);
+    }
 }

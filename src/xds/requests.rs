@@ -124,3 +124,55 @@ fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<O
         Err(error) => Err(Status::internal(format!("a request is malformed: {error}"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryRequest;
+    use tokio::io::duplex;
+    use tonic::Code;
+
+    use super::*;
+    use crate::budget::Budget;
+
+    /// A client that sends some bytes now and then does not get more time.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_must_be_complete_30_s_after_its_first_byte() {
+        let (near, far) = duplex(1 << 16);
+        let (client, server) = tokio::join!(h2::client::handshake(near), h2::server::handshake(far));
+        let (mut client, driver) = client.expect("HTTP/2");
+        let mut server = server.expect("HTTP/2");
+        let drive = async {
+            let (_response, mut body) = client.send_request(Request::new(()), false).expect("sent");
+            let drive = async { drop(driver.await) };
+            let send = async {
+                loop {
+                    tokio::time::sleep(Duration::from_secs(4)).await;
+                    body.send_data(Bytes::from_static(&[0, 0, 0, 1, 0]), false).expect("sent");
+                }
+            };
+            tokio::join!(drive, send);
+        };
+        let serve = async {
+            let (request, _respond) = server.accept().await.expect("a stream").expect("HTTP/2");
+            let account = Budget::new(1 << 20).account([192, 0, 2, 1].into(), 1 << 20);
+            let mut requests = Requests::<DeltaDiscoveryRequest>::new(request.into_body(), account);
+            let begun = Instant::now();
+            let next = async { requests.next(1 << 20).await };
+            let frames = async {
+                while server.accept().await.is_some() {}
+                std::future::pending::<()>().await
+            };
+            let status = tokio::select! {
+                next = next => next.err().expect("incomplete"),
+                () = frames => unreachable!("the client stays"),
+            };
+            (status.code(), begun.elapsed().as_secs())
+        };
+        let ended = tokio::select! {
+            ended = serve => ended,
+            () = drive => panic!("the client stays"),
+        };
+        assert_eq!(ended, (Code::DeadlineExceeded, 4 + 30));
+    }
+}

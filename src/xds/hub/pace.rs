@@ -20,8 +20,10 @@ use tokio::time::Instant;
 /// would arrive sooner, and other changes later.
 pub(crate) const SENDERS: usize = 2;
 /// The time after which a permit does not count against [`SENDERS`] any more, so that a client that answers late, because it is
-/// far away, or never, does not delay the others. In tests of sessions no time passes.
-const COUNTED: Duration = if cfg!(test) { Duration::from_secs(3600) } else { Duration::from_millis(1) };
+/// far away, or never, does not delay the others.
+const COUNTED: Duration = Duration::from_millis(1);
+/// The same in tests of sessions, in which no time passes.
+const NEVER: Duration = Duration::from_secs(3_600);
 
 /// The sessions that have a permit, and those that wait for one.
 pub(super) struct Pace {
@@ -32,7 +34,7 @@ pub(super) struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self::new(COUNTED)
+        Self::new(if cfg!(test) { NEVER } else { COUNTED })
     }
 }
 
@@ -222,7 +224,7 @@ mod tests {
         assert!(pace.permit_or_wait(&gone).is_none() && pace.permit_or_wait(&waits).is_none());
         drop(gone);
         assert!(pace.give_permits(now) && is_given(&waits).is_none());
-        assert!(!pace.give_permits(Instant::now() + COUNTED));
+        assert!(!pace.give_permits(Instant::now() + NEVER));
         let permit = is_given(&waits);
         assert!(permit.is_some());
         // Giving back a permit that does not count any more ends no other permit.
@@ -232,9 +234,9 @@ mod tests {
         assert!(pace.inside().permits.is_empty());
     }
 
-    #[tokio::test]
-    async fn waiting_sessions_go_on_without_an_answer() {
-        let pace = Arc::new(Pace::new(Duration::from_millis(200)));
+    #[tokio::test(start_paused = true)]
+    async fn waiting_sessions_go_on_without_an_answer_after_a_millisecond() {
+        let (pace, begun) = (Arc::new(Pace::new(COUNTED)), Instant::now());
         let silent: Vec<_> = (0..SENDERS).map(|_| pace.permit_or_wait(&Arc::<Mailbox>::default())).collect();
         let mailbox = Arc::<Mailbox>::default();
         assert!(pace.permit_or_wait(&mailbox).is_none());
@@ -246,6 +248,7 @@ mod tests {
             permit = watch => assert!(permit.is_some()),
             () = pace.run() => {}
         }
+        assert_eq!(begun.elapsed().as_millis(), 1);
         drop(silent);
     }
 }
