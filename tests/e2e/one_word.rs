@@ -5,19 +5,19 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus::model::reason::Reason;
 use serde_json::Value;
 
 use crate::problems::run;
 use crate::support::gateway::{BINARY, Gateway};
-use crate::support::stall::Stopwatch;
 use crate::support::{skip, within};
 use crate::top::Terminal;
 
-/// The time within which all places must show the word of a fault, beside the fault's [`Timer`].
-const SOON: Duration = Duration::from_secs(5);
+/// The time within which all places must show the word of a fault, also on a busy machine. Each timer has a test of its own on a paused
+/// clock.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The subject of a fault, which decides the places that show its word.
 enum Subject {
@@ -29,35 +29,27 @@ enum Subject {
     Elsewhere { shown_by: &'static str },
 }
 
-/// A documented time that passes before the gateway can know of a fault.
-struct Timer {
-    text: &'static str,
-    /// The time that it adds after the injection has returned.
-    after: Duration,
-}
-
-/// Returns the timer of a fault with this word; most faults have none.
-fn timer(fault: &str, word: &str) -> Timer {
-    let (text, seconds) = match word {
+/// Returns the documented time that passes before the gateway can know of a fault with this word; most faults have none.
+fn timer(fault: &str, word: &str) -> &'static str {
+    match word {
         "registry_stale" if matches!(fault, "The API server fails" | "The etcd of a registry is down") => {
-            ("3 s", 3)
+            "3 s"
         }
-        "hello_timeout" => ("`hello.timeout`", 0),
-        "endpoint_timeout" => ("`connectTimeout`", 0),
-        "idle_timeout" => ("`timeouts.idle`", 0),
-        "half_close_timeout" => ("`timeouts.halfClose`", 0),
-        "stalled" => ("`timeouts.stalled`", 0),
-        "client_vanished" | "endpoint_vanished" => ("two minutes without an acknowledgement", 0),
-        "all_unhealthy" | "endpoint_unhealthy" => ("`health.interval` × `unhealthyAfter`", 1),
-        "name_stale" => ("the TTL of the last answer", 1),
-        "endpoint_silent" => ("5 s without a byte", 5),
-        "registry_impaired" => ("5 s", 5),
-        "gateway_unreachable" => ("two probes, one each second", 3),
-        "peer_not_live" => ("two heartbeats, one each 5 s, if nothing refuses", 15),
-        "state_not_kept" => ("1 s", 1),
-        _ => ("–", 0),
-    };
-    Timer { text, after: Duration::from_secs(seconds) }
+        "hello_timeout" => "`hello.timeout`",
+        "endpoint_timeout" => "`connectTimeout`",
+        "idle_timeout" => "`timeouts.idle`",
+        "half_close_timeout" => "`timeouts.halfClose`",
+        "stalled" => "`timeouts.stalled`",
+        "client_vanished" | "endpoint_vanished" => "two minutes without an acknowledgement",
+        "all_unhealthy" | "endpoint_unhealthy" => "`health.interval` × `unhealthyAfter`",
+        "name_stale" => "the TTL of the last answer",
+        "endpoint_silent" => "5 s without a byte",
+        "registry_impaired" => "5 s",
+        "gateway_unreachable" => "two probes, one each second",
+        "peer_not_live" => "two heartbeats, one each 5 s, if nothing refuses",
+        "state_not_kept" => "1 s",
+        _ => "–",
+    }
 }
 
 /// A row of a table.
@@ -89,7 +81,7 @@ impl Row {
         if let Subject::Elsewhere { shown_by } = self.subject {
             return format!("| {fault} | {shown_by} |");
         }
-        let timer = timer(fault, word).text;
+        let timer = timer(fault, word);
         let explained = match &self.subject {
             Subject::Connection { explain } => format!("explain {explain}"),
             Subject::Gateway | Subject::Elsewhere { .. } => "status".to_owned(),
@@ -169,7 +161,7 @@ impl Table {
         });
         // A gateway of a peer that was never probed yet counts as one that does not answer, for about a second.
         let known = &before | &BTreeSet::from([word.to_owned()]);
-        within(SOON, &format!("{fault}: no other word than {word}"), || {
+        within(PATIENCE, &format!("{fault}: no other word than {word}"), || {
             codes(gateway).is_subset(&known).then_some(())
         });
         drop(held);
@@ -203,25 +195,19 @@ impl Table {
     /// Waits until all places show the word of the row.
     fn row(&mut self, row: Row, places: impl Fn(&Row) -> Vec<Place>) {
         let (fault, word) = (row.fault, row.word);
-        let limit = match row.subject {
-            // A command waits for 10 s for a gateway that hangs.
-            Subject::Elsewhere { .. } => 3 * SOON,
-            Subject::Connection { .. } | Subject::Gateway => SOON + timer(fault, word).after,
-        };
-        let watch = Stopwatch::start();
-        let (silent, took) = loop {
+        let begun = Instant::now();
+        let silent = loop {
             // The time is taken before the places are read, because reading them takes long on a busy machine.
-            let took = watch.elapsed();
+            let took = begun.elapsed();
             let silent: Vec<Place> = places(&row).into_iter().filter(|(_, said, _)| !said).collect();
-            if silent.is_empty() || took >= limit {
-                break (silent, took);
+            if silent.is_empty() || took >= PATIENCE {
+                break silent;
             }
         };
         let silent: Vec<String> =
             silent.into_iter().map(|(place, _, text)| format!("{place}: {text}")).collect();
-        assert!(silent.is_empty(), "{fault}: after {limit:?} these do not say {word}: {}", silent.join("\n"));
-        assert!(took < limit, "{fault}: {took:?}");
-        eprintln!("{fault:<60} {word:<22} {:>5} ms", took.as_millis());
+        assert!(silent.is_empty(), "{fault}: these do not say {word}: {}", silent.join("\n"));
+        eprintln!("{fault:<60} {word:<22} {:>5} ms", begun.elapsed().as_millis());
         self.rows.push(row);
     }
 

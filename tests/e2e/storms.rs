@@ -74,7 +74,8 @@ fn storm_with(
         let detail = line["detail"].as_str().unwrap_or_default();
         line["reason"] == "bad_request" && ended_by.iter().any(|text| detail.contains(text))
     });
-    assert!(stormy < (calm * 20).max(Duration::from_millis(500)), "{what}: {calm:?}, then {stormy:?}");
+    // A caller that had the worker for itself would keep it until its connection is ended.
+    assert!(stormy < Duration::from_secs(5), "{what}: {calm:?}, then {stormy:?}");
     assert_eq!(stream.echo("still"), Ok("still".to_owned()));
 }
 
