@@ -21,6 +21,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::{admit, admit_source};
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
 use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMatch, Trace, alert_of};
+use isthmus_snapshot::export_tls::names_namespace;
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
@@ -397,6 +398,15 @@ fn not_applying(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&st
             service.export_name,
             hidden_by.join(", ")
         ),
+        _ if service.is_guarded()
+            && !names_namespace(&rule.services, &service.export_name, &service.namespace) =>
+        {
+            format!(
+                "export rule {} does not reach the namespace {}, because it is that of Kubernetes or of the mesh's control plane, and \
+                 no pattern of the rule names it",
+                rule.name, service.namespace
+            )
+        }
         Some(mark) => format!(
             "export rule {}: requires {}, and no registry has it for {}",
             rule.name,

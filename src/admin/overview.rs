@@ -19,7 +19,7 @@ use isthmus_model::endpoint::Health;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
-use isthmus_snapshot::service_view::AskedBy;
+use isthmus_snapshot::export_tls::AskedBy;
 use isthmus_tasks::background;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_telemetry::recorder::{Recorder, label};
@@ -331,7 +331,7 @@ fn rows(
         // A service is listed with the numbers of endpoints of a single port: the port with the most endpoints that are not
         // ready.
         let worst = ports.map(|of| health(of)).max_by_key(|(all, ready)| (all - ready, *all));
-        let reachable = service.ports.iter().any(|port| !port.rules.is_empty());
+        let reachable = service.is_offered(snapshot.networks());
         row(&service.name, SERVICE, reachable, worst.unwrap_or_default())
     });
     let routes = snapshot.policy.routes.iter().map(|route| {

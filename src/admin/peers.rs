@@ -17,6 +17,7 @@ use isthmus_peer::addresses::of_gateways;
 use isthmus_peer::imports::registry::NO_GATEWAY;
 use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
 use isthmus_snapshot::peer::{Peer, is_place_of_peer, place_of};
 use isthmus_snapshot::policy::Gateway;
@@ -328,7 +329,11 @@ pub fn peer(snapshot: &Snapshot, name: &str) -> Option<PeerDetail> {
 /// Returns the services of this mesh that a peer may reach, in order of exported name.
 fn exported(snapshot: &Snapshot, peer: &str) -> Vec<Exchanged> {
     let all = snapshot.exports_to(peer).into_iter();
-    all.map(|export| exchanged(export.name, export.service, &export.service.namespace)).collect()
+    let one = |export: Exported<'_>| Exchanged {
+        tls: Some(export.rule.tls().text().to_owned()),
+        ..exchanged(export.name, export.service, &export.service.namespace)
+    };
+    all.map(one).collect()
 }
 
 /// Returns the services of a peer, in order of their names here.
@@ -352,6 +357,7 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
         service: service.name.to_string(),
         namespace: namespace.to_owned(),
         ports: ports.collect(),
+        tls: None,
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod code;
 mod endpoints;
 pub mod history;
+mod narrowed;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -84,11 +85,12 @@ impl Problem {
 /// Returns all problems, in the order of the codes.
 pub fn problems(sources: &Sources) -> Vec<Problem> {
     let snapshot = sources.reader.latest();
-    let conflicts = sources.history.conflicts(&snapshot);
+    let of_services = sources.history.of_services(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
     all.extend(of_endpoints(sources.dataplane.upstreams(), usize::MAX));
     all.extend(of_full_routes(&snapshot, sources.dataplane.upstreams()));
-    all.extend(conflicts.iter().map(|Conflict { cluster, text }| {
+    all.extend(of_services.narrowed.iter().cloned());
+    all.extend(of_services.conflicts.iter().map(|Conflict { cluster, text }| {
         let code = if is_place_of_peer(cluster.as_str()) { Code::PeerLeftOut } else { Code::ServiceConflict };
         Problem::new(code, "", text.as_str())
     }));

@@ -20,11 +20,14 @@ use isthmus_model::place::ClusterId;
 use isthmus_net::admission::bandwidth::Usage;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::change::Report;
+use isthmus_snapshot::export_tls::AskedBy;
 use isthmus_snapshot::exported::Exported;
+use isthmus_snapshot::exports::is_among;
 use isthmus_snapshot::gateway_api::{Backend, Place};
 use isthmus_snapshot::peer::Peer;
 use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, Route, RouteTarget};
-use isthmus_snapshot::service_view::{AskedBy, PortView, ServiceView};
+use isthmus_snapshot::port_endpoint::{PortEndpoint, on_own_network};
+use isthmus_snapshot::service_view::{PortView, ServiceView};
 use isthmus_telemetry::clock::rfc3339;
 
 /// Returns the status of the gateway.
@@ -348,7 +351,7 @@ pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
         }
         for service in snapshot.services() {
             for port in &service.ports {
-                exposed_port(listener, service, port, &mut rows);
+                exposed_port(snapshot, listener, service, port, &mut rows);
             }
         }
         for peer in &snapshot.policy.peers {
@@ -369,6 +372,7 @@ fn exposed_gateway_routes(snapshot: &Snapshot, rows: &mut Vec<Exposed>) {
                 listener,
                 by: route.object.to_string(),
                 leads_to: of_backends(&route.backends),
+                tls: Vec::new(),
                 sources: sources_text(&[]),
                 identities: Identities::not_checked(),
                 marked_by: None,
@@ -388,6 +392,7 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Expos
             listener: listener.name.to_string(),
             by: "route".to_owned(),
             leads_to: leads_to(route),
+            tls: Vec::new(),
             sources: sources_text(&[&listener.from, &route.from]),
             identities: Identities::not_checked(),
             marked_by: None,
@@ -406,22 +411,65 @@ fn applies_on(route: &Route, listener: &Listener) -> bool {
     }
 }
 
-fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, rows: &mut Vec<Exposed>) {
+fn exposed_port(
+    snapshot: &Snapshot,
+    listener: &Listener,
+    service: &ServiceView,
+    port: &PortView,
+    rows: &mut Vec<Exposed>,
+) {
     for rule in port.rules.iter().filter(|rule| rule.on_listener(&listener.name)) {
-        let by_hostname = service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
-        let mut names = Vec::new();
-        if listener.protocol.takes_sni() {
-            names.extend(mesh_names(port, &service.name));
-            names.extend(by_hostname.then(|| service.name.to_string()));
-        }
-        // The authority that HBONE callers send.
-        if listener.protocol.takes_hbone() {
-            names.push(format!("{}:{}", service.name, port.port));
-        }
-        for name in names {
-            rows.push(exposed_row(listener, service, port, rule, &name));
+        let by_hostname = port.is_named_by(rule)
+            && service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
+        let modes = |asked| {
+            let here = service.endpoints_of(port, "", snapshot.networks()).into_iter().flatten();
+            modes(snapshot, here.filter(|found| rule.has_cluster(&found.origin.cluster)), |found| {
+                rule.offers(found, asked)
+            })
+        };
+        for (names, asked) in names_of(listener, port, &service.name, by_hostname) {
+            let Some(modes) = modes(asked) else { continue };
+            let row = |name: String| exposed_row(listener, service, port, rule, &name, &modes);
+            rows.extend(names.into_iter().map(row));
         }
     }
+}
+
+/// Returns the names by which callers on a listener ask for a port of the service `hostname`, by kind.
+fn names_of(
+    listener: &Listener,
+    port: &PortView,
+    hostname: &str,
+    by_hostname: bool,
+) -> Vec<(Vec<String>, AskedBy)> {
+    let mut names = Vec::new();
+    if listener.protocol.takes_sni() {
+        names.push((mesh_names(port, hostname).collect(), AskedBy::MeshName));
+        names.extend(by_hostname.then(|| (vec![hostname.to_owned()], AskedBy::Hostname)));
+    }
+    // The authority that HBONE callers send.
+    if listener.protocol.takes_hbone() {
+        names.push((vec![format!("{hostname}:{}", port.port)], AskedBy::Authority));
+    }
+    names
+}
+
+/// Returns the TLS modes of those of the endpoints on this gateway's network that are offered; `None` if there are endpoints, and none
+/// of them is offered.
+fn modes<'a>(
+    snapshot: &Snapshot,
+    endpoints: impl Iterator<Item = PortEndpoint<'a>>,
+    is_offered: impl Fn(&PortEndpoint<'_>) -> bool,
+) -> Option<Vec<String>> {
+    let (mut modes, mut is_shut) = (BTreeSet::new(), false);
+    for found in endpoints.filter(|found| on_own_network(found, &snapshot.policy.node)) {
+        match is_offered(&found) {
+            true => drop(modes.insert(found.tls)),
+            false => is_shut = true,
+        }
+    }
+    let all = modes.iter().map(|mode| mode.text().to_owned());
+    (!modes.is_empty() || !is_shut).then(|| all.collect())
 }
 
 /// Returns the mesh names of a port of the service `hostname`: one for all of its endpoints, and one for each subset.
@@ -434,30 +482,38 @@ fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: 
     let by_sni = listener.protocol.takes_sni() && !peer.from.is_empty();
     let alias = peer.who.as_ref().map(|who| &who.alias).filter(|_| listener.protocol.takes_hbone());
     for Exported { name, service, rule } in snapshot.exports_to(&peer.name) {
-        let only = service.tls_port().map(|port| port.port);
+        let only = service.tls_port(rule.tls()).map(|port| port.port);
+        let offer = service.offer_for(rule);
         for port in &service.ports {
-            let row = |name: String, sources: String, identities: Identities| Exposed {
+            let modes_by = |asked| {
+                let here = service.endpoints_of(port, "", snapshot.networks()).into_iter().flatten();
+                let here = here.filter(|found| is_among(&offer.clusters, &found.origin.cluster));
+                modes(snapshot, here, |found| offer.has(found, asked))
+            };
+            let row = |name: String, tls: &[String], sources: String, identities: Identities| Exposed {
                 name,
                 listener: listener.name.to_string(),
                 by: format!("{} (peer {})", rule.rule, peer.name),
                 leads_to: vec![format!("{}:{}", service.name, port.port)],
+                tls: tls.to_vec(),
                 sources,
                 identities,
                 marked_by: None,
                 hidden_by: Vec::new(),
             };
             let sources = || sources_text(&[&listener.from, &peer.from]);
-            if by_sni {
+            if let Some(tls) = modes_by(AskedBy::MeshName).filter(|_| by_sni) {
                 let names = mesh_names(port, name.as_str());
-                rows.extend(names.map(|name| row(name, sources(), Identities::not_checked())));
+                rows.extend(names.map(|name| row(name, &tls, sources(), Identities::not_checked())));
             }
-            if by_sni && only == Some(port.port) {
-                rows.push(row(name.to_string(), sources(), Identities::not_checked()));
+            let by_hostname = by_sni && only == Some(port.port);
+            if let Some(tls) = modes_by(AskedBy::Hostname).filter(|_| by_hostname) {
+                rows.push(row(name.to_string(), &tls, sources(), Identities::not_checked()));
             }
-            if let Some(alias) = alias {
+            if let (Some(alias), Some(tls)) = (alias, modes_by(AskedBy::Authority)) {
                 let identities = Identities::Patterns(vec![format!("spiffe://{alias}/*")]);
                 let name = format!("{name}:{}", port.port);
-                rows.push(row(name, sources_text(&[&listener.from]), identities));
+                rows.push(row(name, &tls, sources_text(&[&listener.from]), identities));
             }
         }
     }
@@ -469,6 +525,7 @@ fn exposed_row(
     port: &PortView,
     rule: &ExportRule,
     name: &str,
+    tls: &[String],
 ) -> Exposed {
     let identities = match rule.to.identities.as_slice() {
         [] => Identities::not_checked(),
@@ -479,6 +536,7 @@ fn exposed_row(
         listener: listener.name.to_string(),
         by: rule.name.to_string(),
         leads_to: vec![format!("{}:{}", service.name, port.port)],
+        tls: tls.to_vec(),
         sources: sources_text(&[&listener.from, &rule.to.cidrs]),
         identities,
         marked_by: rule.marked.as_ref().map(|condition| marked_by(condition, service)),

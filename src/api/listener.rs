@@ -71,6 +71,8 @@ pub struct Exposed {
     pub by: String,
     /// The endpoints or the service that connections to the name reach.
     pub leads_to: Vec<String>,
+    /// The TLS modes of the service's endpoints to which the name leads on the gateway's network; empty for routes.
+    pub tls: Vec<String>,
     /// The sources that may use the name, or `any`.
     pub sources: String,
     /// The identities that may use the name.

@@ -144,4 +144,7 @@ pub struct Exchanged {
     pub namespace: String,
     /// The ports of the service, each with its protocol: `443/TLS`.
     pub ports: Vec<String>,
+    /// `tls` of the rule that exports the service; absent for services of the peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<String>,
 }

@@ -14,6 +14,7 @@ use super::config_file;
 use isthmus_admin::certificates::file_problems;
 use isthmus_admin::left_out;
 use isthmus_aggregator::offline::{self as registry, OfflineError, names_in};
+use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_config::Config;
 use isthmus_model::address::{AdminBind, Host, canonical_ip};
 use isthmus_model::name::HostName;
@@ -25,6 +26,7 @@ use isthmus_net::unix::UnixSocket;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
 use isthmus_snapshot::drains::Drains;
+use isthmus_snapshot::export_tls::TlsSource;
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::Resolved;
@@ -115,13 +117,31 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
     let conflicts = snapshot.services().into_iter().flat_map(|service| &service.conflicts);
     warnings.extend(conflicts.map(ToString::to_string));
     warnings.extend(off_network(&snapshot, &config));
-    let notes = live_only.into_iter().map(|(source, registries)| {
+    let unread = live_only.into_iter().map(|(source, registries)| {
         format!(
             "only `isthmus run` reads {source}, so the services of {} are missing here",
             listed("registry", "registries", &registries)
         )
     });
-    Ok(Offline { snapshot, admin: config.admin, notes: notes.collect(), warnings, faults })
+    let notes = unread.chain(default_tls(&config)).collect();
+    Ok(Offline { snapshot, admin: config.admin, notes, warnings, faults })
+}
+
+/// Returns a note that names the rules without `tls`, if a registry infers TLS modes.
+fn default_tls(config: &Config) -> Option<String> {
+    let infers = |spec: &RegistrySpec| spec.scope.tls != TlsSource::Written;
+    let exports = config.policy.exports.iter().filter(|rule| rule.tls.is_none()).map(|rule| &*rule.name);
+    let peers = config.policy.peers.iter().flat_map(|peer| &peer.exports);
+    let peers = peers.filter(|rule| rule.tls.is_none()).map(|rule| &*rule.rule);
+    let rules: Vec<&str> = exports.chain(peers).collect();
+    (!rules.is_empty() && config.registries.iter().any(infers)).then(|| {
+        let shown = rules[..rules.len().min(NAMED_MAX)].join(", ");
+        let more = if rules.len() > NAMED_MAX { ", …" } else { "" };
+        format!(
+            "{shown}{more}: without `tls`, a rule leads to services of Kubernetes and istiod only as far as their endpoints have mTLS \
+             of the mesh, and not by plain host name; write `tls: own` to reach the others too, or `tls: mesh` to keep them shut"
+        )
+    })
 }
 
 /// Returns names for a message, at most [`NAMED_MAX`] of them: `registry a`, or `2 registries: a, b`.

@@ -13,7 +13,7 @@ use super::arguments::Reading;
 use super::config_file::{self, config_path};
 use super::offline::{Names, offline};
 use isthmus_admin::peers;
-use isthmus_aggregator::offline::own;
+use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, Peer, PeerDetail};
 use isthmus_api::service::Service as Listed;
@@ -26,12 +26,14 @@ use isthmus_model::name::HostName;
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
+use isthmus_snapshot::export_tls::{ExportTls, TlsSource};
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::peer as policy;
-use isthmus_snapshot::policy::Policy;
+use isthmus_snapshot::policy::{Policy, RegistryScope};
 use isthmus_snapshot::routes::Resolved;
 use isthmus_snapshot::service_view::ServiceView;
+use isthmus_snapshot::shard::Shard;
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:
@@ -119,7 +121,8 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             let admin = arguments.reading.admin.url();
             note_if_in_use(&file, &admin)?;
             let (before, services) = of_gateway(&admin)?;
-            (before, with_services(&config.policy, services), modes_of_gateway(&admin)?)
+            let scope = RegistryScope { tls: guarded(&config.registries), ..RegistryScope::default() };
+            (before, with_services(&config.policy, &scope, services), modes_of_gateway(&admin)?)
         }
     };
     let mut plans = plans(&before, &after);
@@ -198,9 +201,19 @@ fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
     Ok((peers, services))
 }
 
-/// Returns the snapshot of a policy with these services. The services have no endpoints, because exports do not depend on
-/// endpoints.
-fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
+/// Returns the guarded namespaces of all registries. The running gateway does not say of which registry a service is.
+fn guarded(registries: &[RegistrySpec]) -> TlsSource {
+    let all = registries.iter().filter_map(|registry| match &registry.scope.tls {
+        TlsSource::Inferred { system } => Some(system.iter().cloned()),
+        TlsSource::Written => None,
+    });
+    let system: Arc<[Arc<str>]> = all.flatten().collect();
+    if system.is_empty() { TlsSource::Written } else { TlsSource::Inferred { system } }
+}
+
+/// Returns the snapshot of a policy with these services, as a registry of this scope has them. The services have no endpoints, because
+/// exports to peers do not depend on endpoints.
+fn with_services(policy: &Arc<Policy>, scope: &RegistryScope, services: Vec<Listed>) -> Snapshot {
     let listing = Listing {
         cluster: policy.node.cluster.clone(),
         network: policy.node.network.clone(),
@@ -212,7 +225,7 @@ fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
             trust_roots: &Default::default(),
             policy,
             policy_generation: 1,
-            shards: &[Arc::new(own(listing))],
+            shards: &[Arc::new(Shard::of(listing, scope))],
             resolved: &resolved,
             virtual_addresses: None,
             probes: None,
@@ -448,7 +461,8 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
 
 /// Returns a service of this mesh with its ports, such as `cart.shop.mesh:443/TLS,80/HTTP`.
 fn target(service: &Exchanged) -> String {
-    text(&format!("{}:{}", service.service, service.ports.join(",")))
+    let tls = if service.tls.as_deref() == Some(ExportTls::Own.text()) { ", tls own" } else { "" };
+    text(&format!("{}:{}{tls}", service.service, service.ports.join(",")))
 }
 
 #[cfg(test)]
@@ -532,6 +546,7 @@ mod tests {
             service: format!("{name}.pay.west"),
             namespace: "pay".to_owned(),
             ports: vec!["443/TLS".to_owned()],
+            tls: None,
         };
         let mut before = details(&world(&["a.here"], OLD));
         before[0].imported = ["a", "b", "c", "d"].map(exchanged).to_vec();

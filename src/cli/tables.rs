@@ -28,11 +28,12 @@ pub(super) const PROBLEMS: [Column<Problem>; 3] = [
     ("SEE", |problem| text(&problem.look_at)),
 ];
 
-pub(super) const EXPOSED: [Column<Exposed>; 7] = [
+pub(super) const EXPOSED: [Column<Exposed>; 8] = [
     ("NAME", |exposed| text(&exposed.name)),
     ("LISTENER", |exposed| text(&exposed.listener)),
     ("BY", |exposed| text(&exposed.by)),
     ("LEADS TO", |exposed| list(&exposed.leads_to)),
+    ("TLS", |exposed| list(&exposed.tls)),
     ("SOURCES", |exposed| text(&exposed.sources)),
     ("IDENTITIES", |exposed| match &exposed.identities {
         Identities::Words(words) => text(words),

@@ -35,6 +35,7 @@ pub(super) fn read(
                 cidrs: scope.get(&keys::Scope::CIDRS).unwrap_or_default(),
                 identities: scope.get(&keys::Scope::IDENTITIES).unwrap_or_default(),
             },
+            tls: fields.get(&keys::Export::TLS),
         }));
     }
     rules

@@ -15,6 +15,7 @@ use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_peer::enrolled::{Dialling, EnrolledLink, GatewayAddress};
 use isthmus_peer::options::{DIAL_MAX, LinkOptions, Stored};
+use isthmus_snapshot::export_tls::TlsSource;
 use isthmus_snapshot::peer::{
     IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
@@ -221,6 +222,7 @@ impl Reader<'_> {
                 networks: None,
                 finds_network: true,
                 addresses: scope.clone(),
+                tls: TlsSource::Written,
             },
             kind: RegistryKind::Peer(spec),
         });
@@ -391,6 +393,7 @@ fn policy_of(
         services: fields.get(&keys::PeerExport::SERVICES).unwrap_or_default(),
         except: fields.get(&keys::PeerExport::EXCEPT).unwrap_or_default(),
         rename: fields.get(&keys::PeerExport::AS),
+        tls: fields.get(&keys::PeerExport::TLS),
     });
     let imports = fields.maps(&keys::Peer::IMPORT).map(|(at, fields, _)| PeerImport {
         rule: rule(&keys::Peer::IMPORT, at),

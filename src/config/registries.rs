@@ -18,6 +18,7 @@ use isthmus_document::table::AnyKey;
 use isthmus_document::tree::Node;
 use isthmus_model::address::Scheme;
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::export_tls::TlsSource;
 use isthmus_snapshot::peer::is_place_of_peer;
 use isthmus_snapshot::policy::{
     self, AddressScope, ExportRule, MarkCondition, Mesh, RefusalMode, RegistryScope,
@@ -97,6 +98,7 @@ fn scope(fields: &Fields<'_>) -> RegistryScope {
         networks: allow.get(&keys::Allow::NETWORKS),
         finds_network: false,
         addresses: addresses(&allow, fields.at(&keys::Registry::ALLOW).is_some()),
+        tls: TlsSource::Written,
     }
 }
 
@@ -110,21 +112,26 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
     }
 }
 
-/// Returns the scope of a registry whose addresses are those of pods, which others than the operator choose. Loopback and link-local
-/// addresses lead to the gateway's own host, so such a registry may have them only if the operator allows them.
-fn of_pods(scope: RegistryScope) -> RegistryScope {
+/// Returns the scope of a registry whose endpoints are pods, whose addresses and TLS modes others than the operator choose. Loopback and
+/// link-local addresses lead to the gateway's own host, so such a registry may have them only if the operator allows them. `system` is
+/// the namespace of the mesh's control plane.
+fn of_pods(scope: RegistryScope, system: &Arc<str>) -> RegistryScope {
     let addresses = match scope.addresses {
         AddressScope::Any => AddressScope::Public,
         addresses => addresses,
     };
-    RegistryScope { addresses, ..scope }
+    let tls = TlsSource::Inferred { system: [KUBE_SYSTEM.into(), system.clone()].into() };
+    RegistryScope { addresses, tls, ..scope }
 }
+
+/// The namespace of a Kubernetes cluster's own programs.
+const KUBE_SYSTEM: &str = "kube-system";
 
 /// Returns the scope of a Kubernetes registry. If the config sets no network for the registry, and `allow` names no networks,
 /// the registry determines the networks itself, and the scope allows all of them.
-fn of_kubernetes(scope: RegistryScope, has_network: bool) -> RegistryScope {
+fn of_kubernetes(scope: RegistryScope, has_network: bool, system: &Arc<str>) -> RegistryScope {
     let finds_network = !has_network && scope.networks.is_none();
-    RegistryScope { finds_network, ..of_pods(scope) }
+    RegistryScope { finds_network, ..of_pods(scope, system) }
 }
 
 /// Reads the keys that `kubernetes` and `kubernetesClusters` have in common.
@@ -370,7 +377,13 @@ impl Reader<'_> {
             ambient: false,
             elsewhere: Elsewhere::default(),
         });
-        self.registries.push(RegistrySpec { name, cluster, network, scope: of_pods(scope), kind });
+        self.registries.push(RegistrySpec {
+            name,
+            cluster,
+            network,
+            scope: of_pods(scope, &SYSTEM_NAMESPACE.into()),
+            kind,
+        });
     }
 
     fn kubernetes(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
@@ -384,7 +397,7 @@ impl Reader<'_> {
         self.not_of_a_peer(fields, &keys::Kubernetes::CLUSTER, cluster.as_str(), at);
         let of_network = network.as_ref().map_or("", Network::as_str);
         self.not_of_a_peer(fields, &keys::Kubernetes::NETWORK, of_network, at);
-        let scope = of_kubernetes(scope, network.is_some());
+        let scope = of_kubernetes(scope, network.is_some(), &fields.get(&keys::SYSTEM));
         let spec = kubernetes(fields, access, &scope, mesh);
         let gateway_api = self.gateway_api(fields, &spec, at);
         let import_writer = match fields.get(&keys::Kubernetes::SERVICE_IMPORTS) {
@@ -448,7 +461,7 @@ impl Reader<'_> {
 
     /// Reads `kubernetesClusters`, a source of Kubernetes clusters that become registries while the gateway runs.
     fn clusters(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh) {
-        let scope = of_kubernetes(scope, false);
+        let scope = of_kubernetes(scope, false, &fields.get(&keys::SYSTEM));
         let folder = path_of(fields, &keys::KubernetesClusters::FOLDER, self.problems);
         let secrets = fields.map(&keys::KubernetesClusters::SECRETS);
         let (name, source) = match (folder, secrets.get(&keys::ClusterSecrets::NAMESPACE)) {

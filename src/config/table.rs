@@ -11,6 +11,7 @@ use isthmus_document::tree;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::limits;
 use isthmus_model::name::HostName;
+use isthmus_snapshot::export_tls::ExportTls;
 use isthmus_snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode, RefusalMode};
 
 pub(super) mod dns;
@@ -205,6 +206,12 @@ keys! {
         /// Callers that may reach the services. A caller must match both `cidrs` and `identities` where both are
         /// given.
         TO "to": Scope => "everyone";
+        /// Endpoints that are reachable where Kubernetes or an istiod says their TLS mode, which they infer from labels of pods and
+        /// names of ports. `mesh`: those with mTLS of the mesh, by mesh name and by authority. `own`: those outside the mesh too, and
+        /// all of them by plain host name. Modes that you write in `services`, files or etcd are not affected. Only a rule that names
+        /// the namespace, as `*.kube-system.svc.cluster.local` does, reaches services of `kube-system` and of the mesh's system
+        /// namespace.
+        TLS "tls": form::Choice<ExportTls> => "`mesh`";
     }
 
     /// A mark of services in Kubernetes registries. A mark alone makes nothing reachable.

@@ -34,6 +34,7 @@ use isthmus_model::record::ConnectionProtocol;
 use isthmus_net::socket::spread_keep_alive;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::decision::Permit;
+use isthmus_snapshot::export_tls::ExportTls;
 use isthmus_upgrade::record::{self, Record};
 
 /// The number of times that the tasks of connections run before those that have not stopped are left for later.
@@ -176,9 +177,11 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
     let permit = match admitted_by.as_ref()? {
         Permit::Route => record::Permit::Route,
         Permit::GatewayRoute => record::Permit::GatewayRoute,
-        Permit::Export { hostname, port } => {
-            record::Permit::Export { hostname: hostname.to_string(), port: *port }
-        }
+        Permit::Export { hostname, port, tls } => record::Permit::Export {
+            hostname: hostname.to_string(),
+            port: *port,
+            own: *tls == ExportTls::Own,
+        },
         // Callers of a peer prove their identity by HBONE.
         Permit::Peer(_) => return None,
     };
@@ -214,7 +217,10 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     let permit = match permit {
         record::Permit::Route => Permit::Route,
         record::Permit::GatewayRoute => Permit::GatewayRoute,
-        record::Permit::Export { hostname, port } => Permit::Export { hostname: hostname.into(), port },
+        record::Permit::Export { hostname, port, own } => {
+            let tls = if own { ExportTls::Own } else { ExportTls::Mesh };
+            Permit::Export { hostname: hostname.into(), port, tls }
+        }
     };
     let id = connection.id;
     let [client, endpoint] = [client, endpoint].map(|socket| watched(socket, id));

@@ -98,7 +98,7 @@ impl Names {
     fn count(&mut self, service: &ServiceView, change: i32) {
         // Zones may lie within each other, so the names up to the outermost zone exist.
         let zone = self.zones_of(&service.name).map(|zone| zone.as_str().len()).min();
-        let Some(zone) = zone.filter(|_| is_answered(service)) else { return };
+        let Some(zone) = zone.filter(|_| self.is_answered(service)) else { return };
         self.services = self.services.saturating_add_signed(if change > 0 { 1 } else { -1 });
         if let Some(of) = service_of_pod(service) {
             let mut pods = self.pods.remove(of.as_str()).unwrap_or_default();
@@ -181,7 +181,7 @@ impl Names {
     }
 
     fn service(&self, name: &str) -> Option<&ServiceView> {
-        self.snapshot.service(name).map(|service| &**service).filter(|service| is_answered(service))
+        self.snapshot.service(name).map(|service| &**service).filter(|service| self.is_answered(service))
     }
 
     fn port(&self, name: &str) -> Option<(&PortView, &ServiceView)> {
@@ -212,6 +212,12 @@ impl Names {
             // The name of a pod of a headless service has only the addresses of that pod's endpoint.
             (true, true) => self.addresses_of_endpoints(service),
         }
+    }
+
+    /// Returns true if the server answers for a service: the service is a peer's, or rules lead to one of its ports. Other services
+    /// cannot be reached through a listener, so the server does not answer for them.
+    fn is_answered(&self, service: &ServiceView) -> bool {
+        service.import.is_some() || service.is_offered(self.snapshot.networks())
     }
 
     /// Returns the pods of a headless service that have names and are ready on this gateway's network, each with its addresses.
@@ -274,10 +280,4 @@ fn ips(host: &Host) -> &[IpAddr] {
         Host::Ips(ips) => ips,
         Host::Name(_) => &[],
     }
-}
-
-/// Returns true if the server answers for a service: the service is a peer's, or a rule exports one of its ports. Other
-/// services cannot be reached through a listener, so the server does not answer for them.
-fn is_answered(service: &ServiceView) -> bool {
-    service.import.is_some() || service.ports.iter().any(|port| !port.rules.is_empty())
 }

@@ -215,7 +215,7 @@ impl Offer {
             return name.as_str().len();
         };
         let exported_at = self.times.of(&self.peer.name, name, now);
-        let service = record::service(snapshot, exported.service, name, exported_at);
+        let service = record::service(snapshot, &exported, exported_at);
         if service.groups.is_empty() && snapshot.unread.may_have_own(exported.service.key.hostname.as_str()) {
             self.is_partial = true;
             return 0;

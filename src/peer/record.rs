@@ -4,30 +4,29 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, Health};
-use isthmus_model::name::HostName;
+use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::PortProtocol;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::export_tls::AskedBy;
+use isthmus_snapshot::exported::Exported;
+use isthmus_snapshot::exports::Offer;
 use isthmus_snapshot::networks::{NetworkEntry, NetworkTable};
 use isthmus_snapshot::peer::{Peer, is_place_of_peer};
 use isthmus_snapshot::port_endpoint::PortEndpoint;
-use isthmus_snapshot::service_view::ServiceView;
 
 /// Returns a service as it is sent to the peer.
-pub(super) fn service(
-    snapshot: &Snapshot,
-    view: &ServiceView,
-    name: &HostName,
-    exported_at: u64,
-) -> proto::Service {
-    let networks = snapshot.networks();
+pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at: u64) -> proto::Service {
+    let Exported { name, service: view, rule } = exported;
+    let (networks, offer) = (snapshot.networks(), view.offer_for(rule));
     let mut groups: BTreeMap<GroupKey, (BTreeSet<&str>, u64)> = BTreeMap::new();
     for port in &view.ports {
         let mut sums: BTreeMap<GroupKey, u64> = BTreeMap::new();
         let endpoints = view.endpoints_of(port, "", networks).into_iter().flatten();
-        for endpoint in endpoints.filter(|endpoint| is_offered(endpoint)) {
-            let sum = sums.entry(GroupKey::of(&endpoint, networks)).or_default();
+        for endpoint in endpoints.filter(is_ready) {
+            let Some(tls) = tls_for_peers(&endpoint, &offer) else { continue };
+            let sum = sums.entry(GroupKey::of(&endpoint, tls, networks)).or_default();
             *sum = sum.saturating_add(endpoint.endpoint.weight.value().into());
         }
         for (key, sum) in sums {
@@ -47,7 +46,11 @@ pub(super) fn service(
             .map(|port| proto::Port {
                 name: port.name.to_string(),
                 number: port.port.into(),
-                protocol: port.protocol.text().to_owned(),
+                // A port that no plain name leads to carries opaque bytes, for all that the peer can tell.
+                protocol: match port.protocol.is_tls() && !port.is_tls_for_peers(rule.tls()) {
+                    true => PortProtocol::Tcp.text().to_owned(),
+                    false => port.protocol.text().to_owned(),
+                },
             })
             .collect(),
         groups: groups
@@ -66,8 +69,19 @@ pub(super) fn service(
     }
 }
 
+/// Returns the TLS mode of an endpoint for a peer that has this offer; `None` if the peer's callers do not reach the endpoint. One
+/// that they reach by HBONE alone has no TLS for them.
+fn tls_for_peers(endpoint: &PortEndpoint<'_>, offer: &Offer) -> Option<TlsMode> {
+    let by_hbone =
+        endpoint.encapsulation() == Encapsulation::Hbone && offer.has(endpoint, AskedBy::Authority);
+    match offer.has(endpoint, AskedBy::MeshName) {
+        true => Some(endpoint.tls),
+        false => by_hbone.then_some(TlsMode::None),
+    }
+}
+
 /// Returns true if peers may use the endpoint: the endpoint is ready, and on a network of ours that has a name.
-fn is_offered(endpoint: &PortEndpoint<'_>) -> bool {
+fn is_ready(endpoint: &PortEndpoint<'_>) -> bool {
     endpoint.endpoint.health == Health::Healthy
         && !endpoint.network.is_unknown()
         && !is_place_of_peer(endpoint.network.as_str())
@@ -86,12 +100,12 @@ struct GroupKey {
 }
 
 impl GroupKey {
-    fn of(endpoint: &PortEndpoint<'_>, networks: &NetworkTable) -> Self {
+    fn of(endpoint: &PortEndpoint<'_>, tls: TlsMode, networks: &NetworkTable) -> Self {
         let template = &endpoint.endpoint.template;
         Self {
             network: way_to(endpoint.network, &endpoint.origin.cluster, networks),
             locality: endpoint.endpoint.locality.to_string(),
-            tls: endpoint.tls.text(),
+            tls: tls.text(),
             hbone: endpoint.encapsulation() == Encapsulation::Hbone,
             identity: template.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
             drained: PARTS.saturating_sub(endpoint.left),

@@ -10,12 +10,13 @@ use super::decision::{
     Admission, AdmissionRequest, MatchKind, PeerPermit, Permit, Refusal, Requested, RouteMatch,
     ServiceTarget, Trace,
 };
+use super::export_tls::{AskedBy, ExportTls};
 use super::exported::PeersOf;
-use super::exports::{Caller, grant};
+use super::exports::{Caller, Offer, OfferedClusters, grant, is_among};
 use super::listener_routes::ListenerRoutes;
-use super::peer::Peer;
+use super::peer::{Peer, PeerExport};
 use super::policy::{ExportRule, Listener, ProxyProtocol, admits};
-use super::service_view::{AskedBy, PortView, ServiceView};
+use super::service_view::{OfferedCandidates, PortView, ServiceView};
 use isthmus_model::address::Host;
 use isthmus_model::mesh_name::{Dialect, MeshName, read};
 use isthmus_model::name::{HostName, NameBuffer, canonical, is_ip_literal};
@@ -58,8 +59,14 @@ impl<'a> Asking<'a> {
     /// Returns true if the policy offers the caller's peer the same service under the same name as when the caller was
     /// admitted.
     fn still_offers(&self, permit: &PeerPermit) -> bool {
+        let service = self.snapshot.service(permit.hostname.as_str());
+        let is_guarded = service.is_some_and(|service| service.is_guarded());
         let mut same = self.peers.peers().filter(|peer| peer.name == permit.peer);
-        same.any(|peer| peer.offers(&permit.hostname, &permit.namespace, &permit.name))
+        same.any(|peer| {
+            let rule = peer.export_of(&permit.hostname, &permit.namespace, is_guarded);
+            rule.is_some_and(|rule| rule.tls() >= permit.tls)
+                && peer.offers(&permit.hostname, &permit.namespace, is_guarded, &permit.name)
+        })
     }
 
     /// Returns the reason to refuse a name that has no meaning for this caller. The reason is `otherwise`, unless a peer knows
@@ -128,6 +135,12 @@ pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Per
         };
         return asking.still_offers(permit) || answer.is_ok_and(leads_there);
     }
+    if let Permit::Export { hostname, port, tls: ExportTls::Own } = permit {
+        let granted = grant(&snapshot.exports.covering(hostname, *port), asking.caller());
+        if granted.is_ok_and(|granted| granted.offer.tls() == ExportTls::Mesh) {
+            return false;
+        }
+    }
     match answer {
         Ok(_) => true,
         Err(refusal) if refusal.reason == Reason::NoEndpoints => true,
@@ -135,7 +148,7 @@ pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Per
             Permit::Route | Permit::Peer(_) => false,
             // The route is of a registry, and only its listener and the routes of the config can end the connection.
             Permit::GatewayRoute => refusal.reason != Reason::SourceDenied,
-            Permit::Export { hostname, port } => {
+            Permit::Export { hostname, port, .. } => {
                 let covering = snapshot.exports.covering(hostname, *port);
                 grant(&covering, asking.caller()).is_ok()
             }
@@ -216,17 +229,16 @@ fn admit_exported_name(
         Dialect::Plain => (None, name),
         Dialect::Malformed => return None,
     };
-    let (peer, service) = asking.peers.knowing(asking.snapshot, exported)?;
+    let (peer, service, rule) = asking.peers.knowing(asking.snapshot, exported)?;
     let kind = if dialect.is_some() { MatchKind::MeshName } else { MatchKind::Hostname };
-    let found = Found { peer, service, name: exported, kind };
+    let found = Found { peer, service, rule, name: exported, kind };
     trace.step(|| found.text());
     let Some(mesh) = dialect else {
-        let Some(port) = service.tls_port() else {
+        let Some(port) = service.tls_port(found.rule.tls()) else {
             trace.step(|| {
-                format!(
-                    "a plain host name needs exactly one port of protocol TLS or HTTPS; the service has {}",
-                    ports_text(service)
-                )
+                let needed = "a plain host name needs exactly one port of protocol TLS or HTTPS, and `tls: own` in the rule where \
+                              the service is of Kubernetes or of an istiod";
+                format!("{needed}; the service has {}", ports_text(service))
             });
             return Some(Err(Refusal { reason: Reason::NotExported, matched: found.matched(None, "") }));
         };
@@ -236,7 +248,7 @@ fn admit_exported_name(
         trace.step(|| format!("the service has no port {}; it has {}", mesh.port, ports_text(service)));
         return Some(Err(Refusal { reason: Reason::SniUnknown, matched: found.matched(None, "") }));
     };
-    if port.candidates(mesh.subset, AskedBy::MeshName).is_none() {
+    if !port.has_subset(mesh.subset) {
         trace.step(|| format!("the service has no subset {:?}", mesh.subset));
         return Some(Err(Refusal { reason: Reason::SniUnknown, matched: found.matched(None, "") }));
     }
@@ -247,14 +259,15 @@ fn admit_exported_name(
 struct Found<'a> {
     peer: &'a Arc<Peer>,
     service: &'a Arc<ServiceView>,
+    rule: &'a PeerExport,
     name: &'a str,
     kind: MatchKind,
 }
 
 impl Found<'_> {
     fn text(&self) -> String {
-        let rule = self.peer.export_of(&self.service.name).map_or("", |rule| &*rule.rule);
-        format!("{rule} lets the peer {} reach {} as {}", self.peer.name, self.service.name, self.name)
+        let (rule, peer) = (&self.rule.rule, &self.peer.name);
+        format!("{rule} lets the peer {peer} reach {} as {}", self.service.name, self.name)
     }
 
     fn matched(&self, port: Option<u16>, subset: &str) -> RouteMatch {
@@ -276,16 +289,16 @@ fn admit_exported(
     asked: AskedBy,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
+    let offered = port.offered(subset, asked, &found.service.offer_for(found.rule));
     let permit = PeerPermit {
         peer: found.peer.name.clone(),
         hostname: found.service.key.hostname.clone(),
         namespace: found.service.namespace.clone(),
         name: found.name.into(),
+        tls: offered.tls,
     };
-    let clusters = found.service.visible_clusters();
-    let granted = Granted { clusters, permit: Permit::Peer(permit.into()) };
-    let candidates = || port.candidates(subset, asked).cloned();
-    lead(asking, found.service, candidates, granted, found.matched(Some(port.port), subset), trace)
+    let permit = Permit::Peer(permit.into());
+    lead(asking, found.service, offered, permit, found.matched(Some(port.port), subset), trace)
 }
 
 /// Decides on an authority `hostname:port`, which can only mean a service port.
@@ -296,8 +309,8 @@ fn admit_hostname(
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     trace.canonical(name.as_str());
-    if let Some((peer, service)) = asking.peers.knowing(asking.snapshot, name.as_str()) {
-        let found = Found { peer, service, name: name.as_str(), kind: MatchKind::Authority };
+    if let Some((peer, service, rule)) = asking.peers.knowing(asking.snapshot, name.as_str()) {
+        let found = Found { peer, service, rule, name: name.as_str(), kind: MatchKind::Authority };
         trace.step(|| found.text());
         let Some(view) = service.port(port) else {
             trace.step(|| format!("the service has no port {port}; it has {}", ports_text(service)));
@@ -352,7 +365,16 @@ fn admit_address(
                 format!("{address} is an endpoint on this network of the service {name}, port {}", port.port)
             });
             let matched = matched(MatchKind::EndpointAddress, port.port);
-            let only = || port.only(&endpoint, address, &service.name, asking.snapshot);
+            let only = |offer: &Offer| {
+                let only = || port.only(&endpoint, address, &service.name, asking.snapshot);
+                let is_offered = offer.has(&endpoint, AskedBy::Authority);
+                let needs_own = endpoint.needs_own(AskedBy::Authority);
+                OfferedCandidates {
+                    candidates: is_offered.then(only).flatten(),
+                    clusters: offer.clusters.clone(),
+                    tls: if needs_own { ExportTls::Own } else { ExportTls::Mesh },
+                }
+            };
             match admit_to(asking, service, port, only, matched, trace) {
                 Ok(admission) => return Ok(admission),
                 Err(refused) => refusal = refused,
@@ -443,7 +465,7 @@ fn admit_mesh_name(
         trace.step(|| format!("the service has no port {}; it has {}", mesh.port, ports_text(service)));
         return Err(Refusal { reason: Reason::SniUnknown, matched: matched(None) });
     };
-    if port.candidates(mesh.subset, AskedBy::MeshName).is_none() {
+    if !port.has_subset(mesh.subset) {
         trace.step(|| format!("the service has no subset {:?}", mesh.subset));
         return Err(Refusal { reason: Reason::SniUnknown, matched: matched(None) });
     }
@@ -473,6 +495,12 @@ fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Resul
             let exported = |port: &PortView| port.rules.iter().any(|rule| rule.on_listener(listener));
             if !service.ports.iter().any(exported) {
                 return format!("the service {name} exists, but no export rule names it on this listener");
+            }
+            if service.ports.iter().any(|port| exported(port) && port.protocol.is_tls() && !port.is_written) {
+                return format!(
+                    "the service {name} is exported, but its plain host name leads to endpoints only under a rule with \
+                     `tls: own` and with exactly one port of protocol TLS or HTTPS"
+                );
             }
             format!(
                 "the service {name} exists, but the server name contains no port, so the service must have exactly \
@@ -518,15 +546,15 @@ fn admit_service(
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    admit_to(asking, service, port, || port.candidates(subset, asked).cloned(), matched, trace)
+    admit_to(asking, service, port, |offer| port.offered(subset, asked, offer), matched, trace)
 }
 
-/// Applies the export rules, and calls `candidates` for the endpoints if a rule admits the caller.
+/// Applies the export rules, and calls `candidates` for the endpoints that they offer, if a rule admits the caller.
 fn admit_to(
     asking: &Asking<'_>,
     service: &Arc<ServiceView>,
     port: &PortView,
-    candidates: impl FnOnce() -> Option<Arc<Candidates>>,
+    candidates: impl FnOnce(&Offer) -> OfferedCandidates,
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
@@ -545,15 +573,14 @@ fn admit_to(
         }
     };
     trace.step(|| format!("{} allows this caller", granted.rule.name));
-    let permit = Permit::Export { hostname: service.export_name.clone(), port: port.port };
-    lead(asking, service, candidates, Granted { clusters: granted.clusters, permit }, matched, trace)
-}
-
-/// The result of the export rules for an admitted caller.
-struct Granted {
-    /// The clusters whose endpoints may be chosen; `None`: all.
-    clusters: Option<Arc<[ClusterId]>>,
-    permit: Permit,
+    let offered = candidates(&granted.offer);
+    if offered.tls == ExportTls::Mesh && !port.is_written {
+        trace.step(|| {
+            "no rule with `tls: own` allows this caller, so only endpoints in the mesh count".to_owned()
+        });
+    }
+    let permit = Permit::Export { hostname: service.export_name.clone(), port: port.port, tls: offered.tls };
+    lead(asking, service, offered, permit, matched, trace)
 }
 
 /// Returns the endpoints of a service for an admitted caller. If the service has a waypoint, HBONE callers get the endpoints of
@@ -561,12 +588,11 @@ struct Granted {
 fn lead(
     asking: &Asking<'_>,
     service: &ServiceView,
-    candidates: impl FnOnce() -> Option<Arc<Candidates>>,
-    granted: Granted,
+    offered: OfferedCandidates,
+    permit: Permit,
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let Granted { clusters, permit } = granted;
     if let (Requested::Authority(_), Some(waypoint)) = (asking.request.requested, &service.waypoint) {
         // The waypoint is recognised by its certificate only, since anybody could forge a header.
         if waypoint.identity.is_some() && waypoint.identity.as_ref() == asking.request.identity {
@@ -578,17 +604,17 @@ fn lead(
             return connectable(Some(waypoint.candidates.clone()), None, permit, matched, trace);
         }
     }
-    connectable(candidates(), clusters, permit, matched, trace)
+    connectable(offered.candidates, offered.clusters, permit, matched, trace)
 }
 
 fn connectable(
     candidates: Option<Arc<Candidates>>,
-    clusters: Option<Arc<[ClusterId]>>,
+    clusters: OfferedClusters,
     permit: Permit,
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let in_scope = |cluster: &ClusterId| clusters.as_ref().is_none_or(|clusters| clusters.contains(cluster));
+    let in_scope = |cluster: &ClusterId| is_among(&clusters, cluster);
     match candidates {
         Some(candidates) if candidates.endpoints().iter().any(|endpoint| in_scope(&endpoint.cluster)) => {
             trace.step(|| {
@@ -648,9 +674,15 @@ fn rule_text(rule: &ExportRule, request: &AdmissionRequest<'_>) -> String {
         };
         text.push_str(&format!("; identities {list} ({verdict})"));
     }
+    if rule.tls() == ExportTls::Own {
+        text.push_str("; also endpoints outside the mesh, and plain host names (tls: own)");
+    }
     if !rule.clusters.is_empty() {
         let list = rule.clusters.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         text.push_str(&format!("; only endpoints of the clusters {list}"));
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::candidates::Candidates;
+use super::export_tls::ExportTls;
 use super::policy::Listener;
 use isthmus_model::alert::Alert;
 use isthmus_model::alpn::Protocols;
@@ -164,6 +165,8 @@ pub enum Permit {
         hostname: Arc<str>,
         /// The service port.
         port: u16,
+        /// The word of the rules by which the candidates were offered.
+        tls: ExportTls,
     },
     /// The export of a service to a peer.
     Peer(Arc<PeerPermit>),
@@ -180,6 +183,8 @@ pub struct PeerPermit {
     pub namespace: Arc<str>,
     /// The name under which the peer knew the service.
     pub name: Box<str>,
+    /// The word of the rule by which the candidates were offered.
+    pub tls: ExportTls,
 }
 
 /// The decision that the caller may not connect, or that there is no endpoint.

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::candidates::Candidates;
+use super::export_tls::{AskedBy, ExportTls};
 use super::policy::{ListenerProtocol, Policy, Route, RouteTarget};
-use super::service_view::{AskedBy, PortView, ServiceView};
+use super::service_view::{PortView, ServiceView};
 use super::{Snapshot, routes::RouteTable};
 
 /// The parts of a policy that decide which endpoints are dialled.
@@ -66,10 +67,14 @@ impl Dialled {
             (self.takes_hbone && is_exported, AskedBy::Authority),
             (self.takes_tcp && is_target, AskedBy::Tcp),
         ];
+        let has_own = is_target || port.rules.iter().any(|rule| rule.tls() == ExportTls::Own);
         for asked in ways.into_iter().filter(|(is_met, _)| *is_met).map(|(_, asked)| asked) {
-            for candidates in port.subsets().filter_map(|subset| port.candidates(subset, asked)) {
-                if !all.iter().any(|known| Arc::ptr_eq(known, candidates)) {
-                    all.push(candidates);
+            for subset in port.subsets() {
+                let with_own = port.candidates(subset, asked).filter(|_| has_own);
+                for candidates in with_own.into_iter().chain(port.candidates_without_own(subset, asked)) {
+                    if !all.iter().any(|known| Arc::ptr_eq(known, candidates)) {
+                        all.push(candidates);
+                    }
                 }
             }
         }

@@ -94,23 +94,25 @@ impl PeerNames {
 
     /// Replaces the names under which peers know a service: `old` is the service before a change, and `new` after it.
     pub(super) fn renew(&mut self, old: Option<&ServiceView>, new: Option<&ServiceView>) {
-        fn named(view: Option<&ServiceView>) -> Option<(&HostName, &Arc<str>)> {
-            let is_visible =
-                |view: &ServiceView| view.visible_clusters().is_none_or(|clusters| !clusters.is_empty());
-            let view = view.filter(|view| view.import.is_none() && is_visible(view))?;
-            Some((&view.key.hostname, &view.namespace))
+        fn named(view: Option<&ServiceView>) -> Option<(&HostName, &str, bool)> {
+            let view = view.filter(|view| view.import.is_none() && view.is_visible())?;
+            Some((&view.key.hostname, &view.namespace, view.is_guarded()))
         }
         let (before, after) = (named(old), named(new));
         if before == after {
             return;
         }
         for table in &mut self.tables {
-            if let Some(claim) = before.and_then(|(host, namespace)| table.peer.claim(host, namespace)) {
-                Arc::make_mut(table).withdraw(claim);
+            let claim = |named: Option<(_, _, _)>| {
+                named.and_then(|(host, namespace, is_guarded)| table.peer.claim(host, namespace, is_guarded))
+            };
+            let (before, after) = (claim(before), claim(after));
+            if before.is_none() && after.is_none() {
+                continue;
             }
-            if let Some(claim) = after.and_then(|(host, namespace)| table.peer.claim(host, namespace)) {
-                Arc::make_mut(table).enter(claim);
-            }
+            let table = Arc::make_mut(table);
+            before.into_iter().for_each(|claim| table.withdraw(claim));
+            after.into_iter().for_each(|claim| table.enter(claim));
         }
     }
 
@@ -138,8 +140,8 @@ struct Claim<'a> {
 
 impl Peer {
     /// Returns the name that the peer's rules give a service of this mesh; `None` if no rule offers the service.
-    fn claim<'a>(&self, service: &'a HostName, namespace: &str) -> Option<Claim<'a>> {
-        let rule = self.export_of(service.as_str())?;
+    fn claim<'a>(&self, service: &'a HostName, namespace: &str, is_guarded: bool) -> Option<Claim<'a>> {
+        let rule = self.export_of(service, namespace, is_guarded)?;
         Some(Claim { service, name: rule.exported_name(service, namespace) })
     }
 
@@ -149,8 +151,8 @@ impl Peer {
     }
 
     /// Returns true if the rules offer the peer this service under this name.
-    pub(super) fn offers(&self, service: &HostName, namespace: &str, name: &str) -> bool {
-        let claim = self.claim(service, namespace);
+    pub(super) fn offers(&self, service: &HostName, namespace: &str, is_guarded: bool, name: &str) -> bool {
+        let claim = self.claim(service, namespace, is_guarded);
         claim.is_some_and(|claim| claim.name.is_ok_and(|given| given.as_str() == name))
     }
 }
@@ -187,7 +189,7 @@ impl PeerTable {
 
     fn exported<'a>(&'a self, snapshot: &'a Snapshot, name: &'a HostName) -> Option<Exported<'a>> {
         let service = self.service(snapshot, name.as_str())?;
-        Some(Exported { name, service, rule: self.peer.export_of(&service.name)? })
+        Some(Exported { name, service, rule: service.rule_for(&self.peer)? })
     }
 }
 
@@ -209,13 +211,16 @@ impl<'a> PeersOf<'a> {
         self.tables().map(|table| &table.peer)
     }
 
-    /// Returns the first of the caller's peers that knows a service under this name, and the service.
+    /// Returns the first of the caller's peers that knows a service under this name, the service, and the rule that exports it.
     pub(super) fn knowing(
         self,
         snapshot: &'a Snapshot,
         name: &str,
-    ) -> Option<(&'a Arc<Peer>, &'a Arc<ServiceView>)> {
-        self.tables().find_map(|table| Some((&table.peer, table.service(snapshot, name)?)))
+    ) -> Option<(&'a Arc<Peer>, &'a Arc<ServiceView>, &'a PeerExport)> {
+        self.tables().find_map(|table| {
+            let service = table.service(snapshot, name)?;
+            Some((&table.peer, service, service.rule_for(&table.peer)?))
+        })
     }
 
     /// Returns all peers that know a service under this name, including peers that the caller does not belong to.
@@ -266,7 +271,9 @@ impl Snapshot {
             .into_iter()
             .flat_map(|name| [held.service(name.as_str()), self.service(name.as_str())]);
         let ours = views.flatten().filter(|view| view.import.is_none());
-        let names = ours.filter_map(|view| table.peer.claim(&view.key.hostname, &view.namespace)?.name.ok());
+        let names = ours.filter_map(|view| {
+            table.peer.claim(&view.key.hostname, &view.namespace, view.is_guarded())?.name.ok()
+        });
         Some(names.collect())
     }
 

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::change::{Mark, MarkKind};
+use super::export_tls::{AskedBy, ExportTls, names_namespace};
 use super::name_index::PatternMap;
 use super::policy::{ExportRule, MarkCondition, admits};
+use super::port_endpoint::PortEndpoint;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::{Identity, IdentityPattern};
 use isthmus_model::name::NamePattern;
@@ -25,8 +27,69 @@ pub struct ExportIndex {
 pub struct Grant {
     /// The first rule that admits the caller.
     pub rule: Arc<ExportRule>,
-    /// The clusters whose endpoints the admitting rules offer; `None`: all.
-    pub clusters: Option<Arc<[ClusterId]>>,
+    /// The endpoints that the admitting rules offer together.
+    pub offer: Offer,
+}
+
+/// The endpoints that rules offer to a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The clusters whose endpoints are offered.
+    pub clusters: OfferedClusters,
+    /// Of these the clusters that rules with `tls: own` offer.
+    pub own: OfferedClusters,
+}
+
+/// A set of clusters; `None`: all.
+pub type OfferedClusters = Option<Arc<[ClusterId]>>;
+
+impl Offer {
+    /// Returns the offer of a single rule, with these clusters.
+    pub fn of(clusters: OfferedClusters, tls: ExportTls) -> Self {
+        let own = match tls {
+            ExportTls::Mesh => Some(Arc::default()),
+            ExportTls::Own => clusters.clone(),
+        };
+        Self { clusters, own }
+    }
+
+    /// Returns the widest [`ExportTls`] of the rules.
+    pub fn tls(&self) -> ExportTls {
+        if self.own.as_ref().is_some_and(|own| own.is_empty()) { ExportTls::Mesh } else { ExportTls::Own }
+    }
+
+    /// Returns true if rules with `tls: own` offer all of the clusters.
+    pub fn is_own(&self) -> bool {
+        match (&self.clusters, &self.own) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(clusters), Some(own)) => {
+                clusters.iter().all(|cluster| own.contains(cluster)) && !own.is_empty()
+            }
+        }
+    }
+
+    /// Returns true if an endpoint is offered to callers by this kind of name.
+    pub fn has(&self, endpoint: &PortEndpoint<'_>, asked: AskedBy) -> bool {
+        let clusters = if endpoint.needs_own(asked) { &self.own } else { &self.clusters };
+        is_among(clusters, &endpoint.origin.cluster)
+    }
+}
+
+/// Returns true if a set of clusters has this one.
+pub fn is_among(clusters: &OfferedClusters, cluster: &ClusterId) -> bool {
+    clusters.as_ref().is_none_or(|clusters| clusters.contains(cluster))
+}
+
+/// A service as one registry marks it.
+#[derive(Clone, Copy, Debug)]
+pub struct Marked<'a> {
+    /// The cluster of the registry.
+    pub cluster: &'a ClusterId,
+    /// The marks of the service.
+    pub marks: &'a [Mark],
+    /// The namespace, if only rules that name it offer the service.
+    pub guarded: Option<&'a str>,
 }
 
 impl ExportIndex {
@@ -70,15 +133,15 @@ impl ExportIndex {
             .collect()
     }
 
-    /// Returns the rules that apply to a service port, in the order of the file. `marks` are the marks of the service in each
-    /// cluster. A rule is limited to the clusters that do not hide the service, and that have the mark which the rule requires;
-    /// without such a cluster it does not apply.
-    pub fn applying(&self, name: &str, port: u16, marks: &[(&ClusterId, &[Mark])]) -> Vec<Arc<ExportRule>> {
-        self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(marks)).collect()
+    /// Returns the rules that apply to a service port, in the order of the file. `marked` is the service in each cluster. A rule is
+    /// limited to the clusters that do not hide the service, that have the mark which the rule requires, and whose namespace the
+    /// rule names if that is guarded; without such a cluster it does not apply.
+    pub fn applying(&self, name: &str, port: u16, marked: &[Marked<'_>]) -> Vec<Arc<ExportRule>> {
+        self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(name, marked)).collect()
     }
 
-    /// Returns the rules that cover a service port but do not apply, because each cluster lacks the mark that they require, or
-    /// hides the service.
+    /// Returns the rules that cover a service port but do not apply, because each cluster lacks the mark that they require, hides
+    /// the service, or has it in a guarded namespace that they do not name.
     pub fn not_applying(&self, name: &str, port: u16, applying: &[Arc<ExportRule>]) -> Vec<Arc<ExportRule>> {
         let applies = |rule: &ExportRule| applying.iter().any(|applied| applied.name == rule.name);
         self.covering(name, port).into_iter().filter(|rule| !applies(rule)).collect()
@@ -108,21 +171,41 @@ impl MarkCondition {
 }
 
 impl ExportRule {
-    /// Limits the rule to those of its clusters that do not hide the service, and in which the service has the mark that the
-    /// rule requires; `None` if there is no such cluster. Returns a rule that requires no mark unchanged if no cluster hides the
-    /// service.
-    fn narrowed(self: Arc<Self>, marks: &[(&ClusterId, &[Mark])]) -> Option<Arc<Self>> {
-        if self.marked.is_none() && !marks.iter().any(|(_, marks)| is_hidden(marks)) {
+    /// Limits the rule to those of its clusters that do not hide the service, in which the service has the mark that the rule
+    /// requires, and whose namespace the rule names if that is guarded; `None` if there is no such cluster. Returns a rule that
+    /// requires no mark unchanged if no cluster hides or guards the service.
+    fn narrowed(self: Arc<Self>, hostname: &str, marked: &[Marked<'_>]) -> Option<Arc<Self>> {
+        let is_shut = |one: &Marked<'_>| {
+            let is_named = |namespace| names_namespace(&self.services, hostname, namespace);
+            is_hidden(one.marks) || one.guarded.is_some_and(|namespace| !is_named(namespace))
+        };
+        if self.marked.is_none() && !marked.iter().any(is_shut) {
             return Some(self);
         }
         let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);
         let is_met = |marks: &[Mark]| self.marked.as_ref().is_none_or(|condition| condition.is_met_by(marks));
-        let offered = marks.iter().filter(|(_, marks)| !is_hidden(marks) && is_met(marks));
-        let mut clusters: Vec<ClusterId> = offered.map(|(cluster, _)| (*cluster).clone()).collect();
+        let offered = marked.iter().filter(|one| !is_shut(one) && is_met(one.marks));
+        let mut clusters: Vec<ClusterId> = offered.map(|one| one.cluster.clone()).collect();
         clusters.retain(covers);
         clusters.sort_unstable();
         clusters.dedup();
         (!clusters.is_empty()).then(|| Arc::new(Self { clusters, ..(*self).clone() }))
+    }
+
+    /// Returns the endpoints that the rule offers where nobody has written their TLS modes.
+    pub fn tls(&self) -> ExportTls {
+        self.tls.unwrap_or_default()
+    }
+
+    /// Returns true if the rule speaks of endpoints of the cluster.
+    pub fn has_cluster(&self, cluster: &ClusterId) -> bool {
+        self.clusters.is_empty() || self.clusters.contains(cluster)
+    }
+
+    /// Returns true if the rule leads the callers that it admits to an endpoint by this kind of name.
+    pub fn offers(&self, endpoint: &PortEndpoint<'_>, asked: AskedBy) -> bool {
+        self.has_cluster(&endpoint.origin.cluster)
+            && (self.tls() == ExportTls::Own || !endpoint.needs_own(asked))
     }
 
     /// Returns true if the rule applies on the listener.
@@ -150,7 +233,7 @@ pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, 
     let Caller { listener, source, identity, is_ours } = caller;
     let mut refusal = Reason::NotExported;
     let mut first = None;
-    let mut clusters: Option<Vec<ClusterId>> = Some(Vec::new());
+    let (mut clusters, mut own) = (Some(Vec::new()), Some(Vec::new()));
     let is_meant = |rule: &&Arc<ExportRule>| is_ours || !rule.to.identities.is_empty();
     for rule in covering.iter().filter(|rule| rule.on_listener(listener)).filter(is_meant) {
         // Without a source, which happens only in `explain`, rules about sources are shown, not applied.
@@ -173,15 +256,24 @@ pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, 
             }
         }
         first.get_or_insert(rule);
-        match &mut clusters {
-            Some(all) if !rule.clusters.is_empty() => all.extend(rule.clusters.iter().cloned()),
-            _ => clusters = None,
+        add(&mut clusters, rule);
+        if rule.tls() == ExportTls::Own {
+            add(&mut own, rule);
         }
     }
     let Some(rule) = first else {
         return Err(refusal);
     };
-    Ok(Grant { rule: rule.clone(), clusters: clusters.map(Into::into) })
+    let offer = Offer { clusters: clusters.map(Into::into), own: own.map(Into::into) };
+    Ok(Grant { rule: rule.clone(), offer })
+}
+
+/// Adds the clusters of a rule to a set; `None`: all clusters.
+fn add(clusters: &mut Option<Vec<ClusterId>>, rule: &ExportRule) {
+    match clusters {
+        Some(all) if !rule.clusters.is_empty() => all.extend(rule.clusters.iter().cloned()),
+        _ => *clusters = None,
+    }
 }
 
 #[cfg(test)]
@@ -202,6 +294,7 @@ mod tests {
             marked: None,
             listeners: Vec::new(),
             to: ExportScope::default(),
+            tls: None,
         }
     }
 
@@ -233,7 +326,9 @@ mod tests {
         let (east, west) = (ClusterId::new("east"), ClusterId::new("west"));
         let marked = ExportRule { marked: Some(MarkCondition::ServiceExport), ..rule(&["*"]) };
         let clusters = |rule: &ExportRule, marks: &[(&ClusterId, &[Mark])]| {
-            let applying = ExportIndex::new(&[rule.clone().into()]).applying("a.shop.mesh", 80, marks);
+            let marked = marks.iter().map(|(cluster, marks)| Marked { cluster, marks, guarded: None });
+            let marked: Vec<Marked<'_>> = marked.collect();
+            let applying = ExportIndex::new(&[rule.clone().into()]).applying("a.shop.mesh", 80, &marked);
             let names = |rule: &Arc<ExportRule>| rule.clusters.iter().map(ToString::to_string).collect();
             applying.first().map(names)
         };
@@ -257,7 +352,13 @@ mod tests {
         let clusters = |source: &str| {
             let source = Some(source.parse().expect("legal"));
             let granted = grant(&rules, Caller { listener: "l", source, identity: None, is_ours: true })?;
-            Ok(granted.clusters.expect("restricted").iter().map(ToString::to_string).collect::<Vec<_>>())
+            Ok(granted
+                .offer
+                .clusters
+                .expect("restricted")
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>())
         };
         assert_eq!(clusters("10.1.2.3"), Ok(vec!["west".to_owned(), "east".to_owned()]));
         assert_eq!(clusters("10.2.2.3"), Ok(vec!["west".to_owned()]));

@@ -4,7 +4,7 @@
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
 //! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
-//! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`],
+//! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`] (and [`export_tls`]), [`exported`], [`name_index`], [`owners`], [`candidates`],
 //!   [`gateway_api`] and [`gateway_table`] (Gateways and routes of the Gateway API), `listener_routes`.
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`]. For ztunnels alone: [`ambient`].
@@ -28,6 +28,7 @@ pub mod delta;
 pub mod dialled;
 pub mod drain_scope;
 pub mod drains;
+pub mod export_tls;
 pub mod exported;
 pub mod exports;
 pub mod gateway_api;

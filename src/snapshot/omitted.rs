@@ -6,11 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::Snapshot;
 use super::decision::{AdmissionRequest, MatchKind, RouteMatch};
-use super::exports::{Caller, grant};
+use super::export_tls::AskedBy;
+use super::exports::{Caller, Offer, grant, is_among};
 use super::policy::RouteTarget;
 use super::port_endpoint::{PortEndpoint, on_own_network};
 use super::routes::{RouteEntry, addresses, places};
-use super::service_view::{AskedBy, PortView, ServiceView};
+use super::service_view::{PortView, ServiceView};
 use super::shard::Standing;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT};
 use isthmus_model::name::HostName;
@@ -36,6 +37,8 @@ pub enum OmissionReason {
     OtherTlsMode,
     /// The endpoint does not accept HBONE, and endpoints that accept HBONE are preferred.
     NoTunnel,
+    /// Nobody has written the endpoint's TLS mode, and no rule with `tls: own` admits the caller to it.
+    OutsideMesh,
     /// The export rules do not cover the endpoint's cluster.
     OtherCluster,
     /// The registry could not be read for some time, and another registry that can be read has ready endpoints.
@@ -48,7 +51,7 @@ pub enum OmissionReason {
 
 impl OmissionReason {
     /// All values, in the order of `docs/reasons.md`.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::OtherNetwork,
         Self::Unresolved,
         Self::AddressNotAllowed,
@@ -57,6 +60,7 @@ impl OmissionReason {
         Self::NotInSubset,
         Self::OtherTlsMode,
         Self::NoTunnel,
+        Self::OutsideMesh,
         Self::OtherCluster,
         Self::Demoted,
         Self::Expired,
@@ -77,6 +81,7 @@ impl OmissionReason {
             Self::NotInSubset => "not in subset",
             Self::OtherTlsMode => "other TLS mode",
             Self::NoTunnel => "no tunnel",
+            Self::OutsideMesh => "outside the mesh",
             Self::OtherCluster => "other cluster",
             Self::Demoted => "registry demoted",
             Self::Expired => "registry expired",
@@ -114,6 +119,10 @@ impl OmissionReason {
             Self::NoTunnel => {
                 "Other endpoints of the port have `tunnel: hbone`. If any ready endpoint has it, only such \
                  endpoints are used."
+            }
+            Self::OutsideMesh => {
+                "The endpoint is of Kubernetes or an istiod, and has no mTLS of the mesh, or the client used a plain host name. Only an export \
+                 rule with `tls: own` leads there."
             }
             Self::OtherCluster => {
                 "The export rule that allows the caller does not offer the endpoint's cluster: the rule names other \
@@ -232,8 +241,12 @@ pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &Ro
     let AdmissionRequest { listener, source, identity, .. } = *request;
     let caller = Caller { listener: &listener.name, source, identity, is_ours: true };
     let granted = by_rules.then(|| grant(&port.rules, caller).ok()).flatten();
-    let clusters = granted.and_then(|granted| granted.clusters);
-    of_port(snapshot, service, port, &target.subset.to_ascii_lowercase(), asked, clusters.as_deref())
+    let of_peer = || {
+        let peer = snapshot.policy.peers.iter().find(|peer| Some(&peer.name) == matched.peer.as_ref())?;
+        Some(service.offer_for(service.rule_for(peer)?))
+    };
+    let offer = granted.map(|granted| granted.offer).or_else(of_peer);
+    of_port(snapshot, service, port, &target.subset.to_ascii_lowercase(), asked, offer.as_ref())
 }
 
 fn of_route(snapshot: &Snapshot, route: &RouteEntry) -> Vec<Omitted> {
@@ -254,17 +267,20 @@ fn of_route(snapshot: &Snapshot, route: &RouteEntry) -> Vec<Omitted> {
 }
 
 /// Counts the endpoints of a service port that cannot be chosen, by reason. `asked` is the kind of name by which the caller
-/// asks for the service.
-pub fn of_port(
+/// asks for the service; `offer` is what rules offer to the caller, if any apply.
+fn of_port(
     snapshot: &Snapshot,
     service: &ServiceView,
     port: &PortView,
     subset: &str,
     asked: AskedBy,
-    clusters: Option<&[ClusterId]>,
+    offer: Option<&Offer>,
 ) -> Vec<Omitted> {
     let mut count = Count::default();
-    let chosen = port.candidates(subset, asked);
+    let chosen = match offer {
+        Some(offer) => port.offered(subset, asked, offer).candidates,
+        None => port.candidates(subset, asked).cloned(),
+    };
     let labels = service.subsets.get(subset).filter(|_| !subset.is_empty());
     // An endpoint at the address of a gateway of the node's own network is never a candidate. The choice of candidates applies
     // the same check.
@@ -301,8 +317,10 @@ pub fn of_port(
             OmissionReason::AddressNotAllowed
         } else if here.iter().all(|ip| is_gateway(*ip, &found)) {
             OmissionReason::Gateway
-        } else if clusters.is_some_and(|clusters| !clusters.contains(&found.origin.cluster)) {
+        } else if offer.is_some_and(|offer| !is_among(&offer.clusters, &found.origin.cluster)) {
             OmissionReason::OtherCluster
+        } else if offer.is_some_and(|offer| !offer.has(&found, asked)) {
+            OmissionReason::OutsideMesh
         } else if is_chosen() {
             continue;
         } else {

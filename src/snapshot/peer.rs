@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use super::export_tls::{ExportTls, names_namespace};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::name::{HostName, NameError, NamePattern};
 use isthmus_model::place::Network;
@@ -61,6 +62,9 @@ pub struct PeerExport {
     pub except: Vec<NamePattern>,
     /// The name under which the peer knows the service; `None`: the host name of the service.
     pub rename: Option<NameTemplate>,
+    /// The endpoints that the rule offers where nobody has written their TLS modes; `None`: the rule does not say, and
+    /// [`ExportTls::Mesh`] applies.
+    pub tls: Option<ExportTls>,
 }
 
 /// A rule that imports services of one peer.
@@ -198,11 +202,15 @@ impl Peer {
         format!("{}/{namespace}", self.name)
     }
 
-    /// Returns the rule that offers a service of this mesh to the peer.
-    pub fn export_of(&self, hostname: &str) -> Option<&PeerExport> {
+    /// Returns the rule that offers a service of this mesh to the peer. If the service `is_guarded`, only rules that name its
+    /// namespace do.
+    pub fn export_of(&self, hostname: &HostName, namespace: &str, is_guarded: bool) -> Option<&PeerExport> {
+        let hostname = hostname.as_str();
         let none_of = |patterns: &[NamePattern]| !patterns.iter().any(|pattern| pattern.matches(hostname));
         self.exports.iter().find(|rule| {
-            rule.services.iter().any(|pattern| pattern.matches(hostname)) && none_of(&rule.except)
+            rule.services.iter().any(|pattern| pattern.matches(hostname))
+                && none_of(&rule.except)
+                && (!is_guarded || names_namespace(&rule.services, hostname, namespace))
         })
     }
 
@@ -229,6 +237,11 @@ impl PeerImport {
 }
 
 impl PeerExport {
+    /// Returns the endpoints that the rule offers where nobody has written their TLS modes.
+    pub fn tls(&self) -> ExportTls {
+        self.tls.unwrap_or_default()
+    }
+
     /// Returns the name under which the peer knows a service of this mesh.
     pub fn exported_name(&self, hostname: &HostName, namespace: &str) -> Result<HostName, NameError> {
         match &self.rename {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::export_tls::{ExportTls, TlsSource};
 use super::gateway_api::Backend;
 use super::peer::Peer;
 use super::steering::{Cost, ServiceSteering, Steering};
@@ -523,6 +524,9 @@ pub struct ExportRule {
     pub listeners: Vec<Arc<str>>,
     /// The callers that the rule admits.
     pub to: ExportScope,
+    /// The endpoints that the rule offers where nobody has written their TLS modes; `None`: the rule does not say, and
+    /// [`ExportTls::Mesh`] applies.
+    pub tls: Option<ExportTls>,
 }
 
 /// The mark that an export rule requires.
@@ -797,6 +801,8 @@ pub struct RegistryScope {
     pub finds_network: bool,
     /// The addresses that the endpoints of the registry may have.
     pub addresses: AddressScope,
+    /// Tells who says the TLS modes of the endpoints.
+    pub tls: TlsSource,
 }
 
 /// The addresses that the endpoints of a registry may have, also those to which host names of endpoints resolve.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
+use super::export_tls::{AskedBy, TlsSource};
 use super::networks::NetworkTable;
 use super::policy::Node;
 use super::routes::{Resolved, addresses};
@@ -65,6 +66,22 @@ impl<'a> PortEndpoint<'a> {
         has_labels(self.endpoint, self.network, self.origin, wanted)
     }
 
+    /// Returns true if only rules with `tls: own` offer the endpoint to callers by this kind of name: nobody has written its TLS
+    /// mode, and it is outside the mesh, or the name is a plain host name. No other function decides this.
+    pub fn needs_own(&self, asked: AskedBy) -> bool {
+        if self.origin.tls == TlsSource::Written {
+            return false;
+        }
+        match asked {
+            AskedBy::MeshName => self.tls != TlsMode::Mesh,
+            AskedBy::Hostname => true,
+            // The TLS of a tunnel is that of the mesh, whatever the stream carries.
+            AskedBy::Authority => self.tls != TlsMode::Mesh && self.encapsulation() == Encapsulation::None,
+            // Such callers come by routes, to which no export rule applies.
+            AskedBy::Tcp => false,
+        }
+    }
+
     /// Returns the encapsulation that the endpoint accepts.
     pub fn encapsulation(&self) -> Encapsulation {
         self.endpoint.template.encapsulation
@@ -107,7 +124,7 @@ pub(super) fn has_labels(endpoint: &Endpoint, network: &Network, origin: &Origin
 
 /// Returns true if this gateway can reach the endpoint directly. Endpoints of the unknown network can be reached from the
 /// unknown network, and from their own cluster (SPEC §1).
-pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
+pub fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
     is_own_network(found.network, found.origin, node)
 }
 

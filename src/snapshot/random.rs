@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::drains::Drains;
+use crate::export_tls::ExportTls;
 use crate::inputs::{MeasuredBy, Probes, RoundTrip, RoundTrips};
 use crate::listing::Listing;
 use crate::name_index::NameMap;
@@ -182,16 +183,18 @@ fn peers() -> impl Strategy<Value = Vec<Arc<Peer>>> {
 fn exports() -> impl Strategy<Value = Vec<Arc<ExportRule>>> {
     let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
     let identity = prop::bool::weighted(0.15);
+    let tls = option::of(select(ExportTls::ALL.to_vec()));
     let one =
-        (names, option::weighted(0.2, select(vec![443_u16, 80])), btree_set(clusters(), 0..3), identity);
+        (names, option::weighted(0.2, select(vec![443_u16, 80])), btree_set(clusters(), 0..3), identity, tls);
     (prop::bool::weighted(0.7), vec(one, 0..3)).prop_map(|(everything, rules)| {
-        let made = rules.into_iter().map(|(names, port, clusters, identity)| {
+        let made = rules.into_iter().map(|(names, port, clusters, identity, tls)| {
             let named = IdentityPattern::parse("spiffe://cluster.local/ns/shop/*").expect("legal");
             let identities = if identity { vec![named] } else { Vec::new() };
             Arc::new(ExportRule {
                 ports: port.into_iter().collect(),
                 clusters: clusters.into_iter().collect(),
                 to: ExportScope { cidrs: Vec::new(), identities },
+                tls,
                 ..(*rule(names)).clone()
             })
         });
@@ -329,14 +332,16 @@ impl Numbering {
 
 /// Returns random meshes of four registries, up to four networks and three services.
 pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
-    (networks(), shards(), vec(standings(), 4), (exports(), peers()), (resolved(), probes())).prop_map(
-        move |(networks, shards, standings, (exports, peers), (resolved, probes))| {
+    let kinds = (standings(), prop::bool::weighted(0.3));
+    (networks(), shards(), vec(kinds, 4), (exports(), peers()), (resolved(), probes())).prop_map(
+        move |(networks, shards, kinds, (exports, peers), (resolved, probes))| {
             let mut numbering = Numbering::new(addresses, 0);
-            let shards = shards.into_iter().zip(standings).map(|(mut shard, standing)| {
+            let shards = shards.into_iter().zip(kinds).map(|(mut shard, (standing, is_inferred))| {
                 for service in shard.services.values_mut() {
                     numbering.number(Arc::make_mut(service));
                 }
-                Arc::new(scoped(shard).with_standing(standing))
+                let shard = if is_inferred { inferred(shard) } else { scoped(shard) };
+                Arc::new(shard.with_standing(standing))
             });
             let policy = Policy { peers, ..policy(networks, exports, routes()) };
             Mesh {

@@ -9,19 +9,21 @@ mod own_network;
 
 use self::own_network::{candidate, subset_candidates};
 use super::Snapshot;
-use super::candidates::Candidates;
+use super::candidates::{Candidate, Candidates};
 use super::change::Mark;
 use super::clusterset::{ExportConflict, Exported, conflict};
-use super::exports::{ExportIndex, is_hidden};
+use super::export_tls::{AskedBy, ExportTls, TlsSource, names_namespace};
+use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among, is_hidden};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
+use super::peer::{Peer, PeerExport};
 use super::policy::{ExportRule, Tuning};
 use super::port_endpoint::{PortEndpoint, has_labels, is_own_network, network_of, on_own_network};
 use super::routes::Resolved;
 use super::shard::{Origin, Shard, Standing};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Labels, TlsMode};
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode};
 use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
 use isthmus_model::place::{ClusterId, Network};
@@ -127,6 +129,12 @@ impl Part {
         self.left.as_deref().and_then(|left| left.get(at).copied()).unwrap_or(PARTS)
     }
 
+    /// Returns the namespace of the service, if only rules that name it offer the service.
+    fn guarded(&self) -> Option<&str> {
+        let namespace = &*self.service.key.namespace;
+        self.origin.tls.guards(namespace).then_some(namespace)
+    }
+
     /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
     pub(super) fn exported(&self) -> Option<Exported<'_>> {
         let export = self.marks.iter().find_map(|mark| mark.export.as_deref())?;
@@ -148,6 +156,8 @@ pub struct PortView {
     lowest_standing: Standing,
     /// The export rules that cover the port, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
+    /// True if a registry in which the TLS modes are written has the port.
+    pub is_written: bool,
     /// The candidates on this network by subset, in order of name; the name `""` has the candidates of all subsets. Most ports
     /// have no other, for which a `BTreeMap` would take ten times the memory.
     subsets: Box<[(Arc<str>, SubsetCandidates)]>,
@@ -161,19 +171,27 @@ struct SubsetCandidates {
     by_authority: Arc<Candidates>,
     /// `None` if all endpoints are of mode `mesh`.
     by_tcp: Option<Arc<Candidates>>,
+    /// The candidates where no rule with `tls: own` applies.
+    without_own: WithoutOwn,
 }
 
-/// The kind of name by which a caller asks for a service. It decides which TLS mode the caller expects of the endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AskedBy {
-    /// By a mesh name in the SNI.
-    MeshName,
-    /// By the bare host name in the SNI.
-    Hostname,
-    /// By the authority of a CONNECT. The stream may carry TLS or plain bytes.
-    Authority,
-    /// By a connection to a listener of protocol `tcp`.
-    Tcp,
+/// The candidates of callers whom no rule with `tls: own` admits; `None` where there are none.
+#[derive(Clone, Debug, Default)]
+struct WithoutOwn {
+    by_mesh_name: Option<Arc<Candidates>>,
+    by_hostname: Option<Arc<Candidates>>,
+    by_authority: Option<Arc<Candidates>>,
+}
+
+/// The candidates of a caller whom export rules admit.
+#[derive(Clone, Debug)]
+pub struct OfferedCandidates {
+    /// The candidates, if there are any.
+    pub candidates: Option<Arc<Candidates>>,
+    /// The clusters whose candidates may be chosen.
+    pub clusters: OfferedClusters,
+    /// The word of the rules by which they are offered.
+    pub tls: ExportTls,
 }
 
 /// The TLS modes in order of preference for callers by mesh name.
@@ -195,6 +213,67 @@ impl PortView {
             AskedBy::Authority => &candidates.by_authority,
             AskedBy::Tcp => candidates.by_tcp.as_ref()?,
         })
+    }
+
+    /// Returns the candidates on this network of callers whom no rule with `tls: own` admits, if there are any.
+    pub fn candidates_without_own(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
+        let at = self.subsets.binary_search_by(|(name, _)| (**name).cmp(subset)).ok()?;
+        let without_own = &self.subsets[at].1.without_own;
+        match asked {
+            AskedBy::MeshName => without_own.by_mesh_name.as_ref(),
+            AskedBy::Hostname => without_own.by_hostname.as_ref(),
+            AskedBy::Authority => without_own.by_authority.as_ref(),
+            AskedBy::Tcp => None,
+        }
+    }
+
+    /// Returns the candidates on this network that an offer of export rules has for a caller.
+    ///
+    /// If rules with `tls: own` offer fewer clusters than the others, there is no list of exactly what all of them offer. Then the
+    /// candidates are those that the others offer, or, if none of these is healthy, those of the clusters of the rules with
+    /// `tls: own`. So an endpoint that no rule offers is never among them.
+    pub fn offered(&self, subset: &str, asked: AskedBy, offer: &Offer) -> OfferedCandidates {
+        let all = OfferedCandidates {
+            candidates: self.candidates(subset, asked).cloned(),
+            clusters: offer.own.clone(),
+            tls: ExportTls::Own,
+        };
+        if offer.is_own() {
+            return all;
+        }
+        let meshed = OfferedCandidates {
+            candidates: self.candidates_without_own(subset, asked).cloned(),
+            clusters: offer.clusters.clone(),
+            tls: ExportTls::Mesh,
+        };
+        if offer.tls() == ExportTls::Mesh {
+            return meshed;
+        }
+        let has = |offered: &OfferedCandidates, is_wanted: fn(&Candidate) -> bool| {
+            let endpoints = offered.candidates.iter().flat_map(|candidates| candidates.endpoints());
+            endpoints.filter(|one| is_among(&offered.clusters, &one.cluster)).any(is_wanted)
+        };
+        let is_healthy = |one: &Candidate| one.health == Health::Healthy;
+        if !has(&meshed, is_healthy) && (has(&all, is_healthy) || !has(&meshed, |_| true)) {
+            return all;
+        }
+        meshed
+    }
+
+    /// Returns true if the port is one of protocol TLS or HTTPS for a peer: one that the peer's callers can reach by a plain name.
+    pub fn is_tls_for_peers(&self, tls: ExportTls) -> bool {
+        self.protocol.is_tls() && (self.is_written || tls == ExportTls::Own)
+    }
+
+    /// Returns true if the service has the subset.
+    pub fn has_subset(&self, subset: &str) -> bool {
+        self.subsets.binary_search_by(|(name, _)| (**name).cmp(subset)).is_ok()
+    }
+
+    /// Returns true if the rule leads callers by the plain host name to endpoints of the port: it has `tls: own`, or the TLS modes
+    /// are written.
+    pub fn is_named_by(&self, rule: &ExportRule) -> bool {
+        self.is_tls_for_peers(rule.tls())
     }
 
     /// Returns a single endpoint as the only candidate, for callers that ask for it by its own address.
@@ -219,12 +298,57 @@ impl PortView {
 }
 
 impl ServiceView {
-    /// Returns the clusters that do not hide the service from the gateway; `None`: no cluster hides it.
-    pub(super) fn visible_clusters(&self) -> Option<Arc<[ClusterId]>> {
-        let hidden = |part: &&Part| is_hidden(&part.marks);
-        self.parts.iter().find(hidden)?;
-        let visible = self.parts.iter().filter(|part| !hidden(part));
-        Some(visible.map(|part| part.origin.cluster.clone()).collect())
+    /// Returns the clusters whose endpoints a peer's rule offers: those that do not hide the service from the gateway, and whose
+    /// namespace the rule names if that is guarded; `None`: all.
+    pub(super) fn clusters_for(&self, rule: &PeerExport) -> OfferedClusters {
+        let is_named =
+            |namespace: &str| names_namespace(&rule.services, self.key.hostname.as_str(), namespace);
+        let is_shut = |part: &&Part| {
+            is_hidden(&part.marks) || part.guarded().is_some_and(|namespace| !is_named(namespace))
+        };
+        self.parts.iter().find(is_shut)?;
+        let offered = self.parts.iter().filter(|part| !is_shut(part));
+        Some(offered.map(|part| part.origin.cluster.clone()).collect())
+    }
+
+    /// Returns true if a cluster does not hide the service from the gateway.
+    pub(super) fn is_visible(&self) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|part| !is_hidden(&part.marks))
+    }
+
+    /// Returns true if only rules that name the namespace offer the service, in each cluster that does not hide it.
+    pub fn is_guarded(&self) -> bool {
+        let mut visible = self.parts.iter().filter(|part| !is_hidden(&part.marks));
+        visible.all(|part| part.guarded().is_some())
+    }
+
+    /// Returns the rule that offers the service to a peer.
+    pub fn rule_for<'p>(&self, peer: &'p Peer) -> Option<&'p PeerExport> {
+        peer.export_of(&self.key.hostname, &self.namespace, self.is_guarded())
+    }
+
+    /// Returns the endpoints that a peer's rule offers.
+    pub fn offer_for(&self, rule: &PeerExport) -> Offer {
+        Offer::of(self.clusters_for(rule), rule.tls())
+    }
+
+    /// Returns true if export rules lead callers to the service: one of them offers an endpoint, or there is no endpoint yet.
+    pub fn is_offered(&self, networks: &NetworkTable) -> bool {
+        let ports = || self.ports.iter().filter(|port| !port.rules.is_empty());
+        let offers = |port: &PortView, found: &PortEndpoint<'_>| {
+            let by = |asked| port.rules.iter().any(|rule| rule.offers(found, asked));
+            by(AskedBy::MeshName) || by(AskedBy::Authority)
+        };
+        let mut has_endpoints = false;
+        for port in ports() {
+            for (found, _) in self.all_endpoints_of(port, networks) {
+                has_endpoints = true;
+                if offers(port, &found) {
+                    return true;
+                }
+            }
+        }
+        !has_endpoints && ports().next().is_some()
     }
 
     /// Returns the port of this number.
@@ -260,18 +384,20 @@ impl ServiceView {
     }
 
     /// Returns the port that the bare host name means on a listener: the only port of protocol TLS or HTTPS that export rules
-    /// offer there.
+    /// offer there by that name.
     pub fn hostname_port(&self, listener: &str) -> Option<&PortView> {
-        let mut offered = self.ports.iter().filter(|view| {
-            view.protocol.is_tls() && view.rules.iter().any(|rule| rule.on_listener(listener))
-        });
+        let is_offered =
+            |view: &PortView, rule: &ExportRule| view.is_named_by(rule) && rule.on_listener(listener);
+        let mut offered =
+            self.ports.iter().filter(|view| view.rules.iter().any(|rule| is_offered(view, rule)));
         let first = offered.next()?;
         offered.next().is_none().then_some(first)
     }
 
-    /// Returns the port that a bare name means for a peer: the only port of protocol TLS or HTTPS.
-    pub fn tls_port(&self) -> Option<&PortView> {
-        let mut ports = self.ports.iter().filter(|view| view.protocol.is_tls());
+    /// Returns the port that a bare name means for a peer to whom a rule exports the service: the only port of protocol TLS or HTTPS
+    /// that the rule offers by that name.
+    pub fn tls_port(&self, tls: ExportTls) -> Option<&PortView> {
+        let mut ports = self.ports.iter().filter(|view| view.is_tls_for_peers(tls));
         let first = ports.next()?;
         ports.next().is_none().then_some(first)
     }
@@ -281,12 +407,12 @@ impl ServiceView {
     /// know only the exported name.
     pub fn routes_by_hostname(&self, port: &PortView) -> bool {
         if let Some(import) = &self.import {
-            let is_only = self.tls_port().is_some_and(|only| only.port == port.port);
+            let is_only = self.tls_port(ExportTls::Own).is_some_and(|only| only.port == port.port);
             return is_only && import.exported_name == self.key.hostname;
         }
-        let offered = |view: &&PortView| {
-            view.protocol.is_tls() && view.rules.iter().any(|rule| rule.to.identities.is_empty())
-        };
+        let is_offered =
+            |view: &PortView, rule: &ExportRule| view.is_named_by(rule) && rule.to.identities.is_empty();
+        let offered = |view: &&PortView| view.rules.iter().any(|rule| is_offered(view, rule));
         let mut offered = self.ports.iter().filter(offered);
         offered.next().is_some_and(|only| only.port == port.port) && offered.next().is_none()
     }
@@ -599,8 +725,11 @@ fn port_view(
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
         .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, site)))
         .collect();
+    let is_written = serving_parts(parts, &port.name, port.port, port.protocol)
+        .any(|(part, _)| part.origin.tls == TlsSource::Written);
     PortView {
         rules: rules(parts, port.port, exports),
+        is_written,
         name: port.name,
         port: port.port,
         protocol: port.protocol,
@@ -612,8 +741,13 @@ fn port_view(
 /// Returns the export rules that apply to a port of a service.
 fn rules(parts: &[Part], port: u16, exports: &ExportIndex) -> Vec<Arc<ExportRule>> {
     let Some(first) = parts.first() else { return Vec::new() };
-    let marks: Vec<_> = parts.iter().map(|part| (&part.origin.cluster, &*part.marks)).collect();
-    exports.applying(first.service.export_name().as_str(), port, &marks)
+    let marked = parts.iter().map(|part| Marked {
+        cluster: &part.origin.cluster,
+        marks: &part.marks,
+        guarded: part.guarded(),
+    });
+    let marked: Vec<Marked<'_>> = marked.collect();
+    exports.applying(first.service.export_name().as_str(), port, &marked)
 }
 
 /// Returns the parts that have a port of this number and protocol, with any [`Standing`], each with its own definition of the

@@ -17,6 +17,7 @@ use super::bucket_map::BucketMap;
 use super::change::{
     Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryDrain, RegistryGateway,
 };
+use super::export_tls::TlsSource;
 use super::gateway_api::{GatewayPlaces, GatewayRoute};
 use super::listing::Listing;
 use super::name_index::NameMap;
@@ -65,6 +66,9 @@ pub struct Origin {
     pub standing: Standing,
     /// The addresses to which host names of the registry's endpoints may resolve.
     pub addresses: AddressScope,
+    /// Tells who says the TLS modes of the endpoints. It follows from the kind of the registry and is not in the copies on disk, so
+    /// that a copy of an earlier version is read like one of this version.
+    pub tls: TlsSource,
 }
 
 /// The items of one registry.
@@ -121,7 +125,8 @@ pub struct Counts {
 impl Shard {
     /// Returns a shard without items.
     pub fn new(cluster: ClusterId, network: Network, scope: &RegistryScope) -> Self {
-        let origin = Origin { cluster, network, addresses: scope.addresses.clone(), ..Origin::default() };
+        let RegistryScope { addresses, tls, .. } = scope.clone();
+        let origin = Origin { cluster, network, addresses, tls, ..Origin::default() };
         Self { origin: Arc::new(origin), scope: Arc::new(scope.clone()), ..Self::default() }
     }
 

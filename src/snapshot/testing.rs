@@ -11,6 +11,7 @@ use super::Snapshot;
 use super::build::all;
 pub use super::candidates::{Candidate, Candidates, Distance, EndpointKey};
 use super::drains::{ActiveDrain, DrainSource, Drains};
+use super::export_tls::TlsSource;
 use super::inputs::{Inputs, Probes};
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
@@ -86,11 +87,20 @@ pub fn drained(kind: &str, name: &str, left: u8) -> ActiveDrain {
 
 /// Returns a shard whose scope allows everything.
 pub fn scoped(shard: Listing) -> Arc<Shard> {
+    shard_with(shard, TlsSource::Written)
+}
+
+/// Returns a shard whose scope allows everything, of a registry that infers TLS modes.
+pub fn inferred(shard: Listing) -> Arc<Shard> {
+    shard_with(shard, TlsSource::Inferred { system: ["kube-system".into(), "mesh-system".into()].into() })
+}
+
+fn shard_with(shard: Listing, tls: TlsSource) -> Arc<Shard> {
     let mut networks: Vec<Network> = NETWORKS.iter().map(|name| Network::new(name)).collect();
     networks.extend(shard.services.values().flat_map(|service| {
         service.endpoints.iter().filter_map(|endpoint| endpoint.template.network.clone()).collect::<Vec<_>>()
     }));
-    Shard::of(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
+    Shard::of(shard, &RegistryScope { networks: Some(networks), tls, ..RegistryScope::default() }).into()
 }
 
 /// Returns a policy with this node and defaults otherwise.
@@ -144,6 +154,7 @@ pub fn rule(services: &str) -> Arc<ExportRule> {
         marked: None,
         listeners: Vec::new(),
         to: ExportScope::default(),
+        tls: None,
     })
 }
 
@@ -260,6 +271,7 @@ pub fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
         services: vec![pattern(services)],
         except: Vec::new(),
         rename: rename.map(|text| NameTemplate::parse(text).expect("legal")),
+        tls: None,
     });
     let domain = TrustDomain::parse(name).expect("legal");
     let gateway = Identity::parse(&format!("spiffe://{name}/ns/isthmus/sa/gateway")).expect("legal");

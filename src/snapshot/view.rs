@@ -13,8 +13,9 @@ use num_bigint::BigUint;
 
 use super::Snapshot;
 use super::candidates::Role;
+use super::export_tls::{AskedBy, ExportTls};
 use super::networks::NetworkTable;
-use super::policy::Access;
+use super::policy::{Access, ExportRule};
 use super::port_endpoint::PortEndpoint;
 use super::service_view::{PortView, ServiceView};
 use super::shard::Standing;
@@ -254,6 +255,9 @@ pub enum ExclusionReason {
     NoAddress,
     /// No export rule admits callers of the viewer's protocol to the endpoints.
     NotExported,
+    /// Nobody has written the TLS mode of the endpoints, and no export rule with `tls: own` admits callers of the viewer's protocol
+    /// to them.
+    OutsideMesh,
     /// The endpoints do not accept HBONE.
     NoTunnel,
     /// The endpoints speak no TLS, so that only HBONE callers reach them.
@@ -283,6 +287,7 @@ impl ExclusionReason {
             Self::Unready => "unready",
             Self::NoAddress => "no address",
             Self::NotExported => "not exported",
+            Self::OutsideMesh => "outside the mesh",
             Self::NoTunnel => "no tunnel",
             Self::NoTls => "no TLS",
             Self::OtherTls => "other TLS mode",
@@ -330,7 +335,8 @@ enum Pass {
 /// The summed weights and the TLS modes of the ready endpoints behind the gateways of one network.
 #[derive(Default)]
 struct RemoteEndpoints {
-    /// The modes of all ready endpoints, exported or not: the gateway chooses a mode before it applies export rules.
+    /// The modes of all ready endpoints that the widest rule offers, of whatever cluster: the gateway chooses a mode before it applies
+    /// the clusters of export rules.
     modes: BTreeSet<TlsMode>,
     /// The summed weight of the exported endpoints, by mode and cluster.
     exported: BTreeMap<TlsMode, BTreeMap<ClusterId, Sum>>,
@@ -350,6 +356,8 @@ struct Horizon<'a> {
     viewer: &'a Viewer,
     /// True if gateways route the bare host name to the port.
     by_hostname: bool,
+    /// The widest [`ExportTls`] of the rules that admit callers of the viewer's protocol.
+    tls: ExportTls,
     /// True if the service is imported from a peer. The peer's export rules decide which services the peer offers. The export
     /// rules of this mesh do not apply to such a service.
     is_import: bool,
@@ -377,11 +385,13 @@ impl<'a> Horizon<'a> {
         viewer: &'a Viewer,
         pass: Pass,
     ) -> Self {
+        let tls = port.rules.iter().filter(|rule| is_for(rule, viewer)).map(|rule| rule.tls()).max();
         Self {
             snapshot,
             port,
             viewer,
             by_hostname: service.routes_by_hostname(port),
+            tls: tls.unwrap_or_default(),
             is_import: service.import.is_some(),
             prefers_near: service.prefers_near,
             steering: &snapshot.policy.tuning.of(&service.name).steering,
@@ -443,6 +453,7 @@ impl<'a> Horizon<'a> {
             self.has_drained = true;
             // Gateways choose a mode among all ready endpoints, drained or not.
             if !self.is_near(network, cluster)
+                && self.may_be_chosen(endpoint)
                 && let Ok(mode) = self.mode_behind(endpoint)
             {
                 self.far.entry(network.clone()).or_default().modes.insert(mode);
@@ -461,19 +472,19 @@ impl<'a> Horizon<'a> {
             self.exclude(network, cluster, weight, reason);
         }
         if seen && self.steering.is_on() && endpoint.endpoint.health == Health::Unhealthy {
-            self.note_not_ready(network, cluster, weight);
+            self.note_not_ready(endpoint, weight);
         }
     }
 
     /// Counts an endpoint that is not ready, if the viewer could reach it otherwise.
-    fn note_not_ready(&mut self, network: &Network, cluster: &ClusterId, weight: u64) {
-        let viewer = self.viewer;
+    fn note_not_ready(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) {
+        let (viewer, network, cluster) = (self.viewer, endpoint.network, &endpoint.origin.cluster);
         let has_gateway = || {
             let entry = self.snapshot.networks.get(network);
             let mut gateways = entry.into_iter().flat_map(|entry| &entry.gateways);
             gateways.any(|gateway| UsableGateway::new(gateway, viewer).is_some())
         };
-        if self.is_near(network, cluster) || self.is_exported(cluster) && has_gateway() {
+        if self.is_near(network, cluster) || self.is_exported(endpoint) && has_gateway() {
             // Endpoints of the unknown network that the viewer reaches by address are on its own network.
             let network = if network.is_unknown() { &viewer.network } else { network };
             *self.not_ready.entry(network.clone()).or_default() += weight;
@@ -502,11 +513,15 @@ impl<'a> Horizon<'a> {
     fn add_behind(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) -> Result<(), ExclusionReason> {
         let mode = self.mode_behind(endpoint)?;
         let cluster = &endpoint.origin.cluster;
-        let (exported, left) = (self.is_exported(cluster), self.parts(endpoint.left));
+        let (exported, left) = (self.is_exported(endpoint), self.parts(endpoint.left));
+        let is_covered = self.rules().any(|rule| rule.has_cluster(cluster));
+        let may_be_chosen = self.may_be_chosen(endpoint);
         let behind = self.far.entry(endpoint.network.clone()).or_default();
-        behind.modes.insert(mode);
+        if may_be_chosen {
+            behind.modes.insert(mode);
+        }
         if !exported {
-            return Err(ExclusionReason::NotExported);
+            return Err(if is_covered { ExclusionReason::OutsideMesh } else { ExclusionReason::NotExported });
         }
         let sum = behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default();
         sum.weight += weight;
@@ -518,17 +533,30 @@ impl<'a> Horizon<'a> {
         self.viewer.is_near(self.snapshot, network, cluster)
     }
 
-    /// Returns true if gateways admit callers of the viewer's protocol to endpoints of the cluster. SNI callers have no
-    /// identity, so rules that require an identity do not admit them.
-    fn is_exported(&self, cluster: &ClusterId) -> bool {
-        let anyone = self.viewer.tunnel == Tunnel::Hbone;
-        let covered = || {
-            self.port.rules.iter().any(|rule| {
-                (anyone || rule.to.identities.is_empty())
-                    && (rule.clusters.is_empty() || rule.clusters.contains(cluster))
-            })
-        };
-        self.is_import || covered()
+    /// Returns true if gateways admit callers of the viewer's protocol to the endpoint.
+    fn is_exported(&self, endpoint: &PortEndpoint<'_>) -> bool {
+        let asked = self.asked();
+        self.is_import || self.rules().any(|rule| rule.offers(endpoint, asked))
+    }
+
+    /// Returns the rules by which gateways admit callers of the viewer's protocol.
+    fn rules(&self) -> impl Iterator<Item = &'a Arc<ExportRule>> {
+        let viewer = self.viewer;
+        self.port.rules.iter().filter(move |rule| is_for(rule, viewer))
+    }
+
+    /// Returns true if the endpoint is among those of which a gateway chooses the TLS mode.
+    fn may_be_chosen(&self, endpoint: &PortEndpoint<'_>) -> bool {
+        self.tls == ExportTls::Own || !endpoint.needs_own(self.asked())
+    }
+
+    /// Returns the kind of name by which the viewer calls gateways.
+    fn asked(&self) -> AskedBy {
+        match (self.viewer.tunnel, self.viewer.client) {
+            (Tunnel::Hbone, _) => AskedBy::Authority,
+            (Tunnel::Sni, ClientKind::Envoy) => AskedBy::MeshName,
+            (Tunnel::Sni, ClientKind::Grpc) => AskedBy::Hostname,
+        }
     }
 
     fn add_neighbour(&mut self, endpoint: &PortEndpoint<'_>) -> Result<(), ExclusionReason> {
@@ -635,6 +663,12 @@ impl<'a> Horizon<'a> {
         name_once(&mut assignment.entries);
         assignment.excluded = excluded(self.excluded);
     }
+}
+
+/// Returns true if the rule admits callers of the viewer's protocol. SNI callers have no identity, so rules that require an identity do
+/// not admit them.
+fn is_for(rule: &ExportRule, viewer: &Viewer) -> bool {
+    viewer.tunnel == Tunnel::Hbone || rule.to.identities.is_empty()
 }
 
 fn excluded(all: BTreeMap<(Network, ClusterId, ExclusionReason), u64>) -> Vec<Excluded> {

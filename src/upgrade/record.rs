@@ -51,6 +51,8 @@ pub enum Permit {
         hostname: String,
         /// The port.
         port: u16,
+        /// True if the rule needs `tls: own` to lead to the endpoint.
+        own: bool,
     },
 }
 
@@ -155,7 +157,7 @@ mod tests {
                 )| {
                     let permit = match &texts {
                         None => Permit::Route,
-                        Some((hostname, ..)) => Permit::Export { hostname: hostname.clone(), port: 1 },
+                        Some((hostname, ..)) => Permit::Export { hostname: hostname.clone(), port: 1, own: answered },
                     };
                     let mut connection =
                         ConnectionRecord::new(id, SystemTime::UNIX_EPOCH + accepted, "edge".into(), source);

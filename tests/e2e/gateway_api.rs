@@ -40,7 +40,7 @@ fn without_crds() -> Option<Cluster> {
 /// Returns the config of a gateway that serves the class on the ports 443 and 8443.
 fn config(more: &str) -> String {
     format!(
-        "node: {{name: replica, cluster: east, network: net-east, namespace: istio-system}}\nexports: [{{services: [\"*\"]}}]\n\
+        "node: {{name: replica, cluster: east, network: net-east, namespace: istio-system}}\nexports: [{{services: [\"*\"], tls: own}}]\n\
          listen: \"127.0.0.1:0\"\nregistries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, \
          gatewayApi: {{class: isthmus, ports: [443, 8443], addresses: [127.0.0.1]{more}}}}}}}]\n"
     )

@@ -66,7 +66,7 @@ fn a_route_to_an_import_reaches_both_clusters_by_weight_until_its_grant_is_withd
         std::fs::write(file, cluster.kubeconfig(cluster.admin_token())).expect("written");
     }
     let config = "node: {name: replica, cluster: east, network: net-east, namespace: istio-system}\nlisten: \"127.0.0.1:0\"\n\
-         exports: [{services: [\"*\"], marked: {serviceExport: true}}]\nregistries:\n  \
+         exports: [{services: [\"*\"], tls: own, marked: {serviceExport: true}}]\nregistries:\n  \
          - kubernetes: {cluster: east, kubeconfig: east.kubeconfig, serviceImports: write, \
          gatewayApi: {class: isthmus, ports: [443], addresses: [127.0.0.1]}}\n  \
          - kubernetes: {cluster: west, kubeconfig: west.kubeconfig, network: net-east}\n";

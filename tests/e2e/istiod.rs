@@ -32,6 +32,11 @@ struct World {
 impl World {
     /// Starts an istiod that is told this, and a gateway with these further keys of its config and of its registry.
     fn start(told: &Value, config: &str, registry: &str) -> Option<Self> {
+        Self::start_exporting("{services: [\"*\"], tls: own}", told, config, registry)
+    }
+
+    /// Starts them with this export rule.
+    fn start_exporting(rule: &str, told: &Value, config: &str, registry: &str) -> Option<Self> {
         let Some(python) = python::with_authorities() else {
             skip(
                 "interop: there is no Python with the official messages of xDS and what signs (tests/run installs it)",
@@ -55,7 +60,7 @@ impl World {
         istiod.tell(&json!({"serve": true, "token": TOKEN}));
         let config = format!(
             "listen: \"127.0.0.1:0\"\nnode: {{cluster: c1, network: east, namespace: istio-system, name: gw-1}}\n\
-             exports: [{{services: [\"*\"]}}]\nregistries:\n- istiod: {{address: \"https://localhost:{}\", cluster: c1, \
+             exports: [{rule}]\nregistries:\n- istiod: {{address: \"https://localhost:{}\", cluster: c1, \
              network: east, token: token, roots: tls-roots.pem}}\n{registry}{config}",
             istiod.port()
         );
@@ -85,7 +90,12 @@ impl World {
 
     /// Returns the ports of the endpoints to which the name leads.
     fn ports(&self) -> Vec<u64> {
-        let explained = self.gateway.json(&format!("/api/v1/explain?sni={NAME}"));
+        self.ports_by(&format!("sni={NAME}"))
+    }
+
+    /// Returns the ports of the endpoints to which a name leads, which is a parameter of `explain`.
+    fn ports_by(&self, name: &str) -> Vec<u64> {
+        let explained = self.gateway.json(&format!("/api/v1/explain?{name}"));
         let candidates = explained["candidates"].as_array().cloned().unwrap_or_default();
         let address = |candidate: &Value| candidate["address"].as_str().expect("an address").to_owned();
         let port = |address: String| address.rsplit(':').next().and_then(|port| port.parse().ok());
@@ -122,6 +132,33 @@ fn pod(uid: &str, port: u16) -> Value {
 
 fn one_pod() -> Value {
     json!({"put": {KEY: service(), POD: pod(POD, 7001)}})
+}
+
+#[test]
+fn a_rule_without_tls_own_leads_to_workloads_of_an_istiod_in_the_mesh_alone() {
+    let mut meshed = pod(POD_2, 7002);
+    // mTLS of a sidecar.
+    meshed["workload"]["tunnel"] = json!(2);
+    let told = json!({"put": {KEY: service(), POD: pod(POD, 7001), POD_2: meshed}});
+    let names = [format!("sni={NAME}"), format!("sni=outbound_.443_._.{NAME}")];
+    let ports = |world: &World| names.each_ref().map(|name| world.ports_by(name));
+    let Some(default) = World::start_exporting("{services: [\"*.local\"]}", &told, "", LOOPBACK) else {
+        return;
+    };
+    eventually("the workload in the mesh by mesh name", || {
+        (ports(&default) == [vec![], vec![7002]]).then_some(())
+    });
+    let problems = default.gateway.json("/api/v1/status")["problems"].to_string();
+    assert!(
+        problems.contains("export_narrowed") && problems.contains("write `tls: own` in exports[0]"),
+        "{problems}"
+    );
+    let Some(own) = World::start_exporting("{services: [\"*.local\"], tls: own}", &told, "", LOOPBACK) else {
+        return;
+    };
+    eventually("the workload outside the mesh by host name", || {
+        (ports(&own) == [vec![7001], vec![7002]]).then_some(())
+    });
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn start(options: &Options<'_>) -> Option<Cluster> {
 fn config(more: &str) -> String {
     format!(
         "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net-east, namespace: istio-system}}\n\
-         exports: [{{services: [\"*\"]}}]\naggregator: {{staleAfter: 8s, withdrawalHold: 3s}}\n\
+         exports: [{{services: [\"*\"], tls: own}}]\naggregator: {{staleAfter: 8s, withdrawalHold: 3s}}\n\
          registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig{more}}}}}]\n"
     )
 }
@@ -645,7 +645,7 @@ fn a_folder_of_clusters_that_cannot_be_read_at_a_start_removes_nothing() {
     let kubeconfig = cluster.kubeconfig(cluster.admin_token());
     std::fs::write(clusters.join("west.kubeconfig"), kubeconfig).expect("written");
     let config = format!(
-        "listen: \"127.0.0.1:0\"\nnode: {{cluster: own, network: net-east}}\nexports: [{{services: [\"*\"]}}]\n\
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: own, network: net-east}}\nexports: [{{services: [\"*\"], tls: own}}]\n\
          state: {{dir: {}}}\naggregator: {{startTimeout: 2s}}\nregistries: [{{kubernetesClusters: {{folder: {}}}}}]\n",
         kept.path().join("state").display(),
         clusters.display()
@@ -671,7 +671,7 @@ fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
     cluster.scale("shop/web", 2, "10.244.7");
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::create_dir(folder.path().join("clusters")).expect("made");
-    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net-east}\nexports: [{services: [\"*\"]}]\n\
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net-east}\nexports: [{services: [\"*\"], tls: own}]\n\
                   registries: [{kubernetesClusters: {folder: clusters}}]\n";
     let gateway = Gateway::start_in(folder, config, &[]);
     assert_eq!(gateway.json("/api/v1/registries"), json!([]));

@@ -207,7 +207,8 @@ fn a_connect_by_the_name_in_the_cluster_set_reaches_the_pods_of_exporting_cluste
     let (in_east, in_west) = (pod(&east, "10.244.1.1"), pod(&west, "10.244.2.1"));
     // Both clusters are on the gateway's network.
     let folder = folder();
-    let exports = "exports: [{services: [\"*.shop.svc.cluster.local\"], marked: {serviceExport: true}}]";
+    let exports =
+        "exports: [{services: [\"*.shop.svc.cluster.local\"], tls: own, marked: {serviceExport: true}}]";
     let config =
         BASE.replace("exports: [{services: [\"*\"]}]", exports).replace("cluster: c1", "cluster: east")
             + &kube::registries(folder.path(), &[&east, &west], ", network: east");

@@ -26,7 +26,7 @@ fn aggregator(cluster: &Cluster) -> Gateway {
     let registries =
         kube::registries(folder.path(), &[cluster], ", gateways: {namespaces: [istio-system, edge]}");
     let config = format!(
-        "listen: \"127.0.0.1:0\"\nnode: {{cluster: west, network: net-west}}\nexports: [{{services: [\"*\"]}}]\n{registries}"
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: west, network: net-west}}\nexports: [{{services: [\"*\"], tls: own}}]\n{registries}"
     );
     Gateway::start_in(folder, &config, &[])
 }

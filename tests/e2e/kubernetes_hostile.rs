@@ -95,7 +95,7 @@ impl Rig {
         std::fs::write(folder.path().join("east.kubeconfig"), fake.kubeconfig()).expect("written");
         let more = |setting: &str| if setting.is_empty() { String::new() } else { format!(", {setting}") };
         let config = format!(
-            "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]{}}}]\n\
+            "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"], tls: own{}}}]\n\
              registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, network: net}}{}}}]\n",
             more(marked),
             more(allow)
@@ -826,7 +826,7 @@ fn what_is_amiss_with_a_cluster_is_in_the_status() {
     is_well();
     // If the config names no network, the cluster's network is the label of the system namespace.
     let config = format!(
-        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"], tls: own}}]\n\
          registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig}}, {ALLOW}}}]\n"
     );
     rig.gateway.reload(&config);
@@ -1001,7 +1001,7 @@ fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
     let newer = secret("newer", &[("west", &good), ("north", &good)]);
     fake.put(&created(&newer, "2026-01-02T00:00:00Z"));
     // The config itself names one of the clusters.
-    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net}\nexports: [{services: [\"*\"]}]\n\
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net}\nexports: [{services: [\"*\"], tls: own}]\n\
                   registries: [{kubernetes: {cluster: north}}, {kubernetesClusters: {secrets: {namespace: istio-system}}}]\n";
     let Some(gateway) = start_in_pod(&fake, config) else { return };
     let clusters = || -> Vec<Value> {
@@ -1037,7 +1037,7 @@ fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
 fn secrets_with_many_clusters_or_one_twice_or_with_mistakes_cost_no_other() {
     let (fake, backend) = Rig::fake();
     let config = format!(
-        "listen: \"127.0.0.1:0\"\nnode: {{cluster: own, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: own, network: net}}\nexports: [{{services: [\"*\"], tls: own}}]\n\
          aggregator: {{startTimeout: 1s}}\nregistries: [{{kubernetesClusters: {{secrets: {{namespace: istio-system}}}}, {ALLOW}}}]\n"
     );
     let good = fake.kubeconfig();

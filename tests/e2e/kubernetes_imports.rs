@@ -30,7 +30,7 @@ const AGAIN: Duration = Duration::from_secs(90);
 fn config(name: &str) -> String {
     format!(
         "listen: \"127.0.0.1:0\"\nnode: {{name: {name}, cluster: east, network: net-east, namespace: istio-system}}\n\
-         exports: [{{services: [\"*\"], marked: {{serviceExport: true}}}}]\n"
+         exports: [{{services: [\"*\"], tls: own, marked: {{serviceExport: true}}}}]\n"
     )
 }
 

@@ -79,7 +79,7 @@ fn a_service_is_exported_only_where_its_export_to_makes_it_visible_to_the_gatewa
         cluster.pod(&pod);
     }
     // By name alone: services that are not visible in the gateway's namespace are not exported, as for a gateway of Istio.
-    let by_name = gateway(&[&cluster], "", "");
+    let by_name = gateway(&[&cluster], ", tls: own", "");
     leads_to(&by_name, "listed", "", &["10.244.1.4:8080"]);
     leads_to(&by_name, "all", "", &["10.244.1.5:8080"]);
     for (name, export_to) in &services[..3] {
@@ -95,7 +95,7 @@ fn a_service_is_exported_only_where_its_export_to_makes_it_visible_to_the_gatewa
     assert!(exposed.contains("all.shop.svc") && !exposed.contains("tilde.shop.svc"), "{exposed}");
 
     // By marks: a ServiceExport does not outweigh the annotation, and its condition names it.
-    let by_mark = gateway(&[&cluster], ", marked: {serviceExport: true}", "");
+    let by_mark = gateway(&[&cluster], ", tls: own, marked: {serviceExport: true}", "");
     for name in ["dot", "listed"] {
         let metadata = json!({"namespace": "shop", "name": name});
         cluster.admin().create(&json!({"apiVersion": MCS, "kind": "ServiceExport", "metadata": metadata}));

@@ -62,7 +62,7 @@ fn a_watch_that_brings_nothing_for_three_minutes_is_replaced_by_a_listing() {
     let (fake, _backend) = Rig::fake();
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("east.kubeconfig"), fake.kubeconfig()).expect("written");
-    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net}\nexports: [{services: [\"*\"]}]\n\
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net}\nexports: [{services: [\"*\"], tls: own}]\n\
                   registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig, network: net}}]\n";
     let environment = clock.environment();
     let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));

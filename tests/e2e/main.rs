@@ -61,6 +61,7 @@ mod kubernetes_gateways;
 mod kubernetes_hostile;
 mod kubernetes_imports;
 mod kubernetes_istio;
+mod kubernetes_names;
 mod kubernetes_watches;
 mod lifecycle;
 mod limits;

@@ -136,7 +136,7 @@ impl World {
     }
 }
 
-const CONFIG: &str = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net-east}\nexports: [{services: [\"*\"]}]\n\
+const CONFIG: &str = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net-east}\nexports: [{services: [\"*\"], tls: own}]\n\
     registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig}}]\n\
     xds:\n  bind: \"127.0.0.1:0\"\n  wds:\n    bind: \"127.0.0.1:0\"\n    tls: {certificate: cert.pem, key: key.pem}\n    \
     tokens: {kubernetes: {}}\n    \

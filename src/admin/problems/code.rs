@@ -134,6 +134,10 @@ codes! {
         "An export rule or a route names a service that no registry has, so the rule or route makes nothing reachable. \
          Services that may belong to a registry that was not read yet are not reported.",
         "the name under `exports` or `routes`; `isthmus get services`";
+    ExportNarrowed = "export_narrowed", Warning in "names",
+        "A rule of `exports` or of `peers[].export` without `tls` leads to less than it names: endpoints of Kubernetes or istiod without \
+         mTLS of the mesh, and plain host names, need `tls: own`.",
+        "`isthmus exposed`; `tls: own` in the rule to reach them, or `tls: mesh` to keep them shut, which ends the problem";
     NameUnresolved = "name_unresolved", Failed in "names",
         "The host name of an endpoint or of a gateway does not resolve.",
         "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::Problem;
 use super::code::Code;
+use super::narrowed::narrowed;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::service_view::Conflict;
 use isthmus_telemetry::clock::rfc3339;
@@ -35,8 +36,8 @@ struct HistoryState {
     /// The registries whose reports have problems, each with the time at which they were first seen.
     impaired: BTreeMap<String, Instant>,
     losses: BTreeMap<Code, Loss>,
-    /// The generation of a snapshot, and the conflicts between registries in that snapshot.
-    conflicts: Option<(u64, Arc<[Conflict]>)>,
+    /// The generation of a snapshot, and what a search through all of its services found.
+    found: Option<(u64, Arc<OfServices>)>,
     /// The problems that the log has reported.
     logged: Vec<Problem>,
 }
@@ -89,17 +90,25 @@ impl History {
         });
     }
 
-    /// Returns the conflicts between registries, which are computed once per snapshot.
-    pub(super) fn conflicts(&self, snapshot: &Snapshot) -> Arc<[Conflict]> {
+    /// Returns what a search through all services finds. The search is made once per snapshot.
+    pub(super) fn of_services(&self, snapshot: &Snapshot) -> Arc<OfServices> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, known)) = state.conflicts.as_ref().filter(|(of, _)| *of == snapshot.generation) {
+        if let Some((_, known)) = state.found.as_ref().filter(|(of, _)| *of == snapshot.generation) {
             return known.clone();
         }
-        let all = snapshot.services().into_iter().flat_map(|service| service.conflicts.clone());
-        let found: Arc<[Conflict]> = all.collect();
-        state.conflicts = Some((snapshot.generation, found.clone()));
+        let conflicts = snapshot.services().into_iter().flat_map(|service| service.conflicts.clone());
+        let found = Arc::new(OfServices { conflicts: conflicts.collect(), narrowed: narrowed(snapshot) });
+        state.found = Some((snapshot.generation, found.clone()));
         found
     }
+}
+
+/// What a search through all services finds.
+pub(super) struct OfServices {
+    /// The conflicts between registries.
+    pub(super) conflicts: Vec<Conflict>,
+    /// The rules that lead to less than they name.
+    pub(super) narrowed: Vec<Problem>,
 }
 
 fn log_changes(before: &[Problem], now: &[Problem]) {

@@ -13,6 +13,7 @@ use isthmus_api::text::counted;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_model::address::AdminBind;
+use isthmus_model::endpoint::TlsMode;
 
 /// Returns the steps that are done, and the first one that is not.
 pub(super) fn run(config: Option<&Path>, admin: &Admin) -> (Vec<Check>, Result<(), Failure>) {
@@ -129,7 +130,15 @@ fn of_names(exposed: &[Exposed]) -> Check {
             "add `routes`, or `exports` for services; `isthmus get services` lists those that are known";
         return Check::new("names", State::Failed, "no name can be called", next);
     }
-    Check::new("names", State::Ok, format!("{} can be called", counted(exposed.len(), "name")), "")
+    let outside =
+        exposed.iter().filter(|one| one.tls.iter().any(|mode| mode != TlsMode::Mesh.text())).count();
+    let text = format!("{} can be called", counted(exposed.len(), "name"));
+    let text = if outside > 0 {
+        format!("{text}; {outside} lead to endpoints without mTLS of the mesh")
+    } else {
+        text
+    };
+    Check::new("names", State::Ok, text, "")
 }
 
 fn of_endpoints(overview: &Overview) -> Check {

@@ -9,6 +9,7 @@ use isthmus_document::problem::InvalidValue;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_peer::enrolled::GatewayAddress;
+use isthmus_snapshot::export_tls::ExportTls;
 use isthmus_snapshot::peer::{NameTemplate, PeerLimits};
 
 keys! {
@@ -61,6 +62,8 @@ keys! {
         /// Name under which the other side knows the service. `{service}` is the first label of its host name, `{namespace}` its
         /// namespace.
         AS "as": Template => "the host name of the service";
+        /// Endpoints that the other side may reach, as `tls` of `exports` has it.
+        TLS "tls": form::Choice<ExportTls> => "`mesh`";
     }
 
     /// Services that are taken from a peer. The first rule that matches a service applies.

@@ -4,10 +4,10 @@ use super::{Asking, connectable, target};
 use crate::decision::{
     Admission, AdmissionRequest, MatchKind, Permit, Refusal, Requested, RouteMatch, Trace,
 };
+use crate::export_tls::AskedBy;
 use crate::gateway_api::{Backend, backend_of};
 use crate::policy::{ListenerProtocol, Route, RouteTarget, admits};
 use crate::routes::RouteEntry;
-use crate::service_view::AskedBy;
 use isthmus_model::reason::Reason;
 
 /// Decides on a client that sends no server name.

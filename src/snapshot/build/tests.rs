@@ -12,13 +12,13 @@ use crate::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
 use crate::drains::Drains;
+use crate::export_tls::AskedBy;
 use crate::inputs::Probes;
 use crate::listener_routes::ListenerRoutes;
 use crate::policy::{NetworkPolicy, Policy, RouteName};
 use crate::random::{
     Addresses, NAMES, Numbering, answers, any_meshes, drains, probes, services, standings, viewers,
 };
-use crate::service_view::AskedBy;
 use crate::shard::Standing;
 use crate::testing::{Mesh, NETWORKS, gateway, host_name, network};
 use crate::view::{Viewer, view};
@@ -94,6 +94,8 @@ fn observe_port(
             let found = port.candidates(subset, asked).expect("a subset");
             writeln!(out, "    {subset:?} {asked:?} {} {:?}", found.group, found.tuning).expect("memory");
             writeln!(out, "      {:?} {:?}", found.endpoints(), found.levels()).expect("memory");
+            let without_own = port.candidates_without_own(subset, asked).map(|found| found.endpoints());
+            writeln!(out, "      {without_own:?}").expect("memory");
         }
         for viewer in viewers {
             writeln!(out, "    {:?}", view(snapshot, service, port, subset, viewer)).expect("memory");

@@ -90,7 +90,9 @@ fn a_peer_does_not_reach_a_service_in_clusters_that_hide_it() {
     mesh.shards.push(crate::testing::scoped(shard("b", "n1", vec![again])));
     hide(&mut mesh, 0);
     assert_eq!(ask(&mesh), "cart.mesh (west)", "the other cluster does not hide it");
-    let cart = mesh.snapshot().service("cart.mesh").expect("a service").visible_clusters();
+    let snapshot = mesh.snapshot();
+    let [exported] = &snapshot.exports_to("west")[..] else { panic!("one service") };
+    let cart = exported.service.clusters_for(exported.rule);
     assert_eq!(cart.as_deref(), Some(&[isthmus_model::place::ClusterId::new("b")][..]));
     hide(&mut mesh, 1);
     assert_eq!(ask(&mesh), "authority_unknown (west)");

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::{
     HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, Site, SubsetCandidates, TCP_PREFERENCE, WaypointView,
+    WithoutOwn,
 };
 use crate::candidates::{Candidate, Candidates, EndpointKey};
+use crate::export_tls::AskedBy;
 use crate::policy::Tuning;
 use crate::port_endpoint::PortEndpoint;
 use crate::shard::Origin;
@@ -23,34 +25,81 @@ pub(super) fn subset_candidates(
     tuning: &Arc<Tuning>,
     site: Site<'_>,
 ) -> SubsetCandidates {
+    let lists = Lists { group, tuning, site };
     let chosen: Vec<&PortEndpoint<'_>> = here.iter().filter(|here| here.has(labels)).collect();
-    let with = |mode: Option<TlsMode>| {
-        let list = chosen.iter().filter(|here| Some(here.tls) == mode);
-        let list = list.flat_map(|here| candidates_of(here, group, site)).collect();
-        Arc::new(Candidates::new(group.clone(), tuning.clone(), list))
-    };
     let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
-    let by_mesh_name = with(mesh);
-    let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
+    let by_mesh_name = lists.of_mode(&chosen, mesh);
+    let by_hostname = if mesh == own { by_mesh_name.clone() } else { lists.of_mode(&chosen, own) };
     let tcp = mode_of(&chosen, TCP_PREFERENCE);
-    let by_tcp = tcp.map(|_| if tcp == own { by_hostname.clone() } else { with(tcp) });
+    let by_tcp = tcp.map(|_| if tcp == own { by_hostname.clone() } else { lists.of_mode(&chosen, tcp) });
     let alike =
         chosen.iter().all(|here| Some(here.tls) == mesh && here.encapsulation() == Encapsulation::None);
-    let by_authority = if alike {
-        by_mesh_name.clone()
-    } else {
-        let encapsulation = encapsulation_of(&chosen);
+    let by_authority = if alike { by_mesh_name.clone() } else { lists.by_authority(&chosen) };
+    let without_own = WithoutOwn {
+        by_mesh_name: lists.without_own(&chosen, AskedBy::MeshName, &by_mesh_name),
+        by_hostname: lists.without_own(&chosen, AskedBy::Hostname, &by_hostname),
+        by_authority: lists.without_own(&chosen, AskedBy::Authority, &by_authority),
+    };
+    SubsetCandidates { by_mesh_name, by_hostname, by_authority, by_tcp, without_own }
+}
+
+/// Makes the lists of candidates of a service port.
+struct Lists<'a> {
+    group: &'a Arc<str>,
+    tuning: &'a Arc<Tuning>,
+    site: Site<'a>,
+}
+
+impl Lists<'_> {
+    /// Returns the endpoints of this TLS mode.
+    fn of_mode(&self, chosen: &[&PortEndpoint<'_>], mode: Option<TlsMode>) -> Arc<Candidates> {
+        let list = chosen.iter().filter(|here| Some(here.tls) == mode);
+        self.list(list.flat_map(|here| candidates_of(here, self.group, self.site)).collect())
+    }
+
+    /// Returns the endpoints for callers by authority, which are those that accept HBONE if any of them does.
+    fn by_authority(&self, chosen: &[&PortEndpoint<'_>]) -> Arc<Candidates> {
+        let encapsulation = encapsulation_of(chosen);
         let list = chosen.iter().filter(|here| here.encapsulation() == encapsulation);
         let list = list.flat_map(|here| {
-            let mut candidates = candidates_of(here, group, site);
+            let mut candidates = candidates_of(here, self.group, self.site);
             if encapsulation == Encapsulation::Hbone {
                 candidates.iter_mut().for_each(|candidate| candidate.key.address.set_port(HBONE_PORT));
             }
             candidates
         });
-        Arc::new(Candidates::new(group.clone(), tuning.clone(), list.collect()))
-    };
-    SubsetCandidates { by_mesh_name, by_hostname, by_authority, by_tcp }
+        self.list(list.collect())
+    }
+
+    /// Returns the endpoints where no rule with `tls: own` applies, if there are any; `all` are those where one does.
+    fn without_own(
+        &self,
+        chosen: &[&PortEndpoint<'_>],
+        asked: AskedBy,
+        all: &Arc<Candidates>,
+    ) -> Option<Arc<Candidates>> {
+        let offered: Vec<&PortEndpoint<'_>> =
+            chosen.iter().copied().filter(|here| !here.needs_own(asked)).collect();
+        let list = if offered.len() == chosen.len() {
+            all.clone()
+        } else {
+            match asked {
+                _ if offered.is_empty() => return None,
+                AskedBy::MeshName => self.of_mode(&offered, mode_of(&offered, MESH_NAME_PREFERENCE)),
+                AskedBy::Hostname => self.of_mode(&offered, mode_of(&offered, HOSTNAME_PREFERENCE)),
+                AskedBy::Authority => self.by_authority(&offered),
+                // Such callers come by routes, to which no export rule applies.
+                AskedBy::Tcp => return None,
+            }
+        };
+        // Equal lists are one list.
+        let list = if list.endpoints() == all.endpoints() { all.clone() } else { list };
+        (!list.is_empty()).then_some(list)
+    }
+
+    fn list(&self, list: Vec<Candidate>) -> Arc<Candidates> {
+        Arc::new(Candidates::new(self.group.clone(), self.tuning.clone(), list))
+    }
 }
 
 /// Returns HBONE if a ready endpoint accepts it, or if no endpoint works without it; else no encapsulation (SPEC §4). If the

@@ -195,7 +195,7 @@ fn the_gateways_of_this_network_choose_by_what_is_left() {
         policy.node.network = Network::new("east");
         let snapshot = Mesh { policy: policy.into(), ..mesh }.snapshot();
         let port = &snapshot.service(SERVICE).expect("a service").ports[0];
-        let candidates = port.candidates("", crate::service_view::AskedBy::MeshName).expect("candidates");
+        let candidates = port.candidates("", AskedBy::MeshName).expect("candidates");
         candidates.endpoints().iter().map(|one| (one.weight.value(), one.left)).collect()
     };
     assert_eq!(choices(32), [(1, 32), (1, 32)]);

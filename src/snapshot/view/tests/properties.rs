@@ -8,12 +8,13 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::*;
+use crate::export_tls::TlsSource;
 use crate::policy::NetworkPolicy;
 use crate::port_endpoint::network_of;
 use crate::random::{Addresses, any_meshes, meshes, steered, viewers};
 use crate::shard::Standing;
 use crate::steering::PARTS;
-use crate::testing::scoped;
+use crate::testing::{inferred, scoped};
 use isthmus_model::address::Host;
 
 const CASES: u32 = 600;
@@ -155,22 +156,55 @@ impl Rules<'_> {
         ways
     }
 
-    fn is_exported(&self, cluster: &ClusterId) -> bool {
-        let covers = |port: &PortView, cluster: Option<&ClusterId>| {
-            self.snapshot.policy.exports.iter().any(|rule| {
-                rule.services.iter().any(|pattern| pattern.matches(&self.service.name))
-                    && (rule.ports.is_empty() || rule.ports.contains(&port.port))
-                    && (rule.clusters.is_empty()
-                        || cluster.is_none_or(|cluster| rule.clusters.contains(cluster)))
-                    && (self.by_hbone() || rule.to.identities.is_empty())
-            })
-        };
-        covers(self.port, Some(cluster))
+    /// Returns true if a rule covers the port for callers of the viewer's protocol.
+    fn is_covered(&self, is_wanted: impl Fn(&ExportRule) -> bool) -> bool {
+        self.snapshot.policy.exports.iter().any(|rule| {
+            rule.services.iter().any(|pattern| pattern.matches(&self.service.name))
+                && (rule.ports.is_empty() || rule.ports.contains(&self.port.port))
+                && (self.by_hbone() || rule.to.identities.is_empty())
+                && is_wanted(rule)
+        })
+    }
+
+    fn has_cluster(rule: &ExportRule, cluster: &ClusterId) -> bool {
+        rule.clusters.is_empty() || rule.clusters.contains(cluster)
+    }
+
+    /// Returns true if a rule without `tls: own` leads callers of the viewer's kind to the endpoint.
+    fn is_in_mesh(&self, endpoint: &PortEndpoint<'_>) -> bool {
+        let is_written = endpoint.origin.tls == TlsSource::Written;
+        let tunnelled = endpoint.endpoint.template.encapsulation == Encapsulation::Hbone;
+        is_written
+            || match (self.by_hbone(), self.viewer.client) {
+                (true, _) => tunnelled || endpoint.tls == TlsMode::Mesh,
+                (false, ClientKind::Envoy) => endpoint.tls == TlsMode::Mesh,
+                (false, ClientKind::Grpc) => false,
+            }
+    }
+
+    fn is_exported(&self, endpoint: &PortEndpoint<'_>) -> bool {
+        self.is_covered(|rule| {
+            Self::has_cluster(rule, &endpoint.origin.cluster)
+                && (rule.tls == Some(ExportTls::Own) || self.is_in_mesh(endpoint))
+        })
     }
 
     fn has_host_route(&self) -> bool {
+        let is_written = |port: &PortView| {
+            let same = |part: &&crate::service_view::Part| {
+                let named = part.service.ports.iter().any(|own| own.name == port.name);
+                part.service.ports.iter().any(|own| {
+                    (own.port, own.protocol) == (port.port, port.protocol)
+                        && (!named || own.name == port.name)
+                })
+            };
+            self.service.parts.iter().filter(same).any(|part| part.origin.tls == TlsSource::Written)
+        };
         let offered = |port: &&PortView| {
-            port.protocol.is_tls() && port.rules.iter().any(|rule| rule.to.identities.is_empty())
+            port.protocol.is_tls()
+                && port.rules.iter().any(|rule| {
+                    rule.to.identities.is_empty() && (rule.tls == Some(ExportTls::Own) || is_written(port))
+                })
         };
         let offered: Vec<u16> = self.service.ports.iter().filter(offered).map(|port| port.port).collect();
         offered == [self.port.port]
@@ -182,8 +216,10 @@ impl Rules<'_> {
             ClientKind::Envoy => [TlsMode::Mesh, TlsMode::Own],
             ClientKind::Grpc => [TlsMode::Own, TlsMode::Mesh],
         };
+        let has_own = self.is_covered(|rule| rule.tls == Some(ExportTls::Own));
         let speaks = |mode| {
-            self.all.iter().any(|other| other.network == network && is_ready(other) && other.tls == mode)
+            let all = self.all.iter().filter(|other| has_own || self.is_in_mesh(other));
+            all.into_iter().any(|other| other.network == network && is_ready(other) && other.tls == mode)
         };
         preference.into_iter().find(|mode| speaks(*mode))
     }
@@ -289,8 +325,9 @@ impl Rules<'_> {
             Some(ExclusionReason::NoUsableGateway)
         } else if self.by_hbone() && endpoint.endpoint.template.encapsulation == Encapsulation::None {
             Some(ExclusionReason::NoTunnel)
-        } else if !self.is_exported(&endpoint.origin.cluster) {
-            Some(ExclusionReason::NotExported)
+        } else if !self.is_exported(endpoint) {
+            let is_covered = self.is_covered(|rule| Self::has_cluster(rule, &endpoint.origin.cluster));
+            Some(if is_covered { ExclusionReason::OutsideMesh } else { ExclusionReason::NotExported })
         } else if !self.by_hbone() && self.viewer.client == ClientKind::Grpc && !self.has_host_route() {
             Some(ExclusionReason::NoHostRoute)
         } else if !self.by_hbone() && endpoint.tls == TlsMode::None {
@@ -546,7 +583,8 @@ proptest! {
                 isthmus_model::service::Service { endpoints: endpoints.into(), ..(**service).clone() }
             });
             let other = crate::testing::shard(shard.origin.cluster.as_str(), shard.origin.network.as_str(), services.collect());
-            Arc::new(scoped(other).with_standing(shard.origin.standing))
+            let other = if shard.origin.tls == TlsSource::Written { scoped(other) } else { inferred(other) };
+            Arc::new(other.with_standing(shard.origin.standing))
         }).collect();
         let (one, other) = (mesh.snapshot(), other.snapshot());
         for ((service, port, subset), (service_2, port_2, _)) in questions(&one).iter().zip(&questions(&other)) {
@@ -583,6 +621,6 @@ fn random_meshes_have_everything_in_them() {
             }
         }
     }
-    assert_eq!(reasons.len(), 12, "{reasons:?}");
+    assert_eq!(reasons.len(), 13, "{reasons:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }
