@@ -155,7 +155,7 @@ fn an_api_server_behind_a_proxy_is_read_over_http_1_and_below_its_path() {
     std::fs::write(folder.path().join("east.kubeconfig"), proxy.kubeconfig(cluster.admin_token()))
         .expect("written");
     let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east, network: net-east, namespace: istio-system}\n\
-                  exports: [{services: [\"*.local\"], marked: {serviceExport: true}}]\n\
+                  exports: [{services: [\"*.local\"], tls: own, marked: {serviceExport: true}}]\n\
                   registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig}}]\n";
     let gateway = Gateway::start_in(folder, config, &[]);
     let registry = || gateway.json("/api/v1/registries")[0].clone();

@@ -21,7 +21,11 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
     let who = west.who.as_ref().expect("an identity");
     assert_eq!((who.trust_domain.as_str(), who.alias.as_str()), ("west.example", "west.example"));
     assert_eq!(west.limits, PeerLimits { connections: 7, ..PeerLimits::default() });
-    assert!(west.export_of("b.shop.mesh").is_some() && west.export_of("a.shop.mesh").is_none());
+    let is_exported = |name: &str| {
+        let name = isthmus_model::name::HostName::parse(name).expect("legal");
+        west.export_of(&name, "shop", false).is_some()
+    };
+    assert!(is_exported("b.shop.mesh") && !is_exported("a.shop.mesh"));
     assert_eq!(west.import_of("x.pay.west.global").and_then(|rule| rule.limit), Some(10));
     assert_eq!((north.who.is_none(), north.limits), (true, PeerLimits::default()));
     let [of_west, of_north] = config.links.as_slice() else { panic!("two") };

@@ -52,6 +52,7 @@ fn peer(name: &str) -> Arc<Peer> {
             services: vec![NamePattern::parse("*.shop.mesh").expect("legal")],
             except: Vec::new(),
             rename: Some(NameTemplate::parse("{service}.{namespace}.east.global").expect("legal")),
+            tls: None,
         }],
         imports: Vec::new(),
         limits: PeerLimits::default(),
