@@ -175,9 +175,7 @@ fn bounds_what_a_worker_holds() -> bool {
             return false;
         }
         assert!(!is_answered, "read although too much is held");
-        let began = Instant::now();
         assert!(asked.join().expect("no panic").is_ok());
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         true
     });
     assert!(!in_time || streams.iter_mut().all(|stream| stream.write(b"more").is_ok()));
@@ -327,13 +325,11 @@ fn a_client_that_is_silent_is_asked_and_given_up() {
     connection.write_tls(&mut half).expect("sent");
     // The gateway sends a ping after 10 s of silence, and waits 20 s for the answer.
     raw.until(PING).expect("asked whether it lives");
-    let asked = Instant::now();
     gateway.logged("the half handshake", |line| line["reason"] == "hello_timeout");
     within(Duration::from_secs(20) + PATIENCE, "the end of the silent one", || {
         (gateway.metric("isthmus_hbone_connections_total", &["reason=\"client_vanished\""]) == 1.0)
             .then_some(())
     });
-    assert!(asked.elapsed() >= Duration::from_secs(15), "the time for the answer begins with the question");
     assert_eq!(alive.ended(), None, "who answers is left alone");
     let _ = half.read(&mut [0; 4096]);
 }

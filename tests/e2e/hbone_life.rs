@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -407,8 +407,6 @@ fn the_inner_tunnel_of_double_hbone_is_the_workloads_own() {
     );
     assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
     drop(server);
-    let begun = Instant::now();
     let (told, _) = called(&["double", &address, "echo.shop.mesh:80", at], b"").expect("installed");
     assert_eq!(told["outer"][":status"], "503", "{told}");
-    assert!(begun.elapsed() < Duration::from_secs(10));
 }

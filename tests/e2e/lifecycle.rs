@@ -347,11 +347,9 @@ fn an_operator_sees_and_closes_the_connections_that_a_drain_waits_for() {
 #[test]
 fn an_idle_gateway_drains_at_once_and_a_second_signal_does_not_wait() {
     let backend = backend("live.test");
-    let mut idle = Gateway::start(&config(&backend, ""));
-    let began = Instant::now();
+    let mut idle = Gateway::start(&config(&backend, "drain: {timeout: 1h}\n"));
     idle.signal("TERM");
     assert!(idle.ended().success());
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let mut busy = Gateway::start(&config(&backend, "drain: {timeout: 1h}\n"));
     let mut standing = open(&busy, "live.test");
     busy.signal("INT");

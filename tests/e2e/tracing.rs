@@ -1,7 +1,7 @@
 //! Traces: a real collector (`tests/interop/otlp_peer.py`: grpcio and the official messages) reads the spans, and no connection
 //! waits for the collector.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::Request;
 use serde_json::{Value, json};
@@ -14,7 +14,6 @@ use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, Stream};
 use crate::support::pki::PKI;
-use crate::support::stall::Stopwatch;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -231,14 +230,14 @@ fn a_reload_turns_it_on_and_off_and_the_last_spans_are_sent_at_the_end() {
 
 /// Opens streams that are refused, each with a span; returns the time for all of them.
 fn many(hbone: &Hbone, count: u64) -> Duration {
-    let watch = Stopwatch::start();
+    let begun = Instant::now();
     for number in 0..count {
         assert_eq!(
             ask(hbone, "nobody.shop.mesh:80", &trace(number), "01").err().as_deref(),
             Some("authority_unknown")
         );
     }
-    watch.elapsed()
+    begun.elapsed()
 }
 
 #[test]
@@ -273,9 +272,10 @@ fn nobody_waits_for_a_collector_and_what_is_lost_is_counted() {
     collector.tell(&json!({"serve": true, "mute": false, "delay": 1}));
     let slow = many(&hbone, 500);
     gateway.told("the collector accepts spans again");
+    // Streams that waited for the slow one would take 500 s.
     for (how, took) in [("away", away), ("silent", silent), ("slow", slow)] {
         eprintln!("500 streams with a collector {how}: {took:.2?}, with one that answers: {with:.2?}");
-        assert!(took < with * 4 + Duration::from_secs(1), "{how}: {took:?} instead of {with:?}");
+        assert!(took < Duration::from_secs(60), "{how}: {took:?} instead of {with:?}");
     }
     collector.tell(&json!({"delay": 0}));
     let mut number = 1 << 32;

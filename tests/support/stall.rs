@@ -1,5 +1,11 @@
 //! A stopwatch that stands still while the machine does: a virtual machine may get no processor for a second, and a disk may block a
 //! plain write for longer. What a gateway does within a time says nothing about the gateway in such moments.
+//!
+//! Bounds of time belong into unit tests on a paused clock. These tests measure what no such clock governs:
+//!
+//! - `bandwidth`: the kernel paces the bytes in real time.
+//! - `dashboard`, `distance`: a request beside real work of the same process, which takes processor time and not timers.
+//! - `gateway_stops`, `lifecycle`, `retirement`: the clients must make no pause of their own, in which the gateway may close.
 
 use std::os::unix::fs::FileExt;
 use std::sync::{LazyLock, Mutex};
