@@ -121,6 +121,7 @@ mod tests {
                 assert!(!one.entry.is_cut(), "after {second} ticks");
                 rig.tick().await;
             }
+            assert!(one.entry.is_cut(), "after 31 ticks");
             assert_eq!(one.ended.await.expect("it ends"), Reason::HalfCloseTimeout);
         });
     }
