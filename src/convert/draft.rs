@@ -1,5 +1,6 @@
 //! The config that a conversion makes: its parts, each with its line in the converted file, and the text of the whole.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::json;
@@ -45,6 +46,8 @@ pub(super) struct Remark {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
     pub(super) line: usize,
+    /// The line of the section or server.
+    pub(super) owner: usize,
     pub(super) name: String,
     pub(super) bind: Bind,
     /// True if connections begin with a PROXY header.
@@ -63,9 +66,20 @@ pub(super) struct Listener {
 
 impl Listener {
     /// Makes a listener that routes by name and lets every source in.
-    pub(super) fn new(line: usize, name: String, bind: Bind, proxy: bool) -> Self {
+    pub(super) fn new((owner, line): (usize, usize), name: String, bind: Bind, proxy: bool) -> Self {
         let (proxy_from, from) = (Vec::new(), Vec::new());
-        Self { line, name, bind, proxy, proxy_from, hello_timeout: None, from, fallback: None, target: None }
+        Self {
+            line,
+            owner,
+            name,
+            bind,
+            proxy,
+            proxy_from,
+            hello_timeout: None,
+            from,
+            fallback: None,
+            target: None,
+        }
     }
 }
 
@@ -117,6 +131,14 @@ pub(super) struct Target {
     pub(super) send_proxy: Option<&'static str>,
 }
 
+impl Target {
+    /// Returns true if more than the addresses of its endpoints is set, apart from the policy.
+    pub(super) fn has_settings(&self) -> bool {
+        let is_plain = |one: &Endpoint| one.weight == 1 && !one.backup && one.connections_max.is_none();
+        self.send_proxy.is_some() || self.health.is_some() || !self.endpoints.iter().all(is_plain)
+    }
+}
+
 /// A route of the converted config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
@@ -131,21 +153,6 @@ pub(super) struct Route {
     pub(super) by_alpn: Vec<(String, Vec<String>)>,
     /// True if the route is one of its listeners' own, because another listener sends the same name elsewhere.
     pub(super) is_own: bool,
-}
-
-impl Route {
-    /// Makes a route on no listener.
-    pub(super) fn new(line: usize, key: String, target: Target) -> Self {
-        Self {
-            line,
-            key,
-            listeners: Vec::new(),
-            target,
-            from: Vec::new(),
-            by_alpn: Vec::new(),
-            is_own: false,
-        }
-    }
 }
 
 /// The value of `limits.perSource`.
@@ -168,6 +175,28 @@ pub(super) struct Draft {
     /// The value of `drain.timeout`.
     pub(super) drain: Option<String>,
     pub(super) remarks: Vec<Remark>,
+    /// The names of backends that a route or a listener leads to.
+    pub(super) reached: BTreeSet<String>,
+    /// The addresses on which the original listens, also those that are not converted.
+    pub(super) claims: Vec<Claim>,
+    /// What is left out of each part of the config, as comments there, with the lines.
+    left_out: BTreeSet<(Place, usize, String)>,
+}
+
+/// An address on which the original listens, with the line of its section or server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) owner: usize,
+    pub(super) bind: Bind,
+    /// True if connections begin with a PROXY header.
+    pub(super) proxy: bool,
+}
+
+/// A part of the config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    Listeners,
+    Routes,
 }
 
 /// Returns a text as a quoted YAML value.
@@ -189,8 +218,7 @@ fn members<const N: usize>(all: [(&str, Option<String>); N]) -> String {
 impl Route {
     /// Returns true if another route sends the same clients to the same endpoints.
     fn is_like(&self, other: &Self) -> bool {
-        (&self.target.backend, &self.from, &self.by_alpn)
-            == (&other.target.backend, &other.from, &other.by_alpn)
+        (&self.target, &self.from, &self.by_alpn) == (&other.target, &other.from, &other.by_alpn)
     }
 }
 
@@ -200,9 +228,14 @@ impl Draft {
         self.remarks.push(Remark { line, fate, text: text.into() });
     }
 
-    /// Adds a route. If another listener sends the same name elsewhere, the route becomes one of its listeners' own. `is_first` is true
-    /// while the routes of the first listener are added: of two equal keys there, the first one stays.
-    pub(super) fn place(&mut self, mut route: Route, is_first: bool) {
+    /// Adds a remark on something that is left out, because the original could refuse it, and a comment in its part of the config.
+    pub(super) fn leave_out(&mut self, place: Place, line: usize, text: String) {
+        self.left_out.insert((place, line, text.clone()));
+        self.remark(line, Fate::NotConverted, text);
+    }
+
+    /// Adds a route. If another listener sends the same name elsewhere, the route becomes one of its listeners' own.
+    pub(super) fn place(&mut self, mut route: Route) {
         if let Some(at) = self.routes.iter().position(|known| known.key == route.key && known.is_like(&route))
         {
             let known = &mut self.routes[at].listeners;
@@ -210,12 +243,43 @@ impl Draft {
             known.append(&mut route.listeners);
             return;
         }
-        let is_taken = self.routes.iter().any(|known| known.key == route.key);
-        if is_taken && is_first {
-            return;
-        }
-        route.is_own = is_taken;
+        route.is_own = self.routes.iter().any(|known| known.key == route.key);
         self.routes.push(route);
+    }
+
+    /// Ends the conversion: takes away each listener that would also accept connections to an address at which another section of the
+    /// original decides, and puts the remarks in order.
+    pub(super) fn settle(&mut self) {
+        let claims = std::mem::take(&mut self.claims);
+        let claimed = |listener: &Listener| {
+            claims.iter().find(|claim| {
+                (claim.owner, claim.proxy) != (listener.owner, listener.proxy)
+                    && covering(listener.bind, claim.bind) == Some(listener.bind)
+            })
+        };
+        for listener in std::mem::take(&mut self.listeners) {
+            let Some(claim) = claimed(&listener) else {
+                self.listeners.push(listener);
+                continue;
+            };
+            let text = format!(
+                "the listener at {} is left out, because it would also accept connections to {}, on which line {} decides; write single \
+                 addresses of the host",
+                listener.bind, claim.bind, claim.owner
+            );
+            self.leave_out(Place::Listeners, listener.line, text);
+            self.routes.iter_mut().for_each(|route| route.listeners.retain(|name| *name != listener.name));
+        }
+        self.routes.retain(|route| !route.listeners.is_empty());
+        self.remarks.sort();
+        self.remarks.dedup();
+    }
+
+    /// Writes a comment for each thing that is left out of a part of the config.
+    fn left_out(&self, place: Place, text: &mut String) {
+        for (_, line, why) in self.left_out.iter().filter(|(of, ..)| *of == place) {
+            let _ = writeln!(text, "  # line {line}: {}", clean(why));
+        }
     }
 
     /// Returns the config, with the remarks that need a decision as comments.
@@ -235,6 +299,7 @@ impl Draft {
             }
         }
         text.push_str("listeners:\n");
+        self.left_out(Place::Listeners, &mut text);
         for listener in &self.listeners {
             let _ = writeln!(text, "  - name: {}  # line {}", quoted(&listener.name), listener.line);
             let _ = writeln!(text, "    bind: {}", quoted(&listener.bind.to_string()));
@@ -244,6 +309,7 @@ impl Draft {
         if common.peek().is_some() {
             text.push_str("routes:\n");
         }
+        self.left_out(Place::Routes, &mut text);
         for route in common {
             self.route(route, 2, &mut text);
         }

@@ -3,16 +3,18 @@
 
 mod backend;
 mod bind;
+mod conditions;
 mod frontend;
 mod needless;
 
 use std::collections::BTreeMap;
 
-use super::draft::{Draft, Fate, Target};
+use super::draft::{Draft, Fate};
+use super::rules::Lead;
 use super::values::{bind_address, connections, milliseconds, positive, time};
 use super::words::{Line, Section, sections};
 use isthmus_model::address::Bind;
-use needless::why_not_needed;
+use needless::{never_refuses, why_not_needed};
 
 /// The settings that the sections below a `defaults` section inherit.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +26,8 @@ struct Defaults {
     maxconn: Option<Line>,
     timeout_check: Option<Line>,
     server: Vec<Line>,
+    /// Lines that are not understood: each could refuse every client of a section below.
+    unread: Vec<usize>,
 }
 
 /// A backend, or the backend part of a `listen` section.
@@ -37,8 +41,10 @@ struct Conversion<'a> {
     read: &'a dyn Fn(&str) -> Option<String>,
     draft: Draft,
     backends: BTreeMap<String, Backend<'a>>,
-    /// The settings that were made from each backend, by its name; `None` if the backend has no endpoint.
-    targets: BTreeMap<String, Option<Target>>,
+    /// What was made of each backend, by its name.
+    leads: BTreeMap<String, Lead>,
+    /// True if the file has a backend that is not served.
+    has_closed_backend: bool,
     /// The addresses of all frontends. An endpoint with such an address would connect the gateway to itself.
     own: Vec<Bind>,
     global_maxconn: bool,
@@ -52,7 +58,8 @@ pub(super) fn convert_with(text: &str, read: &dyn Fn(&str) -> Option<String>) ->
         read,
         draft: Draft::default(),
         backends: BTreeMap::new(),
-        targets: BTreeMap::new(),
+        leads: BTreeMap::new(),
+        has_closed_backend: false,
         own: Vec::new(),
         global_maxconn: false,
         frontends: 0,
@@ -67,10 +74,7 @@ pub(super) fn convert_with(text: &str, read: &dyn Fn(&str) -> Option<String>) ->
         conversion.frontend(section, defaults);
     }
     conversion.unused_backends();
-    let mut draft = conversion.draft;
-    draft.remarks.sort();
-    draft.remarks.dedup();
-    draft
+    conversion.draft
 }
 
 /// Returns the addresses on which a section accepts connections that are passed through.
@@ -100,12 +104,21 @@ impl<'a> Conversion<'a> {
         self.draft.remark(line.number, Fate::NotNeeded, format!("{}: {why}", line.quoted()));
     }
 
-    /// Adds a remark on a line that no rule of its section has handled.
-    fn other(&mut self, line: &Line) {
-        match why_not_needed(line) {
-            Some(why) => self.not_needed(line, why),
-            None => self.not_converted(line.number, format!("{} has no counterpart", line.quoted())),
+    /// Adds a remark on a line that no rule of its section has handled. Returns true if the line could refuse clients.
+    fn other(&mut self, line: &Line) -> bool {
+        if let Some(why) = why_not_needed(line) {
+            self.not_needed(line, why);
+            return false;
         }
+        let (text, could_refuse) = match never_refuses(line) {
+            true => ("has no counterpart", false),
+            false => ("has no counterpart, and could refuse clients", true),
+        };
+        // A line that cannot be parsed has its remark.
+        if line.is_readable() {
+            self.not_converted(line.number, format!("{} {text}", line.quoted()));
+        }
+        could_refuse
     }
 
     /// Reads all sections except the lines of frontends and backends. Returns the frontends, with the settings that they
@@ -116,7 +129,11 @@ impl<'a> Conversion<'a> {
         let mut frontends = Vec::new();
         for section in sections {
             let inherited = self.inherited(section, &last, &named);
+            if ["frontend", "listen"].contains(&section.kind()) && !is_disabled(section, &inherited) {
+                self.draft.claims.extend(bind::claims(section));
+            }
             if self.has_fatal_fault(section) {
+                self.has_closed_backend = true;
                 continue;
             }
             match section.kind() {
@@ -134,7 +151,7 @@ impl<'a> Conversion<'a> {
                         frontends.push((section, inherited));
                     }
                 }
-                "frontend" | "listen" | "backend" => {}
+                kind @ ("frontend" | "listen" | "backend") => self.has_closed_backend |= kind != "frontend",
                 _ => {
                     let text = format!("the section {} has no counterpart", section.title());
                     self.not_converted(section.head.number, text);
@@ -210,7 +227,7 @@ impl<'a> Conversion<'a> {
             if self.refuses(name) {
                 let text = format!("the backend {name} refuses all connections");
                 self.draft.remark(section.head.number, Fate::NotNeeded, text);
-            } else if !self.targets.contains_key(name) {
+            } else if !self.draft.reached.contains(name) {
                 let text = format!("no converted rule leads to the backend {name} ({})", section.span());
                 self.draft.remark(section.head.number, Fate::NotConverted, text);
             }
@@ -225,7 +242,8 @@ impl<'a> Conversion<'a> {
                     self.global_maxconn = true;
                 }
                 ["hard-stop-after", text] if positive(text).is_some() => self.draft.drain = positive(text),
-                _ => self.other(line),
+                // This section has no rule on connections.
+                _ => _ = self.other(line),
             }
         }
     }
@@ -243,8 +261,8 @@ impl<'a> Conversion<'a> {
                 ["timeout", "check", _] => defaults.timeout_check = Some(line.clone()),
                 ["default-server", ..] => defaults.server.push(line.clone()),
                 _ => {
-                    if !self.timeout(line) {
-                        self.other(line);
+                    if !self.timeout(line) && self.other(line) {
+                        defaults.unread.push(line.number);
                     }
                 }
             }

@@ -1,17 +1,21 @@
 //! `isthmus convert`: converts the config of another program. The result is a draft: lines that could not be converted are
 //! listed with their numbers and never dropped silently.
 //!
-//! - `haproxy`: the sections of HAProxy's configuration. `rules`: its conditions. `servers`: its servers. `values`, `words`: its syntax.
+//! - `haproxy`: the sections of HAProxy's configuration. `servers`: its servers. `values`, `words`: its syntax.
 //! - `nginx`: the `stream` block of nginx. `sniproxy`: the tables of sniproxy. `blocks`: their syntax.
+//! - `rules`: what each of them does with a connection. `names`, `sources`: sets of clients. `site`: listeners and routes of the rules.
 //! - `draft`: the config that results.
 
 mod blocks;
 mod draft;
 mod haproxy;
+mod names;
 mod nginx;
 mod rules;
 mod servers;
+mod site;
 mod sniproxy;
+mod sources;
 mod values;
 mod words;
 
@@ -30,7 +34,7 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 pub const EXAMPLES: &str = "Examples:
   isthmus convert /etc/haproxy/haproxy.cfg > isthmus.yaml     the config; what is not converted goes to standard error
   isthmus convert /etc/nginx/nginx.conf                       the stream block of nginx, or a configuration of sniproxy
-  isthmus convert haproxy.cfg --out isthmus.yaml --strict     exit code 1 if a line could not be converted
+  isthmus convert haproxy.cfg --out isthmus.yaml --partial    exit code 0 also if something was left out
   isthmus convert haproxy.cfg --all                           also list lines that need no counterpart";
 
 #[expect(missing_docs, reason = "a comment would become a help text")]
@@ -42,8 +46,10 @@ pub struct Arguments {
     /// Write the config to this file, which must not exist [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Fail if a line could not be converted
+    /// Succeed although lines were not converted, or clients that they could have refused were left out
     #[arg(long)]
+    partial: bool,
+    #[arg(long, hide = true, conflicts_with = "partial")]
     strict: bool,
     /// Also list lines that need no counterpart
     #[arg(long)]
@@ -75,12 +81,25 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     }
     if draft.listeners.is_empty() {
         return Err(Failure::Wrong(format!(
-            "{file}: no section of mode tcp, no server of a `stream` block and no listener of sniproxy has an address that can be \
-             converted"
+            "{file}: no section of mode tcp, no server of a `stream` block and no listener of sniproxy can be converted"
         )));
     }
     let is_whole = draft.remarks.iter().all(|remark| remark.fate != Fate::NotConverted);
-    if arguments.strict && !is_whole { Err(Failure::Reported) } else { Ok(()) }
+    if is_whole || arguments.partial {
+        return Ok(());
+    }
+    let _ = writeln!(
+        told,
+        "{file}: the config has less than the original; it admits nothing that the original refuses. Read the lines above, and add \
+         `--partial` to accept this"
+    );
+    Err(Failure::Reported)
+}
+
+/// Returns the config that a text is converted to; `None` if it has no listener.
+pub fn config_of(text: &str) -> Option<String> {
+    let draft = converted(text, Path::new("-"));
+    (!draft.listeners.is_empty()).then(|| draft.yaml("text"))
 }
 
 /// The program whose configuration a file is.
@@ -116,11 +135,13 @@ fn converted(text: &str, file: &Path) -> Draft {
         let places = [Some(PathBuf::from(named)), file.parent().map(|folder| folder.join(named)), beside];
         places.into_iter().flatten().find_map(|path| read(&path).ok())
     };
-    match program_of(text) {
+    let mut draft = match program_of(text) {
         Program::HaProxy => haproxy::convert_with(text, &read_named),
         Program::Nginx => nginx::convert(text),
         Program::SniProxy => sniproxy::convert(text),
-    }
+    };
+    draft.settle();
+    draft
 }
 
 fn read(path: &Path) -> std::io::Result<String> {

@@ -7,16 +7,20 @@ mod maps;
 mod upstreams;
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 
 use super::blocks::{Directive, End, parse};
-use super::draft::{Draft, Fate, Listener, Route, Target, merge};
-use super::rules::Names;
+use super::draft::{Claim, Draft, Fate, Listener, Place, merge};
+use super::rules::{Lead, Rule, Then, When};
+use super::site::Site;
+use super::sources::Sources;
 use super::values::{bind_address, connections, port_of, positive};
 use isthmus_model::address::Bind;
-use maps::{Choice, Leads};
+use maps::Choice;
 use upstreams::Upstream;
 
-/// Directives that have no effect on where connections go.
+/// Directives that have no effect on where connections go. This list and the next one are closed: any other directive of a server, or
+/// above one, could refuse clients.
 const NEEDLESS: &[&str] = &[
     "user",
     "worker_processes",
@@ -40,7 +44,7 @@ const NEEDLESS: &[&str] = &[
     "proxy_next_upstream_timeout",
     "preread_buffer_size",
     "proxy_buffer_size",
-    "ssl_preread",
+    "status_zone",
     "daemon",
     "worker_cpu_affinity",
     "worker_priority",
@@ -51,12 +55,27 @@ const NEEDLESS: &[&str] = &[
     "working_directory",
 ];
 
+/// Directives that have no counterpart, and refuse no client.
+const HARMLESS: &[&str] = &[
+    "proxy_bind",
+    "proxy_download_rate",
+    "proxy_upload_rate",
+    "proxy_connect_timeout",
+    "proxy_timeout",
+    "proxy_protocol_timeout",
+    "proxy_requests",
+    "proxy_responses",
+    "preread_timeout",
+    "resolver",
+];
+
 /// Converts a file.
 pub(super) fn convert(text: &str) -> Draft {
     let (all, faults) = parse(text, End::Semicolon);
     let mut conversion = Conversion::default();
     for (line, fault) in faults {
         conversion.draft.remark(line, Fate::NotConverted, fault);
+        conversion.unread.push(Rule::could_refuse(line));
     }
     // A file that another one includes may begin within the `stream` block.
     let is_part = !all.iter().any(|one| one.name() == "stream");
@@ -66,13 +85,13 @@ pub(super) fn convert(text: &str) -> Draft {
         for directive in &all {
             match directive.name() {
                 "stream" => conversion.stream(directive.inner()),
-                _ => conversion.other(directive),
+                // What is beside the `stream` block has no effect on its servers.
+                _ => _ = conversion.other(directive),
             }
         }
     }
     conversion.unused();
-    conversion.draft.remarks.sort();
-    conversion.draft.remarks.dedup();
+    conversion.claims(&all);
     conversion.draft
 }
 
@@ -84,6 +103,8 @@ struct Conversion<'a> {
     choices: BTreeMap<&'a str, Choice<'a>>,
     /// The keys of the zones of `limit_conn_zone`.
     zones: BTreeMap<&'a str, &'a str>,
+    /// The faults of the syntax: each could be about every server.
+    unread: Vec<Rule>,
 }
 
 /// The settings of a server, or those of the `stream` block, which servers inherit.
@@ -93,29 +114,30 @@ struct Settings<'a> {
     connect_timeout: Option<String>,
     hello_timeout: Option<String>,
     send_proxy: bool,
-    allow: Vec<String>,
-    /// True after `deny all`.
-    denies_rest: bool,
+    reads_hello: bool,
+    /// The rules of `allow` and `deny`.
+    access: Vec<Rule>,
+    /// Directives that are not understood: each could refuse every client.
+    unread: Vec<Rule>,
     real_ip_from: Vec<String>,
     listens: Vec<&'a Directive>,
+    /// The lines of limits by the source.
+    limits: Vec<usize>,
 }
 
-/// Where the connections of a server lead.
+/// The rules of a server, while they are made.
 #[derive(Default)]
-struct Plan {
-    routes: Vec<Planned>,
-    fallback: Option<Target>,
-    /// Names that no route may send elsewhere.
-    refused: Vec<(usize, Names)>,
-}
-
-/// A route before it has listeners.
-struct Planned {
-    line: usize,
-    names: Names,
-    target: Target,
-    from: Vec<String>,
-    by_alpn: Vec<(String, Target)>,
+struct Server<'s> {
+    connect_timeout: Option<&'s String>,
+    send_proxy: bool,
+    /// True if the source that variables have is that of a load balancer.
+    hides_sources: bool,
+    choices: Vec<Rule>,
+    leads: Vec<Lead>,
+    /// True if a variable of the hello is read.
+    reads_hello: bool,
+    /// True if a rule is about clients that do not speak TLS.
+    has_fallback: bool,
 }
 
 impl<'a> Conversion<'a> {
@@ -123,27 +145,33 @@ impl<'a> Conversion<'a> {
         self.draft.remark(line, Fate::NotConverted, text);
     }
 
-    /// Adds a remark on a directive that nothing has read.
-    fn other(&mut self, directive: &Directive) {
+    /// Adds a remark on a directive that nothing has read. Returns true if it could refuse clients of its block.
+    fn other(&mut self, directive: &Directive) -> bool {
         let (line, quoted) = (directive.line, directive.quoted());
         match directive.name() {
             name if NEEDLESS.contains(&name) => {
-                self.draft.remark(
-                    line,
-                    Fate::NotNeeded,
-                    format!("{quoted} has no effect on where connections go"),
-                );
+                let text = format!("{quoted} has no effect on where connections go");
+                self.draft.remark(line, Fate::NotNeeded, text);
+                return false;
+            }
+            name if HARMLESS.contains(&name) => {
+                self.not_converted(line, format!("{quoted} has no counterpart"));
+                return false;
             }
             "http" | "mail" => {
                 self.not_converted(line, format!("the block {quoted}: isthmus passes TLS and TCP through"))
             }
-            "include" => self.not_converted(line, format!("{quoted}: convert that file by itself")),
-            _ => self.not_converted(line, format!("{quoted} has no counterpart")),
+            "include" => self.not_converted(
+                line,
+                format!("{quoted}: convert a file that has this one in place of the line"),
+            ),
+            _ => self.not_converted(line, format!("{quoted} has no counterpart, and could refuse clients")),
         }
+        true
     }
 
     fn stream(&mut self, all: &'a [Directive]) {
-        let mut base = Settings::default();
+        let mut base = Settings { unread: self.unread.clone(), ..Settings::default() };
         let mut servers = Vec::new();
         for directive in all {
             match (directive.name(), &directive.values()[..]) {
@@ -165,7 +193,7 @@ impl<'a> Conversion<'a> {
             }
         }
         for server in servers {
-            self.server(server, base.clone());
+            self.server(server, &base);
         }
     }
 
@@ -183,24 +211,57 @@ impl<'a> Conversion<'a> {
                 self.idle(line, &seconds(text).unwrap_or_default())
             }
             ("proxy_protocol", [on]) => settings.send_proxy = *on == "on",
-            ("allow", [block]) if !settings.denies_rest && *block != "all" => {
-                settings.allow.push(cidr(block))
+            ("ssl_preread", [on]) => {
+                settings.reads_hello = *on == "on";
+                let text = format!("{}: the gateway reads every hello", directive.quoted());
+                self.draft.remark(line, Fate::NotNeeded, text);
             }
-            ("deny", ["all"]) => settings.denies_rest = true,
-            ("set_real_ip_from", [block]) if !block.starts_with("unix") => {
+            ("allow" | "deny", [block]) => {
+                let then = if directive.name() == "allow" { Then::Accept } else { Then::Refuse };
+                let sources = Sources::block(block).map(|sources| {
+                    let kin = if block.contains(':') { sources.with_kin() } else { sources.clone() };
+                    When::Sources(sources, kin)
+                });
+                let when = match *block {
+                    "all" => When::Always,
+                    // No client of these listeners connects by a unix socket.
+                    "unix:" => When::never(),
+                    _ => sources.unwrap_or_else(|| {
+                        self.not_converted(line, format!("{} has no block of addresses", directive.quoted()));
+                        When::Unknown
+                    }),
+                };
+                settings.access.push(Rule::new(line, when, then));
+            }
+            ("set_real_ip_from", [block]) if Sources::block(block).is_some() => {
                 settings.real_ip_from.push(cidr(block))
             }
             ("limit_conn", [zone, count]) => {
-                let by_source = self.zones.get(*zone).is_some_and(|key| key.contains("remote_addr"));
+                let by_source = self
+                    .zones
+                    .get(*zone)
+                    .is_some_and(|key| ["$remote_addr", "$binary_remote_addr"].contains(key));
                 match connections(count) {
-                    Some(count) if by_source => self.draft.per_source.connections = Some(count),
-                    _ => self.not_converted(
-                        line,
-                        format!("{}: only a limit by `$remote_addr` has a counterpart", directive.quoted()),
-                    ),
+                    Some(count) if by_source => {
+                        let known = &mut self.draft.per_source.connections;
+                        *known = Some(known.map_or(count, |known| known.min(count)));
+                        settings.limits.push(line);
+                    }
+                    _ => {
+                        let text = format!(
+                            "{}: only a limit by `$remote_addr` has a counterpart",
+                            directive.quoted()
+                        );
+                        self.not_converted(line, text);
+                        settings.unread.push(Rule::could_refuse(line));
+                    }
                 }
             }
-            _ => self.other(directive),
+            _ => {
+                if self.other(directive) {
+                    settings.unread.push(Rule::could_refuse(line));
+                }
+            }
         }
     }
 
@@ -217,124 +278,77 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    fn server(&mut self, server: &'a Directive, mut settings: Settings<'a>) {
+    fn server(&mut self, server: &'a Directive, base: &Settings<'a>) {
+        // A server with `allow`, `deny` or `set_real_ip_from` inherits none of that directive.
+        let mut settings = Settings { access: Vec::new(), real_ip_from: Vec::new(), ..base.clone() };
         for directive in server.inner() {
             self.setting(directive, &mut settings);
+        }
+        if settings.access.is_empty() {
+            settings.access.clone_from(&base.access);
+        }
+        if settings.real_ip_from.is_empty() {
+            settings.real_ip_from.clone_from(&base.real_ip_from);
         }
         let Some(pass) = settings.pass else {
             return self.not_converted(server.line, "this server has no `proxy_pass`");
         };
-        if !settings.allow.is_empty() && !settings.denies_rest {
-            self.not_converted(
-                server.line,
-                "`allow` without `deny all` after it lets every source in; the listener has no `from`",
-            );
-            settings.allow.clear();
-        }
         let mut listeners = Vec::new();
         for listen in &settings.listens {
-            self.listen(listen, &settings, &mut listeners);
+            self.listen(server.line, listen, &settings, &mut listeners);
         }
         if listeners.is_empty() {
             return self.not_converted(server.line, "this server has no address that can be converted");
         }
-        let leads = self.leads(pass.line, &pass.words[1]);
-        match leads {
-            Leads::Target(target) => {
-                let target = self.with_settings(target, &settings);
-                for listener in &mut listeners {
-                    listener.target = Some(target.clone());
-                }
-                if settings.allow.is_empty() {
-                    let text = "every source may use this port, as with nginx; set `from` of the listener";
-                    self.draft.remark(pass.line, Fate::Differs, text);
-                }
-                self.draft.listeners.append(&mut listeners);
-            }
-            Leads::Nowhere(why) | Leads::Unknown(why) => {
-                self.not_converted(
-                    pass.line,
-                    format!("{}: {why}; the config has no listener for this server", pass.quoted()),
-                );
-            }
-            Leads::By(map) => {
-                let plan = self.plan(map);
-                self.place(plan, listeners, &settings);
+        // Without `set_real_ip_from`, nginx judges the load balancer that sends the header.
+        let hides_sources =
+            settings.real_ip_from.is_empty() && listeners.iter().any(|listener| listener.proxy);
+        if hides_sources {
+            for line in std::mem::take(&mut settings.limits) {
+                let text = "without `set_real_ip_from`, the limit counts load balancers, and `limits.perSource` clients";
+                self.not_converted(line, text);
+                settings.unread.push(Rule::could_refuse(line));
             }
         }
-    }
-
-    /// Adds the listeners of a server, and its routes.
-    fn place(&mut self, plan: Plan, mut listeners: Vec<Listener>, settings: &Settings<'a>) {
-        let names: Vec<String> = listeners.iter().map(|listener| listener.name.clone()).collect();
-        if let Some(fallback) = &plan.fallback {
-            let address =
-                fallback.endpoints.first().map(|endpoint| (endpoint.line, endpoint.address.clone()));
-            if let (Some((line, _)), true) = (&address, fallback.endpoints.len() > 1) {
-                let text = format!(
-                    "{}: `fallback` has one address, and the config has that of the first server",
-                    fallback.backend
-                );
-                self.draft.remark(*line, Fate::Differs, text);
-            }
-            listeners.iter_mut().for_each(|listener| listener.fallback.clone_from(&address));
-        }
-        self.draft.listeners.append(&mut listeners);
-        let is_free = self.draft.routes.is_empty();
-        let has_nameless = plan.routes.iter().any(|planned| planned.names == Names::Exact("-".to_owned()));
-        for planned in plan.routes {
-            let is_covered = |key: &String| has_nameless && planned.names == Names::All && key == "-";
-            let keys = self.safe_keys(&planned, &plan.refused).into_iter();
-            for key in keys.filter(|key| !is_covered(key)) {
-                let by_alpn = planned.by_alpn.iter().map(|(protocol, target)| {
-                    (
-                        protocol.clone(),
-                        target.endpoints.iter().map(|endpoint| endpoint.address.clone()).collect(),
-                    )
-                });
-                let route = Route {
-                    line: planned.line,
-                    key,
-                    listeners: names.clone(),
-                    target: self.with_settings(planned.target.clone(), settings),
-                    from: planned.from.clone(),
-                    by_alpn: by_alpn.collect(),
-                    is_own: false,
-                };
-                self.draft.place(route, is_free);
-            }
-        }
-    }
-
-    /// Returns the keys of a route, without those that would take names that nginx does not send to its target.
-    fn safe_keys(&mut self, planned: &Planned, refused: &[(usize, Names)]) -> Vec<String> {
-        let wide = !matches!(planned.names, Names::Exact(_));
-        let refused =
-            refused.iter().find(|(_, names)| wide && *names != planned.names && planned.names.cover(names));
-        let (keys, left): (Vec<String>, Vec<String>) =
-            planned.names.keys().into_iter().partition(|key| refused.is_none() || key == "-");
-        if let (Some((line, names)), false) = (refused, left.is_empty()) {
-            let text = format!(
-                "{}: left out, because it would also take {} (line {line}), which nginx does not send to {}; write a route for each \
-                 name",
-                left.join(" and "),
-                names.keys().join(" and "),
-                planned.target.backend
+        let mut plan = Server {
+            connect_timeout: settings.connect_timeout.as_ref(),
+            send_proxy: settings.send_proxy,
+            hides_sources,
+            ..Server::default()
+        };
+        self.rules_of(pass.line, &pass.words[1], When::Always, 0, &mut plan);
+        let Server { choices, leads, reads_hello, has_fallback, .. } = plan;
+        if reads_hello && !settings.reads_hello {
+            self.not_converted(
+                server.line,
+                "without `ssl_preread on`, nginx reads no hello and gives all clients the default",
             );
-            self.not_converted(planned.line, text);
+            settings.unread.push(Rule::could_refuse(server.line));
         }
-        keys
+        let (peers, access) = match hides_sources {
+            true => (settings.access, Vec::new()),
+            false => (Vec::new(), settings.access),
+        };
+        let site = Site {
+            line: server.line,
+            listeners,
+            peers,
+            phases: vec![settings.unread, access],
+            choices,
+            leads,
+            is_raw: !reads_hello,
+            has_fallback,
+        };
+        site.place(&mut self.draft);
     }
 
-    fn with_settings(&self, target: Target, settings: &Settings<'_>) -> Target {
-        Target {
-            connect_timeout: settings.connect_timeout.clone(),
-            send_proxy: settings.send_proxy.then_some("v1"),
-            ..target
-        }
-    }
-
-    fn listen(&mut self, listen: &Directive, settings: &Settings<'_>, listeners: &mut Vec<Listener>) {
+    fn listen(
+        &mut self,
+        owner: usize,
+        listen: &Directive,
+        settings: &Settings<'_>,
+        listeners: &mut Vec<Listener>,
+    ) {
         let line = listen.line;
         let values = listen.values();
         let Some((address, parameters)) = values.split_first() else { return };
@@ -343,6 +357,7 @@ impl<'a> Conversion<'a> {
             match *parameter {
                 "proxy_protocol" => proxy = true,
                 "ipv6only=off" => is_v6_only = false,
+                "ipv6only=on" | "reuseport" | "bind" | "deferred" | "default_server" => {}
                 "ssl" | "udp" => {
                     let text = format!(
                         "{}: isthmus ends no TLS of clients and passes no UDP; the config has no listener for it",
@@ -350,26 +365,28 @@ impl<'a> Conversion<'a> {
                     );
                     return self.not_converted(line, text);
                 }
-                _ => {}
+                other => {
+                    let (key, _) = other.split_once('=').unwrap_or((other, ""));
+                    if !["backlog", "rcvbuf", "sndbuf", "fastopen", "so_keepalive"].contains(&key) {
+                        let text = format!(
+                            "the parameter `{other}` of `listen` has no counterpart, and could refuse clients; the config has no \
+                             listener for {address}"
+                        );
+                        return self.draft.leave_out(Place::Listeners, line, text);
+                    }
+                }
             }
         }
-        let Some(mut bind) = listen_address(address) else {
+        let Some(bind) = listen_address(address, is_v6_only) else {
             return self.not_converted(
                 line,
                 format!("the address {address:?} is not a port, or an address with its port"),
             );
         };
-        if let (Bind::Any { port }, true) = (bind, is_v6_only) {
-            bind = Bind::Address((std::net::Ipv6Addr::UNSPECIFIED, port).into());
-        }
         if proxy && settings.real_ip_from.is_empty() {
             let text = "nginx accepts a PROXY header from every address, and so does this config; replace `proxyProtocol.from` by the \
                         addresses of your load balancers";
             self.draft.remark(line, Fate::Differs, text);
-        }
-        if self.draft.listeners.iter().any(|known| port_of(known.bind) == port_of(bind) && known.bind == bind)
-        {
-            return self.not_converted(line, format!("another server listens on {address} too"));
         }
         if merge(bind, proxy, listeners).is_none() {
             let base = format!("port-{}", port_of(bind));
@@ -382,9 +399,22 @@ impl<'a> Conversion<'a> {
             listeners.push(Listener {
                 proxy_from: settings.real_ip_from.clone(),
                 hello_timeout: settings.hello_timeout.clone(),
-                from: settings.allow.clone(),
-                ..Listener::new(line, name, bind, proxy)
+                ..Listener::new((owner, line), name, bind, proxy)
             });
+        }
+    }
+
+    /// Adds the addresses on which servers accept connections.
+    fn claims(&mut self, all: &[Directive]) {
+        for server in all {
+            self.claims(server.inner());
+            for listen in server.inner().iter().filter(|one| one.name() == "listen") {
+                let has = |word: &str| listen.words.iter().any(|one| one == word);
+                let address = listen.words.get(1).filter(|_| !has("udp"));
+                let bind = address.and_then(|text| listen_address(text, !has("ipv6only=off")));
+                let claim = bind.map(|bind| Claim { owner: server.line, bind, proxy: has("proxy_protocol") });
+                self.draft.claims.extend(claim);
+            }
         }
     }
 
@@ -417,12 +447,16 @@ fn cidr(text: &str) -> String {
     if text.contains('/') { text.to_owned() } else { format!("{text}/{length}") }
 }
 
-/// Returns the address of a `listen` directive.
-fn listen_address(text: &str) -> Option<Bind> {
-    match text.parse::<u16>() {
+/// Returns the address of a `listen` directive; `is_v6_only`: that of all interfaces is only of IPv6.
+fn listen_address(text: &str, is_v6_only: bool) -> Option<Bind> {
+    let bind = match text.parse::<u16>() {
         Ok(port) => bind_address(&format!("*:{port}")),
         Err(_) => bind_address(text),
-    }
+    };
+    Some(match bind? {
+        Bind::Any { port } if is_v6_only => Bind::Address((Ipv6Addr::UNSPECIFIED, port).into()),
+        bind => bind,
+    })
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Converts a configuration of sniproxy to a draft: listeners stay listeners, and the lines of their tables become routes.
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 
 use super::blocks::{Directive, End, parse};
-use super::draft::{Draft, Endpoint, Fate, Listener, Route, Target};
-use super::rules::{Names, without_groups};
+use super::draft::{Claim, Draft, Endpoint, Fate, Listener, Target};
+use super::names::{How, Pattern, without_groups};
+use super::rules::{Lead, Rule, Then, When};
+use super::site::Site;
 use super::values::{bind_address, port_of, server_address};
 use isthmus_document::scalar::host_name;
 use isthmus_model::address::Bind;
@@ -13,20 +16,21 @@ use isthmus_model::address::Bind;
 pub(super) fn convert(text: &str) -> Draft {
     let (all, faults) = parse(text, End::Line);
     let mut draft = Draft::default();
+    // Faults and directives that are not understood could be about every listener.
+    let mut unread = Vec::new();
     for (line, fault) in faults {
         draft.remark(line, Fate::NotConverted, fault);
+        unread.push(Rule::could_refuse(line));
     }
     let tables: BTreeMap<&str, &Directive> = all
         .iter()
         .filter(|one| one.name() == "table" && one.block.is_some())
         .map(|table| (table.words.get(1).map_or("", String::as_str), table))
         .collect();
-    let mut used = Vec::new();
     for directive in &all {
         let (line, quoted) = (directive.line, directive.quoted());
         match directive.name() {
-            "listen" | "listener" => used.extend(listener(directive, &tables, &mut draft)),
-            "table" => {}
+            "listen" | "listener" | "table" => {}
             "user" | "username" | "group" | "groupname" | "pidfile" | "error_log" | "access_log" => {
                 draft.remark(
                     line,
@@ -41,9 +45,16 @@ pub(super) fn convert(text: &str) -> Draft {
                     format!("{quoted}: set `dns.servers` if the system's name servers are not meant"),
                 );
             }
-            _ => draft.remark(line, Fate::NotConverted, format!("{quoted} has no counterpart")),
+            _ => {
+                let text = format!("{quoted} has no counterpart, and could refuse clients");
+                draft.remark(line, Fate::NotConverted, text);
+                unread.push(Rule::could_refuse(line));
+            }
         }
     }
+    let listeners = all.iter().filter(|one| ["listen", "listener"].contains(&one.name()));
+    let used: Vec<&str> =
+        listeners.filter_map(|one| listener(one, &tables, unread.clone(), &mut draft)).collect();
     for (name, table) in tables {
         if !used.contains(&name) {
             draft.remark(
@@ -53,8 +64,6 @@ pub(super) fn convert(text: &str) -> Draft {
             );
         }
     }
-    draft.remarks.sort();
-    draft.remarks.dedup();
     draft
 }
 
@@ -62,11 +71,12 @@ pub(super) fn convert(text: &str) -> Draft {
 fn listener<'a>(
     listener: &Directive,
     tables: &BTreeMap<&'a str, &'a Directive>,
+    mut unread: Vec<Rule>,
     draft: &mut Draft,
 ) -> Option<&'a str> {
     let line = listener.line;
     let address = listener.words.get(1).map_or("", String::as_str);
-    let Some(bind) =
+    let Some(mut bind) =
         address.parse::<u16>().ok().map(|port| Bind::Any { port }).or_else(|| bind_address(address))
     else {
         draft.remark(
@@ -76,6 +86,8 @@ fn listener<'a>(
         );
         return None;
     };
+    draft.claims.push(Claim { owner: line, bind, proxy: false });
+    let port = port_of(bind);
     let (mut table, mut fallback) = ("", None);
     for setting in listener.inner() {
         let (at, quoted) = (setting.line, setting.quoted());
@@ -93,89 +105,76 @@ fn listener<'a>(
             ("fallback", [address, rest @ ..]) => {
                 fallback = Some((at, (*address).to_owned(), rest.contains(&"proxy_protocol")))
             }
+            ("ipv6_v6only", ["on" | "yes" | "true"]) => {
+                bind = match bind {
+                    Bind::Any { port } => Bind::Address((Ipv6Addr::UNSPECIFIED, port).into()),
+                    one => one,
+                };
+            }
             ("bad_requests" | "access_log" | "reuseport" | "ipv6_v6only", _) => {
                 draft.remark(at, Fate::NotNeeded, format!("{quoted} has no effect on where connections go"));
             }
-            _ => draft.remark(at, Fate::NotConverted, format!("{quoted} has no counterpart")),
+            ("source", _) => draft.remark(at, Fate::NotConverted, format!("{quoted} has no counterpart")),
+            _ => {
+                let text = format!("{quoted} has no counterpart, and could refuse clients");
+                draft.remark(at, Fate::NotConverted, text);
+                unread.push(Rule::could_refuse(at));
+            }
         }
     }
     let Some((name, entries)) = tables.get_key_value(table) else {
         draft.remark(line, Fate::NotConverted, format!("there is no table {table:?}"));
         return None;
     };
-    let own = format!("port-{}", port_of(bind));
+    let own = format!("port-{port}");
     let count = draft
         .listeners
         .iter()
         .filter(|known| known.name == own || known.name.starts_with(&format!("{own}-")))
         .count();
     let own = if count == 0 { own } else { format!("{own}-{}", count + 1) };
-    draft.listeners.push(Listener::new(line, own.clone(), bind, false));
-    let is_free = draft.routes.is_empty();
-    let mut taken: Vec<(usize, Names)> = Vec::new();
-    let mut refused: Vec<(usize, Names)> = Vec::new();
-    let port = port_of(bind).to_string();
-    let mut add = |line: usize, names: Names, address: &str, proxy: bool, draft: &mut Draft| {
-        let names = names.left_by(taken.iter().map(|(_, names)| names));
-        if let Some((earlier, _)) = taken.iter().find(|(_, earlier)| earlier.cover(&names)) {
-            let text = format!(
-                "{}: an earlier pattern, in line {earlier}, matches all of these names",
-                names.keys().join(" and ")
-            );
-            return draft.remark(line, Fate::NotNeeded, text);
-        }
-        taken.push((line, names.clone()));
-        let Some(target) = target(line, address, &port, proxy, draft) else {
-            return refused.push((line, names));
-        };
-        let is_safe = |key: &String| {
-            key == "-"
-                || matches!(names, Names::Exact(_))
-                || !refused.iter().any(|(_, other)| names.cover(other))
-        };
-        let (keys, left): (Vec<String>, Vec<String>) = names.keys().into_iter().partition(is_safe);
-        if !left.is_empty() {
-            let text = format!(
-                "{}: left out, because it would also take names whose pattern is not converted",
-                left.join(" and ")
-            );
-            draft.remark(line, Fate::NotConverted, text);
-        }
-        for key in keys {
-            let route = Route { listeners: vec![own.clone()], ..Route::new(line, key, target.clone()) };
-            draft.place(route, is_free);
-        }
+    let mut site = Site {
+        line,
+        listeners: vec![Listener::new((line, line), own, bind, false)],
+        has_fallback: fallback.is_some(),
+        ..Site::default()
+    };
+    let mut lead_on = |line: usize, when: When, address: &str, proxy: bool, draft: &mut Draft| {
+        let target = target(line, address, &port.to_string(), proxy, draft);
+        site.choices.push(Rule::new(line, when, Then::To(site.leads.len())));
+        site.leads.push(Lead { name: address.to_owned(), target, ..Lead::default() });
     };
     for entry in entries.inner() {
         let [pattern, address, rest @ ..] = &entry.words[..] else {
             draft.remark(entry.line, Fate::NotConverted, format!("{} has no address", entry.quoted()));
+            unread.push(Rule::could_refuse(entry.line));
             continue;
         };
         let proxy = rest.iter().any(|word| word == "proxy_protocol");
-        match names(pattern) {
-            Some((names, is_wider)) => {
-                if is_wider {
-                    let text = format!(
-                        "{pattern}: sniproxy matches a pattern anywhere in a name, and `.` as any sign; the route has the name itself"
-                    );
-                    draft.remark(entry.line, Fate::Differs, text);
-                }
-                names.into_iter().for_each(|names| add(entry.line, names, address, proxy, draft));
+        let any = Pattern::new(How::Other, pattern);
+        let patterns = match names(pattern) {
+            Some((patterns, false)) => patterns,
+            Some((mut patterns, true)) => {
+                let text = format!(
+                    "{pattern}: sniproxy matches a pattern anywhere in a name, and `.` as any sign; the route has the name itself"
+                );
+                draft.remark(entry.line, Fate::Differs, text);
+                patterns.push(any);
+                patterns
             }
-            None => draft.remark(
-                entry.line,
-                Fate::NotConverted,
-                format!("{pattern}: a regular expression has no counterpart"),
-            ),
-        }
+            None => {
+                let text = format!("{pattern}: a regular expression has no counterpart");
+                draft.remark(entry.line, Fate::NotConverted, text);
+                vec![any]
+            }
+        };
+        lead_on(entry.line, When::Names(patterns), address, proxy, draft);
     }
     if let Some((at, address, proxy)) = &fallback {
-        add(*at, Names::All, address, *proxy, draft);
-        let address = server_address(address, Some(&port));
-        if let Some(listener) = draft.listeners.last_mut() {
-            listener.fallback = address.map(|address| (*at, address));
-        }
+        lead_on(*at, When::Always, address, *proxy, draft);
     }
+    site.phases = vec![unread];
+    site.place(draft);
     Some(*name)
 }
 
@@ -210,7 +209,7 @@ fn target(line: usize, address: &str, port: &str, proxy: bool, draft: &mut Draft
 
 /// Returns the names that a pattern means, and true if the pattern matches more than them; `None` for a regular expression that
 /// means no names.
-fn names(pattern: &str) -> Option<(Vec<Names>, bool)> {
+fn names(pattern: &str) -> Option<(Vec<Pattern>, bool)> {
     // sniproxy's own syntax takes one backslash away.
     let mut text = String::new();
     let mut signs = pattern.chars();
@@ -218,7 +217,7 @@ fn names(pattern: &str) -> Option<(Vec<Names>, bool)> {
         text.extend(if sign == '\\' { signs.next() } else { Some(sign) });
     }
     if [".*", "^.*$", ".*$", "^.*", ".+", "^.+$"].contains(&text.as_str()) {
-        return Some((vec![Names::Named], false));
+        return Some((vec![Pattern::new(How::Any, "")], false));
     }
     let mut all = Vec::new();
     let mut is_wider = false;
@@ -231,7 +230,7 @@ fn names(pattern: &str) -> Option<(Vec<Names>, bool)> {
 }
 
 /// Returns the names that a pattern without groups means, and true if it matches more than them.
-fn of_pattern(text: &str) -> Option<(Names, bool)> {
+fn of_pattern(text: &str) -> Option<(Pattern, bool)> {
     let (begun, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
     let (ended, rest) = rest.strip_suffix('$').map_or((false, rest), |rest| (true, rest));
     let below = [".*\\.", ".+\\.", ".*."].iter().find_map(|prefix| rest.strip_prefix(prefix));
@@ -239,7 +238,7 @@ fn of_pattern(text: &str) -> Option<(Names, bool)> {
     let has_open_dots = core.replace("\\.", "").contains('.');
     let plain = core.replace("\\.", ".").replace("\\-", "-");
     let name = host_name(&plain).ok().map(|name| name.as_str().to_owned())?;
-    let names = if below.is_some() { Names::Below(name) } else { Names::Exact(name) };
+    let names = if below.is_some() { Pattern::below(&name) } else { Pattern::new(How::Name, &name) };
     let is_wider = has_open_dots || !ended || (!begun && below.is_none());
     Some((names, is_wider))
 }

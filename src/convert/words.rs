@@ -15,6 +15,11 @@ impl Line {
         self.words.iter().map(String::as_str).collect()
     }
 
+    /// Returns false if the line cannot be parsed: then it has one empty word.
+    pub(super) fn is_readable(&self) -> bool {
+        !self.words[0].is_empty()
+    }
+
     /// Returns the words as they appear in a remark.
     pub(super) fn quoted(&self) -> String {
         format!("`{}`", self.words.join(" "))
@@ -26,7 +31,7 @@ impl Line {
 pub(super) struct Section {
     /// The first line, such as `frontend tls`.
     pub(super) head: Line,
-    /// The lines below the first one, without lines that cannot be parsed.
+    /// The lines below the first one; those that cannot be parsed have one empty word.
     pub(super) lines: Vec<Line>,
     /// The reason why the first line cannot be parsed. Such a section has no name, but the lines below it must not count as
     /// lines of the section above.
@@ -96,6 +101,8 @@ pub(super) fn sections(text: &str) -> (Vec<Section>, Vec<(usize, String)>) {
                     sections.push(Section { head, lines: Vec::new(), fault: Some(fault) });
                 } else {
                     faults.push((number, fault.to_owned()));
+                    let line = Line { number, words: vec![String::new()] };
+                    sections.last_mut().into_iter().for_each(|section| section.lines.push(line.clone()));
                 }
                 continue;
             }
@@ -125,7 +132,9 @@ fn words(line: &str) -> Result<Vec<String>, &'static str> {
                 return Err("the line reads an environment variable; replace the variable by its value");
             }
             (Some('"') | None, '\\') => match signs.next() {
-                Some(next) => word.get_or_insert_default().push(next),
+                Some(next) if " \\#\"'$".contains(next) => word.get_or_insert_default().push(next),
+                Some('r' | 'n' | 't' | 'x') => return Err("the line has an escape such as `\\n` or `\\x41`"),
+                Some(next) => word.get_or_insert_default().extend(['\\', next]),
                 None => return Err("the line ends with a backslash"),
             },
             (Some(_), sign) => word.get_or_insert_default().push(sign),
@@ -172,7 +181,7 @@ mod tests {
         assert_eq!(faults.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 6]);
         let short: Vec<_> =
             sections.iter().map(|one| (one.kind(), one.name(), one.lines.len(), one.end())).collect();
-        assert_eq!(short, [("frontend", "a", 1, 3), ("backend", "b", 1, 7)]);
+        assert_eq!(short, [("frontend", "a", 1, 3), ("backend", "b", 2, 7)]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod commands;
 mod contained;
 mod control_frames;
 mod convert;
+mod convert_model;
 mod cost;
 mod crowd;
 mod dashboard;

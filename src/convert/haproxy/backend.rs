@@ -2,46 +2,48 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use super::frontend::{Counted, Gate};
 use super::{Backend, Conversion, Defaults};
 use crate::draft::{Endpoint, Fate, Target};
+use crate::rules::{Lead, Rule};
 use crate::servers::ServerSettings;
 use crate::values::{has_port, positive, server_address, time};
 use crate::words::{Line, Section};
 use isthmus_model::address::Bind;
 
-impl Conversion<'_> {
-    /// Returns the settings of a backend; `None` if it has no endpoint.
-    pub(super) fn target(&mut self, line: usize, name: &str, port: Option<&str>) -> Option<Target> {
-        if let Some(known) = self.targets.get(name) {
+impl<'a> Conversion<'a> {
+    /// Returns where a rule leads: the settings and the own rules of a backend.
+    pub(super) fn lead(&mut self, line: usize, name: &str, port: Option<&str>) -> Lead {
+        if let Some(known) = self.leads.get(name) {
             return known.clone();
         }
-        let target = match self.backends.get(name) {
+        let mut lead = Lead { name: name.to_owned(), refuses: self.refuses(name), ..Lead::default() };
+        match self.backends.get(name) {
             Some(Backend { section, defaults }) => {
                 let (section, defaults) = (*section, defaults.clone());
-                self.backend(section, &defaults, port)
+                self.backend(section, &defaults, port, &mut lead);
             }
-            None => {
-                self.not_converted(line, format!("there is no enabled backend {name} of mode tcp"));
-                None
-            }
-        };
-        self.targets.insert(name.to_owned(), target.clone());
-        target
+            None => self.not_converted(line, format!("there is no enabled backend {name} of mode tcp")),
+        }
+        self.leads.insert(name.to_owned(), lead.clone());
+        lead
     }
 
-    fn backend(&mut self, section: &Section, defaults: &Defaults, port: Option<&str>) -> Option<Target> {
+    fn backend(&mut self, section: &'a Section, defaults: &Defaults, port: Option<&str>, lead: &mut Lead) {
         let mut target = Target { backend: section.name().to_owned(), ..Target::default() };
         let mut balance = defaults.balance.clone();
         let mut check = defaults.timeout_check.clone();
         let mut settings = ServerSettings::default();
+        let mut gate = Gate::default();
         for line in &defaults.server {
             settings.read(line, &line.texts()[1..], &mut self.draft);
         }
         let is_listen = section.kind() == "listen";
+        let acls = self.acls(section);
         let mut servers: Vec<(&Line, ServerSettings)> = Vec::new();
         for line in &section.lines {
             match &line.texts()[..] {
-                ["mode", _] => {}
+                ["mode", _] | ["acl", ..] => {}
                 ["balance", ..] => balance = Some(line.clone()),
                 ["timeout", "check", _] => check = Some(line.clone()),
                 ["timeout", "connect", text] if positive(text).is_some() => {
@@ -54,11 +56,19 @@ impl Conversion<'_> {
                     own.read(line, rest, &mut self.draft);
                     servers.push((line, own));
                 }
-                // A `listen` section is also read as a frontend, which handles all its lines except `fullconn` and `source`.
-                _ if is_listen && !["fullconn", "source"].contains(&&*line.words[0]) => {}
+                ["tcp-request", "inspect-delay", text] if time(text).is_some() => {
+                    self.not_needed(line, "the hello has arrived before a route is chosen");
+                }
+                ["tcp-request", "connection" | "session", ..] if is_listen => {}
+                ["tcp-request", rest @ ..] => {
+                    self.tcp_request(line, rest, &acls, Counted::of(section), &mut gate);
+                }
+                // A `listen` section is also read as a frontend, which handles the other lines that do not concern servers.
+                ["bind" | "use_backend" | "default_backend" | "maxconn" | "stick-table", ..] if is_listen => {
+                }
                 _ => {
-                    if !self.timeout(line) {
-                        self.other(line);
+                    if !self.timeout(line) && self.other(line) {
+                        gate.unread.push(Rule::could_refuse(line.number));
                     }
                 }
             }
@@ -67,7 +77,9 @@ impl Conversion<'_> {
         // 0 is as if the line were missing.
         let check = check.and_then(|line| positive(line.words.get(2)?));
         self.endpoints(&servers, check.as_ref(), port, &mut target);
-        (!target.endpoints.is_empty()).then_some(target)
+        lead.target = (!target.endpoints.is_empty()).then_some(target);
+        let of_defaults = defaults.unread.iter().map(|line| Rule::could_refuse(*line));
+        lead.rules = of_defaults.chain(gate.unread).chain(gate.content).collect();
     }
 
     /// Adds the endpoints of a backend's servers to its settings, and the health checks and the PROXY header of the first one.

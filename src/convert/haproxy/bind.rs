@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
 use super::Conversion;
-use crate::draft::{Fate, Listener, merge};
-use crate::values::{bind_address, covering};
+use crate::draft::{Claim, Fate, Listener, Place, merge};
+use crate::values::bind_address;
 use crate::words::{Line, Section};
 use isthmus_model::address::Bind;
 
@@ -32,29 +32,20 @@ impl Conversion<'_> {
         };
         let Some(Parameters { proxy, only_v6 }) = self.parameters(line, parameters) else { return };
         for address in addresses.split(',') {
-            let Some(mut bind) = bind_address(address) else {
+            let Some(bind) = bind_of(address, only_v6) else {
                 self.not_converted(
                     line.number,
                     format!("the address {address:?} is not `:port`, `1.2.3.4:port` or `[::1]:port`"),
                 );
                 continue;
             };
-            if let (Bind::Any { port }, true) = (bind, only_v6) {
-                bind = Bind::Address((Ipv6Addr::UNSPECIFIED, port).into());
-            }
-            if let Some(Listener { line: known, bind: other, .. }) = self.overlapping(bind, proxy, listeners)
-            {
-                let text = format!(
-                    "the address {address:?} overlaps with {other} (line {known}), and isthmus cannot listen on both; replace \
-                     the wider of the two by single addresses of the host"
-                );
-                self.not_converted(line.number, text);
-            } else if let Some(both) = merge(bind, proxy, listeners) {
+            if let Some(both) = merge(bind, proxy, listeners) {
                 let text = format!("the address {address:?} is covered by the listener at {both}");
                 self.draft.remark(line.number, Fate::NotNeeded, text);
             } else {
                 let name = self.free_name(section, listeners);
-                listeners.push(Listener::new(line.number, name, bind, proxy));
+                let lines = (section.head.number, line.number);
+                listeners.push(Listener::new(lines, name, bind, proxy));
             }
         }
     }
@@ -74,20 +65,30 @@ impl Conversion<'_> {
                     self.not_converted(line.number, text);
                     return None;
                 }
-                // These parameters have a value, but do not affect which connections go where.
+                "tfo" => {}
+                // These parameters have a value, but refuse no client.
                 "name" | "id" | "backlog" | "mss" | "process" | "thread" | "level" | "user" | "group"
-                | "mode" | "interface" | "maxconn" | "nice" | "namespace" | "tcp-ut" => {
+                | "mode" | "uid" | "gid" | "nice" | "tcp-ut" => {
                     let value = rest.first().copied().unwrap_or_default();
                     rest = rest.get(1..).unwrap_or_default();
-                    self.not_converted(
-                        line.number,
-                        format!("the parameter `{word} {value}` of `bind` has no counterpart"),
+                    let text = format!(
+                        "the parameter `{word} {value}` of `bind` has no effect on where connections go"
                     );
+                    self.draft.remark(line.number, Fate::NotNeeded, text);
                 }
-                word => self.not_converted(
-                    line.number,
-                    format!("the parameter `{word}` of `bind` has no counterpart"),
-                ),
+                "maxconn" => {
+                    rest = rest.get(1..).unwrap_or_default();
+                    let text = "`maxconn` of `bind` delays connections; isthmus has `limits.connections`, which refuses them";
+                    self.not_converted(line.number, text);
+                }
+                word => {
+                    let text = format!(
+                        "the parameter `{word}` of `bind` has no counterpart, and could refuse clients, so the config has no listener \
+                         for this address"
+                    );
+                    self.draft.leave_out(Place::Listeners, line.number, text);
+                    return None;
+                }
             }
         }
         if parameters.proxy {
@@ -96,17 +97,6 @@ impl Conversion<'_> {
             self.draft.remark(line.number, Fate::Differs, text);
         }
         Some(parameters)
-    }
-
-    /// Returns the listener that cannot listen beside one at this address: one of an earlier frontend, or one of `listeners`
-    /// whose clients differ in whether they send a PROXY header.
-    fn overlapping<'l>(&'l self, bind: Bind, proxy: bool, listeners: &'l [Listener]) -> Option<&'l Listener> {
-        let others = listeners.iter().filter(|listener| listener.proxy != proxy);
-        self.draft
-            .listeners
-            .iter()
-            .chain(others)
-            .find(|known| covering(known.bind, bind).is_some_and(|both| both == known.bind || both == bind))
     }
 
     /// Returns a name for a listener of a section that no other listener has.
@@ -121,4 +111,24 @@ impl Conversion<'_> {
         }
         name
     }
+}
+
+/// Returns the address of a `bind` line; `only_v6`: that of all interfaces is only of IPv6.
+fn bind_of(text: &str, only_v6: bool) -> Option<Bind> {
+    Some(match (bind_address(text)?, only_v6) {
+        (Bind::Any { port }, true) => Bind::Address((Ipv6Addr::UNSPECIFIED, port).into()),
+        (bind, _) => bind,
+    })
+}
+
+/// Returns the addresses on which a section accepts connections.
+pub(super) fn claims(section: &Section) -> impl Iterator<Item = Claim> {
+    let lines = section.lines.iter().filter(|line| line.words[0] == "bind");
+    lines.flat_map(move |line| {
+        let has = |word: &str| line.words.iter().any(|one| one == word);
+        let (proxy, only_v6) = (has("accept-proxy"), has("v6only"));
+        let all = line.words.get(1).into_iter().flat_map(|all| all.split(','));
+        let binds: Vec<Bind> = all.filter_map(|text| bind_of(text, only_v6)).collect();
+        binds.into_iter().map(move |bind| Claim { owner: section.head.number, bind, proxy })
+    })
 }

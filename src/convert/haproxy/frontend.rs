@@ -1,89 +1,104 @@
-//! Frontends: their rules become routes on their listeners.
+//! Frontends: their lines become the rules of a site.
 
+use super::conditions::{Acls, Condition, of_map};
 use super::{Conversion, Defaults};
-use crate::draft::{Fate, Listener, Route};
-use crate::rules::{Acls, Group, Names, SourceLimit, of_pattern};
+use crate::draft::{Fate, Listener};
+use crate::names::{How, Pattern};
+use crate::rules::{Lead, Rule, SourceLimit, Then, When};
+use crate::site::Site;
 use crate::values::{connections, milliseconds, port_of, positive, time};
 use crate::words::{Line, Section};
 
-/// The names of a frontend that its rules have decided on so far, in the order of HAProxy.
-#[derive(Default)]
-struct Decided {
-    /// Names that a rule matches, with the line of the rule.
-    taken: Vec<(usize, Names)>,
-    /// Names that no route can send where HAProxy does, for example because HAProxy refuses them; `None` if the names are not
-    /// known. A wider route must not match them.
-    refused: Vec<(usize, Option<Names>)>,
-    /// Rules by ALPN protocol: line, condition and backend.
-    by_alpn: Vec<(usize, Group, String)>,
-    /// The lines of rules that lead to a backend with endpoints, but whose names are not known.
-    unknown: Vec<usize>,
-}
+/// The actions of `tcp-request` rules that neither refuse nor move a connection.
+const HARMLESS: [&str; 12] = [
+    "capture",
+    "set-var",
+    "set-var-fmt",
+    "unset-var",
+    "set-log-level",
+    "set-mark",
+    "set-nice",
+    "set-tos",
+    "set-priority-class",
+    "set-priority-offset",
+    "set-bandwidth-limit",
+    "do-log",
+];
 
-/// The listeners of a frontend, as its routes need them.
-struct Front {
-    listeners: Vec<String>,
-    port: Option<String>,
+/// The rules of a section that accept or refuse.
+#[derive(Default)]
+pub(super) struct Gate {
+    /// Lines that are not understood: each could refuse every client.
+    pub(super) unread: Vec<Rule>,
+    connection: Vec<Rule>,
+    session: Vec<Rule>,
+    pub(super) content: Vec<Rule>,
+    /// The lines of limits that are judged before a PROXY header is read.
+    limits: Vec<usize>,
 }
 
 /// The settings that the lines of a frontend have made so far.
 #[derive(Default)]
 struct Lines<'a> {
     listeners: Vec<Listener>,
-    acls: Acls,
+    gate: Gate,
     /// The `use_backend` lines.
     rules: Vec<&'a Line>,
     default: Option<Line>,
     maxconn: Option<Line>,
     /// The value of `inspect-delay`.
     delay: Option<String>,
-    /// The sources that are let in; empty: all.
-    from: Vec<String>,
-    /// The period of the rate of connections that the section's table stores, in milliseconds.
-    rate_period: Option<u64>,
     /// True if a line is about the hello.
     reads_hello: bool,
-    /// True after a rule that ends the content rules for all clients that speak TLS.
-    accepts_all: bool,
     /// True if the section is also a backend, which handles the lines about servers.
     is_listen: bool,
-    decided: Decided,
 }
 
-/// The file of a map, the method by which its names are matched, and the backend of all other names.
-type Mapping<'m> = (&'m str, &'static str, Option<&'m str>);
+/// A map that names backends.
+struct Mapping<'m> {
+    path: &'m str,
+    method: &'static str,
+    /// The backend of all other names.
+    default: Option<&'m str>,
+    is_lower: bool,
+}
 
 /// Returns the parts of a backend that a map names, such as `%[req.ssl_sni,lower,map_end(hosts.map,web)]`.
 fn map_of(target: &str) -> Option<Mapping<'_>> {
     let inner = target.strip_prefix("%[")?.strip_suffix(']')?;
     let rest = inner.strip_prefix("req.ssl_sni,").or_else(|| inner.strip_prefix("req_ssl_sni,"))?;
-    let rest = rest.strip_prefix("lower,").unwrap_or(rest);
+    let (is_lower, rest) = rest.strip_prefix("lower,").map_or((false, rest), |rest| (true, rest));
     let (name, arguments) = rest.strip_suffix(')')?.split_once('(')?;
     let method = match name {
         "map" | "map_str" => "str",
+        "map_beg" => "beg",
         "map_end" => "end",
         "map_dom" => "dom",
         _ => return None,
     };
     let (path, default) =
         arguments.split_once(',').map_or((arguments, None), |(path, default)| (path, Some(default)));
-    Some((path, method, default))
+    Some(Mapping { path, method, default, is_lower })
 }
 
-/// Returns true if a condition is true exactly for clients that do not speak TLS.
-fn is_not_tls(condition: &[&str]) -> bool {
-    let text = condition.join(" ").replace("! {", "!{").replace("req_ssl_hello_type", "req.ssl_hello_type");
-    ["if !{ req.ssl_hello_type 1 }", "unless { req.ssl_hello_type 1 }"].contains(&text.as_str())
+/// Returns true if a condition is about the hello.
+fn reads_hello(when: &When) -> bool {
+    let mut found = false;
+    when.each(&mut |part| found |= matches!(part, When::Names(_) | When::Protocol(_) | When::Tls));
+    found
 }
 
-impl Conversion<'_> {
-    pub(super) fn frontend(&mut self, section: &Section, defaults: Defaults) {
+impl<'a> Conversion<'a> {
+    pub(super) fn frontend(&mut self, section: &'a Section, defaults: Defaults) {
         let mut lines = Lines {
             default: defaults.default_backend,
             maxconn: defaults.maxconn,
             is_listen: section.kind() == "listen",
             ..Lines::default()
         };
+        lines.gate.unread.extend(defaults.unread.iter().map(|line| Rule::could_refuse(*line)));
+        let acls = self.acls(section);
+        let counted = Counted::of(section);
         for line in &section.lines {
             let words = line.texts();
             lines.reads_hello |= words
@@ -91,161 +106,222 @@ impl Conversion<'_> {
                 .any(|word| *word == "inspect-delay" || word.contains("req_ssl") || word.contains("req.ssl"));
             match &words[..] {
                 ["bind", rest @ ..] => self.bind(section, line, rest, &mut lines.listeners),
-                ["tcp-request", rest @ ..] => self.tcp_request(line, rest, &mut lines),
+                ["tcp-request", "inspect-delay", text] if time(text).is_some() => {
+                    lines.delay = positive(text);
+                }
+                ["tcp-request", rest @ ..] => self.tcp_request(line, rest, &acls, counted, &mut lines.gate),
                 _ => self.line(line, &mut lines),
             }
         }
         if let Some(line) = &lines.maxconn {
             self.maxconn(line);
         }
+        let (head, title) = (section.head.number, section.title());
         if lines.listeners.is_empty() {
-            let text = format!("{} has no address that can be converted", section.title());
-            return self.not_converted(section.head.number, text);
+            return self.not_converted(head, format!("{title} has no address that can be converted"));
+        }
+        if lines.listeners.iter().any(|listener| listener.proxy) {
+            for line in std::mem::take(&mut lines.gate.limits) {
+                let text = "a limit of `connection` rules counts load balancers that send a PROXY header, and `limits.perSource` clients";
+                self.not_converted(line, text);
+                lines.gate.connection.push(Rule::could_refuse(line));
+            }
         }
         for listener in &mut lines.listeners {
             listener.hello_timeout.clone_from(&lines.delay);
-            listener.from.clone_from(&lines.from);
         }
-        if lines.is_listen && lines.rules.is_empty() && lines.default.is_none() && !lines.reads_hello {
-            return self.tcp(section, lines.listeners);
+        let port = lines.listeners.first().map(|listener| port_of(listener.bind).to_string());
+        let is_raw =
+            lines.is_listen && lines.rules.is_empty() && lines.default.is_none() && !lines.reads_hello;
+        let waits =
+            lines.gate.content.iter().find(|rule| rule.then == Then::Accept || reads_hello(&rule.when));
+        let waits = lines.delay.is_some() && waits.is_some_and(|rule| reads_hello(&rule.when));
+        if lines.reads_hello && !waits && !is_raw {
+            self.no_delay(head);
         }
-        let front = Front {
-            listeners: lines.listeners.iter().map(|listener| listener.name.clone()).collect(),
-            port: lines.listeners.first().map(|listener| port_of(listener.bind).to_string()),
+        let mut front = Front {
+            port,
+            own: lines.is_listen.then(|| section.name()),
+            choices: Vec::new(),
+            leads: Vec::new(),
         };
-        self.draft.listeners.append(&mut lines.listeners);
         for line in &lines.rules {
-            self.rule(line, &lines.acls, &front, &mut lines.decided);
+            self.rule(line, &acls, &mut front);
         }
-        let (line, target) = match &lines.default {
-            Some(line) => (line.number, line.words[1].as_str()),
-            None if lines.is_listen => (section.head.number, section.name()),
-            None => return self.by_alpn(&front, &lines.decided),
+        let default = match &lines.default {
+            Some(line) => Some((line.number, line.words[1].as_str())),
+            None => lines.is_listen.then(|| (head, section.name())),
         };
-        let text = format!(
-            "isthmus refuses clients that do not speak TLS (not_tls); HAProxy passes them to {target}"
-        );
-        self.draft.remark(line, Fate::Differs, text);
-        self.route((line, &[][..]), &Names::All, target, &front, &mut lines.decided);
-        self.by_alpn(&front, &lines.decided);
+        if let Some((line, name)) = default {
+            self.lead_on(line, When::Always, name, &mut front);
+        }
+        let Gate { unread, connection, session, content, .. } = lines.gate;
+        let site = Site {
+            line: head,
+            listeners: lines.listeners,
+            peers: connection,
+            phases: vec![unread, session, content],
+            choices: front.choices,
+            leads: front.leads,
+            is_raw,
+            has_fallback: false,
+        };
+        site.place(&mut self.draft);
     }
 
-    /// Makes the listeners of a `listen` section that does not look at the hello: all bytes go to its servers.
-    fn tcp(&mut self, section: &Section, mut listeners: Vec<Listener>) {
-        let line = section.head.number;
-        let port = listeners.first().map(|listener| port_of(listener.bind).to_string());
-        let Some(target) = self.target(line, section.name(), port.as_deref()) else {
-            let text = format!("{} has no server that can be converted", section.title());
-            return self.not_converted(line, text);
-        };
-        if listeners.iter().any(|listener| listener.from.is_empty()) {
-            let text = "every source may use this port, as with HAProxy; set `from` of the listener";
-            self.draft.remark(line, Fate::Differs, text);
+    fn no_delay(&mut self, line: usize) {
+        let text = "HAProxy does not wait for the hello before all rules that read it, as it does with `inspect-delay` and `tcp-request \
+                    content reject if !{ req.ssl_hello_type 1 }`, so it may refuse clients whose hello is late; isthmus always waits, for \
+                    `hello.timeout`";
+        self.draft.remark(line, Fate::Differs, text);
+    }
+
+    /// Reads the named conditions of a section, which hold for its lines above them too.
+    pub(super) fn acls(&mut self, section: &Section) -> Acls<'a> {
+        let mut acls = Acls::new(self.read);
+        for line in section.lines.iter().filter(|line| line.words[0] == "acl") {
+            let condition = acls.add(&line.texts()[1..]);
+            self.told(line, &condition, "rules that use this acl have no exact counterpart");
         }
-        for listener in &mut listeners {
-            listener.target = Some(target.clone());
+        acls
+    }
+
+    /// Adds the remarks on a condition.
+    fn told(&mut self, line: &Line, condition: &Condition, then: &str) {
+        for text in &condition.differs {
+            self.draft.remark(line.number, Fate::Differs, text.clone());
         }
-        self.draft.listeners.append(&mut listeners);
+        for text in &condition.faults {
+            self.not_converted(line.number, format!("{}: {text}; {then}", line.quoted()));
+        }
     }
 
     /// Reads a line that is neither a `bind` line nor a `tcp-request` line.
     fn line<'s>(&mut self, line: &'s Line, lines: &mut Lines<'s>) {
         match &line.texts()[..] {
-            ["mode", _] => {}
-            ["acl", rest @ ..] => match lines.acls.add(rest) {
-                Ok(differs) => {
-                    differs.into_iter().for_each(|text| self.draft.remark(line.number, Fate::Differs, text));
-                }
-                Err(text) => self.not_converted(line.number, text),
-            },
-            ["stick-table", rest @ ..] => self.stick_table(line, rest, lines),
+            ["mode", _] | ["acl", ..] => {}
+            ["stick-table", rest @ ..] => self.stick_table(line, rest),
             ["use_backend", ..] => lines.rules.push(line),
             ["default_backend", _] => lines.default = Some(line.clone()),
             ["maxconn", _] => lines.maxconn = Some(line.clone()),
             ["server" | "default-server" | "balance" | "fullconn" | "source", ..] if lines.is_listen => {}
             ["timeout", "check" | "connect", _] if lines.is_listen => {}
             _ => {
-                if !self.timeout(line) {
-                    self.other(line);
+                if !self.timeout(line) && self.other(line) {
+                    lines.gate.unread.push(Rule::could_refuse(line.number));
                 }
             }
         }
     }
 
-    fn tcp_request(&mut self, line: &Line, words: &[&str], lines: &mut Lines<'_>) {
-        match words {
-            ["inspect-delay", text] if positive(text).is_some() => lines.delay = positive(text),
-            ["inspect-delay", text] if time(text).is_some() => {
-                let text = "HAProxy does not wait for the hello; isthmus always does, for the default of `hello.timeout`";
-                self.draft.remark(line.number, Fate::Differs, text);
+    /// Reads a `tcp-request` rule of a frontend or a backend.
+    pub(super) fn tcp_request(
+        &mut self,
+        line: &Line,
+        words: &[&str],
+        acls: &Acls<'_>,
+        counted: Counted,
+        gate: &mut Gate,
+    ) {
+        let [phase @ ("connection" | "session" | "content"), action, rest @ ..] = words else {
+            if self.other(line) {
+                gate.unread.push(Rule::could_refuse(line.number));
             }
-            ["content", "accept", rest @ ..]
-                if lines.acls.matched(rest).is_ok_and(|matched| matched.is_all()) =>
-            {
-                self.not_needed(line, "the gateway chooses a route as soon as the whole hello has arrived");
-                lines.accepts_all = true;
+            return;
+        };
+        let at = rest.iter().position(|word| ["if", "unless"].contains(word)).unwrap_or(rest.len());
+        let condition = acls.condition(&rest[at..]);
+        let about = match (*action, *phase) {
+            ("track-sc0" | "track-sc1" | "track-sc2", _) if rest.first() == Some(&"src") => {
+                return self.not_needed(line, "`limits.perSource` counts every source");
             }
-            ["connection" | "content", "reject", rest @ ..] if lines.acls.all_but(rest).is_some() => {
-                lines.from = lines.acls.all_but(rest).unwrap_or_default();
+            (action, _) if HARMLESS.contains(&action.split('(').next().unwrap_or_default()) => {
+                let text = format!("{} has no counterpart, and refuses no client", line.quoted());
+                return self.not_converted(line.number, text);
             }
-            ["connection" | "content", "track-sc0" | "track-sc1" | "track-sc2", "src", ..] => {
-                self.not_needed(line, "`limits.perSource` counts every source");
+            (action, _) if action.starts_with("track-sc") || action.starts_with("sc-") => {
+                let text = format!("{} has no counterpart, and refuses no client", line.quoted());
+                return self.not_converted(line.number, text);
             }
-            ["connection" | "content", "reject", rest @ ..] if lines.acls.limit(rest).is_some() => {
-                if let Some(limit) = lines.acls.limit(rest) {
-                    self.per_source(line, limit, lines);
+            ("reject", _) if matches!(condition.when, When::Limit(_)) && at == 0 => {
+                if let When::Limit(limit) = condition.when
+                    && self.per_source(line, limit, counted)
+                {
+                    if *phase == "connection" {
+                        gate.limits.push(line.number);
+                    }
+                } else {
+                    gate.unread.push(Rule::could_refuse(line.number));
                 }
+                return;
             }
-            ["content", "reject", rest @ ..] if is_not_tls(rest) => {
-                self.not_needed(line, "the gateway always refuses clients that do not speak TLS (not_tls)");
+            // The hello has not arrived before the content rules.
+            (_, "connection" | "session") if reads_hello(&condition.when) => When::Unknown,
+            _ => condition.when.clone(),
+        };
+        let (when, then) = match *action {
+            "accept" if at == 0 => (about, Then::Accept),
+            "reject" | "silent-drop" if at == 0 => (about, Then::Refuse),
+            _ => {
+                let text = format!("{} has no counterpart, and could refuse clients", line.quoted());
+                self.not_converted(line.number, text);
+                (When::All(vec![about, When::Unknown]), Then::Refuse)
             }
-            ["content", "reject", ..] if lines.accepts_all => {
-                self.not_needed(line, "a line above accepts all clients that speak TLS");
-            }
-            ["content", "reject", ..] => {
-                self.other(line);
-                lines.decided.refused.push((line.number, None));
-            }
-            _ => self.other(line),
-        }
-    }
-
-    /// Applies a limit of sources, which isthmus has for all listeners.
-    fn per_source(&mut self, line: &Line, limit: SourceLimit, lines: &Lines<'_>) {
-        let limits = &mut self.draft.per_source;
-        match limit {
-            SourceLimit::Connections(most) => {
-                limits.connections = Some(limits.connections.map_or(most, |known| known.max(most)))
-            }
-            SourceLimit::Rate(most) => {
-                let Some(period) = lines.rate_period else {
-                    return self.not_converted(
-                        line.number,
-                        format!("{}: no `stick-table` of this section stores conn_rate", line.quoted()),
-                    );
+        };
+        match (&then, condition.faults.is_empty()) {
+            (_, false) => {
+                let then = match then {
+                    Then::Accept => "the rules below apply to all clients",
+                    _ => "the config leaves out all that the rule could refuse",
                 };
-                let rate = (most * 1000).div_ceil(period.max(1)).max(1);
-                limits.new_per_second = Some(limits.new_per_second.map_or(rate, |known| known.max(rate)));
+                self.told(line, &condition, then);
             }
+            (Then::Accept, true) => self.not_needed(line, "the rules below do not apply to these clients"),
+            (_, true) => self.not_needed(line, "routes and `from` leave out what it refuses"),
         }
+        let rules = match *phase {
+            "connection" => &mut gate.connection,
+            "session" => &mut gate.session,
+            _ => &mut gate.content,
+        };
+        rules.push(Rule::new(line.number, when, then));
+    }
+
+    /// Applies a limit of sources, which isthmus has for all listeners; of several, the lowest holds. Returns false if it has no
+    /// counterpart.
+    fn per_source(&mut self, line: &Line, limit: SourceLimit, counted: Counted) -> bool {
+        if !counted.is_by_source {
+            let text = format!("{}: the section counts by more than the source", line.quoted());
+            self.not_converted(line.number, text);
+            return false;
+        }
+        let limits = &mut self.draft.per_source;
+        let (known, most) = match limit {
+            SourceLimit::Connections(most) => (&mut limits.connections, most),
+            SourceLimit::Rate(most) => {
+                let per_second = counted.period.map_or(0, |period| most * 1000 / period.max(1));
+                if per_second == 0 {
+                    let text = "no `stick-table` of this section stores conn_rate, or the rate is below one connection a second";
+                    self.not_converted(line.number, format!("{}: {text}", line.quoted()));
+                    return false;
+                }
+                (&mut limits.new_per_second, per_second)
+            }
+        };
+        *known = Some(known.map_or(most, |known| known.min(most)));
         let text = format!(
             "{}: `limits.perSource` holds for all listeners, and counts by the second",
             line.quoted()
         );
         self.draft.remark(line.number, Fate::Differs, text);
+        true
     }
 
-    /// Reads the period of the rate of connections that a table of sources stores.
-    fn stick_table(&mut self, line: &Line, words: &[&str], lines: &mut Lines<'_>) {
-        let stored = words.iter().position(|word| *word == "store").and_then(|at| words.get(at + 1));
-        let period = stored.and_then(|stored| {
-            let (_, rest) = stored.split_once("conn_rate(")?;
-            time(rest.split(')').next()?)
-        });
-        lines.rate_period = period.as_deref().map(milliseconds).or(lines.rate_period);
+    /// Adds a remark on a table of sources.
+    fn stick_table(&mut self, line: &Line, words: &[&str]) {
         match words {
             ["type", "ip" | "ipv6", ..] => self.not_needed(line, "`limits.perSource` counts every source"),
-            _ => self.other(line),
+            _ => _ = self.other(line),
         }
     }
 
@@ -261,139 +337,79 @@ impl Conversion<'_> {
         }
     }
 
-    fn rule(&mut self, line: &Line, acls: &Acls, front: &Front, decided: &mut Decided) {
+    fn rule(&mut self, line: &Line, acls: &Acls<'_>, front: &mut Front<'_>) {
         let words = line.texts();
         let Some((target, condition)) = words[1..].split_first() else {
             return self.not_converted(line.number, "`use_backend` names no backend");
         };
-        if let Some((path, method, default)) = map_of(target).filter(|_| condition.is_empty()) {
-            return self.map(line, (path, method, default), front, decided);
+        let condition = acls.condition(condition);
+        self.told(line, &condition, "its clients are not led by this rule");
+        if let Some(map) = map_of(target)
+            && let Some(text) = (self.read)(map.path)
+        {
+            return self.map(line, &map, &text, condition.when, front);
         }
-        if target.contains("%[") {
-            let text =
-                format!("the backend {target} is computed for each connection; write a route for each name");
-            decided.unknown.push(line.number);
-            return self.not_converted(line.number, text);
+        if !target.contains("%[") {
+            return self.lead_on(line.number, condition.when, target, front);
         }
-        let matched = match acls.matched(condition) {
-            Ok(matched) => matched,
-            Err(text) => {
-                if self.has_endpoint(target) {
-                    decided.unknown.push(line.number);
-                } else {
-                    decided.refused.push((line.number, None));
-                }
-                return self.not_converted(line.number, format!("`{}`: {text}", words.join(" ")));
+        let text = match map_of(target) {
+            Some(map) => format!("the file {} cannot be read; write a route for each of its names", map.path),
+            None => {
+                format!("the backend {target} is computed for each connection; write a route for each name")
             }
         };
-        for text in matched.differs {
-            self.draft.remark(line.number, Fate::Differs, text);
+        self.not_converted(line.number, text);
+        // Its clients may go to any backend, and one that is not among these may refuse them.
+        let when = When::All(vec![condition.when, When::Unknown]);
+        if self.has_closed_backend {
+            front.choices.push(Rule::new(line.number, when.clone(), Then::Refuse));
         }
-        for group in &matched.groups {
-            self.group(line, group, target, front, decided);
-        }
+        let names: Vec<String> = self.backends.keys().cloned().collect();
+        names.iter().for_each(|name| self.lead_on(line.number, when.clone(), name, front));
     }
 
-    /// Adds the routes of one alternative of a rule.
-    fn group(&mut self, line: &Line, group: &Group, target: &str, front: &Front, decided: &mut Decided) {
-        if !group.protocols.is_empty() {
-            decided.by_alpn.push((line.number, group.clone(), target.to_owned()));
-            return;
-        }
-        let is_wide = group.names.contains(&Names::All);
-        if !group.sources.is_empty() && is_wide {
-            let text =
-                format!("{}: a rule by the source alone; a route has `from` for its name", line.quoted());
-            return self.not_converted(line.number, text);
-        }
-        if !group.sources.is_empty() {
-            let text = "other sources are refused; HAProxy goes on with the next rules for them";
-            self.draft.remark(line.number, Fate::Differs, text);
-        }
-        for names in &group.names {
-            self.route((line.number, &group.sources[..]), names, target, front, decided);
-        }
-    }
-
-    /// Adds the routes of a file of names and backends.
-    fn map(
-        &mut self,
-        line: &Line,
-        (path, method, default): Mapping<'_>,
-        front: &Front,
-        decided: &mut Decided,
-    ) {
-        let Some(text) = (self.read)(path) else {
-            decided.unknown.push(line.number);
-            return self.not_converted(
-                line.number,
-                format!("the file {path} cannot be read; write a route for each of its names"),
-            );
-        };
-        let mut differs = Vec::new();
+    /// Adds the rules of a file of names and backends.
+    fn map(&mut self, line: &Line, map: &Mapping<'_>, text: &str, when: When, front: &mut Front<'_>) {
         for (number, entry) in text.lines().enumerate() {
             let words: Vec<&str> = entry.split('#').next().unwrap_or_default().split_whitespace().collect();
             match words[..] {
                 [] => {}
-                [pattern, backend] => match of_pattern(method, pattern, &mut differs) {
-                    Ok(all) => all
-                        .iter()
-                        .for_each(|names| self.route((line.number, &[][..]), names, backend, front, decided)),
-                    Err(text) => {
-                        self.not_converted(line.number, format!("line {} of {path}: {text}", number + 1))
-                    }
-                },
-                _ => self.not_converted(
-                    line.number,
-                    format!("line {} of {path} is not a name and a backend", number + 1),
-                ),
+                [pattern, backend] => {
+                    let condition = of_map(map.method, pattern, map.is_lower);
+                    self.told(line, &condition, "the line of the map leads no client");
+                    let when = match &when {
+                        When::Always => condition.when,
+                        when => When::All(vec![when.clone(), condition.when]),
+                    };
+                    self.lead_on(line.number, when, backend, front);
+                }
+                _ => {
+                    let text = format!("line {} of {} is not a name and a backend", number + 1, map.path);
+                    self.not_converted(line.number, text);
+                    front.choices.push(Rule::could_refuse(line.number));
+                }
             }
         }
-        for text in differs {
-            self.draft.remark(line.number, Fate::Differs, text);
-        }
-        if let Some(default) = default {
+        if let Some(default) = map.default {
             // Without a server name there is nothing to look up, so HAProxy goes on to `default_backend`.
-            self.route((line.number, &[][..]), &Names::Named, default, front, decided);
+            let named = Pattern::new(How::Any, "");
+            let when = When::All(vec![when, When::Names(vec![named])]);
+            self.lead_on(line.number, when, default, front);
         }
     }
 
-    /// Adds the endpoints of rules by ALPN protocol to the routes of a frontend.
-    fn by_alpn(&mut self, front: &Front, decided: &Decided) {
-        for (line, group, backend) in &decided.by_alpn {
-            let Some(target) = self.target(*line, backend, front.port.as_deref()) else {
-                self.not_converted(
-                    *line,
-                    format!("the backend {backend} has no endpoint that can be converted"),
-                );
-                continue;
-            };
-            let addresses: Vec<String> =
-                target.endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();
-            let mut count = 0;
-            for route in self.draft.routes.iter_mut().filter(|route| route.listeners == front.listeners) {
-                // A rule that comes first in HAProxy leads to the route's backend before the protocols are looked at.
-                let is_later = route.line < *line;
-                let is_meant =
-                    group.names.iter().any(|names| names.keys().contains(&route.key) || *names == Names::All);
-                if is_meant && !is_later && group.sources.is_empty() {
-                    count += 1;
-                    route
-                        .by_alpn
-                        .extend(group.protocols.iter().map(|protocol| (protocol.clone(), addresses.clone())));
-                }
+    /// Adds the rule that leads to a backend.
+    fn lead_on(&mut self, line: usize, when: When, backend: &str, front: &mut Front<'_>) {
+        let number = front.leads.iter().position(|lead| lead.name == backend).unwrap_or_else(|| {
+            let mut lead = self.lead(line, backend, front.port.as_deref());
+            if front.own == Some(backend) {
+                // The rules of a `listen` section are applied once.
+                lead.rules = Vec::new();
             }
-            match count {
-                0 => {
-                    self.not_converted(*line, "a rule by ALPN protocol, for names that no later rule routes")
-                }
-                _ => self.draft.remark(
-                    *line,
-                    Fate::Differs,
-                    "the protocols apply to the names that have a route; HAProxy applies them to all names",
-                ),
-            }
-        }
+            front.leads.push(lead);
+            front.leads.len() - 1
+        });
+        front.choices.push(Rule::new(line, when, Then::To(number)));
     }
 
     /// Returns true if a backend has no server, or rejects all connections.
@@ -404,96 +420,37 @@ impl Conversion<'_> {
             !has_servers || lines().any(|words| words == ["tcp-request", "content", "reject"])
         })
     }
+}
 
-    /// Returns true if a backend has a server that may be converted.
-    fn has_endpoint(&self, backend: &str) -> bool {
-        self.backends.get(backend).is_some_and(|backend| {
-            backend.section.lines.iter().any(|line| {
-                line.words[0] == "server"
-                    && !line.texts().get(2).is_some_and(|address| self.is_own(address))
-                    && !["ssl", "disabled"]
-                        .iter()
-                        .any(|word| line.texts().get(3..).is_some_and(|words| words.contains(word)))
-            })
-        })
-    }
+/// The rules of a frontend that lead somewhere, and the backends that they lead to.
+struct Front<'s> {
+    /// The port of servers without one.
+    port: Option<String>,
+    /// The name of the section, if it is also a backend.
+    own: Option<&'s str>,
+    choices: Vec<Rule>,
+    leads: Vec<Lead>,
+}
 
-    /// Adds the routes for these names, unless an earlier rule already covers all of them.
-    fn route(
-        &mut self,
-        (line, from): (usize, &[String]),
-        names: &Names,
-        backend: &str,
-        front: &Front,
-        decided: &mut Decided,
-    ) {
-        let (listeners, port) = (&front.listeners[..], front.port.as_deref());
-        let names = &names.left_by(decided.taken.iter().map(|(_, names)| names));
-        if let Some((earlier, _)) = decided.taken.iter().find(|(_, earlier)| earlier.cover(names)) {
-            let keys = names.keys().join(" and ");
-            let text = format!("{keys}: an earlier rule, in line {earlier}, matches all of these names");
-            return self.draft.remark(line, Fate::NotNeeded, text);
-        }
-        decided.taken.push((line, names.clone()));
-        if self.refuses(backend) {
-            let text = format!(
-                "{}: the backend {backend} refuses all connections; isthmus refuses names without a route",
-                names.keys().join(" and ")
-            );
-            decided.refused.push((line, Some(names.clone())));
-            return self.draft.remark(line, Fate::NotNeeded, text);
-        }
-        let Some(target) = self.target(line, backend, port) else {
-            let text = format!(
-                "{}: the backend {backend} has no endpoint that can be converted",
-                names.keys().join(" and ")
-            );
-            decided.refused.push((line, Some(names.clone())));
-            return self.not_converted(line, text);
+/// What a section counts.
+#[derive(Clone, Copy)]
+pub(super) struct Counted {
+    /// The period of the rate of connections that the section's table stores, in milliseconds.
+    period: Option<u64>,
+    /// True if nothing but sources is counted.
+    is_by_source: bool,
+}
+
+impl Counted {
+    pub(super) fn of(section: &Section) -> Self {
+        let tables = section.lines.iter().filter(|line| line.words[0] == "stick-table");
+        let mut words = tables.flat_map(|line| line.words.iter());
+        let stored = words.find_map(|word| word.split_once("conn_rate(")?.1.split(')').next());
+        let period = stored.and_then(time).as_deref().map(milliseconds);
+        let is_other = |line: &Line| {
+            let at = line.words.iter().position(|word| word.starts_with("track-sc"));
+            at.is_some_and(|at| line.words.get(at + 1).is_none_or(|key| key != "src"))
         };
-        let keys = self.safe_keys(line, names, backend, decided);
-        let is_wide = keys.iter().any(|key| key.starts_with('*'));
-        for earlier in decided.unknown.iter().filter(|_| is_wide) {
-            let text = format!(
-                "{}: clients whose name matches the rule in line {earlier}, which is not converted, reach {backend}",
-                keys.join(" and ")
-            );
-            self.draft.remark(line, Fate::Differs, text);
-        }
-        for key in keys {
-            let route = Route::new(line, key, target.clone());
-            self.draft.place(Route { listeners: listeners.to_vec(), from: from.to_vec(), ..route }, false);
-        }
-    }
-
-    /// Returns the keys of the routes for these names, without those that would also match names that HAProxy refuses or sends
-    /// to a backend that is not converted: a name must not reach another backend than the operator chose for it.
-    fn safe_keys(&mut self, line: usize, names: &Names, backend: &str, decided: &Decided) -> Vec<String> {
-        let mut keys = names.keys();
-        if matches!(names, Names::Exact(_)) {
-            return keys;
-        }
-        for (earlier, refused) in &decided.refused {
-            let left_out = |key: &String| match refused {
-                // The key `-` matches no name.
-                Some(refused) => key != "-" && names.cover(refused),
-                None => true,
-            };
-            let (unsafe_keys, rest): (Vec<String>, Vec<String>) = keys.into_iter().partition(left_out);
-            keys = rest;
-            if !unsafe_keys.is_empty() {
-                let which = match refused {
-                    Some(names) => names.keys().join(" and "),
-                    None => "names that are not known here".to_owned(),
-                };
-                let text = format!(
-                    "{}: left out, because clients with the names of line {earlier} ({which}), which HAProxy does not send to \
-                     {backend}, would reach {backend}; write a route for each name that {backend} serves",
-                    unsafe_keys.join(" and ")
-                );
-                self.not_converted(line, text);
-            }
-        }
-        keys
+        Self { period, is_by_source: !section.lines.iter().any(is_other) }
     }
 }

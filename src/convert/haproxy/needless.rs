@@ -1,4 +1,5 @@
-//! The lines of an HAProxy configuration that need no counterpart in isthmus.
+//! The lines of an HAProxy configuration that need no counterpart in isthmus, and those that have none but refuse no client. These
+//! lists are closed: any other line that is not converted could refuse clients.
 
 use crate::words::Line;
 
@@ -57,4 +58,40 @@ pub(super) fn why_not_needed(line: &Line) -> Option<&'static str> {
         "ca-base" | "crt-base" => "an SNI listener needs no certificate",
         _ => return None,
     })
+}
+
+/// Returns true if a line surely refuses no connection of `mode tcp`, although it has no counterpart.
+pub(super) fn never_refuses(line: &Line) -> bool {
+    let words = line.texts();
+    let first = if words[0] == "no" { words.get(1).copied().unwrap_or_default() } else { words[0] };
+    match first {
+        // Of HTTP, which these sections do not speak.
+        word if word.starts_with("http-") || word.starts_with("errorf") => true,
+        "filter" => words.get(1).is_some_and(|filter| filter.starts_with("bwlim-")),
+        // Of servers and their choice.
+        "balance"
+        | "cookie"
+        | "default-server"
+        | "dispatch"
+        | "email-alert"
+        | "external-check"
+        | "force-persist"
+        | "fullconn"
+        | "hash-type"
+        | "ignore-persist"
+        | "persist"
+        | "server"
+        | "server-template"
+        | "source"
+        | "stick"
+        | "stick-table"
+        | "tcp-check"
+        | "use-server"
+        | "max-keep-alive-queue"
+        | "retry-on" => true,
+        // Of the whole section, where a limit delays connections.
+        "acl" | "backlog" | "bind-process" | "capture" | "declare" | "grace" | "maxconn" | "option"
+        | "rate-limit" | "timeout" | "unique-id-format" | "unique-id-header" => true,
+        _ => false,
+    }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use super::*;
 
 fn convert(text: &str) -> Draft {
-    convert_with(text, &|_| None)
+    let mut draft = convert_with(text, &|_| None);
+    draft.settle();
+    draft
 }
 
 /// Every line of a file is in the draft or in a remark.
@@ -106,12 +108,13 @@ fn a_name_that_haproxy_refuses_reaches_no_wider_route() {
     assert_eq!(keys(&draft), ["*.y.test", "-"]);
     has(&draft, 4, Fate::NotConverted, "*.x.test: left out");
     has(&draft, 6, Fate::NotConverted, "no.x.test");
-    // A disabled backend refuses as an empty one does, and names that are not known may be any.
+    // A disabled backend refuses as an empty one does, and names that are not known may be any; a client without a name has none.
     let draft = convert(
         "frontend f\n bind :1\n use_backend off if { req_ssl_sni -m reg ^a }\n use_backend w if { req_ssl_sni -i b.test }\n \
          default_backend w\nbackend off\n disabled\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
     );
-    assert_eq!(keys(&draft), ["b.test"]);
+    assert_eq!(keys(&draft), ["-"]);
+    has(&draft, 4, Fate::NotConverted, "b.test: left out, because line 3 could refuse these clients");
     has(&draft, 6, Fate::NotNeeded, "disabled");
     // Clients of a rule that leads elsewhere reach the default; the remark says so.
     let draft = convert(
@@ -119,7 +122,7 @@ fn a_name_that_haproxy_refuses_reaches_no_wider_route() {
          backend v\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
     );
     assert_eq!(keys(&draft), ["*", "-"]);
-    has(&draft, 4, Fate::Differs, "the rule in line 3, which is not converted, reach w");
+    has(&draft, 4, Fate::Differs, "*: clients that match the rule in line 3");
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn a_reject_leaves_out_wide_routes_unless_all_clients_were_accepted() {
     assert_eq!(keys(&of("{ req_ssl_sni -i a.test }")), ["a.test"]);
     let draft = of("{ req_ssl_hello_type 1 }");
     assert_eq!(keys(&draft), ["a.test", "*", "-"]);
-    has(&draft, 4, Fate::NotNeeded, "accepts all clients");
+    has(&draft, 4, Fate::NotNeeded, "routes and `from` leave out what it refuses");
 }
 
 #[test]
@@ -191,7 +194,7 @@ fn values_that_the_config_refuses_are_replaced_or_left_out() {
     assert_eq!((&target.connect_timeout, target.policy), (&None, Some("random")));
     assert_eq!((draft.timeouts.len(), &draft.listeners[0].hello_timeout), (0, &None));
     has(&draft, 2, Fate::NotConverted, "timeouts.connect");
-    has(&draft, 6, Fate::Differs, "hello.timeout");
+    has(&draft, 4, Fate::Differs, "hello.timeout");
     has(&draft, 9, Fate::NotConverted, "timeouts.connect");
     has(&draft, 11, Fate::Differs, "100ms");
 }
@@ -204,7 +207,10 @@ fn listeners_do_not_overlap_and_have_the_families_of_haproxy() {
         ("bind :::1 v6only", &["[::]:1"]),
         ("bind 10.0.0.1:1\n bind 10.0.0.2:1\n bind *:1", &["0.0.0.0:1"]),
         ("bind 10.0.0.1:1\n bind [::1]:1", &["10.0.0.1:1", "[::1]:1"]),
-        ("bind *:1\nfrontend g\n bind 127.0.9.1:1\n bind :2", &["0.0.0.0:1", "0.0.0.0:2"]),
+        // Connections to 127.0.9.1 are for the second frontend alone.
+        ("bind *:1\nfrontend g\n bind 127.0.9.1:1\n bind :2", &["127.0.9.1:1", "0.0.0.0:2"]),
+        ("bind *:1\n bind 127.0.9.1:1 accept-proxy", &["127.0.9.1:1"]),
+        ("bind *:1\nfrontend g\n bind 127.0.9.1:1 ssl", &[]),
         ("bind *:1\nfrontend g\n bind :::1 v6only", &["0.0.0.0:1", "[::]:1"]),
     ] {
         let draft = convert(&format!("frontend f\n {lines}\n"));
@@ -212,9 +218,9 @@ fn listeners_do_not_overlap_and_have_the_families_of_haproxy() {
     }
     has(
         &convert("frontend f\n bind *:1\nfrontend g\n bind 127.0.9.1:1\n"),
-        4,
+        2,
         Fate::NotConverted,
-        "overlaps",
+        "it would also accept connections to 127.0.9.1:1, on which line 3 decides",
     );
 }
 
@@ -276,7 +282,7 @@ fn rules_by_source_and_protocol_and_maps_are_routes() {
     assert_eq!(draft.routes[0].from, ["10.0.0.0/8"]);
     let acme = [("acme-tls/1".to_owned(), vec!["10.0.0.9:1".to_owned()])];
     assert!(draft.routes.iter().all(|route| route.by_alpn == acme), "{:?}", draft.routes);
-    has(&draft, 5, Fate::Differs, "other sources are refused");
+    has(&draft, 6, Fate::NotConverted, "admin.test: left out for the sources that this rule leads elsewhere");
     has(&draft, 6, Fate::NotNeeded, "refuses all connections");
     // The default would also take the names that are refused.
     has(&draft, 6, Fate::NotConverted, "*: left out");
@@ -313,4 +319,61 @@ fn two_frontends_with_one_name_have_routes_of_their_own() {
     assert_eq!(own, [(false, "a".to_owned()), (true, "b".to_owned())]);
     let yaml = draft.yaml("x");
     assert!(yaml.contains("    routes:\n      \"a.test\":  # line 6, backend y\n"), "{yaml}");
+}
+
+#[test]
+fn what_a_line_could_refuse_is_left_out_with_a_comment_at_its_place() {
+    let of = |rule: &str| {
+        convert(&format!(
+            "frontend f\n bind 10.0.0.1:1\n tcp-request inspect-delay 5s\n {rule}\n use_backend b if {{ req_ssl_sni -i a.test }}\n\
+             backend b\n server s 10.0.0.2:1\n"
+        ))
+    };
+    for (rule, part) in [
+        ("tcp-request content reject if { req.ssl_sni -m reg ^a }", ""),
+        ("tcp-request content reject if { req.ssl_sni -m reg ^a } { src 10.0.0.0/8 }", " for 10.0.0.0/8"),
+        ("tcp-request content reject if { src -f missing.lst }", ""),
+        ("tcp-response content reject", ""),
+        ("filter spoe engine guard config guard.conf", ""),
+        ("some-line of a later version", ""),
+        ("tcp-request content reject if \"{ src $OFFICE }\"", ""),
+    ] {
+        let draft = of(rule);
+        assert_eq!(keys(&draft).is_empty(), part.is_empty(), "{rule}");
+        let comment =
+            format!("  # line 5: a.test: left out{part}, because line 4 could refuse these clients");
+        assert!(draft.yaml("x").contains(&comment), "{rule}: {}", draft.yaml("x"));
+        has(&draft, 5, Fate::NotConverted, "a.test: left out");
+        assert!(draft.remarks.iter().any(|one| (one.line, one.fate) == (4, Fate::NotConverted)), "{rule}");
+    }
+    for rule in ["option tcp-smart-accept", "log-tag a", "tcp-request content reject if { src 10.0.0.0/8 }"] {
+        let draft = of(rule);
+        assert_eq!(keys(&draft), ["a.test"], "{rule}");
+        assert!(
+            draft.remarks.iter().all(|one| one.fate != Fate::NotConverted),
+            "{rule}: {:?}",
+            draft.remarks
+        );
+    }
+}
+
+#[test]
+fn rules_on_connections_judge_the_load_balancer_that_sends_a_header() {
+    let draft = convert(
+        "frontend f\n bind 10.0.0.1:1 accept-proxy\n bind 10.0.0.1:2\n tcp-request inspect-delay 5s\n \
+         tcp-request connection reject if !{ src 10.9.0.0/16 }\n tcp-request content reject if { src 128.0.0.0/1 }\n \
+         default_backend b\nbackend b\n server s 10.0.0.2:1\n",
+    );
+    let [direct, proxied] = &draft.listeners[..] else { panic!("{:?}", draft.listeners) };
+    assert_eq!((&direct.from[..], &direct.proxy_from[..]), (&["10.9.0.0/16".to_owned()][..], &[][..]));
+    assert_eq!(proxied.proxy_from, ["10.9.0.0/16"]);
+    assert_eq!((proxied.proxy, &proxied.from[0]), (true, &"0.0.0.0/1".to_owned()));
+    // A limit of load balancers is none of clients.
+    let draft = convert(
+        "frontend f\n bind 10.0.0.1:1 accept-proxy\n stick-table type ip size 1m store conn_cur\n \
+         tcp-request connection track-sc0 src\n tcp-request connection reject if { sc0_conn_cur gt 9 }\n default_backend b\n\
+         backend b\n server s 10.0.0.2:1\n",
+    );
+    assert!(keys(&draft).is_empty());
+    has(&draft, 5, Fate::NotConverted, "counts load balancers");
 }

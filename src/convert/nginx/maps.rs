@@ -1,16 +1,24 @@
-//! Where `proxy_pass` leads: to endpoints, or by the variables of `map`, `geo` and `split_clients`.
+//! Where `proxy_pass` leads, by the variables of `map`, `geo` and `split_clients`: the rules of a server. nginx looks a value up among
+//! the plain keys, then the wildcards, then the regular expressions; that is the order of the rules.
+
+use std::collections::BTreeMap;
 
 use isthmus_document::scalar::host_name;
 
-use super::{Conversion, Plan, Planned};
+use super::{Conversion, Server};
 use crate::blocks::Directive;
 use crate::draft::{Endpoint, Fate, Target};
-use crate::rules::{Names, without_groups};
+use crate::names::{How, Pattern, without_groups};
+use crate::rules::{Lead, Rule, Then, When};
+use crate::sources::Sources;
 use crate::values::{has_port, server_address};
 
 const SNI: &str = "$ssl_preread_server_name";
 const ALPN: &str = "$ssl_preread_alpn_protocols";
 const PROTOCOL: &str = "$ssl_preread_protocol";
+
+/// The deepest nesting of variables that is read.
+const DEPTH_MAX: usize = 8;
 
 /// A block that gives a variable its value.
 pub(super) struct Choice<'a> {
@@ -19,15 +27,13 @@ pub(super) struct Choice<'a> {
     pub(super) is_used: bool,
 }
 
-/// Where a value leads.
-pub(super) enum Leads<'a> {
-    Target(Target),
-    /// By this `map`.
-    By(&'a Directive),
-    /// To no server: nginx closes such connections. The text says why.
-    Nowhere(String),
-    /// This cannot be converted; the text says why.
-    Unknown(String),
+/// The order in which nginx looks at the keys of a map: of wildcards, the longest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    Plain,
+    Wildcard(std::cmp::Reverse<usize>),
+    OpenEnd,
+    Expression,
 }
 
 /// The entries of a `map`, `geo` or `split_clients` block: line, key and value.
@@ -41,85 +47,225 @@ fn entries(block: &Directive) -> impl Iterator<Item = (usize, &str, &str)> {
 /// Returns the name of the variable that a value consists of.
 fn variable(value: &str) -> Option<&str> {
     let name = value.strip_prefix('$')?;
-    (!name.contains('$')).then_some(name)
+    let is_sign = |sign: char| sign.is_ascii_alphanumeric() || sign == '_';
+    (!name.is_empty() && name.chars().all(is_sign)).then_some(name)
+}
+
+/// Returns the two variables of a value and the text between them.
+fn pair(value: &str) -> Option<(&str, &str, &str)> {
+    let is_between = |sign: char| !sign.is_ascii_alphanumeric() && sign != '_';
+    let end = value.strip_prefix('$')?.find(is_between)? + 1;
+    let (first, rest) = value.split_at(end);
+    let (between, second) = rest.split_at(rest.find('$')?);
+    (!between.is_empty() && variable(first).is_some() && variable(second).is_some())
+        .then_some((first, between, second))
+}
+
+/// Returns the condition that two conditions are true.
+fn both(one: &When, other: When) -> When {
+    match (one, other) {
+        (When::Always, other) => other,
+        (one, When::Always) => one.clone(),
+        (one, other) => When::All(vec![one.clone(), other]),
+    }
 }
 
 impl<'a> Conversion<'a> {
     /// Reads a `map`, `geo` or `split_clients` block.
     pub(super) fn choice(&mut self, directive: &'a Directive) {
         let Some(name) = directive.words.last().and_then(|word| variable(word)) else {
-            return self.other(directive);
+            let text = format!("{} sets no variable that is read here", directive.quoted());
+            return self.not_converted(directive.line, text);
         };
         for entry in directive.inner().iter().filter(|entry| entry.name() == "include") {
-            self.other(entry);
+            _ = self.other(entry);
         }
         self.choices.insert(name, Choice { directive, is_used: false });
     }
 
-    /// Returns where a value leads.
-    pub(super) fn leads(&mut self, line: usize, value: &str) -> Leads<'a> {
-        if let Some(name) = variable(value) {
-            let Some(choice) = self.choices.get_mut(name) else {
-                return Leads::Unknown(format!("no block that is converted sets the variable ${name}"));
-            };
-            choice.is_used = true;
-            let directive = choice.directive;
-            return match directive.name() {
-                "map" => Leads::By(directive),
-                "split_clients" => self.split(directive),
-                _ => Leads::Unknown(format!(
-                    "`{}` chooses a server by the source; a route has one list of endpoints",
-                    directive.words.join(" ")
-                )),
-            };
-        }
-        if value.contains('$') {
-            return Leads::Unknown(format!("the value {value:?} is computed for each connection"));
-        }
-        if let Some(target) = self.upstream(value) {
-            return match target.endpoints.is_empty() {
-                true => Leads::Nowhere(format!("the upstream {value} has no server that can be converted")),
-                false => Leads::Target(target),
-            };
-        }
-        if value.starts_with("unix:") {
-            return Leads::Unknown(format!("{value} is a unix socket, which cannot be an endpoint"));
-        }
-        match server_address(value, None).filter(|_| has_port(value)) {
-            Some(address) => {
-                let endpoint = Endpoint {
-                    line,
-                    name: value.to_owned(),
-                    address,
-                    weight: 1,
-                    backup: false,
-                    connections_max: None,
-                };
-                Leads::Target(Target {
-                    backend: value.to_owned(),
-                    endpoints: vec![endpoint],
-                    ..Target::default()
-                })
+    /// Adds the rules by which the clients of a condition are led to a value.
+    pub(super) fn rules_of(
+        &mut self,
+        line: usize,
+        value: &str,
+        when: When,
+        depth: usize,
+        plan: &mut Server<'_>,
+    ) {
+        let choice =
+            variable(value).filter(|_| depth < DEPTH_MAX).and_then(|name| self.choices.get_mut(name));
+        let lead = match choice {
+            Some(Choice { directive, is_used }) => {
+                *is_used = true;
+                let directive = *directive;
+                match directive.name() {
+                    "map" => return self.map(directive, &when, depth, plan),
+                    "geo" => return self.geo(directive, &when, depth, plan),
+                    _ => self.split(directive),
+                }
             }
-            None => Leads::Nowhere(format!(
-                "{value:?} is neither an upstream nor an address with its port, so nginx closes such connections"
-            )),
+            None => self.lead(line, value),
+        };
+        let number = plan.leads.iter().position(|known| known.name == lead.name).unwrap_or_else(|| {
+            let target = lead.target.map(|target| Target {
+                connect_timeout: plan.connect_timeout.cloned(),
+                send_proxy: plan.send_proxy.then_some("v1"),
+                ..target
+            });
+            plan.leads.push(Lead { target, ..lead });
+            plan.leads.len() - 1
+        });
+        plan.choices.push(Rule::new(line, when, Then::To(number)));
+    }
+
+    /// Adds the rules of a map.
+    fn map(&mut self, map: &'a Directive, when: &When, depth: usize, plan: &mut Server<'_>) {
+        let of = map.words.get(1).map_or("", String::as_str);
+        plan.reads_hello |= [SNI, ALPN, PROTOCOL].iter().any(|variable| of.contains(variable));
+        plan.has_fallback |= of.contains(PROTOCOL);
+        let has_wildcards = map.inner().iter().any(|entry| entry.name() == "hostnames");
+        // A file that is included may have any key.
+        for entry in map.inner().iter().filter(|entry| entry.words.len() != 1 && entry.name() == "include") {
+            plan.choices.push(Rule::new(entry.line, both(when, When::Unknown), Then::Refuse));
+        }
+        let mut ranked = Vec::new();
+        let mut default = None;
+        for (line, key, value) in entries(map) {
+            if key == "default" {
+                default = Some((line, value));
+                continue;
+            }
+            for (rank, test) in self.test((map, line), of, key, has_wildcards, plan) {
+                ranked.push((rank, line, test, value));
+            }
+        }
+        ranked.sort_by_key(|(rank, ..)| *rank);
+        for (_, line, test, value) in ranked {
+            self.rules_of(line, value, both(when, test), depth + 1, plan);
+        }
+        match default {
+            Some((line, value)) => self.rules_of(line, value, when.clone(), depth + 1, plan),
+            // nginx closes connections that lead to an empty value.
+            None => plan.choices.push(Rule::new(map.line, when.clone(), Then::Refuse)),
         }
     }
 
+    /// Returns the conditions that a value matches a key of a map.
+    fn test(
+        &mut self,
+        (map, line): (&Directive, usize),
+        of: &str,
+        key: &str,
+        has_wildcards: bool,
+        plan: &Server<'_>,
+    ) -> Vec<(Rank, When)> {
+        let rank = if key.starts_with('~') { Rank::Expression } else { Rank::Plain };
+        let unknown = |conversion: &mut Self, why: &str| {
+            conversion.not_converted(line, format!("{key:?}: {why}"));
+            vec![(rank, When::Unknown)]
+        };
+        let halves = pair(of).and_then(|(first, between, second)| {
+            let split = if first == SNI { key.rsplit_once(between) } else { key.split_once(between) };
+            split.filter(|_| rank == Rank::Plain).map(|halves| (first, second, halves))
+        });
+        if let Some((first, second, (left, right))) = halves {
+            let mut tests = self.test((map, line), first, left, false, plan);
+            let right = self.test((map, line), second, right, false, plan);
+            tests.extend(right);
+            return vec![(rank, When::All(tests.into_iter().map(|(_, test)| test).collect()))];
+        }
+        match of {
+            SNI => match names(key, has_wildcards) {
+                Ok(all) => all.into_iter().map(|(rank, name)| (rank, When::Names(vec![name]))).collect(),
+                Err(why) => {
+                    self.not_converted(line, format!("{key:?}: {why}"));
+                    // It may match an empty name, too.
+                    let names = |how, text| When::Names(vec![Pattern::new(how, text)]);
+                    if let Some(start) = key.strip_suffix('*').filter(|_| rank == Rank::Plain) {
+                        return vec![(Rank::OpenEnd, names(How::Start, start))];
+                    }
+                    let nameless = When::All(vec![names(How::Nameless, ""), When::Unknown]);
+                    vec![(rank, When::Any(vec![names(How::Other, key), nameless]))]
+                }
+            },
+            ALPN if key.is_empty() => vec![(rank, When::Protocol(String::new()))],
+            ALPN => match protocol(key) {
+                Some(protocol) => vec![(rank, When::Protocol(protocol))],
+                None => unknown(self, "only single protocols have a counterpart, as in ~\\bacme-tls/1\\b"),
+            },
+            PROTOCOL if rank == Rank::Plain => vec![(rank, When::Version(key.to_owned()))],
+            of => {
+                let name = variable(of).unwrap_or_default();
+                let geo = self.choices.get_mut(name).filter(|choice| choice.directive.name() == "geo");
+                let Some(geo) = geo.filter(|_| rank == Rank::Plain) else {
+                    let why =
+                        format!("{of} has no counterpart here; the name, the protocols and the source have");
+                    return unknown(self, &why);
+                };
+                geo.is_used = true;
+                let sources = sources(geo.directive).filter(|_| !plan.hides_sources);
+                match sources {
+                    Some(mut sources) => {
+                        let of = sources.remove(key).unwrap_or_default();
+                        vec![(rank, When::Sources(of.clone(), of))]
+                    }
+                    None => unknown(self, "the sources of the `geo` block are not known here"),
+                }
+            }
+        }
+    }
+
+    /// Adds the rules of a `geo` block whose values are servers.
+    fn geo(&mut self, geo: &'a Directive, when: &When, depth: usize, plan: &mut Server<'_>) {
+        let Some(sources) = sources(geo).filter(|_| !plan.hides_sources) else {
+            let text = format!("{}: its sources are not known here", geo.quoted());
+            self.not_converted(geo.line, text);
+            return plan.choices.push(Rule::new(geo.line, when.clone(), Then::Refuse));
+        };
+        for (value, of) in sources {
+            self.rules_of(geo.line, value, both(when, When::Sources(of.clone(), of)), depth + 1, plan);
+        }
+    }
+
+    /// Returns where a value without variables leads.
+    fn lead(&mut self, line: usize, value: &str) -> Lead {
+        let mut lead = Lead { name: value.to_owned(), ..Lead::default() };
+        let address = server_address(value, None).filter(|_| has_port(value));
+        if value.contains('$') {
+            self.not_converted(line, format!("the value {value:?} is computed for each connection"));
+        } else if let Some((target, unread)) = self.upstream(value) {
+            lead.target = Some(target).filter(|target| !target.endpoints.is_empty());
+            lead.rules = unread;
+        } else if value.starts_with("unix:") {
+            self.not_converted(line, format!("{value} is a unix socket, which cannot be an endpoint"));
+        } else if let Some(address) = address {
+            let name = value.to_owned();
+            let endpoint = Endpoint { line, name, address, weight: 1, backup: false, connections_max: None };
+            let (backend, endpoints) = (value.to_owned(), vec![endpoint]);
+            lead.target = Some(Target { backend, endpoints, ..Target::default() });
+        } else {
+            // Neither an upstream nor an address with its port: nginx closes such connections.
+            lead.refuses = true;
+        }
+        lead
+    }
+
     /// Returns the endpoints of all parts of a `split_clients` block.
-    fn split(&mut self, block: &'a Directive) -> Leads<'a> {
+    fn split(&mut self, block: &'a Directive) -> Lead {
         let mut all =
             Target { backend: block.words.join(" "), policy: Some("sourceHash"), ..Target::default() };
+        let mut lead = Lead { name: all.backend.clone(), ..Lead::default() };
         // The parts are counted in hundredths of a percent, as those of nginx are.
         let mut rest = 10_000_u32;
         for (line, share, value) in entries(block) {
             let part = share.strip_suffix('%').and_then(hundredths).unwrap_or(rest);
             rest = rest.saturating_sub(part);
-            let Leads::Target(target) = self.leads(line, value) else {
-                return Leads::Unknown(format!(
-                    "the part {share} in line {line} leads to no endpoint that can be converted"
-                ));
+            let of = self.lead(line, value);
+            lead.rules.extend(of.rules);
+            let Some(target) = of.target else {
+                let text = format!("the part {share} leads to no endpoint that can be converted");
+                self.not_converted(line, text);
+                return lead;
             };
             let whole: u64 = target.endpoints.iter().map(|endpoint| u64::from(endpoint.weight)).sum();
             let weighted = target.endpoints.into_iter().map(|endpoint| {
@@ -127,6 +273,13 @@ impl<'a> Conversion<'a> {
                 Endpoint { weight: u32::try_from(weight).unwrap_or(u32::MAX).max(1), ..endpoint }
             });
             all.endpoints.extend(weighted.filter(|_| part > 0));
+        }
+        if rest > 0 {
+            self.not_converted(
+                block.line,
+                format!("{}: nginx refuses the part that is left", block.quoted()),
+            );
+            return lead;
         }
         if !block.words.get(1).is_some_and(|key| key.contains("remote_addr")) {
             all.policy = Some("random");
@@ -136,179 +289,38 @@ impl<'a> Conversion<'a> {
             block.quoted()
         );
         self.draft.remark(block.line, Fate::Differs, text);
-        Leads::Target(all)
+        Lead { target: Some(all), ..lead }
     }
+}
 
-    /// Returns the routes of a `map`.
-    pub(super) fn plan(&mut self, map: &'a Directive) -> Plan {
-        let mut plan = Plan::default();
-        match map.words.get(1).map_or("", String::as_str) {
-            SNI => self.by_name(map, &mut plan),
-            ALPN => self.by_alpn(map, Names::All, &mut plan),
-            PROTOCOL => self.by_protocol(map, &mut plan),
-            pair if pair.contains(SNI) => self.by_pair(map, pair, &mut plan),
-            other => {
-                let text = format!(
-                    "{}: {other} has no counterpart, only the name, the protocols and the source have",
-                    map.quoted()
-                );
-                self.not_converted(map.line, text);
-            }
-        }
-        plan
+/// Returns the sources that have each value of a `geo` block: the longest block that has a source gives it its value. Returns `None` if
+/// the block is not about the client, or has more than blocks and a default.
+fn sources(geo: &Directive) -> Option<BTreeMap<&str, Sources>> {
+    let of = geo.words.get(1).filter(|_| geo.words.len() > 2);
+    let is_plain = geo.inner().iter().all(|entry| entry.words.len() == 2);
+    if of.is_some_and(|of| !["$remote_addr", "$binary_remote_addr"].contains(&of.as_str())) || !is_plain {
+        return None;
     }
-
-    fn by_name(&mut self, map: &'a Directive, plan: &mut Plan) {
-        let has_wildcards = map.inner().iter().any(|entry| entry.name() == "hostnames");
-        for (line, key, value) in entries(map) {
-            match names(key, has_wildcards) {
-                Ok(all) => all.into_iter().for_each(|names| self.entry(line, names, value, Vec::new(), plan)),
-                Err(why) => {
-                    self.not_converted(line, format!("{key:?}: {why}; its clients get the default"));
-                }
-            }
+    let mut values: BTreeMap<&str, Sources> = BTreeMap::new();
+    let default = entries(geo).find(|(_, block, _)| *block == "default").map_or("", |(.., value)| value);
+    values.insert(default, Sources::all());
+    let blocks = geo.inner().iter().filter(|entry| entry.name() != "default");
+    let blocks = blocks.map(|entry| {
+        let block = Sources::block(entry.name())?;
+        let length =
+            entry.name().split_once('/').map_or(Some(128), |(_, length)| length.parse::<u8>().ok())?;
+        Some((length, block, entry.words[1].as_str()))
+    });
+    let mut blocks: Vec<(u8, Sources, &str)> = blocks.collect::<Option<_>>()?;
+    blocks.sort_by_key(|(length, ..)| *length);
+    for (_, block, value) in blocks {
+        for of in values.values_mut() {
+            *of = of.minus(&block);
         }
-        if !plan.routes.iter().any(|route| route.names == Names::All) {
-            return;
-        }
-        let text =
-            "isthmus refuses clients that do not speak TLS (not_tls); nginx passes them to the default";
-        self.draft.remark(map.line, Fate::Differs, text);
+        let of = values.entry(value).or_default();
+        *of = of.union(&block);
     }
-
-    /// Adds the route of one entry of a map by name.
-    fn entry(&mut self, line: usize, names: Names, value: &str, from: Vec<String>, plan: &mut Plan) {
-        match self.leads(line, value) {
-            Leads::Target(target) => {
-                plan.routes.push(Planned { line, names, target, from, by_alpn: Vec::new() });
-            }
-            Leads::By(map) if map.words.get(1).is_some_and(|of| of == ALPN) => self.by_alpn(map, names, plan),
-            Leads::By(map) => {
-                self.not_converted(line, format!("{}: a map by name leads to this map", map.quoted()));
-                plan.refused.push((line, names));
-            }
-            Leads::Nowhere(why) => {
-                let text = format!("{}: no route, so isthmus refuses it: {why}", names.keys().join(" and "));
-                self.draft.remark(line, Fate::NotNeeded, text);
-                plan.refused.push((line, names));
-            }
-            Leads::Unknown(why) => {
-                self.not_converted(line, format!("{}: {why}", names.keys().join(" and ")));
-                plan.refused.push((line, names));
-            }
-        }
-    }
-
-    /// Reads a map by ALPN protocols for these names: the default leads on, and the others are `byAlpn`.
-    fn by_alpn(&mut self, map: &'a Directive, names: Names, plan: &mut Plan) {
-        let mut protocols = Vec::new();
-        let first = plan.routes.len();
-        for (line, key, value) in entries(map) {
-            if key == "default" || key.is_empty() {
-                match self.leads(line, value) {
-                    Leads::By(inner)
-                        if names == Names::All && inner.words.get(1).is_some_and(|of| of == SNI) =>
-                    {
-                        self.by_name(inner, plan);
-                    }
-                    _ => self.entry(line, names.clone(), value, Vec::new(), plan),
-                }
-                continue;
-            }
-            match (protocol(key), self.leads(line, value)) {
-                (Some(protocol), Leads::Target(target)) => protocols.push((line, protocol, target)),
-                _ => self.not_converted(line, format!("the protocols {key:?}: only single ones that lead to endpoints have a counterpart, as in ~\\bacme-tls/1\\b")),
-            }
-        }
-        let is_alone = plan.routes.len() == first;
-        for (line, protocol, target) in protocols {
-            if is_alone {
-                self.not_converted(line, format!("{protocol}: no route leads on for other protocols"));
-            }
-            for route in &mut plan.routes[first..] {
-                route.by_alpn.push((protocol.clone(), target.clone()));
-            }
-        }
-    }
-
-    /// Reads a map by the version of TLS, which is empty for clients that do not speak TLS: those go to the fallback.
-    fn by_protocol(&mut self, map: &'a Directive, plan: &mut Plan) {
-        let value =
-            |wanted: &[&str]| wanted.iter().find_map(|wanted| entries(map).find(|(_, key, _)| key == wanted));
-        let Some((line, _, tls)) = value(&["TLSv1.3", "TLSv1.2", "default"]) else {
-            return self.not_converted(map.line, format!("{}: it has no value for TLSv1.2", map.quoted()));
-        };
-        let others = entries(map).filter(|(_, key, other)| key.starts_with("TLS") && *other != tls);
-        for (line, key, _) in others.collect::<Vec<_>>() {
-            self.not_converted(line, format!("{key}: a route does not depend on the version of TLS"));
-        }
-        if let Some((line, _, other)) = value(&["", "default"]) {
-            match self.leads(line, other) {
-                Leads::Target(target) => plan.fallback = Some(target),
-                Leads::Nowhere(_) => {}
-                Leads::By(_) | Leads::Unknown(_) => {
-                    self.not_converted(
-                        line,
-                        "`fallback` has one address for all clients that do not speak TLS",
-                    );
-                }
-            }
-        }
-        match self.leads(line, tls) {
-            Leads::By(inner) if inner.words.get(1).is_some_and(|of| of == SNI) => self.by_name(inner, plan),
-            Leads::By(inner) if inner.words.get(1).is_some_and(|of| of == ALPN) => {
-                self.by_alpn(inner, Names::All, plan)
-            }
-            _ => self.entry(line, Names::All, tls, Vec::new(), plan),
-        }
-    }
-
-    /// Reads a map by a variable of `geo` beside the name, such as `"$office:$ssl_preread_server_name"`: the sources become `from`.
-    fn by_pair(&mut self, map: &'a Directive, pair: &str, plan: &mut Plan) {
-        let (before, after) = pair.split_once(SNI).unwrap_or((pair, ""));
-        let of = if after.is_empty() { before } else { after };
-        let word: String = of.chars().filter(|sign| sign.is_ascii_alphanumeric() || *sign == '_').collect();
-        let separator: String =
-            of.chars().filter(|sign| !sign.is_ascii_alphanumeric() && !"_$".contains(*sign)).collect();
-        let geo = self.choices.get_mut(word.as_str()).filter(|choice| choice.directive.name() == "geo");
-        let Some(geo) = geo.filter(|_| before.is_empty() || after.is_empty()) else {
-            return self.not_converted(
-                map.line,
-                format!("{}: only a `geo` variable beside the name has a counterpart", map.quoted()),
-            );
-        };
-        geo.is_used = true;
-        let blocks: Vec<(&str, &str)> =
-            entries(geo.directive).map(|(_, block, value)| (block, value)).collect();
-        for (line, key, value) in entries(map) {
-            if key == "default" {
-                self.entry(line, Names::All, value, Vec::new(), plan);
-                continue;
-            }
-            let halves = if before.is_empty() {
-                key.rsplit_once(&*separator).map(|(name, of)| (of, name))
-            } else {
-                key.split_once(&*separator)
-            };
-            let found = halves.filter(|_| !separator.is_empty() && !key.starts_with('~'));
-            let sources = found.map(|(wanted, _)| {
-                blocks.iter().filter(move |(block, value)| *value == wanted && *block != "default")
-            });
-            let from: Vec<String> =
-                sources.into_iter().flatten().map(|(block, _)| super::cidr(block)).collect();
-            match found.map(|(_, name)| names(name, false)) {
-                Some(Ok(all)) if !from.is_empty() => {
-                    all.into_iter().for_each(|names| self.entry(line, names, value, from.clone(), plan));
-                }
-                _ => self.not_converted(
-                    line,
-                    format!("{key:?} is not a value of ${word} with source addresses, and a name"),
-                ),
-            }
-        }
-        let text = "sources that no entry of a name admits are refused; nginx gives them the default";
-        self.draft.remark(map.line, Fate::Differs, text);
-    }
+    Some(values)
 }
 
 /// Returns the hundredths of a percentage such as `12.5`.
@@ -330,17 +342,17 @@ fn protocol(key: &str) -> Option<String> {
 }
 
 /// Returns the names that a key of a map by name matches.
-pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<Names>, String> {
+pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<(Rank, Pattern)>, String> {
     let name = |text: &str| {
-        host_name(text)
-            .map(|name| name.as_str().to_owned())
-            .map_err(|error| format!("no host name: {}", error.message))
+        let name = host_name(text).map_err(|error| format!("no host name: {}", error.message))?;
+        Ok::<_, String>(name.as_str().to_owned())
     };
-    let both = |text: &str| Ok(vec![Names::Exact(name(text)?), Names::Below(name(text)?)]);
+    let exact = |text: &str| Ok::<_, String>(Pattern::new(How::Name, &name(text)?));
+    let below = |text: &str| Ok::<_, String>(Pattern::below(&name(text)?));
+    let wildcard = |text: &str| Rank::Wildcard(std::cmp::Reverse(text.len()));
     match key {
-        "default" => Ok(vec![Names::All]),
         // The key of clients that send no name.
-        "" => Ok(vec![Names::Exact("-".to_owned())]),
+        "" => Ok(vec![(Rank::Plain, Pattern::new(How::Nameless, ""))]),
         key if key.starts_with('~') => {
             let all = match of_expression(key) {
                 Some(found) => Some(vec![found]),
@@ -348,28 +360,34 @@ pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<Names>, String
                     without_groups(key).and_then(|all| all.iter().map(|key| of_expression(key)).collect())
                 }
             };
-            let of = |(text, depth): (String, Depth)| match depth {
-                Depth::One => Ok(vec![Names::Exact(name(&text)?)]),
-                Depth::Below => Ok(vec![Names::Below(name(&text)?)]),
-                Depth::Both => both(&text),
-            };
             let all = all.ok_or_else(|| "a regular expression has no counterpart".to_owned())?;
-            all.into_iter().map(of).collect::<Result<Vec<_>, String>>().map(|all| all.concat())
+            let mut patterns = Vec::new();
+            for (text, depth) in all {
+                if depth != Depth::Below {
+                    patterns.push((Rank::Expression, exact(&text)?));
+                }
+                if depth != Depth::One {
+                    patterns.push((Rank::Expression, below(&text)?));
+                }
+            }
+            Ok(patterns)
         }
-        key if has_wildcards && key.starts_with("*.") => Ok(vec![Names::Below(name(&key[2..])?)]),
-        key if has_wildcards && key.starts_with('.') => both(&key[1..]),
+        key if has_wildcards && key.starts_with("*.") => Ok(vec![(wildcard(&key[2..]), below(&key[2..])?)]),
+        key if has_wildcards && key.starts_with('.') => {
+            Ok(vec![(Rank::Plain, exact(&key[1..])?), (wildcard(&key[1..]), below(&key[1..])?)])
+        }
         key if has_wildcards && key.ends_with(".*") => {
             Err("a name of which the end is open has no counterpart".to_owned())
         }
         key if key.starts_with("*.") || key.starts_with('.') => {
             Err("without `hostnames`, no name matches this key".to_owned())
         }
-        key => Ok(vec![Names::Exact(name(key)?)]),
+        key => Ok(vec![(Rank::Plain, exact(key)?)]),
     }
 }
 
 /// The names that a regular expression matches.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Depth {
     One,
     Below,

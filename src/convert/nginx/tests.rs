@@ -27,14 +27,14 @@ fn a_map_by_name_is_routes() {
         stream("map $ssl_preread_server_name $up { hostnames; .x.test a; *.y.test b; z.test b; default a; }");
     assert_eq!(
         keys(&draft),
-        [("x.test", "a"), ("*.x.test", "a"), ("*.y.test", "b"), ("z.test", "b"), ("*", "a"), ("-", "a")]
+        [("x.test", "a"), ("z.test", "b"), ("*.x.test", "a"), ("*.y.test", "b"), ("*", "a"), ("-", "a")]
     );
     let target = &draft.routes[0].target;
     let of = |at: usize| {
         (target.endpoints[at].weight, target.endpoints[at].backup, target.endpoints[at].connections_max)
     };
     assert_eq!((of(0), of(1)), ((3, false, Some(50)), (1, true, None)));
-    assert_eq!((target.send_proxy, draft.routes[2].target.policy), (Some("v1"), Some("leastRequest")));
+    assert_eq!((target.send_proxy, draft.routes[1].target.policy), (Some("v1"), Some("leastRequest")));
     let binds: Vec<String> = draft.listeners.iter().map(|listener| listener.bind.to_string()).collect();
     assert_eq!(binds, [":443"]);
     has(&draft, 2, Fate::Differs, "not_tls");
@@ -64,7 +64,10 @@ fn expressions_that_mean_names_are_names() {
         ("~^a[0-9]\\.test$", None),
     ] {
         let found = maps::names(key, true).ok();
-        let found = found.map(|all| all.iter().flat_map(Names::keys).collect::<Vec<_>>().join(" "));
+        let found = found.map(|all| {
+            let keys = all.iter().flat_map(|(_, pattern)| pattern.keys());
+            keys.map(|key| key.text()).collect::<Vec<_>>().join(" ")
+        });
         assert_eq!(found.as_deref(), wanted, "{key}");
     }
 }
@@ -85,7 +88,7 @@ fn protocols_sources_parts_and_fallbacks_have_counterparts() {
         "geo $office { default 0; 10.0.0.0/8 1; 192.0.2.7 1; }\n\
          map \"$office:$ssl_preread_server_name\" $up { \"1:a.test\" a; }",
     );
-    assert_eq!(draft.routes[0].from, ["10.0.0.0/8", "192.0.2.7/32"]);
+    assert_eq!(draft.listeners[0].from, ["10.0.0.0/8", "192.0.2.7/32"]);
     let draft = stream(
         "split_clients \"$remote_addr\" $part { 25% 10.0.0.7:443; * b; }\nmap $ssl_preread_server_name $up { a.test $part; }",
     );
@@ -157,4 +160,14 @@ fn no_directive_is_lost() {
             || directive.name().contains('/');
         assert!(is_told, "line {} is lost: {:?}\n{yaml}", directive.line, directive.words);
     }
+}
+
+#[test]
+fn a_fallback_admits_no_source_that_nginx_refuses() {
+    let draft = stream(
+        "geo $near { default nowhere; 10.0.0.0/8 127.0.0.1:22; }\n\
+         map $ssl_preread_protocol $up { \"\" $near; default $name; }\nmap $ssl_preread_server_name $name { a.test a; }",
+    );
+    assert_eq!((&draft.listeners[0].fallback, keys(&draft)), (&None, vec![("a.test", "a")]));
+    has(&draft, 2, Fate::NotConverted, "the listener has no `fallback`");
 }

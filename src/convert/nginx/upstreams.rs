@@ -3,6 +3,7 @@
 use super::Conversion;
 use crate::blocks::Directive;
 use crate::draft::{Endpoint, Fate, Target};
+use crate::rules::Rule;
 use crate::values::server_address;
 
 /// An `upstream` block.
@@ -13,13 +14,14 @@ pub(super) struct Upstream<'a> {
 }
 
 impl Conversion<'_> {
-    /// Returns the endpoints of an upstream; `None` if there is no upstream of this name.
-    pub(super) fn upstream(&mut self, name: &str) -> Option<Target> {
+    /// Returns the endpoints of an upstream, and the rules that stand for directives that are not understood; `None` if there is no
+    /// upstream of this name.
+    pub(super) fn upstream(&mut self, name: &str) -> Option<(Target, Vec<Rule>)> {
         let upstream = self.upstreams.get_mut(name)?;
-        let is_first = !std::mem::replace(&mut upstream.is_used, true);
+        upstream.is_used = true;
         let directive = upstream.directive;
         let mut target = Target { backend: name.to_owned(), policy: Some("roundRobin"), ..Target::default() };
-        let before = self.draft.remarks.len();
+        let mut unread = Vec::new();
         for directive in directive.inner() {
             match (directive.name(), &directive.values()[..]) {
                 ("server", [address, parameters @ ..]) => {
@@ -33,13 +35,18 @@ impl Conversion<'_> {
                     let text = format!("{} has no effect on where connections go", directive.quoted());
                     self.draft.remark(directive.line, Fate::NotNeeded, text);
                 }
-                _ => self.other(directive),
+                // What chooses a server refuses no client.
+                ("hash" | "least_time" | "ip_hash" | "keepalive", _) => {
+                    self.not_converted(directive.line, format!("{} has no counterpart", directive.quoted()));
+                }
+                _ => {
+                    if self.other(directive) {
+                        unread.push(Rule::could_refuse(directive.line));
+                    }
+                }
             }
         }
-        if !is_first {
-            self.draft.remarks.truncate(before);
-        }
-        Some(target)
+        Some((target, unread))
     }
 
     fn endpoint(&mut self, directive: &Directive, text: &str, parameters: &[&str]) -> Option<Endpoint> {

@@ -1,0 +1,351 @@
+//! The conditions of HAProxy's rules, as conditions of the model: the server name, the source, the ALPN protocols and limits of sources.
+//! All else is unknown, with a reason.
+
+use std::collections::BTreeMap;
+
+use crate::names::{How, Pattern};
+use crate::rules::{SourceLimit, When};
+use crate::sources::Sources;
+
+/// Reads a file that the config names.
+pub(super) type Read<'r> = &'r dyn Fn(&str) -> Option<String>;
+
+/// A condition, the parts of it that are not understood, and the ways in which it differs from HAProxy's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) when: When,
+    pub(super) faults: Vec<String>,
+    pub(super) differs: Vec<String>,
+}
+
+impl Condition {
+    fn new(when: When) -> Self {
+        Self { when, faults: Vec::new(), differs: Vec::new() }
+    }
+
+    fn unknown(fault: impl Into<String>) -> Self {
+        Self { when: When::Unknown, faults: vec![fault.into()], differs: Vec::new() }
+    }
+
+    fn not(self) -> Self {
+        Self { when: self.when.not(), ..self }
+    }
+
+    /// Returns the condition made of others by a function of their parts.
+    fn of(all: Vec<Self>, whole: impl FnOnce(Vec<When>) -> When) -> Self {
+        let mut condition = Self::new(When::Unknown);
+        let mut parts = Vec::new();
+        for one in all {
+            parts.push(one.when);
+            condition.faults.extend(one.faults);
+            condition.differs.extend(one.differs);
+        }
+        condition.when = match <[When; 1]>::try_from(parts) {
+            Ok([only]) => only,
+            Err(parts) => whole(parts),
+        };
+        condition
+    }
+}
+
+/// The named conditions of a section. Several lines with the same name are alternatives, also for rules above them.
+pub(super) struct Acls<'r> {
+    read: Read<'r>,
+    named: BTreeMap<String, Vec<Condition>>,
+}
+
+impl<'r> Acls<'r> {
+    pub(super) fn new(read: Read<'r>) -> Self {
+        Self { read, named: BTreeMap::new() }
+    }
+
+    /// Adds an `acl` line, given without its first word.
+    pub(super) fn add(&mut self, words: &[&str]) -> Condition {
+        let Some((name, test)) = words.split_first() else {
+            return Condition::unknown("the acl has no name");
+        };
+        let condition = self.test(test);
+        self.named.entry((*name).to_owned()).or_default().push(condition.clone());
+        condition
+    }
+
+    /// Returns the condition of a rule: the words after its target.
+    pub(super) fn condition(&self, words: &[&str]) -> Condition {
+        match words.split_first() {
+            None => Condition::new(When::Always),
+            Some((&"if", words)) => self.alternatives(words),
+            Some((&"unless", words)) => self.alternatives(words).not(),
+            Some((first, _)) => {
+                Condition::unknown(format!("the word {first:?} cannot be converted, only `if` and `unless`"))
+            }
+        }
+    }
+
+    fn alternatives(&self, words: &[&str]) -> Condition {
+        let groups = words.split(|word| ["||", "or", "OR"].contains(word));
+        Condition::of(groups.map(|group| self.group(group)).collect(), When::Any)
+    }
+
+    /// Returns the condition of terms that must all be true.
+    fn group(&self, words: &[&str]) -> Condition {
+        let mut rest = words;
+        let mut terms = Vec::new();
+        let mut is_negated = false;
+        while let Some((word, after)) = rest.split_first() {
+            let bare = word.trim_start_matches('!');
+            is_negated ^= (word.len() - bare.len()) % 2 == 1;
+            rest = after;
+            // A `!` that stands alone is about the term after it.
+            if bare.is_empty() {
+                continue;
+            }
+            let condition = match bare {
+                "{" => {
+                    let end = rest.iter().position(|word| *word == "}");
+                    let Some(end) = end else { return Condition::unknown("a `{` has no `}`") };
+                    let test = self.test(&rest[..end]);
+                    rest = &rest[end + 1..];
+                    test
+                }
+                name => self.named(name),
+            };
+            terms.push(if is_negated { condition.not() } else { condition });
+            is_negated = false;
+        }
+        if is_negated {
+            return Condition::unknown("a condition ends with `!`");
+        }
+        if terms.is_empty() {
+            return Condition::unknown("an alternative has no condition");
+        }
+        Condition::of(terms, When::All)
+    }
+
+    /// Returns the condition with this name.
+    fn named(&self, name: &str) -> Condition {
+        match (self.named.get(name), name) {
+            (Some(all), _) => Condition::of(all.clone(), When::Any),
+            (None, "TRUE" | "WAIT_END") => Condition::new(When::Always),
+            (None, "FALSE") => Condition::new(When::never()),
+            (None, "LOCALHOST") => self.test(&["src", "127.0.0.0/8", "::1"]),
+            (None, name) => Condition::unknown(format!("this section has no acl {name}")),
+        }
+    }
+
+    /// Returns the condition of the test of an ACL: a sample fetch (the value that is tested), its flags, and its patterns.
+    fn test(&self, words: &[&str]) -> Condition {
+        let Some((fetch, mut rest)) = words.split_first() else {
+            return Condition::unknown("a condition is empty");
+        };
+        let (sample, converters) = fetch.split_once(',').unwrap_or((fetch, ""));
+        let (mut method, mut is_blind, mut patterns) = (None, false, Vec::new());
+        while let Some((flag, after)) = rest.split_first().filter(|(word, _)| word.starts_with('-')) {
+            rest = after;
+            match *flag {
+                "-i" => is_blind = true,
+                "-n" => {}
+                "-m" | "-f" => match rest.split_first() {
+                    Some((word, after)) => {
+                        rest = after;
+                        if *flag == "-m" {
+                            method = Some(*word);
+                        } else if let Some(text) = (self.read)(word) {
+                            let lines = text.lines().map(str::trim);
+                            let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+                            patterns.extend(lines.map(str::to_owned));
+                        } else {
+                            return Condition::unknown(format!("the file {word} cannot be read"));
+                        }
+                    }
+                    None => return Condition::unknown(format!("`{flag}` has no value")),
+                },
+                "--" => break,
+                flag => return Condition::unknown(format!("the flag {flag} cannot be converted")),
+            }
+        }
+        patterns.extend(rest.iter().map(|word| (*word).to_owned()));
+        let other = || {
+            Condition::unknown(format!(
+                "the condition {:?} cannot be converted; only conditions on the SNI, the source and ALPN can be",
+                words.join(" ")
+            ))
+        };
+        match (sample, converters) {
+            ("req_ssl_hello_type" | "req.ssl_hello_type", "") if patterns == ["1"] && method.is_none() => {
+                Condition::new(When::Tls)
+            }
+            ("src", "") if [None, Some("ip")].contains(&method) && !patterns.is_empty() => {
+                let blocks: Option<Vec<Sources>> = patterns.iter().map(|text| Sources::block(text)).collect();
+                let Some(blocks) = blocks else {
+                    return Condition::unknown(format!(
+                        "the sources {:?} are no addresses",
+                        words[1..].join(" ")
+                    ));
+                };
+                let all = blocks.iter().fold(Sources::default(), |all, one| all.union(one));
+                let kin = all.with_kin();
+                Condition::new(When::Sources(all, kin))
+            }
+            ("req.ssl_alpn" | "req_ssl_alpn", "")
+                if [None, Some("str"), Some("sub")].contains(&method) && !patterns.is_empty() =>
+            {
+                Condition::new(When::Any(patterns.into_iter().map(When::Protocol).collect()))
+            }
+            (sample, "") if limit(sample).is_some() => match &patterns[..] {
+                [comparison, number] if ["gt", "ge"].contains(&comparison.as_str()) => {
+                    let number = number.parse::<u64>().ok();
+                    let most = number.and_then(|number| number.checked_sub(u64::from(comparison == "ge")));
+                    match (most.filter(|most| *most > 0), limit(sample)) {
+                        (Some(most), Some(limit)) => Condition::new(When::Limit(limit(most))),
+                        _ => other(),
+                    }
+                }
+                _ => other(),
+            },
+            ("req_ssl_sni" | "req.ssl_sni", "" | "lower") => {
+                names(method, &patterns, is_blind, converters == "lower")
+            }
+            _ => other(),
+        }
+    }
+}
+
+/// Returns the condition that a name matches one of these patterns.
+fn names(method: Option<&str>, patterns: &[String], is_blind: bool, is_lower: bool) -> Condition {
+    let how = match method {
+        None | Some("str") => How::Name,
+        Some("end") => How::End,
+        Some("dom") => How::Labels,
+        Some("beg") => How::Start,
+        Some("sub") => How::Part,
+        Some("found") => How::Any,
+        Some(_) => How::Other,
+    };
+    let mut condition = Condition::new(When::Unknown);
+    if how == How::Other {
+        let method = method.unwrap_or_default();
+        condition
+            .faults
+            .push(format!("`-m {method}` cannot be converted; a route is an exact name or \"*.suffix\""));
+    }
+    if patterns.is_empty() && how != How::Any {
+        return Condition::unknown("the condition has no name");
+    }
+    let has_capitals = |text: &str| text.bytes().any(|byte| byte.is_ascii_uppercase());
+    // A pattern with a capital never matches a name that is made lower before.
+    let can_match = |pattern: &&String| !is_lower || is_blind || !has_capitals(pattern);
+    let mut all: Vec<Pattern> =
+        patterns.iter().filter(can_match).map(|pattern| Pattern::new(how, pattern)).collect();
+    if how == How::Any {
+        all.push(Pattern::new(how, ""));
+    }
+    for pattern in patterns {
+        match how {
+            How::End if !pattern.starts_with('.') => condition.differs.push(format!(
+                "`-m end {pattern}` also matches names such as bad{pattern}; the routes are {pattern} and *.{pattern}"
+            )),
+            How::Labels => condition.differs.push(format!(
+                "`-m dom {pattern}` also matches names with {pattern} in the middle; the routes are {pattern} and *.{pattern}"
+            )),
+            How::Start | How::Part => condition.differs.push(format!(
+                "`-m {} {pattern}` matches names of which a route cannot tell; it counts where routes have such names",
+                method.unwrap_or_default()
+            )),
+            _ => {}
+        }
+    }
+    if !is_blind && !is_lower && how != How::Any {
+        let text = "without `-i` HAProxy matches upper and lower case separately, but a route ignores case";
+        condition.differs.push(text.to_owned());
+    }
+    condition.when = When::Names(all);
+    condition
+}
+
+/// Returns the condition of a line of a map: its names have no letter case if they are made lower before.
+pub(super) fn of_map(method: &str, pattern: &str, is_lower: bool) -> Condition {
+    names(Some(method), &[pattern.to_owned()], false, is_lower)
+}
+
+/// Returns the limit that a sample fetch counts.
+fn limit(sample: &str) -> Option<fn(u64) -> SourceLimit> {
+    let name = sample.split('(').next().unwrap_or(sample);
+    match name {
+        "src_conn_cur" | "sc_conn_cur" | "sc0_conn_cur" | "sc1_conn_cur" | "sc2_conn_cur" => {
+            Some(SourceLimit::Connections)
+        }
+        "src_conn_rate" | "sc_conn_rate" | "sc0_conn_rate" | "sc1_conn_rate" | "sc2_conn_rate" => {
+            Some(SourceLimit::Rate)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(path: &str) -> Option<String> {
+        (path == "names.lst").then(|| "# names\na.test\n\n b.test\n".to_owned())
+    }
+
+    fn names(how: How, texts: &[&str]) -> When {
+        When::Names(texts.iter().map(|text| Pattern::new(how, text)).collect())
+    }
+
+    #[test]
+    fn conditions_are_read_as_haproxy_reads_them() {
+        let mut acls = Acls::new(&read);
+        for line in [
+            "shop req_ssl_sni -i shop.test",
+            "shop req.ssl_sni,lower -m end .shop.test",
+            "office src 10.0.0.0/8",
+            "busy sc0_conn_cur gt 20",
+            "listed req.ssl_sni -i -f names.lst c.test",
+            "odd dst 10.0.0.1",
+        ] {
+            acls.add(&line.split(' ').collect::<Vec<_>>());
+        }
+        let block = Sources::block("10.0.0.0/8").expect("a block");
+        let office = When::Sources(block.clone(), block.with_kin());
+        let shop = When::Any(vec![names(How::Name, &["shop.test"]), names(How::End, &[".shop.test"])]);
+        for (condition, wanted) in [
+            ("if shop", shop.clone()),
+            ("unless office", office.clone().not()),
+            ("if !office", office.clone().not()),
+            ("if ! office", office.clone().not()),
+            ("if !!office", office.clone()),
+            ("if !{ src 10.0.0.0/8 }", office.clone().not()),
+            ("if ! { src 10.0.0.0/8 } shop", When::All(vec![office.clone().not(), shop.clone()])),
+            ("if shop office or busy", {
+                let limit = When::Limit(SourceLimit::Connections(20));
+                When::Any(vec![When::All(vec![shop, office]), limit])
+            }),
+            ("if listed", names(How::Name, &["a.test", "b.test", "c.test"])),
+            ("if { req.ssl_sni -m found }", names(How::Any, &[""])),
+            ("if { req.ssl_sni -m reg -i ^a }", names(How::Other, &["^a"])),
+            ("if { req.ssl_sni,lower A.test b.test }", names(How::Name, &["b.test"])),
+            ("if { src_conn_rate ge 5 }", When::Limit(SourceLimit::Rate(4))),
+            ("if { req.ssl_alpn acme-tls/1 }", When::Any(vec![When::Protocol("acme-tls/1".to_owned())])),
+            ("if FALSE", When::never()),
+            ("", When::Always),
+            ("if odd", When::Unknown),
+            ("if nobody", When::Unknown),
+            ("if", When::Unknown),
+            ("if !", When::Unknown),
+            ("if { src -f no.lst }", When::Unknown),
+            ("if { src localhost }", When::Unknown),
+            ("if { req.ssl_sni,field(1,.) a }", When::Unknown),
+            ("whenever shop", When::Unknown),
+        ] {
+            let words: Vec<&str> = condition.split_whitespace().collect();
+            let found = acls.condition(&words);
+            assert_eq!(found.when, wanted, "{condition}");
+            assert_eq!(
+                found.when == When::Unknown,
+                !found.faults.is_empty() && wanted == When::Unknown,
+                "{condition}"
+            );
+        }
+    }
+}
