@@ -18,6 +18,7 @@ mod contained;
 mod control_frames;
 mod convert;
 mod convert_model;
+mod convert_refusals;
 mod cost;
 mod crowd;
 mod dashboard;
