@@ -19,6 +19,7 @@ use isthmus_model::mesh_name::MeshName;
 use isthmus_model::place::ClusterId;
 use isthmus_net::admission::bandwidth::Usage;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::admit::{Held, held};
 use isthmus_snapshot::change::Report;
 use isthmus_snapshot::export_tls::AskedBy;
 use isthmus_snapshot::exported::Exported;
@@ -195,22 +196,27 @@ fn of_backends(backends: &[Backend]) -> Vec<String> {
 }
 
 /// Returns the listener of a place of Gateways, with its address if it has one of its own.
-fn place_text(snapshot: &Snapshot, place: &Place) -> Option<String> {
-    let is_its = |listener: &&Arc<Listener>| listener.is_of_gateways && listener.bind.port() == place.port;
-    let listener = snapshot.policy.listeners.iter().find(is_its)?;
-    Some(match place.address {
+fn place_text(listener: &Listener, place: &Place) -> String {
+    match place.address {
         Some(address) => format!("{} at {address}", listener.name),
         None => listener.name.to_string(),
-    })
+    }
+}
+
+/// Returns the listener of Gateways on the port of a place.
+fn gateway_listener<'a>(snapshot: &'a Snapshot, place: &Place) -> Option<&'a Arc<Listener>> {
+    let is_its = |listener: &&Arc<Listener>| listener.is_of_gateways && listener.bind.port() == place.port;
+    snapshot.policy.listeners.iter().find(is_its)
 }
 
 /// Returns one object per route of the Gateway API, in order of their objects.
 fn gateway_routes(snapshot: &Snapshot) -> impl Iterator<Item = api::listener::Route> {
-    snapshot.gateway_api.routes().into_iter().map(|route| {
+    let text = |place: &Place| Some(place_text(gateway_listener(snapshot, place)?, place));
+    snapshot.gateway_api.routes().into_iter().map(move |route| {
         let places: BTreeSet<&Place> = route.claims.iter().map(|claim| &claim.place).collect();
         api::listener::Route {
             name: route.object.to_string(),
-            listeners: places.into_iter().filter_map(|place| place_text(snapshot, place)).collect(),
+            listeners: places.into_iter().filter_map(text).collect(),
             from: Vec::new(),
             leads_to: of_backends(&route.backends),
             endpoints: None,
@@ -362,14 +368,27 @@ pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
     rows
 }
 
-/// Adds the names that routes of the Gateway API make reachable, each with the object that does.
+/// Adds the names that routes of the Gateway API make reachable, each with the object that has it.
 fn exposed_gateway_routes(snapshot: &Snapshot, rows: &mut Vec<Exposed>) {
+    let mut seen = BTreeSet::new();
     for route in snapshot.gateway_api.routes() {
         for claim in &route.claims {
-            let Some(listener) = place_text(snapshot, &claim.place) else { continue };
+            let Some(listener) = gateway_listener(snapshot, &claim.place) else { continue };
+            let name = claim.applied().map(ToString::to_string);
+            let entry = match &name {
+                None => snapshot.gateway_api.raw(claim.place.port, claim.place.address),
+                Some(name) => match held(snapshot, listener, claim.place.address, name) {
+                    Some(Held::Gateway(holder)) => holder.route.map(|(entry, _)| entry),
+                    Some(Held::Config(_)) | None => None,
+                },
+            };
+            let is_its = entry.is_some_and(|entry| entry.route.name == route.object);
+            if !is_its || !seen.insert((claim.place, name.clone())) {
+                continue;
+            }
             rows.push(Exposed {
-                name: claim.name.as_ref().map_or_else(|| "any connection".to_owned(), ToString::to_string),
-                listener,
+                name: name.unwrap_or_else(|| "any connection".to_owned()),
+                listener: place_text(listener, &claim.place),
                 by: route.object.to_string(),
                 leads_to: of_backends(&route.backends),
                 tls: Vec::new(),

@@ -32,7 +32,7 @@ use super::table::ObjectKey;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
 use isthmus_snapshot::change::{Change, Item, Key};
-use isthmus_snapshot::gateway_api::GatewayPlaces;
+use isthmus_snapshot::gateway_api::{GatewayListener, GatewayPlaces, Place, PlaceProtocol};
 
 /// The features that the GatewayClass lists, in order of their names.
 const FEATURES: &[&str] = &["Gateway", "ListenerSet", "ReferenceGrant", "TCPRoute", "TLSRoute"];
@@ -90,19 +90,28 @@ impl GatewayApi {
 
     /// Sends the places of the Gateways that have changed.
     fn send_gateways(&mut self, changes: &mut Vec<Change>) {
-        let mut places: BTreeMap<&ObjectKey, BTreeSet<_>> = BTreeMap::new();
+        let mut places: BTreeMap<&ObjectKey, (BTreeSet<_>, BTreeSet<_>)> = BTreeMap::new();
         for parent in self.parents.values() {
-            let of_parent = parent.listeners.iter().filter_map(|one| Some((one.protocol?, &one.places)));
-            let all =
-                of_parent.flat_map(|(protocol, places)| places.iter().map(move |place| (*place, protocol)));
-            places.entry(&parent.gateway).or_default().extend(all);
+            let (all, listeners) = places.entry(&parent.gateway).or_default();
+            for listener in &parent.listeners {
+                let Some(protocol) = listener.protocol else { continue };
+                all.extend(listener.places.iter().map(|place| (*place, protocol)));
+                let named = |place: &Place| GatewayListener {
+                    place: *place,
+                    key: parent.key_of(listener),
+                    created: parent.created.clone(),
+                };
+                let for_tls = listener.places.iter().filter(|_| protocol == PlaceProtocol::Tls);
+                listeners.extend(for_tls.map(named));
+            }
         }
         let gateways = self.parents.iter().filter(|((kind, _), _)| *kind == ParentKind::Gateway);
         let found = gateways.map(|((kind, key), parent)| {
             let object: Arc<str> = format!("{} {key}", kind.text()).into();
-            let places = places.remove(key).unwrap_or_default().into_iter().collect();
+            let (all, listeners) = places.remove(key).unwrap_or_default();
             let generation = parent.stamp.generation;
-            (object.clone(), Arc::new(GatewayPlaces { object, generation, places }))
+            let (places, listeners) = (all.into_iter().collect(), listeners.into_iter().collect());
+            (object.clone(), Arc::new(GatewayPlaces { object, generation, places, listeners }))
         });
         let found: BTreeMap<_, _> = found.collect();
         let gone = self.sent.keys().filter(|object| !found.contains_key(*object));

@@ -190,6 +190,26 @@ impl NamePattern {
             Self::Any => true,
         }
     }
+
+    /// Returns true if the pattern matches every name that `inner` matches.
+    pub fn contains(&self, inner: &Self) -> bool {
+        match (self, inner) {
+            (Self::Any, _) => true,
+            (Self::Suffix(suffix), Self::Suffix(longer)) => suffix == longer || self.matches(longer.as_str()),
+            (Self::Exact(_) | Self::Suffix(_), Self::Exact(name)) => self.matches(name.as_str()),
+            (Self::Exact(_), Self::Suffix(_)) | (Self::Exact(_) | Self::Suffix(_), Self::Any) => false,
+        }
+    }
+
+    /// Returns the names that both patterns match; `None` if there are none. Of two patterns, one always contains the other, or they
+    /// have no name in common.
+    pub fn intersection<'a>(&'a self, other: &'a Self) -> Option<&'a Self> {
+        match (self.contains(other), other.contains(self)) {
+            (true, _) => Some(other),
+            (_, true) => Some(self),
+            (false, false) => None,
+        }
+    }
 }
 
 impl fmt::Display for NamePattern {
@@ -258,5 +278,29 @@ mod tests {
         assert_eq!(NamePattern::parse("a.*.b"), Err(PatternError::Star));
         assert_eq!(NamePattern::parse("*a.b"), Err(PatternError::Star));
         assert_eq!(pattern.to_string(), "*.shop.mesh");
+    }
+
+    #[test]
+    fn the_common_names_of_two_patterns_are_those_of_the_narrower_one() {
+        for (one, other, both) in [
+            ("a.test", "*", Some("a.test")),
+            ("a.test", "a.test", Some("a.test")),
+            ("a.test", "b.test", None),
+            ("a.test", "*.test", Some("a.test")),
+            ("test", "*.test", None),
+            ("*.test", "a.test", Some("a.test")),
+            ("*.test", "*.test", Some("*.test")),
+            ("*.com", "*.example.com", Some("*.example.com")),
+            ("*.example.com", "*.com", Some("*.example.com")),
+            ("*.example.com", "*.example.org", None),
+            ("*.ample.com", "*.example.com", None),
+            ("*", "*.test", Some("*.test")),
+            ("*", "*", Some("*")),
+        ] {
+            let pattern = |text: &str| NamePattern::parse(text).expect("legal");
+            let (one, other) = (pattern(one), pattern(other));
+            let found = one.intersection(&other).map(ToString::to_string);
+            assert_eq!(found.as_deref(), both, "{one} and {other}");
+        }
     }
 }

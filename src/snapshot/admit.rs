@@ -25,7 +25,8 @@ use isthmus_model::reason::Reason;
 
 mod by_route;
 
-use self::by_route::{admit_nameless, admit_raw, follow};
+pub use self::by_route::{Held, held};
+use self::by_route::{admit_at_gateways, admit_nameless, admit_raw, follow};
 
 /// A request, with the snapshot and the peers that decide on it.
 #[derive(Clone, Copy)]
@@ -42,12 +43,9 @@ impl<'a> Asking<'a> {
         Self { snapshot, request, peers }
     }
 
-    /// Returns the routes that apply on the listener.
+    /// Returns the routes of the config that apply on the listener.
     fn routes(&self) -> ListenerRoutes<'a> {
-        let AdmissionRequest { listener, local, .. } = *self.request;
-        let claimed =
-            listener.is_of_gateways.then(|| self.snapshot.gateway_api.claimed(listener.bind.port(), local));
-        ListenerRoutes::new(&self.snapshot.routes, &listener.name, claimed.flatten())
+        ListenerRoutes::new(&self.snapshot.routes, &self.request.listener.name)
     }
 
     /// Returns the caller as export rules see it.
@@ -401,9 +399,10 @@ fn admit_name(
         Refusal::from(Reason::SniInvalid)
     })?;
     trace.canonical(name);
-    let is_of_gateways = asking.request.listener.is_of_gateways;
-    let exported = if is_of_gateways { None } else { admit_exported_name(asking, name, trace) };
-    if let Some(answer) = exported {
+    if asking.request.listener.is_of_gateways {
+        return admit_at_gateways(asking, name, trace);
+    }
+    if let Some(answer) = admit_exported_name(asking, name, trace) {
         return answer;
     }
     let routes = asking.routes();
@@ -411,21 +410,7 @@ fn admit_name(
         trace.step(|| format!("route {:?} has exactly this name", &*entry.route.name));
         return follow(asking, entry, MatchKind::ExactRoute, trace);
     }
-    trace.step(|| match routes.elsewhere(name) {
-        Some(entry) => {
-            format!(
-                "a route has exactly this name, but applies only to the listeners {}",
-                entry.route.listeners.join(", ")
-            )
-        }
-        None => "no route has exactly this name".to_owned(),
-    });
-    if is_of_gateways {
-        return admit_wildcard(asking, name, trace).unwrap_or_else(|| {
-            trace.step(|| "only routes apply on a port of Gateways".to_owned());
-            Err(Reason::SniUnknown.into())
-        });
-    }
+    trace.step(|| without_exact(&routes, name));
     match read(name) {
         Dialect::Mesh(mesh) => admit_mesh_name(asking, &mesh, trace),
         Dialect::Malformed => {
@@ -520,6 +505,17 @@ fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Resul
     let service = Some(target(service, None, ""));
     let matched = RouteMatch { kind: None, rule: None, service, peer: None };
     Err(Refusal { reason: asking.unknown(name, Reason::NotExported, trace), matched })
+}
+
+/// Says that no route of the config has exactly a name on the listener, and on which ones a route has.
+fn without_exact(routes: &ListenerRoutes<'_>, name: &str) -> String {
+    match routes.elsewhere(name) {
+        Some(entry) => {
+            let listeners = entry.route.listeners.join(", ");
+            format!("a route has exactly this name, but applies only to the listeners {listeners}")
+        }
+        None => "no route has exactly this name".to_owned(),
+    }
 }
 
 /// Decides by the longest wildcard route that matches a name; `None` if none does.

@@ -1,4 +1,4 @@
-//! The items that a registry makes of the Gateways and routes of the Gateway API (SPEC §22). A route applies at the places of its
+//! The items that a registry makes of the Gateways and routes of the Gateway API (SPEC §22). A route applies at the listeners of its
 //! Gateways, and nowhere else.
 
 use std::fmt;
@@ -45,6 +45,45 @@ pub struct GatewayPlaces {
     pub generation: i64,
     /// The places with their protocols. Gateways that share a place have the same protocol there.
     pub places: Vec<(Place, PlaceProtocol)>,
+    /// The listeners for TLS. Copies of earlier versions have none: then each place for TLS has one without a host name.
+    #[serde(default)]
+    pub listeners: Vec<GatewayListener>,
+}
+
+/// A listener for TLS of a Gateway or of one of its ListenerSets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GatewayListener {
+    /// The place.
+    pub place: Place,
+    /// The names that the listener has there.
+    pub key: ListenerKey,
+    /// When the Gateway or ListenerSet was created, as RFC 3339.
+    pub created: Arc<str>,
+}
+
+/// The names of a listener. Listeners of one namespace with equal names at one place are one listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ListenerKey {
+    /// The namespace of the Gateway.
+    pub owner: Arc<str>,
+    /// The host name; [`NamePattern::Any`]: the listener has none.
+    #[serde(with = "pattern")]
+    pub name: NamePattern,
+}
+
+impl Default for ListenerKey {
+    fn default() -> Self {
+        Self { owner: Arc::default(), name: NamePattern::Any }
+    }
+}
+
+impl fmt::Display for ListenerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            NamePattern::Any => write!(f, "without a host name of the namespace {}", self.owner),
+            name => write!(f, "{name} of the namespace {}", self.owner),
+        }
+    }
 }
 
 /// A route of the Gateway API.
@@ -60,14 +99,24 @@ pub struct GatewayRoute {
     pub backends: Arc<[Backend]>,
 }
 
-/// The application of a route to a name at a place.
+/// The application of a route to a name at a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Claim {
     /// The place.
     pub place: Place,
-    /// The names; `None`: every connection, of which no hello is read.
-    #[serde(with = "pattern")]
+    /// The listener to which the route is attached.
+    #[serde(default)]
+    pub listener: ListenerKey,
+    /// The names as the route has them, of which those of the listener apply; `None`: every connection, of which no hello is read.
+    #[serde(with = "optional_pattern")]
     pub name: Option<NamePattern>,
+}
+
+impl Claim {
+    /// Returns the names that the route has at the listener; `None`: every connection.
+    pub fn applied(&self) -> Option<&NamePattern> {
+        self.name.as_ref().map(|name| name.intersection(&self.listener.name).unwrap_or(name))
+    }
 }
 
 /// A backend of a route.
@@ -107,6 +156,21 @@ pub fn backend_of(backends: &[Backend], draw: u64) -> Option<&Backend> {
 
 /// Stores a pattern as its text.
 mod pattern {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use isthmus_model::name::NamePattern;
+
+    pub(super) fn serialize<S: Serializer>(name: &NamePattern, to: S) -> Result<S::Ok, S::Error> {
+        name.to_string().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<NamePattern, D::Error> {
+        NamePattern::parse(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Stores a pattern that may be missing as its text.
+mod optional_pattern {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
     use isthmus_model::name::NamePattern;

@@ -1,34 +1,29 @@
-//! The routes that apply on one listener, in the order in which they apply: of the listener, of all listeners, and of the Gateway
-//! API.
+//! The routes of the config that apply on one listener, in the order in which they apply: those of the listener, then those of all
+//! listeners.
 
 use std::sync::Arc;
 
-use super::gateway_table::Claimed;
-use super::policy::RouteName;
 use super::routes::{RouteEntry, RouteTable, Scope};
 use isthmus_model::name::NamePattern;
 
-/// The routes that apply on a listener: its own, those that all listeners share, and those of the Gateway API. For an equal key
-/// they apply in this order.
+/// The routes that apply on a listener: its own, and those that all listeners share. For an equal key they apply in this order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListenerRoutes<'a> {
     own: Option<&'a Scope>,
     common: &'a Scope,
-    claimed: Option<&'a Claimed>,
     listener: &'a str,
 }
 
 impl<'a> ListenerRoutes<'a> {
-    /// Returns the routes of a listener; `claimed` are those of the Gateway API.
-    pub(super) fn new(routes: &'a RouteTable, listener: &'a str, claimed: Option<&'a Claimed>) -> Self {
+    /// Returns the routes of a listener.
+    pub(super) fn new(routes: &'a RouteTable, listener: &'a str) -> Self {
         let (own, common) = routes.scopes(listener);
-        Self { own, common, claimed, listener }
+        Self { own, common, listener }
     }
 
     /// Returns the route whose key is this name.
     pub(super) fn exact(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
-        let claimed = || self.claimed.and_then(|claimed| claimed.exact(name));
-        self.first(|scope| scope.by_name.exact(name)).or_else(claimed)
+        self.first(|scope| scope.by_name.exact(name))
     }
 
     /// Returns the route whose key is this name, and which applies only on other listeners.
@@ -42,17 +37,18 @@ impl<'a> ListenerRoutes<'a> {
             let mut all = scope.by_name.suffixes(name).chain(scope.by_name.any());
             all.find(|entry| entry.on_listener(self.listener))
         };
-        let length = |entry: &Arc<RouteEntry>| match &entry.route.key {
-            RouteName::Name(NamePattern::Suffix(suffix)) => suffix.as_str().len(),
-            RouteName::Name(_) | RouteName::NoSni | RouteName::Raw | RouteName::Alpn => 0,
-        };
-        let longer =
-            |first: Option<&'a Arc<RouteEntry>>, second: Option<&'a Arc<RouteEntry>>| match (first, second) {
-                (Some(first), Some(second)) if length(second) > length(first) => Some(second),
-                (first, second) => first.or(second),
-            };
-        let claimed = self.claimed.and_then(|claimed| claimed.longest(name));
-        longer(longer(self.own.and_then(longest), longest(self.common)), claimed)
+        match (self.own.and_then(longest), longest(self.common)) {
+            (Some(own), Some(common)) if covers(common.route.key.pattern(), own.route.key.pattern()) => {
+                Some(own)
+            }
+            (own, common) => common.or(own),
+        }
+    }
+
+    /// Returns true if a wildcard route that matches a name lists this listener.
+    pub(super) fn lists_wildcard(&self, name: &'a str) -> bool {
+        let mut all = self.common.by_name.suffixes(name).chain(self.common.by_name.any());
+        all.any(|entry| !entry.route.listeners.is_empty() && entry.on_listener(self.listener))
     }
 
     /// Returns the route `"-"`, for hellos without SNI.
@@ -62,7 +58,7 @@ impl<'a> ListenerRoutes<'a> {
 
     /// Returns the route of connections from which no hello is read: the listener's `target` or `fallback`.
     pub(super) fn raw(&self) -> Option<&'a Arc<RouteEntry>> {
-        self.first(|scope| scope.raw.as_ref()).or_else(|| self.claimed?.raw())
+        self.first(|scope| scope.raw.as_ref())
     }
 
     /// Returns the listener's own route of the config if there is one, and otherwise the common one if it applies on the listener.
@@ -70,4 +66,9 @@ impl<'a> ListenerRoutes<'a> {
         let common = || of(self.common).filter(|entry| entry.on_listener(self.listener));
         self.own.and_then(&of).or_else(common)
     }
+}
+
+/// Returns true if a pattern has all names of another one.
+fn covers(outer: Option<&NamePattern>, inner: Option<&NamePattern>) -> bool {
+    outer.zip(inner).is_some_and(|(outer, inner)| outer.contains(inner))
 }

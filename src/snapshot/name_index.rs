@@ -40,6 +40,11 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
+    /// Returns true if there are no patterns.
+    pub fn is_empty(&self) -> bool {
+        self.exact.is_empty() && self.suffix.is_empty() && self.any.is_none()
+    }
+
     /// Returns the value of the pattern that equals this one.
     pub fn get(&self, pattern: &NamePattern) -> Option<&V> {
         match pattern {

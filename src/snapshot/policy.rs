@@ -443,6 +443,14 @@ impl RouteName {
             Self::NoSni | Self::Name(_) | Self::Raw | Self::Alpn => self.to_string().into(),
         }
     }
+
+    /// Returns the names, if the route is one for names.
+    pub fn pattern(&self) -> Option<&NamePattern> {
+        match self {
+            Self::Name(pattern) => Some(pattern),
+            Self::NoSni | Self::Raw | Self::Alpn => None,
+        }
+    }
 }
 
 impl fmt::Display for RouteName {

@@ -117,7 +117,8 @@ mod tests {
         RegistryGateway,
     };
     use isthmus_snapshot::gateway_api::{
-        Backend, BackendPort, Claim, GatewayPlaces, GatewayRoute, Place, PlaceProtocol,
+        Backend, BackendPort, Claim, GatewayListener, GatewayPlaces, GatewayRoute, ListenerKey, Place,
+        PlaceProtocol,
     };
     use isthmus_snapshot::policy::RegistryScope;
     use isthmus_snapshot::shard::Shard;
@@ -175,16 +176,19 @@ mod tests {
         let place = |address: Option<IpAddr>| Place { port: 443, address };
         let places =
             vec![(place(None), PlaceProtocol::Tls), (place(Some([127, 0, 0, 1].into())), PlaceProtocol::Tcp)];
-        let gateway = GatewayPlaces { object: "Gateway n/g".into(), generation: 3, places };
-        items.push(Item::GatewayPlaces(gateway.into()));
         let name = isthmus_snapshot::testing::pattern("*.b.test");
+        let key = ListenerKey { owner: "n".into(), name: isthmus_snapshot::testing::pattern("*.test") };
+        let created = "2026-01-01T00:00:00Z".into();
+        let listeners = vec![GatewayListener { place: place(None), key: key.clone(), created }];
+        let gateway = GatewayPlaces { object: "Gateway n/g".into(), generation: 3, places, listeners };
+        items.push(Item::GatewayPlaces(gateway.into()));
         let hostname = isthmus_snapshot::testing::host_name("b.mesh");
         items.push(Item::GatewayRoute(Arc::new(GatewayRoute {
             object: "TLSRoute n/r".into(),
             created: "2026-01-01T00:00:00Z".into(),
             claims: vec![
-                Claim { place: place(None), name: Some(name) },
-                Claim { place: place(None), name: None },
+                Claim { place: place(None), listener: key, name: Some(name) },
+                Claim { place: place(None), listener: ListenerKey::default(), name: None },
             ],
             backends: [
                 Backend { weight: 2, to: Ok(BackendPort { hostname, port: 443 }) },

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::super::kinds::Tables;
 use super::super::kinds::class_gateway::{
@@ -23,7 +24,7 @@ use super::status::Verdict;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
 use isthmus_model::name::NamePattern;
-use isthmus_snapshot::gateway_api::{Place, PlaceProtocol};
+use isthmus_snapshot::gateway_api::{ListenerKey, Place, PlaceProtocol};
 
 /// The kind of an object with listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,6 +54,8 @@ pub(crate) type Parents = BTreeMap<ParentId, Parent>;
 pub(crate) struct Parent {
     /// The Gateway: the object itself, or that of the ListenerSet.
     pub(crate) gateway: ObjectKey,
+    /// When the object was created, as RFC 3339.
+    pub(crate) created: Arc<str>,
     pub(crate) stamp: Stamp,
     /// The condition `Accepted`.
     pub(crate) accepted: Verdict,
@@ -63,6 +66,13 @@ pub(crate) struct Parent {
     pub(crate) listeners: Vec<Listener>,
     /// The number of ListenerSets that are attached to the Gateway.
     pub(crate) sets: usize,
+}
+
+impl Parent {
+    /// Returns the names of a listener of the object.
+    pub(crate) fn key_of(&self, listener: &Listener) -> ListenerKey {
+        ListenerKey { owner: self.gateway.namespace.clone(), name: listener.hostname.clone() }
+    }
 }
 
 /// A listener, evaluated.
@@ -122,6 +132,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
             (ParentKind::Gateway, key.clone()),
             Parent {
                 gateway: key.clone(),
+                created: (*record.created).into(),
                 stamp: record.stamp.clone(),
                 accepted: accepted(record, &reach, &own),
                 unreachable: reach.unreachable.clone(),
@@ -134,6 +145,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
             let listeners = context.listeners(ParentKind::ListenerSet, of, &set.listeners);
             let parent = Parent {
                 gateway: key.clone(),
+                created: (*set.created).into(),
                 stamp: set.stamp.clone(),
                 accepted: reach.accepted.clone().err().unwrap_or_else(|| of_listeners(&listeners)),
                 unreachable: reach.unreachable.clone(),
@@ -148,6 +160,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 format!("Gateway {key} does not allow ListenerSets of this namespace (allowedListeners)");
             let parent = Parent {
                 gateway: key.clone(),
+                created: (*set.created).into(),
                 stamp: set.stamp.clone(),
                 accepted: Verdict::no("NotAllowed", why.clone()),
                 unreachable: Some(Verdict::no("NotAllowed", why)),

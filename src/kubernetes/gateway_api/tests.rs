@@ -122,7 +122,7 @@ impl World {
             .claims
             .iter()
             .map(|claim| {
-                let name = claim.name.as_ref().map_or_else(|| "all".to_owned(), ToString::to_string);
+                let name = claim.applied().map_or_else(|| "all".to_owned(), ToString::to_string);
                 format!("{name} at {}", claim.place)
             })
             .collect();

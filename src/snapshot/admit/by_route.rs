@@ -1,13 +1,20 @@
 //! Admission by the routes of the config and of the Gateway API.
 
-use super::{Asking, connectable, target};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{Asking, connectable, target, without_exact};
+use crate::Snapshot;
 use crate::decision::{
     Admission, AdmissionRequest, MatchKind, Permit, Refusal, Requested, RouteMatch, Trace,
 };
 use crate::export_tls::AskedBy;
 use crate::gateway_api::{Backend, backend_of};
-use crate::policy::{ListenerProtocol, Route, RouteTarget, admits};
+use crate::gateway_table::Holder;
+use crate::listener_routes::ListenerRoutes;
+use crate::policy::{Listener, ListenerProtocol, Route, RouteTarget, admits};
 use crate::routes::RouteEntry;
+use isthmus_model::name::NamePattern;
 use isthmus_model::reason::Reason;
 
 /// Decides on a client that sends no server name.
@@ -24,12 +31,78 @@ pub(super) fn admit_nameless(asking: &Asking<'_>, trace: &mut impl Trace) -> Res
     }
 }
 
+/// The route that has a name at a port of Gateways.
+#[derive(Clone, Copy, Debug)]
+pub enum Held<'a> {
+    /// A route of the config.
+    Config(&'a Arc<RouteEntry>),
+    /// A listener of a Gateway, with its route if there is one.
+    Gateway(Holder<'a>),
+}
+
+/// Returns the route that has a name at a port of Gateways; `None` if nothing has it. The name may also be the text of a pattern, for
+/// the names that it matches and no more specific pattern does. Of the routes of the config, an equal or more specific name wins over
+/// those of Gateways, and a wildcard wins over names under it if the route lists the listener.
+pub fn held<'a>(
+    snapshot: &'a Snapshot,
+    listener: &'a Listener,
+    local: Option<IpAddr>,
+    name: &'a str,
+) -> Option<Held<'a>> {
+    let routes = ListenerRoutes::new(&snapshot.routes, &listener.name);
+    if let Some(entry) = routes.exact(name) {
+        return Some(Held::Config(entry));
+    }
+    let holder = snapshot.gateway_api.holder(listener.bind.port(), local, name);
+    let of_gateway = holder.as_ref().and_then(Holder::name).filter(|_| !routes.lists_wildcard(name));
+    // Routes of the config also have the names for which a listener of a Gateway has no route.
+    let wins = |config: &&Arc<RouteEntry>| {
+        of_gateway.is_none_or(|name| config.route.key.pattern().is_some_and(|key| name.contains(key)))
+    };
+    routes.wildcard(name).filter(wins).map(Held::Config).or(holder.map(Held::Gateway))
+}
+
+/// Decides on a server name at a port of Gateways, where only routes apply.
+pub(super) fn admit_at_gateways(
+    asking: &Asking<'_>,
+    name: &str,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    let AdmissionRequest { listener, local, .. } = *asking.request;
+    let found = held(asking.snapshot, listener, local, name);
+    let (entry, key) = match found {
+        Some(Held::Config(entry)) => (entry, entry.route.key.pattern()),
+        Some(Held::Gateway(holder)) => {
+            trace.step(|| format!("of the listeners of Gateways, the one {} has this name", holder.listener));
+            let Some((entry, key)) = holder.route else {
+                trace.step(|| "no route of this listener has this name".to_owned());
+                return Err(Reason::SniUnknown.into());
+            };
+            (entry, Some(key))
+        }
+        None => {
+            trace.step(|| without_exact(&asking.routes(), name));
+            trace.step(|| "no wildcard route matches".to_owned());
+            trace.step(|| "only routes apply on a port of Gateways".to_owned());
+            return Err(Reason::SniUnknown.into());
+        }
+    };
+    if matches!(key, Some(NamePattern::Exact(_))) {
+        trace.step(|| format!("route {:?} has exactly this name", &*entry.route.name));
+        return follow(asking, entry, MatchKind::ExactRoute, trace);
+    }
+    trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.route.name));
+    follow(asking, entry, MatchKind::WildcardRoute, trace)
+}
+
 /// Decides on a connection from which no hello is read.
 pub(super) fn admit_raw(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
     let AdmissionRequest { listener, local, .. } = asking.request;
     let (name, protocol) = (&listener.name, asking.snapshot.gateway_api.protocol(listener, *local));
     let is_tcp = protocol == ListenerProtocol::Tcp;
-    match asking.routes().raw() {
+    let of_gateways =
+        || listener.is_of_gateways.then(|| asking.snapshot.gateway_api.raw(listener.bind.port(), *local))?;
+    match asking.routes().raw().or_else(of_gateways) {
         Some(entry) if is_tcp => {
             trace.step(|| format!("the listener {name:?} is of protocol tcp: no hello is read"));
             follow(asking, entry, MatchKind::Target, trace)

@@ -50,7 +50,7 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
     }
     for route in &snapshot.policy.routes {
         let routes = snapshot.routes();
-        let routes = ListenerRoutes::new(routes, "sni", None);
+        let routes = ListenerRoutes::new(routes, "sni");
         let found = match &route.key {
             RouteName::NoSni => routes.no_sni().cloned(),
             RouteName::Name(isthmus_model::name::NamePattern::Exact(name)) => {

@@ -25,7 +25,11 @@ fn to(name: &str, weight: u32) -> Backend {
 
 /// Returns a route that was created on this day of January.
 fn route(object: &str, day: u8, claims: &[(Place, &str)], backends: Vec<Backend>) -> GatewayRoute {
-    let claim = |(place, name): &(Place, &str)| Claim { place: *place, name: Some(pattern(name)) };
+    let claim = |(place, name): &(Place, &str)| Claim {
+        place: *place,
+        listener: ListenerKey::default(),
+        name: Some(pattern(name)),
+    };
     GatewayRoute {
         object: object.into(),
         created: format!("2026-01-{day:02}T00:00:00Z").into(),
@@ -36,7 +40,44 @@ fn route(object: &str, day: u8, claims: &[(Place, &str)], backends: Vec<Backend>
 
 fn places(object: &str, places: &[Place], protocol: PlaceProtocol) -> Item {
     let places = places.iter().map(|place| (*place, protocol)).collect();
-    Item::GatewayPlaces(GatewayPlaces { object: object.into(), generation: 1, places }.into())
+    let listeners = Vec::new();
+    Item::GatewayPlaces(GatewayPlaces { object: object.into(), generation: 1, places, listeners }.into())
+}
+
+fn key(owner: &str, name: &str) -> ListenerKey {
+    ListenerKey { owner: owner.into(), name: pattern(name) }
+}
+
+/// Returns the Gateway of a namespace, which was created on this day of January, with listeners of these names.
+fn gateway(owner: &str, day: u8, names: &[&str]) -> Item {
+    let listener = |name: &&str| GatewayListener {
+        place: EDGE,
+        key: key(owner, name),
+        created: format!("2026-01-{day:02}T00:00:00Z").into(),
+    };
+    let gateway = GatewayPlaces {
+        object: format!("Gateway {owner}/{day}").into(),
+        generation: 1,
+        places: vec![(EDGE, PlaceProtocol::Tls)],
+        listeners: names.iter().map(listener).collect(),
+    };
+    Item::GatewayPlaces(gateway.into())
+}
+
+/// Returns a route to a.mesh, which was created on this day, at listeners (owner and name) with its own names.
+fn at_listeners(object: &str, day: u8, claims: &[(&str, &str, &str)]) -> Item {
+    let claim = |(owner, listener, name): &(&str, &str, &str)| Claim {
+        place: EDGE,
+        listener: key(owner, listener),
+        name: Some(pattern(name)),
+    };
+    let claims = claims.iter().map(claim).collect();
+    Item::GatewayRoute(GatewayRoute { claims, ..route(object, day, &[], vec![to("a.mesh", 1)]) }.into())
+}
+
+/// Returns the object of the route that a name leads to, or the reason of the refusal.
+fn leads(snapshot: &Snapshot, name: &str) -> String {
+    asked(snapshot, None, name).trim_end_matches(" 10.0.0.1").to_owned()
 }
 
 /// Returns a mesh with the services a.mesh, b.mesh and c.mesh, whose endpoints are 10.0.0.1, 10.0.0.2 and 10.0.0.3, and with
@@ -149,7 +190,8 @@ fn a_backend_that_cannot_be_used_refuses_its_share() {
     let refused = Backend { weight: 1, to: Err("the Service n/no does not exist".into()) };
     let backends = vec![to("a.mesh", 2), refused, to("b.mesh", 0), to("c.mesh", 3)];
     let route = route("TLSRoute n/r", 1, &[(EDGE, "x.test")], backends);
-    let snapshot = mesh(vec![Item::GatewayRoute(route.into())]).snapshot();
+    let gateway = places("Gateway n/g", &[EDGE], PlaceProtocol::Tls);
+    let snapshot = mesh(vec![gateway, Item::GatewayRoute(route.into())]).snapshot();
     let mut shares: BTreeMap<String, u32> = BTreeMap::new();
     for draw in 0..600 {
         let request = AdmissionRequest { draw: Some(draw), ..request(&snapshot, "gateway-443", "x.test") };
@@ -218,7 +260,8 @@ fn changes_of_routes_give_the_same_table_as_a_build_of_everything() {
 #[test]
 fn a_connection_outlives_its_route_but_not_a_route_of_the_config_that_refuses_it() {
     let route = route("TLSRoute n/r", 1, &[(EDGE, "x.test")], vec![to("a.mesh", 1)]);
-    let mut mesh = mesh(vec![Item::GatewayRoute(route.into())]);
+    let gateway = places("Gateway n/g", &[EDGE], PlaceProtocol::Tls);
+    let mut mesh = mesh(vec![gateway, Item::GatewayRoute(route.into())]);
     let snapshot = mesh.snapshot();
     let mut asked = request(&snapshot, "gateway-443", "x.test");
     asked.source = Some([10, 0, 0, 9].into());
@@ -233,4 +276,261 @@ fn a_connection_outlives_its_route_but_not_a_route_of_the_config_that_refuses_it
     let own = Route { from: vec!["192.0.2.0/24".parse().expect("a block")], ..own };
     mesh.policy = Policy { routes: vec![own.into()], ..(*mesh.policy).clone() }.into();
     assert!(!readmit(&mesh.snapshot(), &asked, &permit));
+}
+
+#[test]
+fn the_most_specific_listener_has_a_name_and_then_the_most_specific_name_as_the_route_has_it() {
+    // One Gateway; the listener of a route, its own names, and its age decide.
+    type Row<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, u8, &'a str, &'a str)], &'a [(&'a str, &'a str)]);
+    let rows: &[Row<'_>] = &[
+        (
+            "a reserved name",
+            &["*.example.com", "pay.example.com"],
+            &[("a", 1, "*.example.com", "pay.example.com"), ("b", 2, "pay.example.com", "pay.example.com")],
+            &[("pay.example.com", "b"), ("x.example.com", "sni_unknown")],
+        ),
+        (
+            "a reserved name without a route",
+            &["*.example.com", "pay.example.com"],
+            &[("a", 1, "*.example.com", "*.example.com")],
+            &[("pay.example.com", "sni_unknown"), ("x.example.com", "a")],
+        ),
+        (
+            "a reserved suffix",
+            &["*.example.com", "*.corp.example.com"],
+            &[("a", 1, "*.example.com", "x.corp.example.com"), ("b", 2, "*.corp.example.com", "*.com")],
+            &[("x.corp.example.com", "b"), ("corp.example.com", "sni_unknown")],
+        ),
+        (
+            "a listener without a host name",
+            &["*", "*.iso.test", "a.iso.test"],
+            &[
+                ("any", 1, "*", "a.iso.test"),
+                ("any", 1, "*", "q.iso.test"),
+                ("wild", 2, "*.iso.test", "*.iso.test"),
+            ],
+            &[("a.iso.test", "sni_unknown"), ("q.iso.test", "wild"), ("q.other.test", "sni_unknown")],
+        ),
+        (
+            "the wider name is older, at a listener of one name",
+            &["app.example.com"],
+            &[("a", 1, "app.example.com", "*.example.com"), ("b", 2, "app.example.com", "app.example.com")],
+            &[("app.example.com", "b"), ("x.example.com", "sni_unknown")],
+        ),
+        (
+            "the wider suffix is older, at a listener of a suffix",
+            &["*.foo.com"],
+            &[("a", 1, "*.foo.com", "*.com"), ("b", 2, "*.foo.com", "*.foo.com")],
+            &[("x.foo.com", "b"), ("x.y.foo.com", "b"), ("x.com", "sni_unknown")],
+        ),
+        (
+            "equal names",
+            &["*.foo.com"],
+            &[("young", 2, "*.foo.com", "x.foo.com"), ("old", 1, "*.foo.com", "x.foo.com")],
+            &[("x.foo.com", "old")],
+        ),
+        (
+            "equal names and ages",
+            &["*.foo.com"],
+            &[("b", 1, "*.foo.com", "x.foo.com"), ("a", 1, "*.foo.com", "x.foo.com")],
+            &[("x.foo.com", "a")],
+        ),
+        (
+            "an exact name at a wide listener does not reach into a suffix",
+            &["*.com", "*.foo.com", "*.bar.foo.com"],
+            &[("wide", 1, "*.com", "x.bar.foo.com"), ("mid", 1, "*.foo.com", "x.bar.foo.com")],
+            &[("x.bar.foo.com", "sni_unknown")],
+        ),
+        (
+            "a route at two listeners has its name at the more specific one",
+            &["*.com", "*.foo.com"],
+            &[
+                ("both", 2, "*.com", "x.foo.com"),
+                ("both", 2, "*.foo.com", "x.foo.com"),
+                ("wide", 1, "*.com", "x.foo.com"),
+            ],
+            &[("x.foo.com", "both")],
+        ),
+    ];
+    for (what, listeners, routes, expected) in rows {
+        let mut by_object: BTreeMap<(&str, u8), Vec<(&str, &str, &str)>> = BTreeMap::new();
+        for (object, day, listener, name) in *routes {
+            by_object.entry((object, *day)).or_default().push(("n", listener, name));
+        }
+        let routes = by_object.iter().map(|((object, day), claims)| at_listeners(object, *day, claims));
+        let snapshot = mesh(routes.chain([gateway("n", 1, listeners)]).collect()).snapshot();
+        for (name, route) in *expected {
+            assert_eq!(leads(&snapshot, name), *route, "{what}: {name}");
+        }
+    }
+}
+
+#[test]
+fn a_gateway_of_another_namespace_takes_no_name_that_an_older_route_has_at_an_older_listener() {
+    type Route<'a> = (&'a str, u8, &'a str, &'a str, &'a str);
+    let rows: &[(&str, Vec<Item>, &[Route<'_>], &[(&str, &str)])] = &[
+        (
+            "an older listener with a host name keeps its names from one without",
+            vec![gateway("pay", 1, &["*.pay.test"]), gateway("other", 2, &["*"])],
+            &[("p", 3, "pay", "*.pay.test", "*.pay.test"), ("o", 1, "other", "*", "card.pay.test")],
+            &[("card.pay.test", "p"), ("x.pay.test", "p")],
+        ),
+        (
+            "also without a route",
+            vec![gateway("pay", 1, &["*.pay.test"]), gateway("other", 2, &["*"])],
+            &[("o", 1, "other", "*", "card.pay.test")],
+            &[("card.pay.test", "sni_unknown")],
+        ),
+        (
+            "a younger listener does not take the name of an older route",
+            vec![gateway("infra", 1, &["*"]), gateway("evil", 2, &["web.a.test"])],
+            &[("web", 3, "infra", "*", "web.a.test"), ("evil", 4, "evil", "web.a.test", "web.a.test")],
+            &[("web.a.test", "web")],
+        ),
+        (
+            "nor a name under its wildcard",
+            vec![gateway("infra", 1, &["*"]), gateway("evil", 2, &["web.a.test"])],
+            &[("web", 3, "infra", "*", "*.a.test"), ("evil", 4, "evil", "web.a.test", "web.a.test")],
+            &[("web.a.test", "web")],
+        ),
+        (
+            "nor without a route",
+            vec![gateway("infra", 1, &["*"]), gateway("evil", 2, &["*.a.test"])],
+            &[("web", 3, "infra", "*", "web.a.test")],
+            &[("web.a.test", "web"), ("x.a.test", "sni_unknown")],
+        ),
+        (
+            "a younger route does not take a name from it",
+            vec![gateway("infra", 1, &["*"]), gateway("team", 2, &["*.b.test"])],
+            &[("late", 9, "infra", "*", "x.b.test"), ("team", 4, "team", "*.b.test", "*.b.test")],
+            &[("x.b.test", "team")],
+        ),
+        (
+            "of two listeners without a host name, the older route has a name, and its namespace the names below",
+            vec![gateway("a", 1, &["*"]), gateway("b", 2, &["*"])],
+            &[
+                ("b-old", 3, "b", "*", "*.x.test"),
+                ("a-mid", 4, "a", "*", "y.x.test"),
+                ("b-new", 5, "b", "*", "y.x.test"),
+                ("a-only", 6, "a", "*", "z.test"),
+            ],
+            &[("y.x.test", "b-new"), ("q.x.test", "b-old"), ("z.test", "a-only")],
+        ),
+        (
+            "three namespaces",
+            vec![gateway("a", 1, &["*"]), gateway("b", 2, &["*.x.test"]), gateway("c", 3, &["*"])],
+            &[
+                ("a", 5, "a", "*", "one.x.test"),
+                ("b", 6, "b", "*.x.test", "*.x.test"),
+                ("c", 4, "c", "*", "two.x.test"),
+            ],
+            &[("one.x.test", "a"), ("two.x.test", "b"), ("three.x.test", "b")],
+        ),
+        (
+            "Gateways of one namespace are one",
+            vec![gateway("a", 1, &["*"]), gateway("a", 2, &["pay.test"])],
+            &[("wide", 3, "a", "*", "pay.test"), ("own", 4, "a", "pay.test", "pay.test")],
+            &[("pay.test", "own")],
+        ),
+    ];
+    for (what, gateways, routes, expected) in rows {
+        let routes = routes.iter().map(|(object, day, owner, listener, name)| {
+            at_listeners(object, *day, &[(owner, listener, name)])
+        });
+        let snapshot = mesh(routes.chain(gateways.iter().cloned()).collect()).snapshot();
+        for (name, route) in *expected {
+            assert_eq!(leads(&snapshot, name), *route, "{what}: {name}");
+        }
+    }
+}
+
+#[test]
+fn a_wildcard_of_the_config_wins_over_names_under_it_only_where_its_route_lists_the_listener() {
+    let target = || RouteTarget::Service { hostname: host_name("b.mesh"), port: 443, subset: "".into() };
+    let own = |key: &str, listeners: &[&str]| {
+        let listeners = listeners.iter().map(|&name| name.into()).collect();
+        Arc::new(Route { listeners, ..Route::new(RouteName::Name(pattern(key)), target()) })
+    };
+    let of = "gateway-443";
+    for (what, config, route, listener, name, expected) in [
+        (
+            "a wildcard that lists it",
+            own("*.a.test", &[of]),
+            "x.a.test",
+            "*",
+            "x.a.test",
+            "*.a.test 10.0.0.2",
+        ),
+        ("one of several", own("*.a.test", &["mesh", of]), "x.a.test", "*", "x.a.test", "*.a.test 10.0.0.2"),
+        (
+            "also at a narrower listener",
+            own("*.a.test", &[of]),
+            "x.a.test",
+            "x.a.test",
+            "x.a.test",
+            "*.a.test 10.0.0.2",
+        ),
+        ("every name", own("*", &[of]), "x.a.test", "*", "x.a.test", "* 10.0.0.2"),
+        ("a wildcard of all listeners", own("*.a.test", &[]), "x.a.test", "*", "x.a.test", "r 10.0.0.1"),
+        (
+            "a wildcard of another listener",
+            own("*.a.test", &["mesh"]),
+            "x.a.test",
+            "*",
+            "x.a.test",
+            "r 10.0.0.1",
+        ),
+        (
+            "and names that no route has",
+            own("*.a.test", &[]),
+            "x.a.test",
+            "*",
+            "y.a.test",
+            "*.a.test 10.0.0.2",
+        ),
+        (
+            "also of a listener without a route",
+            own("*.a.test", &[]),
+            "x.a.test",
+            "*.a.test",
+            "y.a.test",
+            "*.a.test 10.0.0.2",
+        ),
+        ("an equal wildcard", own("*.a.test", &[]), "*.a.test", "*", "y.a.test", "*.a.test 10.0.0.2"),
+        (
+            "a name that the listener makes equal",
+            own("*.a.test", &[]),
+            "*.test",
+            "*.a.test",
+            "y.a.test",
+            "*.a.test 10.0.0.2",
+        ),
+        (
+            "a more specific wildcard",
+            own("*.b.a.test", &[]),
+            "*.a.test",
+            "*",
+            "y.b.a.test",
+            "*.b.a.test 10.0.0.2",
+        ),
+        ("an equal name", own("x.a.test", &[]), "x.a.test", "x.a.test", "x.a.test", "x.a.test 10.0.0.2"),
+        (
+            "an equal name of another listener",
+            own("x.a.test", &["mesh"]),
+            "x.a.test",
+            "*",
+            "x.a.test",
+            "r 10.0.0.1",
+        ),
+    ] {
+        let mut mesh =
+            mesh(vec![gateway("n", 1, &[listener]), at_listeners("r", 1, &[("n", listener, route)])]);
+        mesh.policy = Policy { routes: vec![config], ..(*mesh.policy).clone() }.into();
+        assert_eq!(asked(&mesh.snapshot(), None, name), expected, "{what}");
+    }
+    // Of the config's own wildcards, the longest one applies.
+    let routes = vec![own("*.test", &[of]), own("*.a.test", &[])];
+    let mut mesh = mesh(vec![gateway("n", 1, &["*"]), at_listeners("r", 1, &[("n", "*", "x.a.test")])]);
+    mesh.policy = Policy { routes, ..(*mesh.policy).clone() }.into();
+    assert_eq!(asked(&mesh.snapshot(), None, "x.a.test"), "*.a.test 10.0.0.2");
 }
