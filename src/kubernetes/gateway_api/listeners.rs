@@ -3,8 +3,8 @@
 //!
 //! All Gateways of the class share this process. A Gateway that requests an address of the host has the connections to that
 //! address, and with a pool of addresses, so has each Gateway that requests none; all other Gateways share the connections to every
-//! other address. At each place, a port has one protocol: that of the
-//! oldest Gateway.
+//! other address. At each place, a port has one protocol, that of the oldest listener; and a listener of one namespace excludes the
+//! younger listeners of other namespaces for names that its host name has.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,6 +25,7 @@ use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
 use isthmus_model::name::NamePattern;
 use isthmus_snapshot::gateway_api::{ListenerKey, Place, PlaceProtocol};
+use isthmus_snapshot::name_index::PatternMap;
 
 /// The kind of an object with listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -117,8 +118,6 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
     let mut sets: Vec<(&ObjectKey, &ListenerSetRecord)> = tables.listener_sets.iter().collect();
     sets.sort_by_key(|(key, set)| (&set.created, *key));
     let assigned = pool::assigned(spec, &gateways);
-    // The protocol of each place, with the object that was the first to use it.
-    let mut places = BTreeMap::new();
     for (key, record) in gateways {
         let reach = reach(spec, record, assigned.get(key).copied(), is_local);
         let (attached, barred): (Vec<_>, Vec<_>) =
@@ -126,7 +125,11 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 let labels = tables.labels_of(&of.namespace);
                 allows(&record.allowed_listeners, "None", &key.namespace, &of.namespace, labels)
             });
-        let mut context = Context { spec, tables, reach: &reach, places: &mut places, known: Vec::new() };
+        let mut context = Context { spec, tables, reach: &reach, known: Vec::new() };
+        let accepted = || match &reach.accepted {
+            Err(verdict) => verdict.clone(),
+            Ok(()) => Verdict::yes("Accepted", "the object has no listeners of its own"),
+        };
         let own = context.listeners(ParentKind::Gateway, key, &record.listeners);
         parents.insert(
             (ParentKind::Gateway, key.clone()),
@@ -134,7 +137,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 gateway: key.clone(),
                 created: (*record.created).into(),
                 stamp: record.stamp.clone(),
-                accepted: accepted(record, &reach, &own),
+                accepted: accepted(),
                 unreachable: reach.unreachable.clone(),
                 addresses: reach.shown.clone(),
                 listeners: own,
@@ -147,7 +150,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 gateway: key.clone(),
                 created: (*set.created).into(),
                 stamp: set.stamp.clone(),
-                accepted: reach.accepted.clone().err().unwrap_or_else(|| of_listeners(&listeners)),
+                accepted: accepted(),
                 unreachable: reach.unreachable.clone(),
                 addresses: Vec::new(),
                 listeners,
@@ -171,7 +174,69 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
             parents.insert((ParentKind::ListenerSet, (*of).clone()), parent);
         }
     }
+    exclude(&mut parents);
+    for parent in parents.values_mut().filter(|parent| parent.accepted.is_true) {
+        if !parent.listeners.is_empty() {
+            parent.accepted = of_listeners(&parent.listeners);
+        }
+    }
     parents
+}
+
+/// The listeners at a place so far, the oldest first.
+struct Taken {
+    protocol: PlaceProtocol,
+    /// The first Gateway.
+    gateway: ObjectKey,
+    /// The Gateway that was the first to have a host name.
+    by_name: PatternMap<ObjectKey>,
+}
+
+impl Taken {
+    /// Returns the reason and the text of a conflict with a younger listener of a Gateway.
+    fn conflict(&self, place: Place, gateway: &ObjectKey, listener: &Listener) -> Option<Verdict> {
+        let is_foreign = |other: &ObjectKey| other.namespace != gateway.namespace;
+        if Some(self.protocol) != listener.protocol && self.gateway != *gateway {
+            let why = format!("Gateway {}, which is older, has another protocol at {place}", self.gateway);
+            return Some(Verdict::yes("ProtocolConflict", why));
+        }
+        if self.protocol == PlaceProtocol::Tcp && is_foreign(&self.gateway) {
+            let why = format!("Gateway {}, which is older, has all connections at {place}", self.gateway);
+            return Some(Verdict::yes("ProtocolConflict", why));
+        }
+        let name = listener.hostname.to_string();
+        let first = self.by_name.matching(&name).find(|other| is_foreign(other))?;
+        let why = format!("Gateway {first}, which is older, has a listener with the names {name} at {place}");
+        Some(Verdict::yes("HostnameConflict", why))
+    }
+}
+
+/// Excludes listeners that conflict with older listeners of other Gateways at the same place.
+fn exclude(parents: &mut Parents) {
+    let mut order: Vec<ParentId> = parents.keys().cloned().collect();
+    order.sort_by_cached_key(|id| (parents.get(id).map(|parent| parent.created.clone()), id.1.clone(), id.0));
+    let mut all: BTreeMap<Place, Taken> = BTreeMap::new();
+    for id in &order {
+        let Some(Parent { gateway, listeners, .. }) = parents.get_mut(id) else { continue };
+        for listener in listeners {
+            let Some(protocol) = listener.protocol else { continue };
+            let conflict = |place: &Place| all.get(place)?.conflict(*place, gateway, listener);
+            if let Some(conflict) = listener.places.iter().find_map(conflict) {
+                listener.places.clear();
+                listener.accepted = Verdict { is_true: false, ..conflict.clone() };
+                listener.conflict = Some(conflict);
+                continue;
+            }
+            for place in &listener.places {
+                let first = || Taken { protocol, gateway: gateway.clone(), by_name: PatternMap::default() };
+                let taken = all.entry(*place).or_insert_with(first);
+                let is_new = taken.by_name.get(&listener.hostname).is_none();
+                if listener.hostname != NamePattern::Any && is_new {
+                    taken.by_name.insert(listener.hostname.clone(), gateway.clone());
+                }
+            }
+        }
+    }
 }
 
 /// Returns the places of a Gateway. `assigned` is its address of the pool.
@@ -248,17 +313,6 @@ fn reach(
     reach
 }
 
-/// Returns the condition `Accepted` of a Gateway.
-fn accepted(record: &ClassGatewayRecord, reach: &Reach, listeners: &[Listener]) -> Verdict {
-    match &reach.accepted {
-        Err(verdict) => verdict.clone(),
-        Ok(()) if record.listeners.is_empty() => {
-            Verdict::yes("Accepted", "the Gateway has no listeners of its own")
-        }
-        Ok(()) => of_listeners(listeners),
-    }
-}
-
 /// Returns the condition `Accepted` of an object with listeners.
 fn of_listeners(listeners: &[Listener]) -> Verdict {
     let invalid: Vec<&str> = listeners
@@ -278,22 +332,36 @@ struct Context<'a> {
     spec: &'a GatewayApiSpec,
     tables: &'a Tables,
     reach: &'a Reach,
-    places: &'a mut BTreeMap<Place, (PlaceProtocol, String)>,
-    /// The ports, protocols and host names of the Gateway's listeners so far that conflict with none before them.
-    known: Vec<(i64, PlaceProtocol, String)>,
+    /// The listeners of the Gateway's objects so far, but those that lost their port or host name to an object before them.
+    known: Vec<ListenerSpec>,
 }
 
 impl Context<'_> {
     fn listeners(&mut self, kind: ParentKind, key: &ObjectKey, specs: &[ListenerSpec]) -> Vec<Listener> {
-        specs.iter().map(|spec| self.listener(kind, key, spec)).collect()
+        let (mut all, mut lasting) = (Vec::new(), Vec::new());
+        for (index, spec) in specs.iter().enumerate() {
+            let earlier = self.known.iter().find_map(|known| conflict(known, spec, "an earlier object"));
+            if earlier.is_none() {
+                lasting.push(spec.clone());
+            }
+            // Of listeners of one object that conflict, none is served.
+            let beside = specs.iter().enumerate().filter(|(other, _)| *other != index);
+            let own =
+                || beside.map(|(_, other)| other).find_map(|other| conflict(other, spec, "this object"));
+            all.push(self.listener(kind, key, spec, earlier.or_else(own)));
+        }
+        self.known.extend(lasting);
+        all
     }
 
-    fn listener(&mut self, kind: ParentKind, key: &ObjectKey, spec: &ListenerSpec) -> Listener {
-        let protocol = match spec.protocol.as_str() {
-            "TLS" => Some(PlaceProtocol::Tls),
-            "TCP" => Some(PlaceProtocol::Tcp),
-            _ => None,
-        };
+    fn listener(
+        &self,
+        kind: ParentKind,
+        key: &ObjectKey,
+        spec: &ListenerSpec,
+        conflict: Option<Verdict>,
+    ) -> Listener {
+        let protocol = protocol_of(spec);
         let of_protocol = match protocol {
             Some(PlaceProtocol::Tls) => &[RouteKind::Tls][..],
             Some(PlaceProtocol::Tcp) => &[RouteKind::Tcp],
@@ -323,19 +391,12 @@ impl Context<'_> {
             }
             None => self.certificates(kind, key, spec),
         };
-        let conflict = self.conflict(kind, key, spec, protocol);
         let accepted = match (&conflict, self.usable(spec, protocol, hostname.as_ref())) {
             (Some(conflict), _) => Verdict { is_true: false, ..conflict.clone() },
             (None, Err(verdict)) => verdict,
             (None, Ok(())) => Verdict::yes("Accepted", "the listener is accepted"),
         };
         let places = if accepted.is_true { self.places_of(spec.port) } else { Vec::new() };
-        if let Some(protocol) = protocol {
-            for place in &places {
-                let first = || (protocol, format!("{} {key}", kind.text()));
-                self.places.entry(*place).or_insert_with(first);
-            }
-        }
         Listener {
             name: spec.name.clone(),
             port: spec.port,
@@ -406,35 +467,31 @@ impl Context<'_> {
         }
         Verdict::yes("ResolvedRefs", "all references are resolved")
     }
+}
 
-    /// Returns the condition `Conflicted` if an earlier listener excludes this one.
-    fn conflict(
-        &mut self,
-        kind: ParentKind,
-        key: &ObjectKey,
-        spec: &ListenerSpec,
-        protocol: Option<PlaceProtocol>,
-    ) -> Option<Verdict> {
-        let protocol = protocol?;
-        let same_port = self.known.iter().filter(|(port, ..)| *port == spec.port);
-        if same_port.clone().any(|(_, known, _)| *known != protocol) {
-            let why =
-                format!("an earlier listener of the Gateway has another protocol on port {}", spec.port);
-            return Some(Verdict::yes("ProtocolConflict", why));
-        }
-        if same_port.clone().any(|(_, _, hostname)| *hostname == spec.hostname) {
-            let why = format!(
-                "an earlier listener of the Gateway has the same host name {:?} on port {}",
-                spec.hostname, spec.port
-            );
-            return Some(Verdict::yes("HostnameConflict", why));
-        }
-        self.known.push((spec.port, protocol, spec.hostname.clone()));
-        let own = format!("{} {key}", kind.text());
-        let places = self.places_of(spec.port);
-        let mut used = places.iter().filter_map(|place| self.places.get(place).map(|known| (place, known)));
-        let (place, (_, first)) = used.find(|(_, (known, first))| *known != protocol && *first != own)?;
-        let why = format!("{first} has another protocol at {place}");
-        Some(Verdict::yes("ProtocolConflict", why))
+/// Returns the protocol of a listener; `None` if it is not supported.
+fn protocol_of(spec: &ListenerSpec) -> Option<PlaceProtocol> {
+    match spec.protocol.as_str() {
+        "TLS" => Some(PlaceProtocol::Tls),
+        "TCP" => Some(PlaceProtocol::Tcp),
+        _ => None,
     }
+}
+
+/// Returns the condition `Conflicted` of a listener that conflicts with another one of its Gateway, which is one of `whose`.
+fn conflict(other: &ListenerSpec, spec: &ListenerSpec, whose: &str) -> Option<Verdict> {
+    let (known, protocol) = (protocol_of(other)?, protocol_of(spec)?);
+    if other.port != spec.port {
+        return None;
+    }
+    let (name, port) = (&other.name, spec.port);
+    if known != protocol {
+        let why = format!("the listener {name:?} of {whose} has another protocol on port {port}");
+        return Some(Verdict::yes("ProtocolConflict", why));
+    }
+    (other.hostname == spec.hostname).then(|| {
+        let host = &spec.hostname;
+        let why = format!("the listener {name:?} of {whose} has the same host name {host:?} on port {port}");
+        Verdict::yes("HostnameConflict", why)
+    })
 }

@@ -117,30 +117,172 @@ fn a_listener_says_why_it_is_not_served() {
 }
 
 #[test]
-fn some_listeners_may_be_invalid_and_the_first_of_two_in_conflict_is_served() {
-    let listeners = json!([
-        listener("tls", json!({})),
-        listener("http", json!({"protocol": "HTTP", "port": 8443})),
-        listener("same", json!({})),
-        listener("raw", json!({"protocol": "TCP"})),
-        listener("named", json!({"hostname": "b.test"})),
-    ]);
-    let mut world =
-        World::new(&[gateway("infra/edge", 1, listeners), route("shop/web", &["a.test", "b.test"], web())]);
-    assert_eq!(
-        world.told(),
-        [
-            "Gateway infra/edge: Accepted=True/ListenersNotValid",
-            "edge http: Accepted=False/UnsupportedProtocol",
-            "edge same: Accepted=False/HostnameConflict",
-            "edge same: Conflicted=True/HostnameConflict",
-            "edge raw: Accepted=False/ProtocolConflict",
-            "edge raw: Conflicted=True/ProtocolConflict",
-            "edge tls: 1",
-            "edge named: 1",
-        ]
-    );
-    assert_eq!(world.tls("web"), format!("a.test at :443, b.test at :443 -> {WEB}"));
+fn some_listeners_may_be_invalid_and_of_two_in_conflict_neither_is_served() {
+    let tls = |name: &str, hostname: &str| listener(name, json!({"hostname": hostname}));
+    let raw = |name: &str| listener(name, json!({"protocol": "TCP"}));
+    let apart = || listener("apart", json!({"port": 8443}));
+    for (what, listeners, conflicted, attached) in [
+        ("one of another port is served", json!([tls("a", ""), raw("b"), apart()]), "a b", "apart"),
+        ("in the other order", json!([raw("b"), apart(), tls("a", "")]), "b a", "apart"),
+        (
+            "two of one protocol beside one of another",
+            json!([tls("a", "a.test"), tls("b", "b.test"), raw("c")]),
+            "a b c",
+            "",
+        ),
+        ("equal host names", json!([tls("a", "a.test"), tls("b", "a.test"), tls("c", "*.test")]), "a b", "c"),
+        ("three equal host names", json!([tls("a", ""), tls("b", ""), tls("c", "")]), "a b c", ""),
+        ("two for TCP", json!([raw("a"), raw("b"), apart()]), "a b", "apart"),
+        (
+            "host names of which one is under the other",
+            json!([tls("a", "*.test"), tls("b", "a.test")]),
+            "",
+            "a b",
+        ),
+        ("no host name and some", json!([tls("a", ""), tls("b", "a.test")]), "", "a b"),
+        ("HTTP beside TLS", json!([tls("a", ""), listener("h", json!({"protocol": "HTTP"}))]), "", "a"),
+    ] {
+        let mut world =
+            World::new(&[gateway("infra/edge", 1, listeners), route("shop/web", &["a.test"], web())]);
+        let told = world.told();
+        let parent = world.api.parents.values().next().expect("the Gateway");
+        let names = |is_wanted: &dyn Fn(&Listener) -> bool| {
+            let listeners = parent.listeners.iter().filter(|listener| is_wanted(listener));
+            listeners.map(|listener| listener.name.as_str()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&|listener| listener.conflict.is_some()), conflicted, "{what}");
+        assert!(parent.listeners.iter().all(|one| one.conflict.is_none() || one.places.is_empty()), "{what}");
+        let found: Vec<_> =
+            told.iter().filter_map(|one| one.strip_prefix("edge ")?.strip_suffix(": 1")).collect();
+        assert_eq!(found.join(" "), attached, "{what}");
+        let is_invalid = told.iter().any(|one| one.contains("/ListenersNotValid"));
+        assert_eq!(is_invalid, !conflicted.is_empty() || what.starts_with("HTTP"), "{what}");
+    }
+}
+
+/// Returns the listeners that conflict with others, as `other/gw tls: HostnameConflict`, and the Gateways that the messages name.
+fn conflicts(world: &mut World) -> Vec<String> {
+    world.renew();
+    let mut found = Vec::new();
+    for ((_, key), parent) in &world.api.parents {
+        for listener in &parent.listeners {
+            let Some(Verdict { reason, message, .. }) = &listener.conflict else { continue };
+            assert!(!listener.accepted.is_true && listener.places.is_empty(), "{message}");
+            let other =
+                message.strip_prefix("Gateway ").and_then(|rest| rest.split_once(',')).expect("its name").0;
+            found.push(format!("{key} {}: {reason} {other}", listener.name));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_listener_that_an_older_one_of_another_namespace_excludes_says_with_whom_it_conflicts() {
+    let tls = |key: &str, day: u8, hostname: &str| {
+        gateway(key, day, json!([listener("tls", json!({"hostname": hostname}))]))
+    };
+    let raw = |key: &str, day: u8| gateway(key, day, json!([listener("raw", json!({"protocol": "TCP"}))]));
+    let at = |mut gateway: Value, address: &str| {
+        gateway["spec"]["addresses"] = json!([{"type": "IPAddress", "value": address}]);
+        gateway
+    };
+    let set = |key: &str, day: u8, hostname: &str| {
+        object(
+            "ListenerSet",
+            key,
+            day,
+            json!({"parentRef": {"namespace": "infra", "name": "edge"},
+            "listeners": [listener("own", json!({"hostname": hostname}))]}),
+        )
+    };
+    let open = |mut gateway: Value| {
+        gateway["spec"]["allowedListeners"] = json!({"namespaces": {"from": "All"}});
+        gateway
+    };
+    let by_name = "other/gw tls: HostnameConflict infra/edge";
+    for (what, objects, expected) in [
+        ("an equal name", vec![tls("infra/edge", 1, "a.test"), tls("other/gw", 2, "a.test")], &[by_name][..]),
+        ("a name under it", vec![tls("infra/edge", 1, "*.test"), tls("other/gw", 2, "a.b.test")], &[by_name]),
+        (
+            "a suffix under it",
+            vec![tls("infra/edge", 1, "*.test"), tls("other/gw", 2, "*.b.test")],
+            &[by_name],
+        ),
+        ("an equal suffix", vec![tls("infra/edge", 1, "*.test"), tls("other/gw", 2, "*.test")], &[by_name]),
+        (
+            "of the same age, by name",
+            vec![tls("infra/edge", 1, "*.test"), tls("other/gw", 1, "*.test")],
+            &[by_name],
+        ),
+        (
+            "a wider suffix is shared",
+            vec![tls("infra/edge", 1, "*.b.test"), tls("other/gw", 2, "*.test")],
+            &[],
+        ),
+        ("and without a host name", vec![tls("infra/edge", 1, "*.test"), tls("other/gw", 2, "")], &[]),
+        ("under one without a host name", vec![tls("infra/edge", 1, ""), tls("other/gw", 2, "a.test")], &[]),
+        ("two without a host name", vec![tls("infra/edge", 1, ""), tls("other/gw", 2, "")], &[]),
+        ("another suffix", vec![tls("infra/edge", 1, "*.a.test"), tls("other/gw", 2, "*.b.test")], &[]),
+        ("the suffix itself", vec![tls("infra/edge", 1, "*.a.test"), tls("other/gw", 2, "a.test")], &[]),
+        ("in one namespace", vec![tls("infra/edge", 1, "*.test"), tls("infra/gw", 2, "a.test")], &[]),
+        (
+            "at another address",
+            vec![tls("infra/edge", 1, "*.test"), at(tls("other/gw", 2, "a.test"), "127.0.0.9")],
+            &[],
+        ),
+        (
+            "the third of three",
+            vec![tls("infra/edge", 1, "*.test"), tls("shop/gw", 2, ""), tls("other/gw", 3, "a.test")],
+            &[by_name],
+        ),
+        (
+            "one that lost excludes nobody",
+            vec![tls("infra/edge", 1, "a.test"), tls("shop/gw", 2, "a.test"), tls("other/gw", 3, "b.test")],
+            &["shop/gw tls: HostnameConflict infra/edge"],
+        ),
+        (
+            "a set of the Gateway is as old as itself",
+            vec![
+                open(tls("infra/edge", 1, "")),
+                set("shop/set", 3, "*.b.test"),
+                tls("other/gw", 2, "*.b.test"),
+            ],
+            &["shop/set own: HostnameConflict other/gw"],
+        ),
+        (
+            "and excludes younger Gateways",
+            vec![
+                open(tls("infra/edge", 1, "")),
+                set("shop/set", 2, "*.b.test"),
+                tls("other/gw", 3, "x.b.test"),
+            ],
+            &[by_name],
+        ),
+        (
+            "TCP after TLS",
+            vec![tls("infra/edge", 1, ""), raw("other/gw", 2)],
+            &["other/gw raw: ProtocolConflict infra/edge"],
+        ),
+        (
+            "TCP after TLS with a host name",
+            vec![tls("infra/edge", 1, "a.test"), raw("other/gw", 2)],
+            &["other/gw raw: ProtocolConflict infra/edge"],
+        ),
+        (
+            "TLS after TCP",
+            vec![raw("infra/edge", 1), tls("other/gw", 2, "a.test")],
+            &["other/gw tls: ProtocolConflict infra/edge"],
+        ),
+        (
+            "TCP after TCP",
+            vec![raw("infra/edge", 1), raw("other/gw", 2)],
+            &["other/gw raw: ProtocolConflict infra/edge"],
+        ),
+        ("TCP after TCP of one namespace", vec![raw("infra/edge", 1), raw("infra/gw", 2)], &[]),
+        ("TCP at another address", vec![tls("infra/edge", 1, ""), at(raw("other/gw", 2), "127.0.0.9")], &[]),
+    ] {
+        assert_eq!(conflicts(&mut World::new(&objects)), expected, "{what}");
+    }
 }
 
 #[test]
