@@ -434,6 +434,7 @@ impl Reader<'_> {
         self.gateway_api = Some(node.position);
         let of = fields.map(&keys::Kubernetes::GATEWAY_API);
         let refusal = of.get(&keys::GatewayApi::REFUSAL);
+        let from = of.map(&keys::GatewayApi::GATEWAYS_FROM);
         let list = path.key(keys::GatewayApi::PORTS.name());
         let ports = of.values(&keys::GatewayApi::PORTS).map(|(index, port, node)| {
             let path = list.index(index).to_string();
@@ -445,6 +446,13 @@ impl Reader<'_> {
             ports: self.gateway_ports.iter().map(|port| port.port).collect(),
             addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
             pool: of.get(&keys::GatewayApi::POOL).unwrap_or_default(),
+            requestable: of.get(&keys::GatewayApi::REQUESTABLE).unwrap_or_default(),
+            from: NamespaceChoice {
+                only: from.get(&keys::GatewaysFrom::NAMESPACES).unwrap_or_default(),
+                except: Vec::new(),
+                labels: from.get(&keys::GatewaysFrom::LABELS).unwrap_or_default().into(),
+            },
+            routes_per_namespace: of.get(&keys::GatewayApi::ROUTES_PER_NAMESPACE),
             writer: writer_of(cluster),
         })
     }

@@ -1,16 +1,16 @@
 //! The Gateway API in one cluster: evaluates Gateways, ListenerSets and routes, makes them items of the registry, and says which
 //! objects need another status.
 //!
-//! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces. `pool`: the
-//!   addresses of Gateways that request none.
+//! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces. `addresses`: the
+//!   addresses that Gateways have for themselves.
 //! - `status`: the status of an object. `writer`: writes it.
 //!
 //! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
 //! and everything is evaluated again.
 
+mod addresses;
 pub(super) mod grants;
 pub(super) mod listeners;
-mod pool;
 pub(super) mod routes;
 pub(super) mod status;
 #[cfg(test)]
@@ -36,6 +36,9 @@ use isthmus_snapshot::gateway_api::{GatewayListener, GatewayPlaces, Place, Place
 
 /// The features that the GatewayClass lists, in order of their names.
 const FEATURES: &[&str] = &["Gateway", "ListenerSet", "ReferenceGrant", "TCPRoute", "TLSRoute"];
+
+/// The largest number of lines about Gateways.
+const NOTES_MAX: usize = 5;
 
 /// The objects of the Gateway API of a cluster, evaluated.
 #[derive(Debug, Default)]
@@ -64,6 +67,17 @@ impl GatewayApi {
         std::mem::take(&mut self.due_is_new).then(|| self.due.clone())
     }
 
+    /// Returns what operators have to write so that Gateways have what they request, a line each.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let all: Vec<&String> = self.parents.values().filter_map(|parent| parent.note.as_ref()).collect();
+        let mut notes: Vec<String> = all.iter().take(NOTES_MAX).map(ToString::to_string).collect();
+        let more = all.len().saturating_sub(NOTES_MAX);
+        if more > 0 {
+            notes.push(format!("{more} more Gateways request addresses that gatewayApi does not permit"));
+        }
+        notes
+    }
+
     /// Evaluates what has changed, and adds the changes of items.
     pub(super) fn renew(
         &mut self,
@@ -74,7 +88,7 @@ impl GatewayApi {
     ) {
         let DirtyGatewayApi { is_all, mut routes, backends } = dirty;
         if is_all {
-            self.parents = listeners::evaluate(spec, tables, &is_local);
+            self.parents = listeners::evaluate(spec, tables, &addresses::of_host(spec, tables, &is_local));
             self.send_gateways(changes);
             self.of_backend.clear();
             routes.extend(self.routes.keys().cloned());

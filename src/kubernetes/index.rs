@@ -266,6 +266,11 @@ impl Index {
         self.gateway_api.new_due()
     }
 
+    /// Returns what operators have to write so that Gateways have what they request, a line each.
+    pub(super) fn notes_of_gateway_api(&self) -> Vec<String> {
+        self.gateway_api.notes()
+    }
+
     /// Returns the number of objects and endpoints that are left out, by reason.
     pub(super) fn left_out(&self) -> Vec<(&'static str, usize)> {
         let (mut external, mut hidden, mut other_ports) = (0, 0, 0);

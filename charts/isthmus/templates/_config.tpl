@@ -238,6 +238,12 @@ registries:
         {{- with $kubernetes.gatewayApi.addresses }}
         addresses: {{ toJson . }}
         {{- end }}
+        {{- with $kubernetes.gatewayApi.requestable }}
+        requestable: {{ toJson . }}
+        {{- end }}
+        {{- with $kubernetes.gatewayApi.gatewaysFrom }}
+        gatewaysFrom: {{ toJson . }}
+        {{- end }}
         refusal: {{ $kubernetes.gatewayApi.refusal }}
       {{- end }}
     {{- with $kubernetes.allow }}

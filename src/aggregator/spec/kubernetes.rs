@@ -91,6 +91,12 @@ pub struct GatewayApiSpec {
     pub addresses: Vec<Host>,
     /// The addresses of which each Gateway that requests none has one for itself. Empty: these Gateways share all addresses.
     pub pool: Vec<IpNet>,
+    /// The addresses that Gateways may request for themselves, besides those of the pool.
+    pub requestable: Vec<IpNet>,
+    /// The namespaces whose Gateways are served.
+    pub from: NamespaceChoice,
+    /// The largest number of routes of a namespace that are accepted.
+    pub routes_per_namespace: usize,
     /// The replica that may write the status of objects, while it holds a Lease.
     pub writer: LeaseSpec,
 }

@@ -166,14 +166,30 @@ keys! {
         PORTS "ports": form::NonEmpty<form::Port> => required;
         /// Addresses or host names at which clients reach this process, such as those of a load balancer. They are the
         /// addresses in the status of a Gateway that requests none. A Gateway may request one of them, which is the same
-        /// as none, or an address of the host, which gives it the connections to that address alone.
+        /// as none.
         ADDRESSES "addresses": form::NonEmpty<form::Host> => "none";
         /// Addresses of the host, of which each Gateway that requests none has one for itself, as if it had requested that address.
         /// A Gateway keeps its address while it exists. If none is free, the condition `Programmed` is false
         /// (`AddressNotAssigned`).
         POOL "pool": form::NonEmpty<form::Cidr> => "none; these Gateways share all addresses";
+        /// Addresses of the host that a Gateway may request, as it may those of `pool`. It has the connections to that address
+        /// alone. An address belongs to the Gateway whose status shows it, then to the oldest one that requests it; one by
+        /// which the host or pod itself is reached belongs to none.
+        REQUESTABLE "requestable": form::NonEmpty<form::Cidr> => "none";
+        /// Namespaces whose Gateways are served. The Gateways of others are not accepted (`NotAllowed`).
+        GATEWAYS_FROM "gatewaysFrom": GatewaysFrom => "every namespace";
+        /// Routes of one namespace that are accepted, the oldest first.
+        ROUTES_PER_NAMESPACE "routesPerNamespace": form::Integer<usize, 1, 100_000> = 1_000;
         /// How a TLS client of these ports learns that it is refused, as `refusal` of a listener.
         REFUSAL "refusal": form::Choice<RefusalMode> = RefusalMode::default();
+    }
+
+    /// Namespaces whose Gateways are served. A namespace must match all keys that are set.
+    pub(crate) GatewaysFrom "gatewaysFrom" {
+        /// Names of namespaces.
+        NAMESPACES "namespaces": form::NonEmpty<form::Text> => "all";
+        /// Labels that a namespace must have.
+        LABELS "labels": form::Labels => "any";
     }
 
     /// Namespaces of a Kubernetes cluster. A namespace must match all keys that are set.

@@ -5,6 +5,7 @@ use super::*;
 use isthmus_aggregator::spec::etcd::{EtcdSpec, PREFIX};
 use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_model::endpoint::Labels;
 use isthmus_tls::client::CertificateFiles;
 
 fn etcd(registry: &RegistrySpec) -> &EtcdSpec {
@@ -151,4 +152,28 @@ fn a_registry_that_writes_imports_knows_whether_it_reads_other_clusters() {
         "registries: [{kubernetes: {cluster: east, kubeconfig: k, slices: true}}]",
         &[":2:66: registries[0].kubernetes.slices: found true, which requires serviceImports: write"],
     );
+}
+
+#[test]
+fn gateways_may_request_no_address_and_come_from_every_namespace_unless_the_config_says_so() {
+    let read = |more: &str| {
+        let text = format!(
+            "registries: [{{kubernetes: {{cluster: a, gatewayApi: {{class: c, ports: [443]{more}}}}}}}]"
+        );
+        match &loaded(&text).registries[0].kind {
+            RegistryKind::Kubernetes(spec) => spec.gateway_api.clone().expect("it is set"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let plain = read("");
+    assert!(plain.requestable.is_empty() && plain.from.takes("any", &Labels::default()));
+    assert_eq!(plain.routes_per_namespace, 1_000);
+    let set = read(
+        ", requestable: [10.0.0.0/30], gatewaysFrom: {namespaces: [infra], labels: {team: core}}, routesPerNamespace: 5",
+    );
+    assert_eq!(set.requestable, ["10.0.0.0/30".parse().expect("a network")]);
+    let core = Labels::from_iter([("team".into(), "core".into())]);
+    assert!(set.from.takes("infra", &core) && !set.from.takes("shop", &core));
+    assert!(!set.from.takes("infra", &Labels::default()));
+    assert_eq!(set.routes_per_namespace, 5);
 }

@@ -1,10 +1,9 @@
 //! The evaluation of Gateways and ListenerSets: which of their listeners are served, and where. A function of the objects, the
 //! settings, and the addresses of the host.
 //!
-//! All Gateways of the class share this process. A Gateway that requests an address of the host has the connections to that
-//! address, and with a pool of addresses, so has each Gateway that requests none; all other Gateways share the connections to every
-//! other address. At each place, a port has one protocol, that of the oldest listener; and a listener of one namespace excludes the
-//! younger listeners of other namespaces for names that its host name has.
+//! All Gateways of the class share this process. A Gateway that has an address for itself has the connections to that address; all
+//! other Gateways share the connections to every other address. At each place, a port has one protocol, that of the oldest listener;
+//! and a listener of one namespace excludes the younger listeners of other namespaces for names that its host name has.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,8 +17,8 @@ use super::super::kinds::gateway_route::RouteKind;
 use super::super::kinds::gateway_status::Stamp;
 use super::super::kinds::listener_set::ListenerSetRecord;
 use super::super::table::ObjectKey;
+use super::addresses::{self, HostAddresses, Owned};
 use super::grants::{GROUP, allows, is_granted};
-use super::pool;
 use super::status::Verdict;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
@@ -67,6 +66,8 @@ pub(crate) struct Parent {
     pub(crate) listeners: Vec<Listener>,
     /// The number of ListenerSets that are attached to the Gateway.
     pub(crate) sets: usize,
+    /// What an operator has to write so that the Gateway has what it requests, as a sentence.
+    pub(crate) note: Option<String>,
 }
 
 impl Parent {
@@ -98,6 +99,7 @@ pub(crate) struct Listener {
 }
 
 /// The places of a Gateway, by the addresses that it requests.
+#[derive(Clone)]
 struct Reach {
     /// The addresses of places; `None`: all addresses of which no Gateway has this port.
     addresses: Vec<Option<IpAddr>>,
@@ -105,10 +107,12 @@ struct Reach {
     shown: Vec<Host>,
     accepted: Result<(), Verdict>,
     unreachable: Option<Verdict>,
+    /// What an operator has to write so that the Gateway has what it requests.
+    note: Option<String>,
 }
 
-/// Evaluates the Gateways of the class and their ListenerSets. `is_local` returns true for the addresses of this host.
-pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn(IpAddr) -> bool) -> Parents {
+/// Evaluates the Gateways of the class and their ListenerSets.
+pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, host: &HostAddresses<'_>) -> Parents {
     let mut parents = Parents::new();
     if tables.gateway_classes.get(&spec.class).is_none_or(|class| class.has_parameters) {
         return parents;
@@ -117,9 +121,18 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
     gateways.sort_by_key(|(key, gateway)| (&gateway.created, *key));
     let mut sets: Vec<(&ObjectKey, &ListenerSetRecord)> = tables.listener_sets.iter().collect();
     sets.sort_by_key(|(key, set)| (&set.created, *key));
-    let assigned = pool::assigned(spec, &gateways);
+    let is_allowed = |key: &ObjectKey| spec.from.takes(&key.namespace, tables.labels_of(&key.namespace));
+    let mut owners = gateways.clone();
+    owners.retain(|(key, gateway)| is_allowed(key) && !gateway.has_parameters);
+    let owned = Owned::new(spec, &owners, host);
     for (key, record) in gateways {
-        let reach = reach(spec, record, assigned.get(key).copied(), is_local);
+        let reach = match is_allowed(key) {
+            true => reach(spec, (key, record), &owned, host),
+            false => Reach::refused(Verdict::no(
+                "NotAllowed",
+                format!("gatewayApi.gatewaysFrom allows no Gateways of the namespace {}", key.namespace),
+            )),
+        };
         let (attached, barred): (Vec<_>, Vec<_>) =
             sets.iter().filter(|(_, set)| set.gateway == *key).partition(|(of, _)| {
                 let labels = tables.labels_of(&of.namespace);
@@ -142,6 +155,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 addresses: reach.shown.clone(),
                 listeners: own,
                 sets: attached.len(),
+                note: reach.note.clone(),
             },
         );
         for (of, set) in attached {
@@ -155,6 +169,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 addresses: Vec::new(),
                 listeners,
                 sets: 0,
+                note: None,
             };
             parents.insert((ParentKind::ListenerSet, (*of).clone()), parent);
         }
@@ -170,6 +185,7 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, is_local: &dyn Fn
                 addresses: Vec::new(),
                 listeners: Vec::new(),
                 sets: 0,
+                note: None,
             };
             parents.insert((ParentKind::ListenerSet, (*of).clone()), parent);
         }
@@ -239,46 +255,56 @@ fn exclude(parents: &mut Parents) {
     }
 }
 
-/// Returns the places of a Gateway. `assigned` is its address of the pool.
+impl Reach {
+    /// Returns the places of a Gateway that is not accepted.
+    fn refused(why: Verdict) -> Self {
+        let unreachable = Some(Verdict::no("Invalid", why.message.clone()));
+        Self { addresses: Vec::new(), shown: Vec::new(), accepted: Err(why), unreachable, note: None }
+    }
+}
+
+/// Returns the places of a Gateway. If it cannot have one of the addresses that it requests, it has none.
 fn reach(
     spec: &GatewayApiSpec,
-    record: &ClassGatewayRecord,
-    assigned: Option<IpAddr>,
-    is_local: &dyn Fn(IpAddr) -> bool,
+    (key, record): (&ObjectKey, &ClassGatewayRecord),
+    owned: &Owned<'_>,
+    host: &HostAddresses<'_>,
 ) -> Reach {
-    let mut reach = Reach { addresses: Vec::new(), shown: Vec::new(), accepted: Ok(()), unreachable: None };
     if record.has_parameters {
         let why = "infrastructure.parametersRef refers to parameters, and this controller knows none";
-        reach.accepted = Err(Verdict::no("InvalidParameters", why));
-        return reach;
+        return Reach::refused(Verdict::no("InvalidParameters", why));
     }
+    let none =
+        Reach { addresses: Vec::new(), shown: Vec::new(), accepted: Ok(()), unreachable: None, note: None };
+    let mut reach = none.clone();
+    let mut unusable = None;
     for RequestedAddress { kind, value } in &record.addresses {
-        let host = Host::parse(value).ok();
-        let is_ip = matches!(host, Some(Host::Ip(_)));
+        let address = Host::parse(value).ok();
+        let is_ip = matches!(address, Some(Host::Ip(_)));
         if !matches!((kind.as_str(), is_ip), ("" | "IPAddress", true) | ("Hostname", false))
             && !value.is_empty()
         {
             let why =
                 format!("the address {value:?} of type {kind} is not supported; IPAddress and Hostname are");
-            reach.accepted = Err(Verdict::no("UnsupportedAddress", why));
-            return reach;
+            return Reach::refused(Verdict::no("UnsupportedAddress", why));
         }
-        let place = match host {
+        let place = match address {
             // The address is left to the controller.
             _ if value.is_empty() => None,
-            Some(host) if spec.addresses.contains(&host) => {
-                reach.shown.push(host);
+            Some(shared) if spec.addresses.contains(&shared) => {
+                reach.shown.push(shared);
                 None
             }
-            Some(Host::Ip(ip)) if is_local(ip) => {
+            Some(Host::Ip(ip)) => {
+                if let Some(why) = owned.refusal(spec, key, ip, host) {
+                    reach.note = reach.note.or_else(|| addresses::line_to_write(spec, key, ip, host));
+                    unusable.get_or_insert(why);
+                }
                 reach.shown.push(Host::Ip(ip));
                 Some(ip)
             }
             _ => {
-                let why = format!(
-                    "the address {value} is neither one of gatewayApi.addresses nor an address of the gateway's host"
-                );
-                reach.unreachable = Some(Verdict::no("AddressNotUsable", why));
+                unusable.get_or_insert(format!("the address {value} is not one of gatewayApi.addresses"));
                 continue;
             }
         };
@@ -286,11 +312,16 @@ fn reach(
             reach.addresses.push(place);
         }
     }
+    if let Some(why) = unusable {
+        let unreachable = Some(Verdict::no("AddressNotUsable", why));
+        return Reach { unreachable, note: reach.note, ..none };
+    }
     if record.requests_no_address() && !spec.pool.is_empty() {
+        let assigned = owned.assigned(key);
         reach.addresses = assigned.map(Some).into_iter().collect();
         reach.shown = assigned.map(Host::Ip).into_iter().collect();
         reach.unreachable = match assigned {
-            Some(ip) if is_local(ip) => None,
+            Some(ip) if (host.is_local)(ip) => None,
             Some(ip) => {
                 let why =
                     format!("the address {ip} of gatewayApi.pool is not an address of the gateway's host");

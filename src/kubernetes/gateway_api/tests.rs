@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::super::interner::Interner;
 use super::super::kinds::{Kind, Reading};
 use super::*;
-use isthmus_aggregator::spec::kubernetes::{Knows, KubernetesSpec, LeaseSpec};
+use isthmus_aggregator::spec::kubernetes::{Knows, KubernetesSpec, LeaseSpec, NamespaceChoice};
 use isthmus_snapshot::gateway_api::Backend;
 
 /// The objects of a cluster, and their evaluation.
@@ -26,6 +26,9 @@ impl World {
             ports: vec![443, 8443],
             addresses: vec![Host::parse("192.0.2.1").expect("an address")],
             pool: Vec::new(),
+            requestable: vec!["127.0.0.0/16".parse().expect("a network")],
+            from: NamespaceChoice::default(),
+            routes_per_namespace: 1_000,
             writer: LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster },
         };
         let cluster = KubernetesSpec { gateway_api: Some(spec.clone()), ..KubernetesSpec::plain() };
@@ -56,6 +59,7 @@ impl World {
             "TCPRoute" => Kind::TcpRoute,
             "ReferenceGrant" => Kind::ReferenceGrant,
             "Namespace" => Kind::Namespace,
+            "Pod" => Kind::Pod,
             "Service" => Kind::Service,
             "ServiceImport" => Kind::ServiceImport,
             other => panic!("{other}"),

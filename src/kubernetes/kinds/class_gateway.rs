@@ -116,7 +116,7 @@ impl Watched for ClassGateway {
             || ClassGatewayRecord {
                 created: metadata.created().into(),
                 addresses: spec.addresses.clone(),
-                shown: status.addresses.first().and_then(|address| address.value.parse().ok()),
+                shown: status.addresses.iter().filter_map(|address| address.value.parse().ok()).collect(),
                 listeners: spec.listeners.iter().take(LISTENERS_MAX).cloned().collect(),
                 has_parameters: spec.infrastructure.parameters_ref.is_some(),
                 allowed_listeners: spec.allowed_listeners.namespaces.clone(),
@@ -135,8 +135,8 @@ impl Watched for ClassGateway {
 pub(crate) struct ClassGatewayRecord {
     pub(crate) created: Box<str>,
     pub(crate) addresses: Vec<RequestedAddress>,
-    /// The first address of the status.
-    pub(crate) shown: Option<IpAddr>,
+    /// The addresses of the status.
+    pub(crate) shown: Vec<IpAddr>,
     pub(crate) listeners: Vec<ListenerSpec>,
     /// True if the Gateway refers to parameters, of which Isthmus knows none.
     pub(crate) has_parameters: bool,
@@ -148,5 +148,10 @@ impl ClassGatewayRecord {
     /// Returns true if the choice of an address is left to the controller.
     pub(crate) fn requests_no_address(&self) -> bool {
         self.addresses.iter().all(|address| address.value.is_empty())
+    }
+
+    /// Returns the IP addresses that the Gateway requests.
+    pub(crate) fn requested(&self) -> Vec<IpAddr> {
+        self.addresses.iter().filter_map(|address| address.value.parse().ok()).collect()
     }
 }

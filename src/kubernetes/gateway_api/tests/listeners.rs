@@ -353,7 +353,7 @@ fn each_gateway_without_an_address_has_one_of_the_pool_and_keeps_it() {
         gateway("infra/young", 4, tls()),
         gateway("infra/old", 1, tls()),
         gateway("infra/last", 5, tls()),
-        // An address of the pool that a Gateway requests is that Gateway's, whatever its age; an empty one is left to the pool.
+        // An address of the pool may be requested; an empty one is left to the pool.
         with("infra/fixed", 6, "127.0.7.2"),
         with("infra/empty", 3, ""),
         with("infra/shared", 6, "192.0.2.1"),
@@ -526,4 +526,253 @@ fn a_listener_set_adds_listeners_to_a_gateway_that_allows_it() {
             "TLSRoute shop/web: Accepted=False/NoMatchingParent",
         ]
     );
+}
+
+/// Returns the addresses of each Gateway, or the reason why it has none, as `infra/old 127.0.0.7` or `infra/late AddressNotUsable`.
+fn had(world: &mut World) -> Vec<String> {
+    world.tables.dirty.gateway_api.is_all = true;
+    world.renew();
+    let gateways = world.api.parents.iter().filter(|((kind, _), _)| *kind == ParentKind::Gateway);
+    let text = |((_, key), parent): (&ParentId, &Parent)| {
+        let places = || parent.listeners.iter().flat_map(|listener| &listener.places);
+        let why = match (&parent.accepted, &parent.unreachable) {
+            (accepted, _) if !accepted.is_true => Some(accepted.reason),
+            (_, Some(why)) => Some(why.reason),
+            (_, None) => None,
+        };
+        if let Some(why) = why {
+            assert_eq!(places().count(), 0, "{key} is served nowhere");
+            return format!("{key} {why}");
+        }
+        let places: Vec<String> = places().map(ToString::to_string).collect();
+        format!("{key} {}", places.join(" "))
+    };
+    gateways.map(text).collect()
+}
+
+#[test]
+fn an_address_belongs_to_the_oldest_gateway_that_may_request_it() {
+    let with = |key: &str, day: u8, addresses: &[&str], shown: &[&str]| {
+        let list = |all: &[&str]| {
+            all.iter().map(|value| json!({"type": "IPAddress", "value": value})).collect::<Vec<_>>()
+        };
+        let mut gateway = gateway(key, day, json!([listener("tls", json!({}))]));
+        gateway["spec"]["addresses"] = list(addresses).into();
+        gateway["status"] = json!({"addresses": list(shown)});
+        gateway
+    };
+    let pod = json!({"kind": "Pod", "metadata": {"namespace": "infra", "name": "isthmus-0", "uid": "00000000-0000-4000-8000-000000000001"},
+        "status": {"phase": "Running", "podIP": "127.0.0.50", "podIPs": [{"ip": "127.0.0.50"}]}});
+    let (none, edge) = (&[][..], with("infra/edge", 1, &[], &[]));
+    for (what, requestable, pool, objects, expected) in [
+        (
+            "nothing may be requested",
+            "",
+            "",
+            vec![edge.clone(), with("other/evil", 2, &["127.0.0.1"], none)],
+            &["infra/edge :443", "other/evil AddressNotUsable"][..],
+        ),
+        (
+            "also not beside one of the config",
+            "",
+            "",
+            vec![edge.clone(), with("other/evil", 2, &["192.0.2.1", "127.0.0.1"], none)],
+            &["infra/edge :443", "other/evil AddressNotUsable"],
+        ),
+        (
+            "an address elsewhere and one of the host",
+            "127.0.0.0/24",
+            "",
+            vec![edge.clone(), with("other/evil", 2, &["203.0.113.77", "127.0.0.1"], none)],
+            &["infra/edge :443", "other/evil AddressNotUsable"],
+        ),
+        (
+            "one of the config is as none",
+            "",
+            "",
+            vec![edge.clone(), with("other/gw", 2, &["192.0.2.1"], none)],
+            &["infra/edge :443", "other/gw :443"],
+        ),
+        (
+            "one of the config that is also requestable",
+            "192.0.2.0/24",
+            "",
+            vec![with("other/gw", 2, &["192.0.2.1"], none)],
+            &["other/gw :443"],
+        ),
+        (
+            "outside the block",
+            "127.0.1.0/24",
+            "",
+            vec![with("other/gw", 2, &["127.0.0.7"], none)],
+            &["other/gw AddressNotUsable"],
+        ),
+        (
+            "inside it",
+            "127.0.0.0/24",
+            "",
+            vec![with("other/gw", 2, &["127.0.0.7"], none)],
+            &["other/gw 127.0.0.7:443"],
+        ),
+        (
+            "the oldest has it",
+            "127.0.0.0/24",
+            "",
+            vec![with("infra/old", 1, &["127.0.0.7"], none), with("other/late", 2, &["127.0.0.7"], none)],
+            &["infra/old 127.0.0.7:443", "other/late AddressNotUsable"],
+        ),
+        (
+            "of the same age, the first by name",
+            "127.0.0.0/24",
+            "",
+            vec![with("infra/old", 1, &["127.0.0.7"], none), with("infra/other", 1, &["127.0.0.7"], none)],
+            &["infra/old 127.0.0.7:443", "infra/other AddressNotUsable"],
+        ),
+        (
+            "a Gateway keeps the address of its status",
+            "127.0.0.0/24",
+            "",
+            vec![
+                with("infra/old", 1, &["127.0.0.7"], none),
+                with("shop/has", 2, &["127.0.0.7"], &["127.0.0.7"]),
+            ],
+            &["infra/old AddressNotUsable", "shop/has 127.0.0.7:443"],
+        ),
+        (
+            "not one that it does not request",
+            "127.0.0.0/24",
+            "",
+            vec![
+                with("infra/old", 1, &["127.0.0.7"], none),
+                with("shop/had", 2, &["127.0.0.8"], &["127.0.0.7"]),
+            ],
+            &["infra/old 127.0.0.7:443", "shop/had 127.0.0.8:443"],
+        ),
+        (
+            "one of two is another's",
+            "127.0.0.0/24",
+            "",
+            vec![
+                with("infra/old", 1, &["127.0.0.7"], none),
+                with("other/two", 2, &["127.0.0.8", "127.0.0.7"], none),
+            ],
+            &["infra/old 127.0.0.7:443", "other/two AddressNotUsable"],
+        ),
+        (
+            "an address that the pool has given",
+            "",
+            "127.0.0.8/30",
+            vec![with("infra/a", 1, &[], &["127.0.0.9"]), with("other/evil", 2, &["127.0.0.9"], none)],
+            &["infra/a 127.0.0.9:443", "other/evil AddressNotUsable"],
+        ),
+        (
+            "also where the request is older",
+            "",
+            "127.0.0.8/30",
+            vec![with("infra/a", 2, &[], &["127.0.0.9"]), with("other/evil", 1, &["127.0.0.9"], none)],
+            &["infra/a 127.0.0.9:443", "other/evil AddressNotUsable"],
+        ),
+        (
+            "the pool gives what nobody requests",
+            "",
+            "127.0.0.8/30",
+            vec![with("infra/a", 2, &[], none), with("other/b", 1, &["127.0.0.9"], none)],
+            &["infra/a 127.0.0.10:443", "other/b 127.0.0.9:443"],
+        ),
+        (
+            "an address of the pod itself",
+            "127.0.0.0/24",
+            "",
+            vec![with("other/evil", 1, &["127.0.0.50"], none)],
+            &["other/evil AddressNotUsable"],
+        ),
+        (
+            "not even from the pool",
+            "",
+            "127.0.0.50/31",
+            vec![with("infra/a", 1, &[], none), with("infra/b", 2, &[], none)],
+            &["infra/a 127.0.0.51:443", "infra/b AddressNotAssigned"],
+        ),
+        (
+            "an address that the host has not",
+            "198.51.100.0/24",
+            "",
+            vec![with("infra/a", 1, &["198.51.100.9"], none)],
+            &["infra/a AddressNotUsable"],
+        ),
+    ] {
+        let mut world = World::new(&objects);
+        world.put(&pod);
+        let net =
+            |text: &str| (!text.is_empty()).then(|| text.parse().expect("a network")).into_iter().collect();
+        (world.spec.requestable, world.spec.pool) = (net(requestable), net(pool));
+        assert_eq!(had(&mut world), expected, "{what}");
+    }
+}
+
+#[test]
+fn only_the_namespaces_that_may_have_gateways_have_some() {
+    let gateways =
+        ["infra/a", "shop/b", "other/c"].map(|key| gateway(key, 1, json!([listener("tls", json!({}))])));
+    let choice = |only: &[&str], labels: &[(&str, &str)]| NamespaceChoice {
+        only: only.iter().map(|&name| name.into()).collect(),
+        except: Vec::new(),
+        labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+    };
+    let served = |allowed: &str| {
+        let all = ["infra/a", "other/c", "shop/b"];
+        all.map(|key| format!("{key} {}", if allowed.contains(key) { ":443" } else { "NotAllowed" })).to_vec()
+    };
+    for (from, allowed) in [
+        (NamespaceChoice::default(), "infra/a shop/b other/c"),
+        (choice(&["infra"], &[]), "infra/a"),
+        (choice(&["infra", "shop"], &[]), "infra/a shop/b"),
+        (choice(&[], &[("team", "shop")]), "shop/b"),
+        (choice(&["infra"], &[("team", "shop")]), ""),
+        (choice(&["nowhere"], &[]), ""),
+    ] {
+        let mut world = World::new(&gateways);
+        world.spec.from = from;
+        assert_eq!(had(&mut world), served(allowed), "{allowed}");
+    }
+    // A Gateway that is not accepted owns no address, and excludes no listener.
+    let mut barred = gateway("other/c", 1, json!([listener("tls", json!({"hostname": "a.test"}))]));
+    barred["spec"]["addresses"] = json!([{"value": "127.0.0.7"}]);
+    let mut allowed = gateway("infra/a", 2, json!([listener("tls", json!({"hostname": "a.test"}))]));
+    allowed["spec"]["addresses"] = json!([{"value": "127.0.0.7"}]);
+    let mut world = World::new(&[barred, allowed]);
+    world.spec.from = choice(&["infra"], &[]);
+    assert_eq!(had(&mut world), ["infra/a 127.0.0.7:443", "other/c NotAllowed"]);
+    let (_, refused) = world.api.parents.iter().find(|((_, key), _)| *key.name == *"c").expect("the Gateway");
+    let status = status_of(refused, |_| 0);
+    let all = status.listeners.iter().flat_map(|listener| &listener.conditions).chain(&status.conditions);
+    assert!(all.filter(|(kind, _)| *kind == "Programmed").all(|(_, verdict)| !verdict.is_true));
+}
+
+#[test]
+fn a_request_that_was_served_before_is_named_with_the_line_that_permits_it() {
+    let mut world = World::new(&[edge(json!({}))]);
+    world.spec.requestable.clear();
+    let notes = |world: &mut World| {
+        world.tables.dirty.gateway_api.is_all = true;
+        world.renew();
+        world.api.notes()
+    };
+    assert!(notes(&mut world).is_empty());
+    for number in 1..=7 {
+        let mut gateway = gateway(&format!("infra/g{number}"), 2, json!([]));
+        gateway["spec"]["addresses"] = json!([{"value": format!("127.0.0.{number}")}]);
+        world.put(&gateway);
+    }
+    let found = notes(&mut world);
+    assert_eq!(found.len(), 6, "{found:?}");
+    assert!(
+        found[0].starts_with("Gateway infra/g1 requests the address 127.0.0.1 of this host"),
+        "{}",
+        found[0]
+    );
+    assert!(found[0].ends_with("write `requestable: [127.0.0.1/32]` under gatewayApi"), "{}", found[0]);
+    assert_eq!(found[5], "2 more Gateways request addresses that gatewayApi does not permit");
+    world.spec.requestable = vec!["127.0.0.0/29".parse().expect("a network")];
+    assert!(notes(&mut world).is_empty());
 }
