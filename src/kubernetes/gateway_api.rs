@@ -2,7 +2,7 @@
 //! objects need another status.
 //!
 //! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces. `addresses`: the
-//!   addresses that Gateways have for themselves.
+//!   addresses that Gateways have for themselves. `names`: whose a name is.
 //! - `status`: the status of an object. `writer`: writes it.
 //!
 //! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
@@ -11,6 +11,7 @@
 mod addresses;
 pub(super) mod grants;
 pub(super) mod listeners;
+mod names;
 pub(super) mod routes;
 pub(super) mod status;
 #[cfg(test)]
@@ -20,8 +21,10 @@ pub(super) mod writer;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use self::listeners::{Listener, Parent, ParentId, ParentKind, Parents};
+use self::names::Names;
 use self::routes::{Evaluated, object_of};
 use self::status::{ListenerStatus, Status, Verdict};
 use self::writer::{Due, Target, Wanted};
@@ -45,6 +48,9 @@ const NOTES_MAX: usize = 5;
 pub(super) struct GatewayApi {
     parents: Parents,
     routes: BTreeMap<RouteId, Arc<Evaluated>>,
+    names: Names,
+    /// The routes beyond the limit of their namespace, for each namespace that has some.
+    beyond: BTreeMap<Arc<str>, BTreeSet<RouteId>>,
     /// The routes of each service that is a backend.
     of_backend: HashMap<ObjectKey, BTreeSet<RouteId>>,
     /// The number of routes that are attached to each listener.
@@ -90,16 +96,37 @@ impl GatewayApi {
         if is_all {
             self.parents = listeners::evaluate(spec, tables, &addresses::of_host(spec, tables, &is_local));
             self.send_gateways(changes);
+            self.names.set_gateways(self.sent.values());
             self.of_backend.clear();
             routes.extend(self.routes.keys().cloned());
             let keys = |kind: RouteKind| tables.routes(kind).iter().map(move |(key, _)| (kind, key.clone()));
             routes.extend(keys(RouteKind::Tls).chain(keys(RouteKind::Tcp)));
         }
         routes.extend(backends.iter().filter_map(|service| self.of_backend.get(service)).flatten().cloned());
+        let limit = spec.routes_per_namespace;
+        self.renew_beyond(limit, tables, &mut routes);
+        let why = format!("the namespace has more than {limit} routes (gatewayApi.routesPerNamespace)");
+        let too_many = Verdict::no("TooManyRoutes", why);
+        let now = SystemTime::now();
+        let mut concerned = routes.clone();
         for id in &routes {
-            self.renew_route(id, tables, changes);
+            concerned.extend(self.renew_route(id, tables, &too_many, now, changes));
         }
-        self.renew_due(spec, tables, &routes);
+        self.renew_due(spec, tables, &concerned);
+    }
+
+    /// Renews the routes that are beyond the limit of their namespaces, the youngest ones, and adds those that have passed it in either
+    /// direction to the routes to evaluate.
+    fn renew_beyond(&mut self, limit: usize, tables: &Tables, routes: &mut BTreeSet<RouteId>) {
+        let namespaces: BTreeSet<Arc<str>> = routes.iter().map(|(_, key)| key.namespace.clone()).collect();
+        for namespace in namespaces {
+            let beyond = beyond(limit, tables, &namespace);
+            let before = match beyond.is_empty() {
+                true => self.beyond.remove(&namespace),
+                false => self.beyond.insert(namespace, beyond.clone()),
+            };
+            routes.extend(before.unwrap_or_default().symmetric_difference(&beyond).cloned());
+        }
     }
 
     /// Sends the places of the Gateways that have changed.
@@ -135,9 +162,18 @@ impl GatewayApi {
         self.sent = found;
     }
 
-    fn renew_route(&mut self, id: &RouteId, tables: &Tables, changes: &mut Vec<Change>) {
+    /// Evaluates a route again. Returns the routes of which some names may have another owner now.
+    fn renew_route(
+        &mut self,
+        id: &RouteId,
+        tables: &Tables,
+        too_many: &Verdict,
+        now: SystemTime,
+        changes: &mut Vec<Change>,
+    ) -> BTreeSet<RouteId> {
         let record = record_of(id, tables);
-        let new = record.map(|record| Arc::new(routes::evaluate(id, record, &self.parents, tables)));
+        let refusal = self.beyond.get(&id.1.namespace).filter(|beyond| beyond.contains(id)).map(|_| too_many);
+        let new = record.map(|record| Arc::new(routes::evaluate(id, record, &self.parents, tables, refusal)));
         let old = match &new {
             Some(new) => self.routes.insert(id.clone(), new.clone()),
             None => self.routes.remove(id),
@@ -150,6 +186,7 @@ impl GatewayApi {
             *self.attached.entry(listener.clone()).or_default() += 1;
         }
         let item = |of: &Option<Arc<Evaluated>>| of.as_ref().and_then(|of| of.item.clone());
+        let concerned = self.names.set(id, item(&old).as_ref(), item(&new).as_ref(), now);
         match (item(&old), item(&new)) {
             (old, Some(new)) if old.as_ref() != Some(&new) => {
                 changes.push(Change::Put(Item::GatewayRoute(new)))
@@ -157,6 +194,7 @@ impl GatewayApi {
             (Some(_), None) => changes.push(Change::Remove(Key::GatewayRoute(object_of(id)))),
             (_, _) => {}
         }
+        concerned
     }
 
     /// Notes the services that are backends of a route. Services that were backends before stay noted, until everything is evaluated
@@ -172,16 +210,11 @@ impl GatewayApi {
     fn renew_due(&mut self, spec: &GatewayApiSpec, tables: &Tables, routes: &BTreeSet<RouteId>) {
         for id in routes {
             let target = Target::Route(id.clone());
-            let found = self.routes.get(id).and_then(|found| found.status.as_ref());
+            let found = self.routes.get(id).and_then(|found| found.status(id, &self.names));
             let due = found.zip(record_of(id, tables)).and_then(|(status, record)| {
                 let is_due = status.digest() != record.stamp.digest;
                 let stamp = record.stamp.clone();
-                is_due.then(|| Wanted {
-                    status: status.clone(),
-                    stamp,
-                    is_blank: !record.has_status,
-                    served: None,
-                })
+                is_due.then(|| Wanted { status, stamp, is_blank: !record.has_status, served: None })
             });
             self.set_due(target, due);
         }
@@ -230,6 +263,20 @@ impl GatewayApi {
             None => self.due.remove(&target).is_some(),
         };
     }
+}
+
+/// Returns the routes of a namespace that are not among the oldest ones, as many as the limit allows.
+fn beyond(limit: usize, tables: &Tables, namespace: &Arc<str>) -> BTreeSet<RouteId> {
+    let of = |kind: RouteKind| {
+        let inside = tables.routes(kind).inside(namespace);
+        inside.map(move |(key, record)| (&record.created, kind, key))
+    };
+    let mut all: Vec<_> = of(RouteKind::Tls).chain(of(RouteKind::Tcp)).collect();
+    if all.len() <= limit {
+        return BTreeSet::new();
+    }
+    all.sort();
+    all.drain(limit..).map(|(_, kind, key)| (kind, key.clone())).collect()
 }
 
 fn record_of<'t>((kind, key): &RouteId, tables: &'t Tables) -> Option<&'t RouteRecord> {

@@ -18,6 +18,9 @@ use isthmus_snapshot::gateway_api::{Backend, BackendPort, Claim, GatewayRoute};
 /// The group of ServiceImports.
 const MULTI_CLUSTER: &str = "multicluster.x-k8s.io";
 
+/// The largest number of names that a condition names.
+const NAMED_MAX: usize = 5;
+
 /// A route, evaluated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Evaluated {
@@ -25,8 +28,90 @@ pub(crate) struct Evaluated {
     pub(crate) item: Option<Arc<GatewayRoute>>,
     /// The listeners that the route is attached to.
     pub(crate) attached: BTreeSet<(ParentId, String)>,
-    /// The status; `None` if no parent is of this controller.
-    pub(crate) status: Option<Status>,
+    /// The parents that are of this controller.
+    parents: Vec<OfParent>,
+    /// The condition `ResolvedRefs`.
+    resolved: Verdict,
+    generation: i64,
+}
+
+/// A parent of a route, evaluated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OfParent {
+    reference: ParentRecord,
+    /// The claims at the listeners of the parent, or the condition `Accepted`.
+    claims: Result<Vec<Claim>, Verdict>,
+}
+
+/// The answers to whose a name is.
+pub(crate) trait Owners {
+    /// Returns who has the names of a claim, if it is not the route itself.
+    fn other_owner(&self, route: &Arc<str>, claim: &Claim) -> Option<String>;
+
+    /// Returns a sentence about the route of another namespace that had the names of a claim a short while ago.
+    fn earlier_owner(&self, route: &Arc<str>, claim: &Claim) -> Option<String>;
+}
+
+impl Evaluated {
+    /// Returns the status of the route; `None` if no parent is of this controller.
+    pub(crate) fn status(&self, id: &RouteId, owners: &impl Owners) -> Option<Status> {
+        let object = object_of(id);
+        let of_parent = |OfParent { reference, claims }: &OfParent| {
+            let accepted = match claims {
+                Ok(claims) => accepted(id.0, &object, claims, owners),
+                Err(verdict) => verdict.clone(),
+            };
+            let conditions = vec![("Accepted", accepted), ("ResolvedRefs", self.resolved.clone())];
+            ParentStatus { parent: reference.clone(), conditions }
+        };
+        let parents: Vec<ParentStatus> = self.parents.iter().map(of_parent).collect();
+        let status = Status { generation: self.generation, parents, ..Status::default() };
+        Some(status).filter(|status| !status.parents.is_empty())
+    }
+}
+
+/// Returns the names of a claim as messages show them.
+pub(crate) fn text_of(claim: &Claim) -> String {
+    match claim.applied() {
+        Some(name) => name.to_string(),
+        None => format!("every connection to {}", claim.place),
+    }
+}
+
+/// Returns the condition `Accepted` of a route that listeners accept: false if all its names belong to others.
+fn accepted(kind: RouteKind, object: &Arc<str>, claims: &[Claim], owners: &impl Owners) -> Verdict {
+    let mut lost = BTreeSet::new();
+    let mut is_all = !claims.is_empty();
+    for claim in claims {
+        match owners.other_owner(object, claim) {
+            Some(other) => drop(lost.insert(format!("{} belongs to {other}", text_of(claim)))),
+            None => is_all = false,
+        }
+    }
+    let earlier: BTreeSet<String> =
+        claims.iter().filter_map(|claim| owners.earlier_owner(object, claim)).collect();
+    let listed = |all: &BTreeSet<String>| {
+        let mut named: Vec<&str> = all.iter().take(NAMED_MAX).map(String::as_str).collect();
+        let more = all.len().saturating_sub(NAMED_MAX);
+        let more = if more > 0 { format!("{more} more") } else { String::new() };
+        named.extend(Some(more.as_str()).filter(|more| !more.is_empty()));
+        named.join("; ")
+    };
+    if is_all {
+        let reason = match kind {
+            RouteKind::Tls => "HostnameConflict",
+            RouteKind::Tcp => "PortConflict",
+        };
+        return Verdict::no(reason, listed(&lost));
+    }
+    let mut message = "the route is accepted".to_owned();
+    if !lost.is_empty() {
+        message = format!("{message}, except for names of others: {}", listed(&lost));
+    }
+    if !earlier.is_empty() {
+        message = format!("{message}; {}", listed(&earlier));
+    }
+    Verdict::yes("Accepted", message)
 }
 
 /// Returns the name of a route as `explain` shows it.
@@ -34,32 +119,38 @@ pub(crate) fn object_of((kind, key): &RouteId) -> Arc<str> {
     format!("{} {key}", kind.text()).into()
 }
 
-/// Evaluates a route.
-pub(crate) fn evaluate(id: &RouteId, route: &RouteRecord, parents: &Parents, tables: &Tables) -> Evaluated {
+/// Evaluates a route. `refusal` is the condition `Accepted` of a route that no parent may accept.
+pub(crate) fn evaluate(
+    id: &RouteId,
+    route: &RouteRecord,
+    parents: &Parents,
+    tables: &Tables,
+    refusal: Option<&Verdict>,
+) -> Evaluated {
     let (kind, key) = id;
     let (backends, resolved) = backends(*kind, key, route, tables);
-    let (mut claims, mut attached, mut statuses) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    let (mut claims, mut attached, mut of_parents) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
     for reference in &route.parents {
         let Some(parent) = parent_of(reference, key) else { continue };
         let Some(of_parent) = parents.get(&parent) else { continue };
-        let found = attachments(id, route, reference, &parent, &of_parent.listeners, tables);
-        let accepted = match &found {
-            Ok(found) => {
-                for (listener, names) in found {
-                    attached.insert((parent.clone(), listener.name.clone()));
-                    let key = of_parent.key_of(listener);
-                    let at = |name: &Option<NamePattern>| {
-                        let claim = |place| Claim { place, listener: key.clone(), name: name.clone() };
-                        listener.places.iter().copied().map(claim).collect::<Vec<_>>()
-                    };
-                    claims.extend(names.iter().flat_map(at));
-                }
-                Verdict::yes("Accepted", "the route is accepted")
-            }
-            Err(verdict) => verdict.clone(),
+        let found = match refusal {
+            Some(verdict) => Err(verdict.clone()),
+            None => attachments(id, route, reference, &parent, &of_parent.listeners, tables),
         };
-        let conditions = vec![("Accepted", accepted), ("ResolvedRefs", resolved.clone())];
-        statuses.push(ParentStatus { parent: reference.clone(), conditions });
+        let found = found.map(|found| {
+            let mut own = Vec::new();
+            for (listener, names) in found {
+                attached.insert((parent.clone(), listener.name.clone()));
+                let key = of_parent.key_of(listener);
+                for name in names {
+                    let claim = |place| Claim { place, listener: key.clone(), name: name.clone() };
+                    own.extend(listener.places.iter().copied().map(claim));
+                }
+            }
+            claims.extend(own.iter().cloned());
+            own
+        });
+        of_parents.push(OfParent { reference: reference.clone(), claims: found });
     }
     let item = (!claims.is_empty()).then(|| {
         Arc::new(GatewayRoute {
@@ -69,9 +160,7 @@ pub(crate) fn evaluate(id: &RouteId, route: &RouteRecord, parents: &Parents, tab
             backends: backends.into(),
         })
     });
-    let generation = route.stamp.generation;
-    let status = Status { generation, parents: statuses, ..Status::default() };
-    Evaluated { item, attached, status: Some(status).filter(|status| !status.parents.is_empty()) }
+    Evaluated { item, attached, parents: of_parents, resolved, generation: route.stamp.generation }
 }
 
 /// Returns the object that a reference names; `None` if it can be none of this controller.

@@ -1,6 +1,7 @@
 //! Rows of objects in, and conditions and routes out: the objects of a cluster, and rows about routes.
 
 mod listeners;
+mod names;
 
 use serde_json::{Value, json};
 
