@@ -283,7 +283,7 @@ impl Secrets {
                 self.is_read = true;
                 self.failing = None;
             }
-            What::Absent => self.failing = Some("the API server does not serve Secrets".to_owned()),
+            What::Absent(_) => self.failing = Some("the API server does not serve Secrets".to_owned()),
             What::Failing(why, _) => self.failing = Some(why.to_string()),
         }
         // An unfinished listing is not published: it lacks clusters.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use self::ambient::SentAmbient;
 use self::items::{ServiceItems, annotation};
 use self::unreadable::Unreadable;
-use self::watches::Watches;
+use self::watches::{WatchState, Watches};
 use super::exports::Exports;
 use super::gateway_api::GatewayApi;
 use super::gateway_api::writer::Due;
@@ -109,17 +109,18 @@ impl Index {
                 self.complete(watch);
                 self.watches.complete(watch);
             }
-            What::Absent => {
-                if kind.is_of_gateway_api() && !self.watches.all[watch].is_absent {
+            What::Absent(why) => {
+                if kind.is_of_gateway_api() && self.watches.all[watch].absent.is_none() {
                     tracing::info!(
                         cluster = self.cluster.as_str(),
                         kind = kind.plural(),
+                        %why,
                         "the cluster does not have this kind of the Gateway API, so it is not read"
                     );
                 }
                 self.watches.begin(watch);
                 self.complete(watch);
-                self.watches.absent(watch);
+                self.watches.absent(watch, why);
             }
             What::Failing(why, status) => self.watches.all[watch].failing = Some((why, status)),
             What::Resumed => self.watches.all[watch].failing = None,
@@ -266,6 +267,14 @@ impl Index {
         self.gateway_api.new_due()
     }
 
+    /// Returns a line for each kind that the settings require and the cluster lacks.
+    pub(super) fn lacking_kinds(&self) -> BTreeSet<String> {
+        let spec = &self.tables.spec;
+        let required = self.watches.all.iter().filter(|watch| (watch.kind.facts().is_required)(spec));
+        let line = |watch: &WatchState| Some(format!("{}: {}", watch.kind.plural(), watch.absent.as_ref()?));
+        required.filter_map(line).collect()
+    }
+
     /// Returns what operators have to write so that Gateways have what they request, a line each.
     pub(super) fn notes_of_gateway_api(&self) -> Vec<String> {
         self.gateway_api.notes()
@@ -298,6 +307,7 @@ mod tests {
 
     use super::watches::Failures;
     use super::*;
+    use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, Knows, LeaseSpec, NamespaceChoice};
     use isthmus_model::place::Network;
 
     /// Returns an index whose watches of services and namespaces are in these states.
@@ -332,7 +342,7 @@ mod tests {
         }
         assert!(is_ready(failing(StatusCode::TOO_MANY_REQUESTS), Failures::Accept));
         assert!(is_ready(failing(StatusCode::FORBIDDEN), Failures::Await));
-        assert!(is_ready(What::Absent, Failures::Await));
+        assert!(is_ready(What::Absent("none".into()), Failures::Await));
         let needed = index(failing(StatusCode::FORBIDDEN), What::Complete);
         assert!(!needed.watches.is_ready(Failures::Accept), "services are needed");
         let holding = |status| index(What::Complete, failing(status)).watches.holding();
@@ -360,7 +370,7 @@ mod tests {
         let without = || index(What::Complete, failing(StatusCode::FORBIDDEN));
         let whole = index(What::Complete, What::Complete);
         assert_eq!(lacking(without(), &whole), ["namespaces"]);
-        assert_eq!(lacking(index(What::Complete, What::Absent), &whole), Vec::<&str>::new());
+        assert_eq!(lacking(index(What::Complete, What::Absent("none".into())), &whole), Vec::<&str>::new());
         let mut later = index(What::Complete, What::Complete);
         later.apply(Event { watch: 1, kind: Kind::Namespace, what: failing(StatusCode::TOO_MANY_REQUESTS) });
         assert_eq!(lacking(without(), &later), ["namespaces"], "the present ones still have them");
@@ -369,5 +379,47 @@ mod tests {
         let mut lost = index(What::Complete, What::Complete);
         lost.apply(Event { watch: 0, kind: Kind::Service, what: failing(StatusCode::BAD_GATEWAY) });
         assert_eq!(lacking(without(), &lost), Vec::<&str>::new(), "the present ones are of no use");
+    }
+
+    #[test]
+    fn a_kind_that_the_settings_require_and_the_cluster_lacks_is_named_with_the_versions_that_it_has() {
+        let of = |spec: KubernetesSpec| {
+            let domain = spec.trust_domain.clone();
+            let watches = Kind::watched(&spec);
+            let mut index = Index::new(Arc::new(spec), ClusterId::new("east"), domain, watches.clone());
+            for (watch, (kind, _)) in watches.into_iter().enumerate() {
+                let why = if kind == Kind::TlsRoute { "it has only v1alpha2" } else { "it has none" };
+                let what = if kind.facts().is_custom { What::Absent(why.into()) } else { What::Complete };
+                index.apply(Event { watch, kind, what });
+            }
+            index
+        };
+        let lines = |index: &Index| index.lacking_kinds().into_iter().collect::<Vec<_>>();
+        // ServiceExports and Gateway objects of networks are read wherever there are any.
+        assert_eq!(lines(&of(KubernetesSpec::plain())), Vec::<String>::new());
+        let rules = KubernetesSpec { destination_rules: true, ..KubernetesSpec::plain() };
+        assert_eq!(lines(&of(rules)), ["destinationrules: it has none"]);
+        let writer = LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster };
+        let marked = KubernetesSpec { export_writer: Some(writer.clone()), ..KubernetesSpec::plain() };
+        assert_eq!(lines(&of(marked)), ["serviceexports: it has none"]);
+        let api = GatewayApiSpec {
+            class: "isthmus".into(),
+            ports: vec![443],
+            addresses: Vec::new(),
+            pool: Vec::new(),
+            requestable: Vec::new(),
+            from: NamespaceChoice::default(),
+            routes_per_namespace: 1_000,
+            writer,
+        };
+        let mut index = of(KubernetesSpec { gateway_api: Some(api), ..KubernetesSpec::plain() });
+        let without =
+            ["gatewayclasses: it has none", "gateways: it has none", "referencegrants: it has none"];
+        assert_eq!(lines(&index), [&without[..], &["tlsroutes: it has only v1alpha2"]].concat());
+        let routes =
+            index.watches.all.iter().position(|watch| watch.kind == Kind::TlsRoute).expect("watched");
+        index.apply(Event { watch: routes, kind: Kind::TlsRoute, what: What::Begin });
+        index.apply(Event { watch: routes, kind: Kind::TlsRoute, what: What::Complete });
+        assert_eq!(lines(&index), without, "the CRD was installed");
     }
 }

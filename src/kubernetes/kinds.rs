@@ -94,6 +94,8 @@ pub(super) struct Facts {
     objects_max: usize,
     /// Returns true if a registry with these settings watches the kind.
     is_wanted: fn(&KubernetesSpec) -> bool,
+    /// Returns true if these settings make no sense in a cluster that lacks the kind.
+    pub(super) is_required: fn(&KubernetesSpec) -> bool,
 }
 
 /// The namespaces in which a kind is watched.
@@ -123,6 +125,7 @@ impl Facts {
         fields: "",
         objects_max: 100_000,
         is_wanted: |_| true,
+        is_required: |_| false,
     };
 }
 

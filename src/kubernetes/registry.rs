@@ -563,6 +563,7 @@ impl Session {
         report.policies_unknown = self.index.policies_unknown();
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         report.problems.extend(self.index.notes_of_gateway_api());
+        report.problems.extend(self.index.lacking_kinds());
         for watch in self.index.watches.all.iter().filter(|watch| watch.too_many > 0) {
             let (count, kind) = (watch.too_many, watch.kind.plural());
             report.problems.push(format!("at least {count} {kind} are ignored, because there are too many"));

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::lines::{LINE_BYTES_MAX, Lines};
 use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
-use super::kinds::{Kind, Object};
+use super::kinds::{Facts, Kind, Object};
 use super::objects::{Items, List, Meta, Status, WatchLine};
 use isthmus_net::channel::cut;
 use isthmus_tasks::backoff::Backoff;
@@ -32,6 +32,8 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 const WOKEN_AFTER: Duration = Duration::from_millis(500);
 /// The interval at which the server is asked for a kind that it does not have.
 const ABSENT_WAIT: Duration = Duration::from_secs(60);
+/// The largest number of versions of an API group that the server is asked for.
+const VERSIONS_MAX: usize = 8;
 /// The time limit of a whole listing.
 const LIST_WITHIN: Duration = Duration::from_secs(600);
 /// The server is asked to end a watch after this number of seconds, plus a random time of up to half of it. The next watch
@@ -88,8 +90,8 @@ pub(super) enum What {
     Broken(Meta, String),
     /// The listing is complete.
     Complete,
-    /// The cluster does not have the kind.
-    Absent,
+    /// The cluster does not have the kind in a version that is read; with a sentence about the versions that it has.
+    Absent(Arc<str>),
     /// The kind cannot be followed at the moment.
     Failing(Arc<str>, Option<StatusCode>),
     /// The kind is followed again, from the last revision.
@@ -182,6 +184,16 @@ impl Ended {
     }
 }
 
+/// Describes the versions of a kind that a server has, beside those that are read.
+fn lacks(group: &str, read: &[(&str, &str)], found: &[String]) -> String {
+    let read = read.iter().map(|(_, version)| *version).collect::<Vec<_>>().join(" or ");
+    let found = match found {
+        [] => "no version of this kind".to_owned(),
+        found => format!("only {}", found.join(", ")),
+    };
+    format!("the API server does not serve {group}/{read}; it has {found}")
+}
+
 /// The task that follows one kind.
 pub(super) struct Watcher {
     client: Arc<Client>,
@@ -246,7 +258,7 @@ impl Watcher {
                 Ended::Absent => {
                     self.state = State::Listing;
                     self.version = 0;
-                    (ABSENT_WAIT, Some(What::Absent))
+                    (ABSENT_WAIT, Some(What::Absent(self.lack().await)))
                 }
                 Ended::Fault(fault) => {
                     // The next listing is in pages, because a response with all objects may have been too large.
@@ -404,6 +416,33 @@ impl Watcher {
                 answer => return Ok(answer?),
             }
         }
+    }
+
+    /// Describes the versions of the kind that the server has, none of which is read.
+    async fn lack(&self) -> Arc<str> {
+        let Facts { plural, versions, .. } = self.kind.facts();
+        let read: Vec<(&str, &str)> =
+            versions.iter().filter_map(|version| version.rsplit_once('/')).collect();
+        let Some((group, _)) = read.first() else { return "".into() };
+        let mut found = Vec::new();
+        // A server that does not know the group has no version of it.
+        let answer = self.value(&format!("/{group}")).await;
+        let all = answer["versions"].as_array().into_iter().flatten();
+        let all = all.filter_map(|one| one["version"].as_str()).take(VERSIONS_MAX);
+        for version in all.filter(|version| read.iter().all(|(_, known)| known != version)) {
+            let answer = self.value(&format!("/{group}/{version}")).await;
+            let mut kinds = answer["resources"].as_array().into_iter().flatten();
+            if kinds.any(|kind| kind["name"] == *plural) {
+                found.push(cut(version));
+            }
+        }
+        lacks(group.trim_start_matches("apis/"), &read, &found).into()
+    }
+
+    /// Returns what the server says under a path; null if it says nothing that can be read.
+    async fn value(&self, path: &str) -> serde_json::Value {
+        let answer = self.client.object(path).await.ok();
+        answer.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
     /// Requests a watch that begins with the list, and reads the list. Returns the watch, with the bytes after the list that

@@ -202,17 +202,31 @@ impl StatusWriter {
         served
     }
 
+    /// Writes a status in the first version of the kind that the server has.
     async fn write(&self, target: &Target, wanted: &Wanted, status: &Status) -> Result<(), Fault> {
-        let path = path(target);
+        for version in kind_of(target).facts().versions {
+            match self.write_in(version, target, wanted, status).await {
+                // The object was deleted, or the server does not have this version.
+                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => {}
+                result => return result,
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_in(
+        &self,
+        version: &str,
+        target: &Target,
+        wanted: &Wanted,
+        status: &Status,
+    ) -> Result<(), Fault> {
+        let path = path(version, target);
         let now = rfc3339(SystemTime::now());
         let (version, status) = if wanted.is_blank {
             (Value::from(&*wanted.stamp.resource_version), status.of_route(&Value::Null, &now))
         } else {
-            let object = match self.client.object(&path).await {
-                Ok(object) => object,
-                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => return Ok(()),
-                Err(fault) => return Err(fault),
-            };
+            let object = self.client.object(&path).await?;
             let object: Value =
                 serde_json::from_slice(&object).map_err(|error| Fault::Answer(error.to_string()))?;
             let before = &object["status"];
@@ -227,11 +241,7 @@ impl StatusWriter {
         let patch = json!({"metadata": {"resourceVersion": version}, "status": status});
         let path = format!("{path}/status?fieldManager=isthmus");
         let body = patch.to_string().into_bytes();
-        match self.client.write(Method::PATCH, &path, "application/merge-patch+json", body).await {
-            Ok(_) => Ok(()),
-            Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => Ok(()),
-            Err(fault) => Err(fault),
-        }
+        self.client.write(Method::PATCH, &path, "application/merge-patch+json", body).await.map(drop)
     }
 }
 
@@ -257,20 +267,25 @@ fn judged(
     (now - *since >= PENDING_AFTER).then(|| wanted.pending(&laggards))
 }
 
-/// Returns the path of an object.
-fn path(target: &Target) -> String {
-    let of = |kind: Kind, namespace: &str, name: &str| {
-        format!("/{}/namespaces/{namespace}/{}/{name}", kind.facts().versions[0], kind.plural())
-    };
+/// Returns the kind of an object.
+fn kind_of(target: &Target) -> Kind {
     match target {
-        Target::Class(name) => {
-            let kind = Kind::GatewayClass;
-            format!("/{}/{}/{name}", kind.facts().versions[0], kind.plural())
+        Target::Class(_) => Kind::GatewayClass,
+        Target::Parent((ParentKind::Gateway, _)) => Kind::ClassGateway,
+        Target::Parent((ParentKind::ListenerSet, _)) => Kind::ListenerSet,
+        Target::Route((RouteKind::Tls, _)) => Kind::TlsRoute,
+        Target::Route((RouteKind::Tcp, _)) => Kind::TcpRoute,
+    }
+}
+
+/// Returns the path of an object in a version of its kind.
+fn path(version: &str, target: &Target) -> String {
+    let plural = kind_of(target).plural();
+    match target {
+        Target::Class(name) => format!("/{version}/{plural}/{name}"),
+        Target::Parent((_, key)) | Target::Route((_, key)) => {
+            format!("/{version}/namespaces/{}/{plural}/{}", key.namespace, key.name)
         }
-        Target::Parent((ParentKind::Gateway, key)) => of(Kind::ClassGateway, &key.namespace, &key.name),
-        Target::Parent((ParentKind::ListenerSet, key)) => of(Kind::ListenerSet, &key.namespace, &key.name),
-        Target::Route((RouteKind::Tls, key)) => of(Kind::TlsRoute, &key.namespace, &key.name),
-        Target::Route((RouteKind::Tcp, key)) => of(Kind::TcpRoute, &key.namespace, &key.name),
     }
 }
 

@@ -125,7 +125,7 @@ fn unknown(watch: &WatchState, unreadable: &Unreadable) -> Option<String> {
     if watch.too_many > 0 {
         return Some(format!("there are too many {}", kind.plural()));
     }
-    if !watch.is_synced && !watch.is_absent {
+    if !watch.is_synced && watch.absent.is_none() {
         let why = watch.failure();
         return Some(why.unwrap_or_else(|| format!("{} were not listed yet", kind.plural())));
     }

@@ -37,7 +37,7 @@ impl Index {
             return;
         }
         let watches = || self.watches.all.iter().filter(|watch| watch.kind == Kind::ServiceImport);
-        if watches().any(|watch| watch.is_absent) {
+        if watches().any(|watch| watch.absent.is_some()) {
             let why = "not written: the cluster does not have the CRD serviceimports.multicluster.x-k8s.io";
             report.facts.push((ImportWriter::DUTY.subject, why.to_owned()));
         }
@@ -51,6 +51,6 @@ impl Index {
     fn imports_are_known(&self) -> bool {
         let is_of_imports = |kind| matches!(kind, Kind::ServiceImport | Kind::ImportedSlice);
         let mut watches = self.watches.all.iter().filter(|watch| is_of_imports(watch.kind));
-        watches.all(|watch| watch.is_synced && !watch.is_absent)
+        watches.all(|watch| watch.is_synced && watch.absent.is_none())
     }
 }

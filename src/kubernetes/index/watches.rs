@@ -25,7 +25,8 @@ pub(crate) struct WatchState {
     pub(crate) listing: u32,
     /// True once a listing was read to its end.
     pub(crate) is_synced: bool,
-    pub(crate) is_absent: bool,
+    /// A sentence about the versions of the kind that the cluster has, if it has none that is read.
+    pub(crate) absent: Option<Arc<str>>,
     pub(crate) failing: Option<(Arc<str>, Option<StatusCode>)>,
     /// True while a listing is in progress.
     is_listing: bool,
@@ -37,7 +38,7 @@ pub(crate) struct WatchState {
 impl WatchState {
     /// Returns true if a listing was read to its end, or if the cluster does not have the kind.
     fn is_read(&self) -> bool {
-        self.is_synced || self.is_absent
+        self.is_synced || self.absent.is_some()
     }
 
     /// Returns true if the server does not let these credentials read the kind.
@@ -76,7 +77,7 @@ impl Watches {
             is_awaited: kind.facts().is_needed || names_network(kind),
             listing: 0,
             is_synced: false,
-            is_absent: false,
+            absent: None,
             failing: None,
             is_listing: false,
             too_many: 0,
@@ -94,13 +95,13 @@ impl Watches {
     /// Ends a listing.
     pub(super) fn complete(&mut self, watch: WatchId) {
         let state = &mut self.all[watch];
-        (state.is_listing, state.is_synced, state.is_absent, state.failing) = (false, true, false, None);
+        (state.is_listing, state.is_synced, state.absent, state.failing) = (false, true, None, None);
     }
 
     /// Ends a listing, because the cluster does not have the kind.
-    pub(super) fn absent(&mut self, watch: WatchId) {
+    pub(super) fn absent(&mut self, watch: WatchId, why: Arc<str>) {
         let state = &mut self.all[watch];
-        (state.is_listing, state.is_absent, state.failing) = (false, true, None);
+        (state.is_listing, state.absent, state.failing) = (false, Some(why), None);
     }
 
     /// Counts an object that is left out because there are too many.
@@ -132,8 +133,9 @@ impl Watches {
     /// and older.
     pub(crate) fn lacking<'i>(&'i self, in_use: &'i Self) -> impl Iterator<Item = &'i WatchState> {
         let is_followed = in_use.failures().is_empty();
-        let has =
-            move |used: &WatchState| is_followed && used.is_synced && !used.is_absent && !used.is_forbidden();
+        let has = move |used: &WatchState| {
+            is_followed && used.is_synced && used.absent.is_none() && !used.is_forbidden()
+        };
         // Both have the same watches, because the spec decides what is watched.
         let pairs = self.all.iter().zip(&in_use.all);
         pairs.filter(move |(own, used)| !own.is_read() && has(used)).map(|(own, _)| own)

@@ -104,6 +104,7 @@ impl Watched for ClassGateway {
         is_custom: true,
         objects_max: 10_000,
         is_wanted: |spec| spec.gateway_api.is_some(),
+        is_required: |spec| spec.gateway_api.is_some(),
         ..Facts::CORE
     };
 

@@ -21,6 +21,7 @@ impl Watched for DestinationRule {
         versions: &["apis/networking.istio.io/v1"],
         is_custom: true,
         is_wanted: |spec| spec.destination_rules,
+        is_required: |spec| spec.destination_rules,
         ..Facts::CORE
     };
 

@@ -30,6 +30,7 @@ impl Watched for GatewayClass {
         is_custom: true,
         namespaces: Namespaces::None,
         is_wanted: |spec| spec.gateway_api.is_some(),
+        is_required: |spec| spec.gateway_api.is_some(),
         ..Facts::CORE
     };
 

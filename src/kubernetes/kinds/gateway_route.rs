@@ -15,7 +15,7 @@ const HOSTNAMES_MAX: usize = 1_024;
 const BACKENDS_MAX: usize = 16;
 
 objects! {
-    /// `TLSRoute` of `gateway.networking.k8s.io/v1`.
+    /// `TLSRoute` of `gateway.networking.k8s.io`.
     TlsRoute { metadata: Meta, spec: RouteSpec, status: RouteStatus, }
     /// `TCPRoute` of `gateway.networking.k8s.io/v1`.
     TcpRoute { metadata: Meta, spec: RouteSpec, status: RouteStatus, }
@@ -64,9 +64,10 @@ pub(crate) type RouteId = (RouteKind, ObjectKey);
 impl Watched for TlsRoute {
     const FACTS: Facts = Facts {
         plural: "tlsroutes",
-        versions: &["apis/gateway.networking.k8s.io/v1"],
+        versions: &["apis/gateway.networking.k8s.io/v1", "apis/gateway.networking.k8s.io/v1alpha3"],
         is_custom: true,
         is_wanted: |spec| spec.gateway_api.is_some(),
+        is_required: |spec| spec.gateway_api.is_some(),
         ..Facts::CORE
     };
 
@@ -82,7 +83,12 @@ impl Watched for TlsRoute {
 }
 
 impl Watched for TcpRoute {
-    const FACTS: Facts = Facts { plural: "tcproutes", ..TlsRoute::FACTS };
+    const FACTS: Facts = Facts {
+        plural: "tcproutes",
+        versions: &["apis/gateway.networking.k8s.io/v1"],
+        is_required: |_| false,
+        ..TlsRoute::FACTS
+    };
 
     type Rows = Table<ObjectKey, Box<RouteRecord>>;
 

@@ -35,6 +35,7 @@ impl Watched for ServiceExport {
         plural: "serviceexports",
         versions: &["apis/multicluster.x-k8s.io/v1beta1", "apis/multicluster.x-k8s.io/v1alpha1"],
         is_custom: true,
+        is_required: |spec| spec.export_writer.is_some(),
         ..Facts::CORE
     };
 
