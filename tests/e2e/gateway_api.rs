@@ -28,7 +28,7 @@ pub(crate) fn start() -> Option<Cluster> {
     Some(cluster)
 }
 
-fn without_crds() -> Option<Cluster> {
+pub(crate) fn without_crds() -> Option<Cluster> {
     let cluster = Cluster::start(&kube::installed()?, "east", &Options::default());
     cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-east"}));
     for name in ["infra", "shop", "other"] {
@@ -38,7 +38,7 @@ fn without_crds() -> Option<Cluster> {
 }
 
 /// Returns the config of a gateway that serves the class on the ports 443 and 8443.
-fn config(more: &str) -> String {
+pub(crate) fn config(more: &str) -> String {
     format!(
         "node: {{name: replica, cluster: east, network: net-east, namespace: istio-system}}\nexports: [{{services: [\"*\"], tls: own}}]\n\
          listen: \"127.0.0.1:0\"\nregistries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig, \
@@ -46,7 +46,7 @@ fn config(more: &str) -> String {
     )
 }
 
-fn class(cluster: &Cluster, name: &str, controller: &str) {
+pub(crate) fn class(cluster: &Cluster, name: &str, controller: &str) {
     let spec = json!({"controllerName": controller});
     cluster.admin().create(
         &json!({"apiVersion": API, "kind": "GatewayClass", "metadata": {"name": name}, "spec": spec}),
@@ -92,12 +92,12 @@ pub(crate) fn route(cluster: &Cluster, name: &str, gateway: &str, hostnames: &[&
     );
 }
 
-fn to(service: &str) -> Value {
+pub(crate) fn to(service: &str) -> Value {
     json!([{"name": service, "port": 443}])
 }
 
 /// Creates a Service on port 443 with one pod, which answers as a TLS server for the name with a mark.
-fn serve(cluster: &Cluster, key: &str, address: &str, name: &str, mark: &'static str) -> Backend {
+pub(crate) fn serve(cluster: &Cluster, key: &str, address: &str, name: &str, mark: &'static str) -> Backend {
     let (namespace, service) = key.split_once('/').expect("a namespace and a name");
     cluster.service(key, &json!({}), &json!({"ports": [{"port": 443, "targetPort": 10443}]}));
     let pod_key = format!("{namespace}/{service}-0");
@@ -127,12 +127,12 @@ pub(crate) fn answers(address: &str, name: &str, wanted: &str) {
 }
 
 #[track_caller]
-fn refused(address: &str, name: &str) {
+pub(crate) fn refused(address: &str, name: &str) {
     eventually(&format!("{name} at {address} is refused"), || asked(address, name).is_err().then_some(()));
 }
 
 /// Returns the status and reason of a condition: `True/Accepted`.
-fn condition(of: &Value, kind: &str) -> String {
+pub(crate) fn condition(of: &Value, kind: &str) -> String {
     let all = of["conditions"].as_array().cloned().unwrap_or_default();
     let found = all.into_iter().find(|one| one["type"] == kind).unwrap_or_default();
     let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
@@ -323,7 +323,7 @@ fn gateways_on_one_port_are_told_apart_by_their_addresses() {
         let _ = stream.write_all(b"220 ready\r\n");
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let replica = gateway(&cluster, &config(""));
+    let replica = gateway(&cluster, &config(", requestable: [127.0.0.0/27]"));
     let tls_on = |hostname: &str| {
         let mut listener = listener("tls", 443, "TLS");
         listener["hostname"] = hostname.into();
@@ -370,7 +370,7 @@ fn gateways_on_one_port_are_told_apart_by_their_addresses() {
     assert_eq!(explained["rule"], "TLSRoute shop/two");
     let raw = replica.json("/api/v1/explain?sni=x&listener=gateway-443&to=127.0.0.23");
     assert_eq!((&raw["rule"], &raw["verdict"]), (&json!("TCPRoute shop/raw"), &json!("admitted")));
-    // A Gateway of another class, and a protocol that the oldest Gateway of the address does not have.
+    // A Gateway of another class, an address of another Gateway, and a protocol that the oldest Gateway of the address does not have.
     class(&cluster, "theirs", "example.com/other");
     put(
         &cluster,
@@ -379,7 +379,9 @@ fn gateways_on_one_port_are_told_apart_by_their_addresses() {
         json!({"gatewayClassName": "theirs", "listeners": [listener("tls", 443, "TLS")]}),
     );
     edge(&cluster, "infra/late", Some("127.0.0.21"), json!([listener("raw", 443, "TCP")]));
-    has(&cluster, "gateways", "infra/late", "/listeners/0", "Conflicted", "True/ProtocolConflict");
+    has(&cluster, "gateways", "infra/late", "", "Programmed", "False/AddressNotUsable");
+    edge(&cluster, "infra/shared", None, json!([listener("raw", 443, "TCP")]));
+    has(&cluster, "gateways", "infra/shared", "/listeners/0", "Conflicted", "True/ProtocolConflict");
     answers("127.0.0.21", "a.test", "one:hi");
     let theirs = cluster.admin().read(&at(API, "gateways", "infra/theirs"));
     assert_eq!(condition(&theirs["status"], "Accepted"), "Unknown/Pending", "{theirs}");
@@ -513,8 +515,8 @@ fn an_invalid_backend_refuses_its_share_and_an_import_is_a_backend() {
 }
 
 #[test]
-fn without_the_crds_nothing_changes_and_one_line_says_so() {
-    const TEST: &str = "gateway_api::without_the_crds_nothing_changes_and_one_line_says_so";
+fn without_the_crds_nothing_changes_and_the_problem_names_the_kinds() {
+    const TEST: &str = "gateway_api::without_the_crds_nothing_changes_and_the_problem_names_the_kinds";
     if !namespace::inside(TEST, kube::PODS) {
         return;
     }
@@ -530,7 +532,18 @@ fn without_the_crds_nothing_changes_and_one_line_says_so() {
         };
         eventually(kind, || (lines() == 1).then_some(()));
     }
-    assert_eq!(replica.json("/api/v1/registries")[0]["report"]["problems"], json!([]));
+    let lacks = |kind: &str, versions: &str| {
+        format!(
+            "{kind}: the API server does not serve gateway.networking.k8s.io/{versions}; it has no version of this kind"
+        )
+    };
+    let expected = [
+        lacks("gatewayclasses", "v1"),
+        lacks("gateways", "v1"),
+        lacks("referencegrants", "v1 or v1beta1"),
+        lacks("tlsroutes", "v1 or v1alpha3"),
+    ];
+    assert_eq!(replica.json("/api/v1/registries")[0]["report"]["problems"], json!(expected));
     // The ports are open, and lead nowhere.
     assert!(asked("127.0.0.1", "a.test").is_err());
     replica

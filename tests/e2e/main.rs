@@ -93,6 +93,7 @@ mod standalone;
 mod steering;
 mod storms;
 mod systemd;
+mod tenants;
 mod top;
 mod traces;
 mod tracing;
