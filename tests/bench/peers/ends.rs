@@ -24,9 +24,9 @@ const REQUEST: usize = 128;
 const ANSWER: usize = 1_024;
 /// The number of bytes that one call sends.
 const PIECE: usize = 256 * 1024;
-/// The number of clients at the same time.
-const AT_ONCE: usize = 64;
-/// The number of TLS handshakes at the same time.
+/// The number of clients at the same time, unless their work is counted.
+pub(crate) const AT_ONCE: usize = 64;
+/// The largest number of TLS handshakes at the same time.
 const HANDSHAKES_AT_ONCE: usize = 16;
 /// The number of bulk transfers at the same time.
 const STREAMS: usize = 4;
@@ -78,6 +78,8 @@ pub(crate) type Addresses = [SocketAddr; 4];
 /// The addresses of the backends, and the hellos and TLS config of the clients.
 pub(crate) struct Ends {
     pub(crate) backends: Addresses,
+    /// The number of clients at the same time.
+    at_once: usize,
     hellos: Arc<Hellos>,
     tls: TlsConnector,
 }
@@ -89,8 +91,8 @@ struct Hellos {
 }
 
 impl Ends {
-    /// Starts the backends on the runtime of the clients.
-    pub(crate) fn start(runtime: &Runtime) -> Result<Self> {
+    /// Starts the backends on the runtime of the clients, of which so many work at the same time.
+    pub(crate) fn start(runtime: &Runtime, at_once: usize) -> Result<Self> {
         let certified = rcgen::generate_simple_self_signed(vec![Backend::Tls.name()])?;
         let mut roots = RootCertStore::empty();
         roots.add(certified.cert.der().clone())?;
@@ -118,7 +120,7 @@ impl Ends {
             *address = listener.local_addr()?;
             runtime.spawn(serve(kind, listener, acceptor.clone()));
         }
-        Ok(Self { backends, hellos: Arc::new(hellos), tls: TlsConnector::from(client) })
+        Ok(Self { backends, at_once, hellos: Arc::new(hellos), tls: TlsConnector::from(client) })
     }
 }
 
@@ -273,21 +275,22 @@ impl Ends {
 
     /// Makes short connections (hello, answer, end); returns their number.
     pub(crate) async fn connections(&self, to: &Addresses, count: usize) -> Result<f64> {
-        let each = count / AT_ONCE;
-        try_join_all((0..AT_ONCE).map(|client| async move {
+        let each = count / self.at_once;
+        try_join_all((0..self.at_once).map(|client| async move {
             for index in 0..each {
                 drop(self.open(to[0], client + index).await?);
             }
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         }))
         .await?;
-        Ok((each * AT_ONCE) as f64)
+        Ok((each * self.at_once) as f64)
     }
 
     /// Makes full TLS handshakes with one request each; returns their number.
     pub(crate) async fn handshakes(&self, to: &Addresses, count: usize) -> Result<f64> {
-        let each = count / HANDSHAKES_AT_ONCE;
-        try_join_all((0..HANDSHAKES_AT_ONCE).map(|_| async move {
+        let clients = HANDSHAKES_AT_ONCE.min(self.at_once);
+        let each = count / clients;
+        try_join_all((0..clients).map(|_| async move {
             for _ in 0..each {
                 let stream = connect(to[3]).await?;
                 let name = ServerName::try_from(Backend::Tls.name())?;
@@ -298,7 +301,7 @@ impl Ends {
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         }))
         .await?;
-        Ok((each * HANDSHAKES_AT_ONCE) as f64)
+        Ok((each * clients) as f64)
     }
 
     /// Sends bytes from clients to backends; returns their number in GiB.
@@ -335,7 +338,7 @@ impl Ends {
     pub(crate) async fn open_many(&self, to: &Addresses, count: usize) -> Result<Vec<TcpStream>> {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
-            let now = AT_ONCE.min(count - all.len());
+            let now = self.at_once.min(count - all.len());
             all.extend(try_join_all((0..now).map(|index| self.open(to[0], index))).await?);
         }
         Ok(all)

@@ -20,6 +20,7 @@ mod median;
 #[path = "../processor.rs"]
 mod processor;
 
+mod counts;
 mod ends;
 mod floors;
 mod subjects;
@@ -32,10 +33,11 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use ends::{Ends, ROUND_TRIP_CONNECTIONS};
+use ends::{Addresses, Ends, ROUND_TRIP_CONNECTIONS};
 use processor::{ENDS, pin};
 use subjects::{Routes, Running, Subject};
 use table::{Figures, GOALS, Measure};
+use tokio::net::TcpStream;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -52,6 +54,7 @@ const MEASURED: Duration = Duration::from_secs(120);
 const PAIRS_PER_ROUND: usize = 4;
 
 /// The amount of each kind of work.
+#[derive(Clone, Copy)]
 struct Plan {
     rounds: usize,
     memory_rounds: usize,
@@ -85,7 +88,7 @@ const SHORT: Plan = Plan {
     routes: 100_000,
 };
 
-const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--isthmus PATH] [--beside NAME=PATH]… [--only NAME,…] [--measure NAME,…]
+const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--isthmus PATH] [--beside NAME=PATH]… [--only NAME,…] [--measure NAME,…] [--count]
   --short        a run below three minutes, with fewer rounds
   --rounds N     rounds of the costs; for each, there are four pairs for each goal
   --write        writes the tables into docs/performance.md
@@ -94,20 +97,30 @@ const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--
                  another isthmus, which is measured in the same run
   --only NAME,…  only these of the programs
   --measure NAME,…
-                 only these of connections, handshakes, round-trips, up, down, memory";
+                 only these of connections, handshakes, round-trips, up, down, memory
+  --count        counts instructions, allocations, clock readings and system calls in place of time, of Isthmus unless --only
+                 names others, and fails if they are above their budget; with --write, writes the budget";
 
 struct Options {
     plan: Plan,
     short: bool,
     write: bool,
+    count: bool,
     only: Option<Vec<String>>,
     measures: Option<Vec<String>>,
     isthmus: Vec<Subject>,
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options =
-        Options { plan: WHOLE, short: false, write: false, only: None, measures: None, isthmus: Vec::new() };
+    let mut options = Options {
+        plan: WHOLE,
+        short: false,
+        write: false,
+        count: false,
+        only: None,
+        measures: None,
+        isthmus: Vec::new(),
+    };
     let mut own = PathBuf::from(env!("CARGO_BIN_EXE_isthmus"));
     let (mut beside, mut rounds) = (Vec::new(), None);
     while let Some(argument) = arguments.next() {
@@ -117,6 +130,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--short" => (options.plan, options.short) = (SHORT, true),
             "--rounds" => rounds = Some(value()?.parse::<usize>()?.max(1)),
             "--write" => options.write = true,
+            "--count" => (options.plan, options.count) = (counts::PLAN, true),
             "--isthmus" => own = value()?.into(),
             "--only" => {
                 options.only = Some(value()?.split(',').map(|name| name.trim().to_lowercase()).collect())
@@ -136,6 +150,9 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     options.plan.rounds = rounds.unwrap_or(options.plan.rounds);
     options.isthmus.push(Subject::isthmus(ISTHMUS, &std::path::absolute(own)?));
     options.isthmus.extend(beside);
+    if options.count && options.only.is_none() {
+        options.only = Some(options.isthmus.iter().map(|subject| subject.name.to_lowercase()).collect());
+    }
     Ok(options)
 }
 
@@ -213,11 +230,19 @@ fn measure() -> Result<bool> {
     }
     pin(ENDS);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let ends = Ends::start(&runtime)?;
+    let at_once = if options.count { counts::AT_ONCE } else { ends::AT_ONCE };
+    let ends = Ends::start(&runtime, at_once)?;
     let measures = options.measures;
     let is_wanted =
         |name: &str| measures.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name));
-    let costs = Measure::COSTS.into_iter().filter(|measure| is_wanted(measure.name())).collect();
+    let costs: Vec<_> = Measure::COSTS.into_iter().filter(|measure| is_wanted(measure.name())).collect();
+    if options.count {
+        if let Some(why) = counts::cannot() {
+            println!("SKIPPED: {why}");
+            return Ok(true);
+        }
+        return runtime.block_on(counts::run(&subjects, &costs, (&options.plan, &ends), options.write));
+    }
     let mut run = Run { plan: options.plan, costs, figures: Figures::default(), failures: Vec::new() };
     let stolen = table::Stolen::begin()?;
     runtime.block_on(async {
@@ -255,6 +280,24 @@ fn raise_descriptors() -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?)
+}
+
+/// Does work through a proxy, and returns its number of units; the unit of bulk is a GiB. Round trips use the open connections
+/// `streams`.
+async fn work(
+    measure: Measure,
+    plan: &Plan,
+    ends: &Ends,
+    to: &Addresses,
+    streams: &mut [TcpStream],
+) -> Result<f64> {
+    match measure {
+        Measure::Connections => ends.connections(to, plan.connections).await,
+        Measure::Handshakes => ends.handshakes(to, plan.handshakes).await,
+        Measure::Up => ends.up(to, plan.bytes).await,
+        Measure::Down => ends.down(to, plan.bytes).await,
+        _ => ends.round_trips(streams, plan.round_trips).await,
+    }
 }
 
 struct Run {
@@ -326,19 +369,13 @@ impl Run {
 
     /// Returns the processor time in microseconds per unit of work; the unit of bulk is a GiB.
     async fn try_cost(&self, measure: Measure, running: &Running, ends: &Ends) -> Result<f64> {
-        let (plan, to) = (&self.plan, &running.addresses);
+        let to = &running.addresses;
         let mut streams = match measure {
             Measure::RoundTrips => ends.open_many(to, ROUND_TRIP_CONNECTIONS).await?,
             _ => Vec::new(),
         };
         let before = running.processor_time()?;
-        let units = match measure {
-            Measure::Connections => ends.connections(to, plan.connections).await?,
-            Measure::Handshakes => ends.handshakes(to, plan.handshakes).await?,
-            Measure::Up => ends.up(to, plan.bytes).await?,
-            Measure::Down => ends.down(to, plan.bytes).await?,
-            _ => ends.round_trips(&mut streams, plan.round_trips).await?,
-        };
+        let units = work(measure, &self.plan, ends, to, &mut streams).await?;
         // Waits for the connections to close, because the cost of closing counts as well.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let spent = running.processor_time()? - before;

@@ -117,8 +117,18 @@ impl Subject {
         }
     }
 
+    /// Returns true if the program is an isthmus.
+    pub(crate) fn is_isthmus(&self) -> bool {
+        self.kind == Kind::Isthmus
+    }
+
     /// Starts the program; it can be used once [`Running::ready`] has returned.
     pub(crate) fn start(&self, routes: Routes, ends: &Ends) -> Result<Running> {
+        self.start_under(&[], routes, ends)
+    }
+
+    /// Starts the program as the last arguments of another command, which must execute it in its own process.
+    pub(crate) fn start_under(&self, wrapper: &[String], routes: Routes, ends: &Ends) -> Result<Running> {
         let folder = tempfile::tempdir()?;
         let port = next_port();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -130,7 +140,14 @@ impl Subject {
             }
             Routes::Many(count) => (0..count).map(|index| (name(index), ends.backends[0])).collect(),
         };
-        let mut command = Command::new(&self.program);
+        let mut command = match wrapper {
+            [] => Command::new(&self.program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(&self.program);
+                command
+            }
+        };
         command.current_dir(&folder);
         match self.kind {
             Kind::Isthmus => {
@@ -218,6 +235,25 @@ impl Running {
         let said = fs::read_to_string(self.folder.path().join("output")).unwrap_or_default();
         let lines: Vec<_> = said.lines().rev().take(5).collect();
         Err(format!("it does not serve: {why}; it said: {lines:?}").into())
+    }
+
+    /// Returns the process that serves: the only child, or the process itself.
+    pub(crate) fn worker_process(&self) -> u32 {
+        self.processes.last().copied().unwrap_or_else(|| self.child.id())
+    }
+
+    /// Returns the thread that has used the processor most.
+    pub(crate) fn busiest_thread(&self) -> Result<u32> {
+        let mut found = (0, 0);
+        for process in &self.processes {
+            for task in fs::read_dir(format!("/proc/{process}/task"))? {
+                let task = task?;
+                let text = fs::read_to_string(task.path().join("schedstat"))?;
+                let used = text.split(' ').next().ok_or("no schedstat")?.parse::<u64>()?;
+                found = found.max((used, task.file_name().to_string_lossy().parse()?));
+            }
+        }
+        Ok(found.1)
     }
 
     /// Returns the processor time of all threads, as the scheduler counts it.
