@@ -137,7 +137,7 @@ pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Rea
 impl Drop for Registration {
     fn drop(&mut self) {
         self.core.remove(&self.entry);
-        // The clock may hold the entry until its next tick; the slots are free at once.
+        // A task of the tick may hold the entry for a moment; the slots are free at once.
         drop(self.entry.permit.take());
         if let Some(shares) = self.entry.shares.get() {
             shares.leave();
@@ -338,7 +338,7 @@ impl Core {
 
     /// Removes a connection from the table.
     fn remove(&self, entry: &Entry) {
-        self.clock.forget(entry);
+        self.clock.remove(entry);
         self.set_kernel_memory(entry, 0);
         self.table.borrow_mut().try_remove(entry.key());
     }

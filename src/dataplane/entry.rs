@@ -198,6 +198,11 @@ impl Entry {
         usize::try_from(self.key.get()).unwrap_or(usize::MAX)
     }
 
+    /// Returns true if the connection has a key in the worker's table.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.key.get() != u32::MAX
+    }
+
     /// Records the key in the worker's table.
     pub(crate) fn register(&self, key: usize) {
         debug_assert_eq!(self.key.get(), u32::MAX, "a connection is registered once");

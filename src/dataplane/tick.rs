@@ -24,6 +24,10 @@ pub(crate) async fn tick(core: &Core) {
         (snapshot.policy.timeouts, snapshot.policy.hbone)
     };
     let (touched, due) = core.clock.advance();
+    let touched: Vec<Rc<Entry>> = {
+        let table = core.table.borrow();
+        touched.into_iter().filter_map(|key| table.get(key).cloned()).collect()
+    };
     let now = core.clock.now();
     for some in touched.chunks(AT_ONCE) {
         for entry in some {
