@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::entry::Entry;
 
@@ -22,6 +22,8 @@ pub(crate) fn milliseconds(time: Duration) -> u64 {
 /// The count of ticks, and the connections to check at the next ticks.
 pub(crate) struct Clock {
     now: Cell<u32>,
+    /// The time of the last tick.
+    ticked: Cell<Instant>,
     /// A bit for each table key: set if the connection moved bytes in this tick. Keys, and not the entries: the memory of a
     /// connection that has ended is free at once, so that the next one finds it in the processor's cache.
     touched: RefCell<Vec<u64>>,
@@ -33,6 +35,7 @@ impl Default for Clock {
     fn default() -> Self {
         Self {
             now: Cell::new(FIRST_TICK),
+            ticked: Cell::new(Instant::now()),
             touched: RefCell::default(),
             deadlines: RefCell::default(),
         }
@@ -43,6 +46,11 @@ impl Clock {
     /// Returns the number of the tick, which counts up.
     pub(crate) fn now(&self) -> u32 {
         self.now.get()
+    }
+
+    /// Returns the time of the last tick.
+    pub(crate) fn ticked(&self) -> Instant {
+        self.ticked.get()
     }
 
     /// Records that a connection begins to relay.
@@ -123,6 +131,7 @@ impl Clock {
     /// deadline has come.
     pub(crate) fn advance(&self) -> (Vec<usize>, Vec<usize>) {
         self.now.set(self.now() + 1);
+        self.ticked.set(Instant::now());
         let touched = std::mem::take(&mut *self.touched.borrow_mut());
         let touched = (0..).zip(touched).flat_map(|(word, mut bits)| {
             std::iter::from_fn(move || {

@@ -38,7 +38,8 @@ pub(crate) struct Attempts {
     /// The clusters whose endpoints may be chosen; `None` means all.
     clusters: Option<Arc<[ClusterId]>>,
     balancer: Rc<Balancer>,
-    started: Instant,
+    /// The time at which the first attempt began.
+    started: Option<Instant>,
     /// The number of attempts so far.
     count: u8,
     /// The endpoints that were tried, by their indices among the candidates.
@@ -84,7 +85,7 @@ impl Connected {
 }
 
 impl Attempts {
-    /// Creates the state before the first attempt. The time limit for all attempts together runs from this call.
+    /// Creates the state before the first attempt.
     pub(crate) fn new(core: &Core, admission: Admission) -> Self {
         let balancer = core.balancers.of(&admission.candidates, &core.shared.upstreams, core.clock.now());
         let Admission { candidates, clusters, .. } = admission;
@@ -92,7 +93,7 @@ impl Attempts {
             candidates,
             clusters,
             balancer,
-            started: Instant::now(),
+            started: None,
             count: 0,
             tried: [0; ATTEMPTS_MAX],
             failed: [None; ATTEMPTS_MAX],
@@ -107,6 +108,12 @@ impl Attempts {
     /// Returns the settings of the route or service.
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.candidates.tuning
+    }
+
+    /// Returns the time at which the endpoint accepted the connection, for which the clock is not read again.
+    pub(crate) fn connected_at(&self, entry: &Entry) -> Instant {
+        let connected = self.started.zip(entry.record.borrow().connect);
+        connected.map_or_else(Instant::now, |(started, after)| started + after)
     }
 
     /// Returns the candidate with this index.
@@ -179,9 +186,9 @@ impl Attempts {
         (!texts.is_empty()).then(|| texts.join(", "))
     }
 
-    /// Returns true if the time limit for all attempts together allows another one.
+    /// Returns true if the time limit for all attempts together, which runs from the first one, allows another one.
     fn has_time(&self, core: &Core) -> bool {
-        self.started.elapsed() < core.snapshot().policy.timeouts.connect_total
+        self.started.is_none_or(|started| started.elapsed() < core.snapshot().policy.timeouts.connect_total)
     }
 
     /// Chooses the next endpoint to try; returns its index among the candidates.
@@ -219,9 +226,12 @@ pub(crate) async fn connect(
     loop {
         let index = attempts.next(core, entry)?;
         let max = attempts.candidate(index).connections_max;
-        let begun = core.shared.upstreams.begin_below(attempts.balancer.endpoint(index).clone(), max);
+        let mut begun = Instant::now();
+        attempts.started.get_or_insert(begun);
+        let endpoint = attempts.balancer.endpoint(index).clone();
+        let counted = core.shared.upstreams.begin_below(endpoint, max, begun);
         // Another worker may have taken the last place since the choice.
-        let Some(in_flight) = begun else { continue };
+        let Some(in_flight) = counted else { continue };
         let encapsulation = attempts.candidate(index).encapsulation;
         let tuning = &attempts.candidates.tuning;
         let timeout = tuning.connect_timeout;
@@ -235,11 +245,10 @@ pub(crate) async fn connect(
         let count = attempts.candidate(index).addresses().count();
         let first = in_flight.first_address();
         let mut tried = 0;
-        let (begun, dialled) = loop {
+        let dialled = loop {
             let candidate = attempts.candidate(index);
             let address = candidate.addresses().nth((first + tried) % count).unwrap_or(candidate.key.address);
             entry.dialled_at(address);
-            let begun = Instant::now();
             if let Some(replay) = replay {
                 entry.take_back(std::mem::take(&mut replay.sent));
             }
@@ -262,14 +271,16 @@ pub(crate) async fn connect(
                 Err(reason) if reason != Reason::Internal && tried < count && attempts.has_time(core) => {
                     in_flight.prefer_address((first + tried) % count);
                     entry.add_detail(&format!("{address}: {reason}"));
+                    begun = Instant::now();
                 }
-                dialled => break (begun, dialled),
+                dialled => break dialled,
             }
         };
         match dialled {
             Ok(socket) => {
-                in_flight.connected(begun.elapsed());
-                taken_up(core, entry, attempts);
+                let now = Instant::now();
+                in_flight.connected(now.duration_since(begun));
+                taken_up(core, entry, attempts, now);
                 return Ok(Connected { socket, in_flight, encapsulation });
             }
             // A fault of this process says nothing about the endpoint.
@@ -279,8 +290,9 @@ pub(crate) async fn connect(
     }
 }
 
-fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
-    let after = attempts.started.elapsed();
+/// Records that an endpoint has accepted the connection, at `now`.
+fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts, now: Instant) {
+    let after = attempts.started.map_or(Duration::ZERO, |started| now.duration_since(started));
     core.local.connected(after);
     if let Some(failures) = attempts.failures() {
         entry.add_detail(&failures);

@@ -156,8 +156,9 @@ mod tests {
     #[test]
     fn the_futures_of_a_connection_are_small() {
         let (relay, connection) = (of_relay(relay), of_connection(serve));
+        // The future of a connection fills one size class of the allocator: 640 bytes.
         assert!(
-            relay <= 216 && connection <= 624,
+            relay <= 224 && connection <= 640,
             "relay: {relay} bytes, the whole connection: {connection}"
         );
     }

@@ -417,9 +417,9 @@ impl Entry {
         matches!(self.ends.get(), Ends::One(_))
     }
 
-    /// Records that the endpoint has sent its first byte.
-    pub(crate) fn answered(&self) {
-        self.record.borrow_mut().first_byte = Some(self.accepted.elapsed());
+    /// Records that the endpoint has sent its first byte at `now`.
+    pub(crate) fn answered(&self, now: Instant) {
+        self.record.borrow_mut().first_byte = Some(now.duration_since(self.accepted));
     }
 
     /// Returns true if the connection was ordered to end.

@@ -91,8 +91,9 @@ pub(crate) async fn relay(
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     examine::begin(core, Some(client), &connected.socket);
     let is_raw = entry.is_raw();
+    let asked = attempts.connected_at(entry);
     if !is_raw {
-        core.shared.upstreams.asked(&connected.in_flight);
+        core.shared.upstreams.asked(&connected.in_flight, asked);
     }
     let mut relay = Relay {
         core,
@@ -105,7 +106,9 @@ pub(crate) async fn relay(
         down: Direction::default(),
         taken: false,
         is_raw,
-        asked: Some(Instant::now()),
+        asked: Some(asked),
+        is_measured: true,
+        measured: 0,
         not_tls: false,
         tuned: false,
     };
@@ -129,8 +132,14 @@ struct Relay<'a> {
     taken: bool,
     /// True if the bytes may not be TLS, so that the first bytes of the endpoint say nothing about it.
     is_raw: bool,
-    /// The time of the client's last byte, until the endpoint's next one.
+    /// The time of the client's last byte, until the endpoint's next one. If that answer is not measured, the time of the tick
+    /// before.
     asked: Option<Instant>,
+    /// True if the time until the endpoint's next byte is measured. One answer in each tick is: to measure each one costs 5 % of
+    /// the instructions of a round trip.
+    is_measured: bool,
+    /// The tick of the last measured answer.
+    measured: u32,
     /// True if the endpoint's first bytes are not TLS.
     not_tls: bool,
     /// True once the endpoint's socket has the options that only a longer connection needs.
@@ -487,19 +496,16 @@ impl Relay<'_> {
     /// Handles the arrival of bytes. Bytes from the endpoint prove that it answers on this connection. After the arrival of
     /// bytes from either peer no other endpoint can be tried, because bytes that the client sends after the hello are not kept.
     fn heard(&mut self, way: Way) {
-        if way == Way::Down && !self.taken {
-            self.taken = true;
-            self.entry.answered();
-            self.core.shared.upstreams.succeeded(&self.connected.in_flight);
-            if let Some(attempts) = &mut self.attempts {
-                attempts.settle(self.core);
-            }
-        }
+        let clock = &self.core.clock;
         match way {
-            Way::Up => self.asked = Some(Instant::now()),
+            Way::Up => {
+                self.is_measured = self.measured != clock.now();
+                self.asked = Some(if self.is_measured { Instant::now() } else { clock.ticked() });
+            }
             Way::Down => {
-                if let Some(asked) = self.asked.take() {
-                    self.connected.in_flight.replied(asked.elapsed());
+                let asked = self.asked.take().filter(|_| self.is_measured);
+                if asked.is_some() || !self.taken {
+                    self.answered(asked);
                 }
             }
         }
@@ -507,6 +513,23 @@ impl Relay<'_> {
             replay.repeatable = false;
             if replay.sent == replay.bytes.len() {
                 *self.replay = None;
+            }
+        }
+    }
+
+    /// Records an answer, and its time if that is measured and the client's last byte came at `asked`.
+    fn answered(&mut self, asked: Option<Instant>) {
+        let now = Instant::now();
+        if let Some(asked) = asked {
+            self.connected.in_flight.replied(now.duration_since(asked));
+            self.measured = self.core.clock.now();
+        }
+        if !self.taken {
+            self.taken = true;
+            self.entry.answered(now);
+            self.core.shared.upstreams.succeeded(&self.connected.in_flight, now);
+            if let Some(attempts) = &mut self.attempts {
+                attempts.settle(self.core);
             }
         }
     }

@@ -3,11 +3,20 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The upper bound of the first bucket; each further bound is √2 times the one before, so that a quantile is at most 41 % too
-/// long.
-const FIRST: Duration = Duration::from_micros(50);
-/// The number of buckets. The last bound is above 100 s.
+/// The number of buckets.
 const BUCKETS: usize = 44;
+/// The upper bounds of the buckets in nanoseconds, from 50 µs to above 100 s. Each is √2 times the one before, so that a quantile
+/// is at most 41 % too long.
+const BOUNDS: [u64; BUCKETS] = {
+    let mut bounds = [0; BUCKETS];
+    let mut at = 0;
+    while at < BUCKETS {
+        let first = if at % 2 == 0 { 50_000 } else { 70_711 };
+        bounds[at] = first << (at / 2);
+        at += 1;
+    }
+    bounds
+};
 
 /// Counts of times by length. [`Times::age`] halves them, so that old times count less.
 #[derive(Debug)]
@@ -21,15 +30,8 @@ impl Default for Times {
 
 impl Times {
     pub(crate) fn record(&self, time: Duration) {
-        let ratio = time.as_secs_f64() / FIRST.as_secs_f64();
-        // The logarithm to the base √2; a time below the first bound has a negative one.
-        let at = (2.0 * ratio.log2()).ceil().max(0.0);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "the value is at least 0 and below 200"
-        )]
-        let at = (at as usize).min(BUCKETS - 1);
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let at = BOUNDS.partition_point(|bound| *bound < nanoseconds).min(BUCKETS - 1);
         self.0[at].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -43,7 +45,7 @@ impl Times {
             before += count;
             before > 0 && before as f64 >= share * all as f64
         })?;
-        Some(FIRST.mul_f64(2_f64.powf(at as f64 / 2.0)))
+        Some(Duration::from_nanos(BOUNDS[at]))
     }
 
     /// Halves the counts.
@@ -84,7 +86,7 @@ mod tests {
         (0..9).for_each(|_| times.record(Duration::from_secs(3600)));
         times.age();
         (0..5).for_each(|_| times.record(Duration::ZERO));
-        assert_eq!(times.quantile(0.5), Some(FIRST));
+        assert_eq!(times.quantile(0.5), Some(Duration::from_micros(50)));
         assert!(times.quantile(1.0).is_some_and(|time| time > Duration::from_secs(100)));
         (0..4).for_each(|_| times.age());
         assert_eq!(times.quantile(0.5), None, "nothing is left");

@@ -245,31 +245,41 @@ impl Upstreams {
 
     /// Returns the milliseconds since this state was created, plus one: 0 means "not ejected" or "never".
     pub(crate) fn now(&self) -> u64 {
-        milliseconds(self.started.elapsed()) + 1
+        self.at(Instant::now())
+    }
+
+    /// Returns a time on the clock of [`Upstreams::now`].
+    fn at(&self, time: Instant) -> u64 {
+        milliseconds(time.duration_since(self.started)) + 1
     }
 
     /// Counts a connection to an endpoint.
     pub fn begin(&self, upstream: Arc<Upstream>) -> InFlight {
-        self.count(upstream).1
+        self.count(upstream, Instant::now()).1
     }
 
-    /// Counts a connection to an endpoint with a limit of connections; `None` if the endpoint is full.
-    pub fn begin_below(&self, upstream: Arc<Upstream>, max: Option<NonZero<u32>>) -> Option<InFlight> {
-        let (before, in_flight) = self.count(upstream);
+    /// Counts a connection, dialled at `now`, to an endpoint with a limit of connections; `None` if the endpoint is full.
+    pub fn begin_below(
+        &self,
+        upstream: Arc<Upstream>,
+        max: Option<NonZero<u32>>,
+        now: Instant,
+    ) -> Option<InFlight> {
+        let (before, in_flight) = self.count(upstream, now);
         max.is_none_or(|max| before < max.get()).then_some(in_flight)
     }
 
     /// Counts a connection; returns the number of the others too.
-    fn count(&self, upstream: Arc<Upstream>) -> (u32, InFlight) {
+    fn count(&self, upstream: Arc<Upstream>, now: Instant) -> (u32, InFlight) {
         let before = upstream.in_flight.fetch_add(1, Ordering::Relaxed);
-        upstream.used.store(self.now(), Ordering::Relaxed);
+        upstream.used.store(self.at(now), Ordering::Relaxed);
         (before, InFlight { upstream, waits: Cell::new(false) })
     }
 
-    /// Records that the endpoint is sent a hello, and is expected to answer.
-    pub fn asked(&self, in_flight: &InFlight) {
+    /// Records that the endpoint is sent a hello at `now`, and is expected to answer.
+    pub fn asked(&self, in_flight: &InFlight, now: Instant) {
         if !in_flight.waits.replace(true) && in_flight.upstream.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-            in_flight.upstream.waiting_since.store(self.now(), Ordering::Relaxed);
+            in_flight.upstream.waiting_since.store(self.at(now), Ordering::Relaxed);
         }
     }
 
@@ -330,14 +340,14 @@ impl Upstreams {
     }
 
     /// Records that the endpoint has taken a connection.
-    pub fn succeeded(&self, in_flight: &InFlight) {
+    pub fn succeeded(&self, in_flight: &InFlight, now: Instant) {
         // The value is read before it is written, because all workers share its cache line. For a healthy endpoint the value is
         // 0 and is not written.
         if in_flight.upstream.failures.load(Ordering::Relaxed) != 0 {
             in_flight.upstream.failures.store(0, Ordering::Relaxed);
         }
         if in_flight.stop_waiting() {
-            in_flight.upstream.waiting_since.store(self.now(), Ordering::Relaxed);
+            in_flight.upstream.waiting_since.store(self.at(now), Ordering::Relaxed);
         }
     }
 

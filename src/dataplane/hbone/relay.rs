@@ -9,7 +9,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
@@ -538,8 +538,9 @@ impl StreamRelay<'_> {
     fn heard(&mut self) {
         if !self.taken {
             self.taken = true;
-            self.entry.answered();
-            self.core.shared.upstreams.succeeded(&self.connected.in_flight);
+            let now = Instant::now();
+            self.entry.answered(now);
+            self.core.shared.upstreams.succeeded(&self.connected.in_flight, now);
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Parked {
     pub(crate) down: Direction,
     /// True once the endpoint has sent its first byte.
     pub(crate) taken: bool,
-    /// The time of the client's last byte, if the endpoint has sent none since.
+    /// The time of the client's last byte or of the tick before it, if the endpoint has sent none since.
     pub(crate) asked: Option<Instant>,
     /// True if the endpoint's first bytes are not TLS.
     pub(crate) not_tls: bool,
@@ -82,7 +82,7 @@ pub(crate) async fn resume(
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     let is_raw = entry.is_raw();
     if !parked.taken && !is_raw {
-        core.shared.upstreams.asked(&connected.in_flight);
+        core.shared.upstreams.asked(&connected.in_flight, Instant::now());
     }
     let Parked { up, down, taken, asked, not_tls } = parked;
     let mut relay = Relay {
@@ -97,6 +97,8 @@ pub(crate) async fn resume(
         taken,
         is_raw,
         asked,
+        is_measured: false,
+        measured: 0,
         not_tls,
         tuned: false,
     };

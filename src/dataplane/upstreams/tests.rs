@@ -45,7 +45,7 @@ fn failures_in_a_row_eject_but_never_more_than_the_share() {
         upstreams.failed(&in_flight, &set, Reason::EndpointRefused)
     };
     assert_eq!(fail(0), Verdict::Stays);
-    upstreams.succeeded(&begin(&upstreams, &set, 0));
+    upstreams.succeeded(&begin(&upstreams, &set, 0), Instant::now());
     assert_eq!([fail(0), fail(0), fail(0)], [Verdict::Stays, Verdict::Ejected, Verdict::Stays]);
     assert_eq!([fail(1), fail(1)], [Verdict::Stays, Verdict::Ejected]);
     assert_eq!([fail(2), fail(2), fail(2)], [Verdict::Stays; 3]);
@@ -64,7 +64,7 @@ fn the_only_endpoint_is_never_ejected() {
     assert_eq!(state.last_failure.map(|last| last.reason), Some(Reason::EndpointReset));
     assert_eq!(troubled(&upstreams).len(), 1);
     upstreams.answered(&in_flight, false);
-    upstreams.succeeded(&in_flight);
+    upstreams.succeeded(&in_flight, Instant::now());
     let state = upstreams.state(&set.endpoints()[0].key).expect("it is remembered");
     assert!(state.is_troubled() && state.not_tls.is_some() && state.in_a_row == 0);
     upstreams.answered(&in_flight, true);
@@ -152,7 +152,7 @@ fn an_endpoint_whose_checks_fail_is_left_out_and_remembered_until_they_pass() {
     assert_eq!((state.in_a_row, state.unhealthy, state.is_troubled()), (3, true, true));
     assert!(state.last_failure.is_some_and(|last| last.by_check && last.reason == Reason::EndpointRefused));
     // A connection that succeeds does not change the result of the checks.
-    upstreams.succeeded(&begin(&upstreams, &set, 0));
+    upstreams.succeeded(&begin(&upstreams, &set, 0), Instant::now());
     assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
     // One more endpoint may be ejected, but not the last available one.
     let fail = |index| upstreams.failed(&begin(&upstreams, &set, index), &set, Reason::EndpointRefused);
@@ -228,15 +228,15 @@ async fn an_endpoint_that_answers_no_hello_for_5_s_is_silent_until_it_does_or_no
     let (one, other) = (begin(&upstreams, &set, 0), begin(&upstreams, &set, 0));
     let silent_for =
         |upstreams: &Upstreams| upstreams.state(&set.endpoints()[0].key).expect("it was dialled").silent_for;
-    upstreams.asked(&one);
+    upstreams.asked(&one, Instant::now());
     advance(Duration::from_millis(4_999)).await;
     assert_eq!(silent_for(&upstreams), None);
     advance(Duration::from_millis(1)).await;
     assert_eq!(silent_for(&upstreams), Some(Duration::from_secs(5)));
     assert_eq!(troubled(&upstreams).len(), 1);
     // It answers one of two connections.
-    upstreams.asked(&other);
-    upstreams.succeeded(&other);
+    upstreams.asked(&other, Instant::now());
+    upstreams.succeeded(&other, Instant::now());
     assert_eq!(silent_for(&upstreams), None);
     advance(Duration::from_secs(5)).await;
     assert!(silent_for(&upstreams).is_some(), "the first connection still waits");
