@@ -157,7 +157,9 @@ mod tests {
                 )| {
                     let permit = match &texts {
                         None => Permit::Route,
-                        Some((hostname, ..)) => Permit::Export { hostname: hostname.clone(), port: 1, own: answered },
+                        Some((hostname, ..)) => {
+                            Permit::Export { hostname: hostname.clone(), port: 1, own: answered }
+                        }
                     };
                     let mut connection =
                         ConnectionRecord::new(id, SystemTime::UNIX_EPOCH + accepted, "edge".into(), source);

@@ -9,12 +9,12 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use rustix::net::Shutdown;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::connection::HboneConnection;
 use super::delivery::{Delivery, Waits};
