@@ -28,8 +28,8 @@ pub(crate) const PLAN: Plan = Plan {
     routes: 0,
 };
 /// The number of clients at the same time. With more of them, a connection lasts so long under a tool that many connections see a
-/// tick of the gateway's clock.
-pub(crate) const AT_ONCE: usize = 8;
+/// tick of the gateway's clock. With one TLS handshake at a time, each message wakes the gateway.
+pub(crate) const AT_ONCE: usize = 4;
 /// The budget of the figures, by `tests/bench/floor --write`.
 const BUDGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/floor.txt");
 /// The part of a figure by which it may be above its budget.
@@ -130,7 +130,8 @@ pub(crate) async fn run(
             let cells: [_; 4] = std::array::from_fn(cell);
             let texts: Vec<_> = cells.iter().map(|(_, text)| text.as_str()).collect();
             println!("| {}, {} | {} |", subject.name, unit(*measure), texts.join(" | "));
-            if column == 0 {
+            // The cost of a MiB depends on how much has arrived at each turn, so it has no budget.
+            if column == 0 && !matches!(measure, Measure::Up | Measure::Down) {
                 found.insert(measure.name(), cells.map(|(value, _)| value));
             }
         }

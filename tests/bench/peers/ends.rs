@@ -26,8 +26,6 @@ const ANSWER: usize = 1_024;
 const PIECE: usize = 256 * 1024;
 /// The number of clients at the same time, unless their work is counted.
 pub(crate) const AT_ONCE: usize = 64;
-/// The largest number of TLS handshakes at the same time.
-const HANDSHAKES_AT_ONCE: usize = 16;
 /// The number of bulk transfers at the same time.
 const STREAMS: usize = 4;
 /// The byte of which all answers consist: the content type of a TLS handshake (RFC 8446 §5.1), with which the answer of a real
@@ -286,9 +284,9 @@ impl Ends {
         Ok((each * self.at_once) as f64)
     }
 
-    /// Makes full TLS handshakes with one request each; returns their number.
+    /// Makes full TLS handshakes with one request each, a quarter as many at the same time as there are clients; returns their number.
     pub(crate) async fn handshakes(&self, to: &Addresses, count: usize) -> Result<f64> {
-        let clients = HANDSHAKES_AT_ONCE.min(self.at_once);
+        let clients = (self.at_once / 4).max(1);
         let each = count / clients;
         try_join_all((0..clients).map(|_| async move {
             for _ in 0..each {
