@@ -336,11 +336,13 @@ mod tests {
         watch.next_hint().await;
         let begun = Instant::now();
         let repeating = async {
-            while is_endless {
+            if !is_endless {
+                return std::future::pending::<()>().await;
+            }
+            loop {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 notices.try_send(notice()).expect("room");
             }
-            std::future::pending::<()>().await;
         };
         tokio::select! {
             () = watch.quiet() => {}

@@ -214,7 +214,7 @@ impl GatewayApi {
             let due = found.zip(record_of(id, tables)).and_then(|(status, record)| {
                 let is_due = status.digest() != record.stamp.digest;
                 let stamp = record.stamp.clone();
-                is_due.then(|| Wanted { status, stamp, is_blank: !record.has_status, served: None })
+                is_due.then_some(Wanted { status, stamp, is_blank: !record.has_status, served: None })
             });
             self.set_due(target, due);
         }

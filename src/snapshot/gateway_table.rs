@@ -282,11 +282,10 @@ impl Listeners {
     /// Adds a listener, if no older one has the same names.
     fn add(&mut self, listener: GatewayListener) {
         match &listener.key.name {
-            NamePattern::Any => {
-                if self.open.iter().all(|open| open.key.owner != listener.key.owner) {
-                    self.open.push(listener);
-                }
+            NamePattern::Any if self.open.iter().all(|open| open.key.owner != listener.key.owner) => {
+                self.open.push(listener);
             }
+            NamePattern::Any => {}
             name if self.named.get(name).is_none() => self.named.insert(name.clone(), listener),
             _ => {}
         }

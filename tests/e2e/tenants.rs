@@ -81,12 +81,12 @@ fn a_tenant_takes_no_name_port_or_address_of_another() {
     assert_eq!((count("*.a.test"), count("pay.a.test"), count("c.test")), (1, 0, 1), "{names:?}");
 
     // Gateways of another namespace: at an address of the host, under the host name, without a host name, and for TCP.
-    edge(&cluster, "other/address", Some("127.0.0.1"), json!([listener("tls", 443, "TLS")]));
+    edge(&cluster, "other/address", Some("127.0.0.2"), json!([listener("tls", 443, "TLS")]));
     has(&cluster, "gateways", "other/address", "", "Programmed", "False/AddressNotUsable");
-    let problem = "Gateway other/address requests the address 127.0.0.1 of this host";
+    let problem = "Gateway other/address requests the address 127.0.0.2 of this host";
     eventually("the problem with the line to write", || {
         let problems = replica.json("/api/v1/registries")[0]["report"]["problems"].to_string();
-        (problems.contains(problem) && problems.contains("`requestable: [127.0.0.1/32]`")).then_some(())
+        (problems.contains(problem) && problems.contains("`requestable: [127.0.0.2/32]`")).then_some(())
     });
     edge(&cluster, "other/under", None, json!([named("tls", "x.a.test")]));
     has(&cluster, "gateways", "other/under", "/listeners/0", "Conflicted", "True/HostnameConflict");
@@ -99,7 +99,8 @@ fn a_tenant_takes_no_name_port_or_address_of_another() {
     }
     has(&cluster, "tlsroutes", "other/open", "/parents/0", "Accepted", "False/HostnameConflict");
     answers("127.0.0.1", "x.a.test", "web:hi");
-    let explained = replica.json("/api/v1/explain?sni=x.a.test&listener=gateway-443&to=127.0.0.1");
+    answers("127.0.0.2", "x.a.test", "web:hi");
+    let explained = replica.json("/api/v1/explain?sni=x.a.test&listener=gateway-443&to=127.0.0.2");
     assert_eq!(explained["rule"], "TLSRoute shop/web", "{explained}");
     assert!(explained["steps"].to_string().contains("the one *.a.test of the namespace infra has this name"));
 }

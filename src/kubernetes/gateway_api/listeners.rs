@@ -304,7 +304,8 @@ fn reach(
                 Some(ip)
             }
             _ => {
-                unusable.get_or_insert(format!("the address {value} is not one of gatewayApi.addresses"));
+                unusable
+                    .get_or_insert_with(|| format!("the address {value} is not one of gatewayApi.addresses"));
                 continue;
             }
         };

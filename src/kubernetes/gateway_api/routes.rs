@@ -78,7 +78,8 @@ pub(crate) fn text_of(claim: &Claim) -> String {
     }
 }
 
-/// Returns the condition `Accepted` of a route that listeners accept: false if all its names belong to others.
+/// Returns the condition `Accepted` of a route that listeners accept. It is false if all names of a TLSRoute belong to others; of
+/// several TCPRoutes of a listener, the standard accepts all, of which the oldest is served.
 fn accepted(kind: RouteKind, object: &Arc<str>, claims: &[Claim], owners: &impl Owners) -> Verdict {
     let mut lost = BTreeSet::new();
     let mut is_all = !claims.is_empty();
@@ -97,16 +98,12 @@ fn accepted(kind: RouteKind, object: &Arc<str>, claims: &[Claim], owners: &impl 
         named.extend(Some(more.as_str()).filter(|more| !more.is_empty()));
         named.join("; ")
     };
-    if is_all {
-        let reason = match kind {
-            RouteKind::Tls => "HostnameConflict",
-            RouteKind::Tcp => "PortConflict",
-        };
-        return Verdict::no(reason, listed(&lost));
+    if is_all && kind == RouteKind::Tls {
+        return Verdict::no("HostnameConflict", listed(&lost));
     }
     let mut message = "the route is accepted".to_owned();
     if !lost.is_empty() {
-        message = format!("{message}, except for names of others: {}", listed(&lost));
+        message = format!("{message}, but {}", listed(&lost));
     }
     if !earlier.is_empty() {
         message = format!("{message}; {}", listed(&earlier));

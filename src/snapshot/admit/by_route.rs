@@ -59,7 +59,7 @@ pub fn held<'a>(
     let wins = |config: &&Arc<RouteEntry>| {
         of_gateway.is_none_or(|name| config.route.key.pattern().is_some_and(|key| name.contains(key)))
     };
-    routes.wildcard(name).filter(wins).map(Held::Config).or(holder.map(Held::Gateway))
+    routes.wildcard(name).filter(wins).map(Held::Config).or_else(|| holder.map(Held::Gateway))
 }
 
 /// Decides on a server name at a port of Gateways, where only routes apply.

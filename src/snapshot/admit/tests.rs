@@ -189,7 +189,7 @@ fn rules_with_tls_own_open_their_clusters_alone() {
     }
     // Endpoints in the mesh of every cluster stay.
     mesh.shards = vec![of("a", "10.0.0.1", "sidecar"), of("b", "10.0.0.2", "sidecar")];
-    let found = leads_to(&with_rules(mesh.clone(), rules.clone()).snapshot(), &mesh_name(HOST));
+    let found = leads_to(&with_rules(mesh.clone(), rules).snapshot(), &mesh_name(HOST));
     assert_eq!(found, "10.0.0.1:8080 10.0.0.2:8080");
     let found = leads_to(
         &with_rules(mesh, vec![only("a", ExportTls::Mesh), only("a", ExportTls::Own)]).snapshot(),

@@ -352,8 +352,9 @@ fn the_most_specific_listener_has_a_name_and_then_the_most_specific_name_as_the_
             &[("x.foo.com", "both")],
         ),
     ];
+    type Claims<'a> = Vec<(&'a str, &'a str, &'a str)>;
     for (what, listeners, routes, expected) in rows {
-        let mut by_object: BTreeMap<(&str, u8), Vec<(&str, &str, &str)>> = BTreeMap::new();
+        let mut by_object: BTreeMap<(&str, u8), Claims<'_>> = BTreeMap::new();
         for (object, day, listener, name) in *routes {
             by_object.entry((object, *day)).or_default().push(("n", listener, name));
         }
@@ -368,7 +369,8 @@ fn the_most_specific_listener_has_a_name_and_then_the_most_specific_name_as_the_
 #[test]
 fn a_gateway_of_another_namespace_takes_no_name_that_an_older_route_has_at_an_older_listener() {
     type Route<'a> = (&'a str, u8, &'a str, &'a str, &'a str);
-    let rows: &[(&str, Vec<Item>, &[Route<'_>], &[(&str, &str)])] = &[
+    type Row<'a> = (&'a str, Vec<Item>, &'a [Route<'a>], &'a [(&'a str, &'a str)]);
+    let rows: &[Row<'_>] = &[
         (
             "an older listener with a host name keeps its names from one without",
             vec![gateway("pay", 1, &["*.pay.test"]), gateway("other", 2, &["*"])],

@@ -590,7 +590,7 @@ fn an_address_belongs_to_the_oldest_gateway_that_may_request_it() {
             "one of the config is as none",
             "",
             "",
-            vec![edge.clone(), with("other/gw", 2, &["192.0.2.1"], none)],
+            vec![edge, with("other/gw", 2, &["192.0.2.1"], none)],
             &["infra/edge :443", "other/gw :443"],
         ),
         (

@@ -53,7 +53,7 @@ fn a_route_whose_names_belong_to_others_says_whose_they_are() {
     for (key, expected) in [
         ("shop/old", whole.to_owned()),
         ("other/same", "HostnameConflict a.test belongs to TLSRoute shop/old".to_owned()),
-        ("other/some", format!("{whole}, except for names of others: a.test belongs to TLSRoute shop/old")),
+        ("other/some", format!("{whole}, but a.test belongs to TLSRoute shop/old")),
         // A more specific name is the route's own, and so is what a wildcard has beside it.
         ("other/under", whole.to_owned()),
         ("other/wild", "HostnameConflict *.b.test belongs to TLSRoute shop/old".to_owned()),
@@ -100,7 +100,7 @@ fn of_two_routes_for_all_connections_the_younger_says_whose_they_are() {
     let mut world = World::new(&[edge(json!({"protocol": "TCP"})), raw("shop/a", 1), raw("other/b", 2)]);
     world.renew();
     assert_eq!(accepted_of(&world, RouteKind::Tcp, "shop/a"), "True the route is accepted");
-    let lost = "PortConflict every connection to :443 belongs to TCPRoute shop/a";
+    let lost = "True the route is accepted, but every connection to :443 belongs to TCPRoute shop/a";
     assert_eq!(accepted_of(&world, RouteKind::Tcp, "other/b"), lost);
 }
 
@@ -165,7 +165,7 @@ fn a_name_that_passes_to_another_namespace_is_told_to_both() {
     // Replaced at once.
     let mut names = start();
     names.set(&id("shop/web"), Some(&victim(1)), Some(&victim(3)), later(5));
-    assert_eq!(told(&names, &victim(3)), (theirs.clone(), String::new()));
+    assert_eq!(told(&names, &victim(3)), (theirs, String::new()));
     assert_eq!(told(&names, &squatter()), (String::new(), was.to_owned()));
     // The other route comes only after the deletion.
     let mut names = start();
