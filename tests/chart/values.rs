@@ -21,6 +21,7 @@ fn unknown_and_wrong_values_are_refused_by_name() {
         (r#"drain.timeoutSeconds=0"#, &["/drain/timeoutSeconds", "minimum"]),
         (r#"terminationGracePeriodSeconds=60"#, &["terminationGracePeriodSeconds", "not allowed"]),
         (r#"exports=[{"service":["*.local"]}]"#, &["/exports/0", "services"]),
+        (r#"exports=[{"services":["*.local"],"tls":"any"}]"#, &["/exports/0/tls"]),
         (
             r#"exports=[{"services":["*"],"marked":{"labels":{"a":"b"},"serviceExport":true}}]"#,
             &["/exports/0/marked"],
