@@ -100,7 +100,7 @@ const TABLE: &str = "tests/budget.txt";
 const LINES_ROUND: usize = 50;
 const PUBLIC_ROUND: usize = 5;
 
-/// What is measured, by its line in the table: `crate NAME lines`, `crate NAME public`, `feature NAME`, `largest file`,
+/// The measured sizes, by their lines in the table: `crate NAME lines`, `crate NAME public`, `feature NAME`, `largest file`,
 /// `largest function`.
 type Figures = BTreeMap<String, usize>;
 

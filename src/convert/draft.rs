@@ -179,7 +179,7 @@ pub(super) struct Draft {
     pub(super) reached: BTreeSet<String>,
     /// The addresses on which the original listens, also those that are not converted.
     pub(super) claims: Vec<Claim>,
-    /// What is left out of each part of the config, as comments there, with the lines.
+    /// The losses of each part of the config, which become comments there, with the lines.
     left_out: BTreeSet<(Place, usize, String)>,
 }
 

@@ -41,7 +41,7 @@ struct Conversion<'a> {
     read: &'a dyn Fn(&str) -> Option<String>,
     draft: Draft,
     backends: BTreeMap<String, Backend<'a>>,
-    /// What was made of each backend, by its name.
+    /// The result of each backend, by its name.
     leads: BTreeMap<String, Lead>,
     /// True if the file has a backend that is not served.
     has_closed_backend: bool,

@@ -85,7 +85,7 @@ pub(super) fn convert(text: &str) -> Draft {
         for directive in &all {
             match directive.name() {
                 "stream" => conversion.stream(directive.inner()),
-                // What is beside the `stream` block has no effect on its servers.
+                // Directives beside the `stream` block have no effect on its servers.
                 _ => _ = conversion.other(directive),
             }
         }

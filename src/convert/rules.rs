@@ -40,7 +40,7 @@ pub(super) enum SourceLimit {
     Rate(u64),
 }
 
-/// What a rule does with the connections that it matches.
+/// The act of a rule on the connections that it matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     /// The rules of the same phase that follow are passed over.

@@ -58,10 +58,10 @@ struct LeftOut {
     is_part: bool,
 }
 
-/// What the routes lack, with their keys.
+/// The losses of the routes, with their keys.
 #[derive(Default)]
 struct Losses {
-    /// What is left out: the keys, and the sources.
+    /// The keys and sources that are left out.
     left_out: BTreeMap<LeftOut, (Vec<String>, Sources)>,
     /// Clients that could belong elsewhere, by the lines of their route and of the rule that could lead them elsewhere.
     elsewhere: BTreeMap<(usize, usize), Vec<String>>,

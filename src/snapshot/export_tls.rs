@@ -8,10 +8,10 @@ use isthmus_model::name::NamePattern;
 /// The endpoints that a rule offers where nobody has written their TLS modes ([`TlsSource::Inferred`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExportTls {
-    /// Those that are in the mesh, by mesh name and by authority.
+    /// Endpoints in the mesh, by mesh name and by authority.
     #[default]
     Mesh,
-    /// Those outside the mesh too, and all of them by plain host name.
+    /// Endpoints outside the mesh too, and all of them by plain host name.
     Own,
 }
 

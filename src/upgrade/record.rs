@@ -1,8 +1,9 @@
 //! The form of one live connection on its way to a new process: all that the new process needs to go on with it, beside its two
 //! sockets and the bytes that the old process holds.
 //!
-//! What logs and metrics show is the [`ConnectionRecord`] itself, so no property can be forgotten. A record with a member that the
-//! reader does not know, or without one that the reader needs, is refused as a whole: its connection stays in the old process.
+//! The properties that logs and metrics show are the [`ConnectionRecord`] itself, so none can be forgotten. A record with a member
+//! that the reader does not know, or without one that the reader needs, is refused as a whole: its connection stays in the old
+//! process.
 
 use std::net::SocketAddr;
 use std::time::Duration;

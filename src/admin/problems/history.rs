@@ -103,7 +103,7 @@ impl History {
     }
 }
 
-/// What a search through all services finds.
+/// The result of a search through all services.
 pub(super) struct OfServices {
     /// The conflicts between registries.
     pub(super) conflicts: Vec<Conflict>,

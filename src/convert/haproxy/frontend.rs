@@ -432,7 +432,7 @@ struct Front<'s> {
     leads: Vec<Lead>,
 }
 
-/// What a section counts.
+/// The counters of a section.
 #[derive(Clone, Copy)]
 pub(super) struct Counted {
     /// The period of the rate of connections that the section's table stores, in milliseconds.

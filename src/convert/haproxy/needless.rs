@@ -65,10 +65,10 @@ pub(super) fn never_refuses(line: &Line) -> bool {
     let words = line.texts();
     let first = if words[0] == "no" { words.get(1).copied().unwrap_or_default() } else { words[0] };
     match first {
-        // Of HTTP, which these sections do not speak.
+        // Settings of HTTP, which these sections do not speak.
         word if word.starts_with("http-") || word.starts_with("errorf") => true,
         "filter" => words.get(1).is_some_and(|filter| filter.starts_with("bwlim-")),
-        // Of servers and their choice.
+        // Settings of servers and of their choice.
         "balance"
         | "cookie"
         | "default-server"
@@ -89,7 +89,7 @@ pub(super) fn never_refuses(line: &Line) -> bool {
         | "use-server"
         | "max-keep-alive-queue"
         | "retry-on" => true,
-        // Of the whole section, where a limit delays connections.
+        // Limits of the whole section, which delay connections.
         "acl" | "backlog" | "bind-process" | "capture" | "declare" | "grace" | "maxconn" | "option"
         | "rate-limit" | "timeout" | "unique-id-format" | "unique-id-header" => true,
         _ => false,

@@ -35,7 +35,7 @@ impl Conversion<'_> {
                     let text = format!("{} has no effect on where connections go", directive.quoted());
                     self.draft.remark(directive.line, Fate::NotNeeded, text);
                 }
-                // What chooses a server refuses no client.
+                // A directive that chooses a server refuses no client.
                 ("hash" | "least_time" | "ip_hash" | "keepalive", _) => {
                     self.not_converted(directive.line, format!("{} has no counterpart", directive.quoted()));
                 }

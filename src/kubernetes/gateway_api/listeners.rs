@@ -66,7 +66,7 @@ pub(crate) struct Parent {
     pub(crate) listeners: Vec<Listener>,
     /// The number of ListenerSets that are attached to the Gateway.
     pub(crate) sets: usize,
-    /// What an operator has to write so that the Gateway has what it requests, as a sentence.
+    /// The sentence that tells an operator the line to write so that the Gateway has what it requests.
     pub(crate) note: Option<String>,
 }
 
@@ -107,7 +107,7 @@ struct Reach {
     shown: Vec<Host>,
     accepted: Result<(), Verdict>,
     unreachable: Option<Verdict>,
-    /// What an operator has to write so that the Gateway has what it requests.
+    /// The line that an operator has to write so that the Gateway has what it requests.
     note: Option<String>,
 }
 
@@ -376,7 +376,7 @@ impl Context<'_> {
             if earlier.is_none() {
                 lasting.push(spec.clone());
             }
-            // Of listeners of one object that conflict, none is served.
+            // No listener of one object that conflicts with another one of it is served.
             let beside = specs.iter().enumerate().filter(|(other, _)| *other != index);
             let own =
                 || beside.map(|(_, other)| other).find_map(|other| conflict(other, spec, "this object"));

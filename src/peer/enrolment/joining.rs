@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// What happens at an address.
+    /// The behaviour of an address.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Place {
         Good,
