@@ -22,8 +22,9 @@ use crate::support::organisation::start;
 use crate::support::stall::Stopwatch;
 use crate::support::{PATIENCE, Stop, eventually};
 
-/// The number of kept connections, and the time between two calls over each.
-const KEPT: (usize, Duration) = (8, Duration::from_millis(1_500));
+/// The number of kept connections, and the time between two calls over each. A gateway that stops closes a connection in a pause of a
+/// second, which it looks for once a second: of two looks, one is in such a pause if the time between calls is more than two seconds.
+const KEPT: (usize, Duration) = (8, Duration::from_millis(2_500));
 /// The time for which a machine stands still so that a stop proves nothing. Connections are then closed in pauses that no client made, and
 /// deadlines pass at which nobody waited, so that failed calls say nothing of the gateways.
 const STANDSTILL: Duration = Duration::from_secs(1);
@@ -220,7 +221,8 @@ fn keep_calling(listener: SocketAddr, done: &AtomicBool) -> (usize, usize, Vec<S
 /// Starts the gateway of west at this place. `links` says how it comes to links with east.
 fn start_west(world: &World, at: usize, endpoint: &Backend, links: &str) -> Gateway {
     let config = world.west_config_of(at, endpoint, links);
-    start(world.west.folder(&[&world.east]), &(config + "drain: {delay: 6s, timeout: 5s}\n"))
+    // The last fifth of the time is left for two looks at the connections that are due last.
+    start(world.west.folder(&[&world.east]), &(config + "drain: {delay: 6s, timeout: 10s}\n"))
 }
 
 /// Stops each of west's gateways in turn, as a rolling update does; then kills one that has a link with east, and one that has
