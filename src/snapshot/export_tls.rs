@@ -1,5 +1,5 @@
-//! Who says the TLS modes of endpoints, and the words by which export rules open them. Which endpoints need which word is decided in
-//! `port_endpoint`; `exports` applies the rules.
+//! The source of endpoints' TLS modes (an operator or a registry), and the words by which export rules open endpoints. `port_endpoint`
+//! decides which word an endpoint needs; `exports` applies the rules.
 
 use std::sync::Arc;
 

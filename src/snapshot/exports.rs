@@ -36,7 +36,7 @@ pub struct Grant {
 pub struct Offer {
     /// The clusters whose endpoints are offered.
     pub clusters: OfferedClusters,
-    /// Of these the clusters that rules with `tls: own` offer.
+    /// The part of these clusters that rules with `tls: own` offer.
     pub own: OfferedClusters,
 }
 

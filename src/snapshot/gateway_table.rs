@@ -134,7 +134,7 @@ impl GatewayTable {
             }
             listeners.extend(gateway.listeners.iter().cloned());
         }
-        // Of equal listeners, the oldest one counts.
+        // The oldest of equal listeners counts.
         listeners.sort_by(|one, other| (&one.created, &one.key).cmp(&(&other.created, &other.key)));
         let mut by_place: BTreeMap<Place, Listeners> = BTreeMap::new();
         for listener in listeners {

@@ -1,6 +1,6 @@
 //! `isthmus convert` admits nothing that the original refuses: random configs of HAProxy, nginx and sniproxy, and random connections.
-//! What the original does is modelled here, after the manuals of the three programs and without the code of `convert`; what the result
-//! does is judged as `isthmus explain -c` judges it.
+//! The model of the original here is written after the manuals of the three programs, without the code of `convert`; the result is
+//! judged as `isthmus explain -c` judges it.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,5 +1,5 @@
-//! What HAProxy, nginx or sniproxy refuses, the converted config refuses too: each rule is served by its own program and, converted, by
-//! Isthmus, and both are asked for the same names from the same sources.
+//! A converted config refuses each connection that HAProxy, nginx or sniproxy refuses: each rule is served by its own program and,
+//! converted, by Isthmus, and both are asked for the same names from the same sources.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -530,7 +530,7 @@ fn a_wildcard_of_the_config_wins_over_names_under_it_only_where_its_route_lists_
         mesh.policy = Policy { routes: vec![config], ..(*mesh.policy).clone() }.into();
         assert_eq!(asked(&mesh.snapshot(), None, name), expected, "{what}");
     }
-    // Of the config's own wildcards, the longest one applies.
+    // The longest of the config's own wildcards applies.
     let routes = vec![own("*.test", &[of]), own("*.a.test", &[])];
     let mut mesh = mesh(vec![gateway("n", 1, &["*"]), at_listeners("r", 1, &[("n", "*", "x.a.test")])]);
     mesh.policy = Policy { routes, ..(*mesh.policy).clone() }.into();
