@@ -3,7 +3,7 @@
 //!
 //! - `registry`, `spec`: the interface of registries, and their settings; `file`, `etcd`: two kinds of registry (the crates
 //!   `isthmus-kubernetes` and `isthmus-peer` have the others); `offline`: registries that a command reads once.
-//! - `reopening`: when a stream of a registry is opened again, and its faults are reported.
+//! - `reopening`: follows the stream of a registry's server, opens it again, and reports faults that last.
 //! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.

@@ -1,12 +1,98 @@
-//! When a registry opens its stream again after the stream has ended, and from when on it reports faults. A server that is restarted
-//! ends its streams, and is back after a moment; only a server that stays away is a problem.
+//! Follows the source of a registry: opens its stream again after the stream has ended, and reports faults that last. A server that
+//! is restarted ends its streams, and is back after a moment; only a server that stays away is a problem.
 
+use std::convert::Infallible;
+use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::registry::{Changes, Closed};
+use isthmus_snapshot::change::Change;
+use isthmus_tasks::background::Failed;
 use isthmus_tasks::backoff::Backoff;
+
+/// A server whose stream a registry follows.
+pub trait Source: Send {
+    /// Opens the stream, notes that in `streams`, and sends the changes of the stream until the stream ends.
+    fn follow(
+        &mut self,
+        changes: &Changes,
+        streams: &mut Reopening,
+    ) -> impl Future<Output = Result<Infallible, Ended>> + Send;
+
+    /// Forgets the state of the last stream, because a fault was reported that the next stream must not build on.
+    fn forget(&mut self, why: Reported);
+}
+
+/// The reason why a stream ended, or could not be opened.
+#[derive(Debug)]
+pub enum Ended {
+    /// The receiver of changes is gone.
+    Closed,
+    /// The stream cannot be continued, for this reason, and no fault is reported: the source begins with a listing.
+    Again(String),
+    /// The faults, a line each.
+    Fault(Vec<String>),
+    /// Reading a message panicked.
+    Panicked,
+}
+
+/// The kind of fault that was reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reported {
+    /// The server could not be read.
+    Fault,
+    /// Reading a message panicked, so the state may be incomplete.
+    Panic,
+}
+
+impl From<Closed> for Ended {
+    fn from(_: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<Failed> for Ended {
+    fn from(_: Failed) -> Self {
+        Self::Panicked
+    }
+}
+
+/// Follows a source until the receiver of changes is gone.
+pub async fn follow(name: Arc<str>, mut source: impl Source, changes: Changes, mut streams: Reopening) {
+    loop {
+        let Err(ended) = source.follow(&changes, &mut streams).await;
+        streams.note_ended();
+        let fault = match ended {
+            Ended::Closed => return,
+            Ended::Again(_) => None,
+            Ended::Fault(problems) if streams.is_quiet() => {
+                tracing::info!(
+                    registry = &*name,
+                    ?problems,
+                    "the stream of the registry ended; the gateway opens it again"
+                );
+                None
+            }
+            Ended::Fault(problems) => Some((Reported::Fault, problems)),
+            Ended::Panicked => {
+                let problem = "internal error: reading a message of the registry's server panicked";
+                Some((Reported::Panic, vec![problem.to_owned()]))
+            }
+        };
+        if let Some((why, problems)) = fault {
+            source.forget(why);
+            streams.note_reported();
+            if changes.send(vec![Change::Failed(problems)]).await.is_err() {
+                return;
+            }
+        }
+        streams.wait().await;
+    }
+}
 
 /// The attempts to open a stream again.
 #[derive(Debug)]
@@ -34,28 +120,26 @@ impl Reopening {
         self.opened = Some(Instant::now());
     }
 
-    /// Notes that the stream has ended, or could not be opened. Returns true if it was open.
-    pub fn note_ended(&mut self) -> bool {
-        let Some(opened) = self.opened.take() else { return false };
-        if opened.elapsed() >= self.steady {
+    /// Notes that the stream has ended, or could not be opened.
+    fn note_ended(&mut self) {
+        if self.opened.take().is_some_and(|opened| opened.elapsed() >= self.steady) {
             self.backoff.reset();
             self.quiet = Some(Instant::now() + self.grace);
         }
-        true
     }
 
     /// Ends the grace period, because a fault was reported.
-    pub fn note_reported(&mut self) {
+    fn note_reported(&mut self) {
         self.quiet = None;
     }
 
     /// Returns true in the grace period, in which faults are not reported.
-    pub fn is_quiet(&self) -> bool {
+    fn is_quiet(&self) -> bool {
         self.quiet.is_some_and(|until| Instant::now() < until)
     }
 
     /// Waits before the next attempt, at most until the end of the grace period: the attempt at its end reports its fault.
-    pub async fn wait(&mut self) {
+    async fn wait(&mut self) {
         // The random number need not be secret; it only has to differ between gateways.
         let wait = self.backoff.wait(RandomState::new().hash_one(()));
         let now = Instant::now();
@@ -69,26 +153,42 @@ impl Reopening {
 pub mod testing {
     use super::*;
 
-    /// Simulates a server that goes away for ever when its stream has this age. Returns the time from the end of the stream to the
-    /// first report, and the longest wait between attempts in the hour after it. Needs a paused clock.
-    pub async fn outage(mut attempts: Reopening, age: Duration) -> (Duration, Duration) {
-        attempts.note_opened();
-        sleep(age).await;
-        let ended = Instant::now();
-        assert!(attempts.note_ended());
-        while attempts.is_quiet() {
-            attempts.wait().await;
-            assert!(!attempts.note_ended());
+    /// A server that has a stream of this age, and then goes away for ever.
+    struct GoesAway(Option<Duration>);
+
+    impl Source for GoesAway {
+        async fn follow(&mut self, _: &Changes, streams: &mut Reopening) -> Result<Infallible, Ended> {
+            if let Some(age) = self.0.take() {
+                streams.note_opened();
+                sleep(age).await;
+            }
+            Err(Ended::Fault(vec!["gone".to_owned()]))
         }
-        let reported = ended.elapsed();
-        attempts.note_reported();
-        let mut longest = Duration::ZERO;
-        while ended.elapsed() < Duration::from_secs(3_600) {
-            let begun = Instant::now();
-            attempts.wait().await;
-            longest = longest.max(begun.elapsed());
+
+        fn forget(&mut self, _: Reported) {}
+    }
+
+    /// Follows a server that goes away for ever when its stream has this age. Returns the time from the end of the stream to the
+    /// first report, and the longest time between reports in the hour after it. Needs a paused clock.
+    pub async fn outage(streams: Reopening, age: Duration) -> (Duration, Duration) {
+        let (changes, mut sent) = Changes::for_tests();
+        let followed = follow("test".into(), GoesAway(Some(age)), changes, streams);
+        let watched = async {
+            let ended = Instant::now() + age;
+            let first = sent.recv().await;
+            assert!(first.is_some_and(|(_, batch)| matches!(&*batch, [Change::Failed(_)])));
+            let (reported, mut last, mut longest) = (ended.elapsed(), Instant::now(), Duration::ZERO);
+            while ended.elapsed() < Duration::from_secs(3_600) {
+                assert!(sent.recv().await.is_some());
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+            }
+            (reported, longest)
+        };
+        tokio::select! {
+            outage = watched => outage,
+            () = followed => panic!("the receiver is there"),
         }
-        (reported, longest)
     }
 }
 
@@ -101,27 +201,70 @@ mod tests {
         Duration::from_secs(count)
     }
 
+    const fn streams() -> Reopening {
+        Reopening::new(seconds(5), seconds(3), seconds(10))
+    }
+
+    /// A server whose streams end in these ways, each when it has the age; then the receiver is gone.
+    struct Ends(Vec<(Duration, Ended)>, Vec<Reported>);
+
+    impl Source for &mut Ends {
+        async fn follow(&mut self, _: &Changes, streams: &mut Reopening) -> Result<Infallible, Ended> {
+            if self.0.is_empty() {
+                return Err(Ended::Closed);
+            }
+            let (age, ended) = self.0.remove(0);
+            streams.note_opened();
+            sleep(age).await;
+            Err(ended)
+        }
+
+        fn forget(&mut self, why: Reported) {
+            self.1.push(why);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_attempt_at_the_end_of_the_grace_period_reports_its_fault() {
         // Without an end at 3 s, the fourth wait would end after 7 s.
         for _ in 0..100 {
-            let (reported, _) = outage(Reopening::new(seconds(5), seconds(3), seconds(10)), seconds(5)).await;
+            let (reported, _) = outage(streams(), seconds(5)).await;
             assert_eq!(reported, seconds(3));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_young_stream_is_reported_at_once_and_does_not_reset_the_waits() {
-        let mut attempts = Reopening::new(seconds(5), seconds(3), seconds(10));
-        let mut waits = Vec::new();
-        for _ in 0..6 {
-            attempts.note_opened();
-            sleep(seconds(5) - Duration::from_millis(1)).await;
-            assert!(attempts.note_ended() && !attempts.is_quiet());
-            let begun = Instant::now();
-            attempts.wait().await;
-            waits.push(begun.elapsed());
+        let young = || (seconds(5) - Duration::from_millis(1), Ended::Fault(vec!["ended".to_owned()]));
+        let mut ends = Ends((0..7).map(|_| young()).collect(), Vec::new());
+        let (changes, mut sent) = Changes::for_tests();
+        let begun = Instant::now();
+        follow("test".into(), &mut ends, changes, streams()).await;
+        assert_eq!(ends.1, [Reported::Fault; 7]);
+        // 0.5 + 1 + 2 + 4 + 8 + 10 + 10 s, each with a jitter of a fifth.
+        let waited = begun.elapsed() - young().0 * 7;
+        assert!((28..=43).contains(&waited.as_secs()), "{waited:?}");
+        let mut reports = 0;
+        while sent.try_recv().is_ok() {
+            reports += 1;
         }
-        assert!(waits[0] <= Duration::from_millis(601) && waits[5] >= seconds(8), "{waits:?}");
+        assert_eq!(reports, 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_is_reported_in_the_grace_period_and_a_new_listing_is_not() {
+        let mut ends = Ends(
+            vec![(seconds(9), Ended::Again("compacted".to_owned())), (seconds(9), Ended::Panicked)],
+            Vec::new(),
+        );
+        let (changes, mut sent) = Changes::for_tests();
+        follow("test".into(), &mut ends, changes, streams()).await;
+        assert_eq!(ends.1, [Reported::Panic]);
+        let (_, batch) = sent.try_recv().unwrap();
+        assert!(
+            matches!(&*batch, [Change::Failed(problems)] if problems[0].contains("panicked")),
+            "{batch:?}"
+        );
+        assert!(sent.try_recv().is_err());
     }
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use super::reading::{Applied, Reading, Wanted};
 use super::stream::{Stream, StreamFault};
-use isthmus_aggregator::registry::{Changes, Closed, Registry};
-use isthmus_aggregator::reopening::Reopening;
+use isthmus_aggregator::registry::{Changes, Registry};
+use isthmus_aggregator::reopening::{Ended, Reopening, Reported, Source, follow};
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::istiod::IstiodSpec;
 use isthmus_files::reading::Readings;
 use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use isthmus_snapshot::change::{Change, Report};
-use isthmus_tasks::background;
+use isthmus_tasks::background::{self, Failed};
 use isthmus_tasks::scope::Scope;
 use isthmus_wds::kind::Kind;
 
@@ -58,49 +58,51 @@ impl Registry for IstiodRegistry {
     }
 
     fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(Follower::new(*self, changes).run())
+        Box::pin(follow(self.spec.name.clone(), IstiodSource::new(*self), changes, streams()))
     }
 }
 
-/// The reason why a stream is not followed any more.
-enum Ended {
-    /// The receiver of changes is gone.
-    Closed,
-    Fault(StreamFault),
-    /// Reading a response panicked.
-    Panicked,
-}
-
-impl From<Closed> for Ended {
-    fn from(_: Closed) -> Self {
-        Self::Closed
-    }
-}
-
-impl From<StreamFault> for Ended {
-    fn from(fault: StreamFault) -> Self {
-        Self::Fault(fault)
-    }
-}
-
-struct Follower {
+struct IstiodSource {
     name: Arc<str>,
     istiod: IstiodSpec,
     wanted: Wanted,
-    changes: Changes,
     scope: Scope,
     readings: Readings,
     reading: Reading,
     /// True once all resources were listed, so that a stream can be resumed.
     is_listed: bool,
-    streams: Reopening,
     listings: usize,
     resumes: usize,
     reported: Option<Report>,
 }
 
-impl Follower {
-    fn new(registry: IstiodRegistry, changes: Changes) -> Self {
+impl Source for IstiodSource {
+    async fn follow(&mut self, changes: &Changes, streams: &mut Reopening) -> Result<Infallible, Ended> {
+        let Err(mut ended) = self.stream(changes, streams).await;
+        if let Ended::Fault(problems) = &mut ended {
+            let istiod = format!("istiod at {}: ", self.istiod.istiod.address);
+            problems.iter_mut().for_each(|problem| problem.insert_str(0, &istiod));
+        }
+        Err(ended)
+    }
+
+    /// After a fault, the next stream begins with what has changed since; after a panic, with all resources.
+    fn forget(&mut self, why: Reported) {
+        if why == Reported::Panic {
+            self.reading = Reading::new(self.wanted.clone());
+            self.is_listed = false;
+        }
+    }
+}
+
+impl From<StreamFault> for Ended {
+    fn from(fault: StreamFault) -> Self {
+        Self::Fault(vec![fault.to_string()])
+    }
+}
+
+impl IstiodSource {
+    fn new(registry: IstiodRegistry) -> Self {
         let IstiodRegistry { spec, istiod, scope } = registry;
         let wanted = Wanted {
             network: spec.network.clone(),
@@ -113,59 +115,25 @@ impl Follower {
             istiod,
             reading: Reading::new(wanted.clone()),
             wanted,
-            changes,
             scope,
             readings: Readings::new(READINGS),
             is_listed: false,
-            streams: streams(),
             listings: 0,
             resumes: 0,
             reported: None,
         }
     }
 
-    async fn run(mut self) {
-        loop {
-            let Err(ended) = self.follow().await;
-            self.streams.note_ended();
-            let (problem, is_quiet) = match ended {
-                Ended::Closed => return,
-                Ended::Fault(fault) => {
-                    let problem = format!("istiod at {}: {fault}", self.istiod.istiod.address);
-                    (problem, self.streams.is_quiet())
-                }
-                Ended::Panicked => {
-                    self.reading = Reading::new(self.wanted.clone());
-                    self.is_listed = false;
-                    ("internal error: reading a response of istiod panicked".to_owned(), false)
-                }
-            };
-            if is_quiet {
-                tracing::info!(
-                    registry = &*self.name,
-                    problem,
-                    "the stream of istiod ended; the gateway opens it again"
-                );
-            } else {
-                self.streams.note_reported();
-                if self.changes.send(vec![Change::Failed(vec![problem])]).await.is_err() {
-                    return;
-                }
-            }
-            self.streams.wait().await;
-        }
-    }
-
     /// Opens a stream, and takes what it sends.
-    async fn follow(&mut self) -> Result<Infallible, Ended> {
+    async fn stream(&mut self, changes: &Changes, streams: &mut Reopening) -> Result<Infallible, Ended> {
         let versions = if self.is_listed { self.reading.versions() } else { Default::default() };
         let mut stream = Stream::open(&self.istiod, versions, &self.readings, &self.scope).await?;
-        self.streams.note_opened();
+        streams.note_opened();
         let (mut has_addresses, mut has_policies) = (false, false);
         loop {
             let (kind, response) = stream.next().await?;
             let nonce = response.nonce.clone();
-            let Applied { mut changes, refused } = match kind {
+            let Applied { changes: mut batch, refused } = match kind {
                 Kind::Authorization => {
                     let is_first = !std::mem::replace(&mut has_policies, true);
                     let applied = self
@@ -192,9 +160,9 @@ impl Follower {
                     applied
                 }
             };
-            changes.extend(self.report());
-            if !changes.is_empty() {
-                self.changes.send(changes).await?;
+            batch.extend(self.report());
+            if !batch.is_empty() {
+                changes.send(batch).await?;
             }
             stream.answer(kind, nonce, &refused).await?;
         }
@@ -205,18 +173,12 @@ impl Follower {
         &mut self,
         response: DeltaDiscoveryResponse,
         apply: impl FnOnce(&mut Reading, DeltaDiscoveryResponse) -> Applied + Send + 'static,
-    ) -> Result<Applied, Ended> {
+    ) -> Result<Applied, Failed> {
         if response.resources.len() <= READ_HERE_MAX {
             return Ok(apply(&mut self.reading, response));
         }
-        let mut reading = std::mem::take(&mut self.reading);
-        let work = move || {
-            let applied = apply(&mut reading, response);
-            (reading, applied)
-        };
-        let (reading, applied) = background::run(work).await.map_err(|_| Ended::Panicked)?;
-        self.reading = reading;
-        Ok(applied)
+        let work = move |reading: &mut Reading| apply(reading, response);
+        background::run_on(&mut self.reading, Reading::default(), work).await
     }
 
     /// Returns the report for operators, if it has changed.

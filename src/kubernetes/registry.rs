@@ -513,14 +513,7 @@ impl Session {
             return Some(self.index.changes());
         }
         let none = self.index.placeholder();
-        let mut index = std::mem::replace(&mut self.index, none);
-        let made = background::run(move || {
-            let changes = index.changes();
-            (index, changes)
-        });
-        let (index, changes) = made.await.ok()?;
-        self.index = index;
-        Some(changes)
+        background::run_on(&mut self.index, none, Index::changes).await.ok()
     }
 
     fn describe(&self, report: &mut Report) {

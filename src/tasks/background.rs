@@ -111,6 +111,22 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
+/// Runs `work` on a value as [`run`] does, with `stand_in` in its place meanwhile. If the work panics, the stand-in stays.
+pub async fn run_on<V: Send + 'static, T: Send + 'static>(
+    value: &mut V,
+    stand_in: V,
+    work: impl FnOnce(&mut V) -> T + Send + 'static,
+) -> Result<T, Failed> {
+    let mut lent = std::mem::replace(value, stand_in);
+    let (back, made) = run(move || {
+        let made = work(&mut lent);
+        (lent, made)
+    })
+    .await?;
+    *value = back;
+    Ok(made)
+}
+
 /// Lowers the priority of the current thread.
 pub fn give_way() {
     lower(None);

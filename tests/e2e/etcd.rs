@@ -236,7 +236,7 @@ fn a_watch_that_has_lasted_is_resumed_where_it_ended() {
     put(&etcd, "s1.mesh", 7002);
     etcd.delete(&key("s2.mesh"));
     gateway.signal("CONT");
-    gateway.told("the etcd watch ended; the gateway resumes it");
+    gateway.told("the stream of the registry ended; the gateway opens it again");
     leads_to(&gateway, "s1.mesh", 7002);
     is_gone(&gateway, "s2.mesh");
     put(&etcd, "s3.mesh", 7003);

@@ -20,19 +20,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::{Connector, EtcdClient, EtcdFault, MemberFault};
+use super::client::{Connector, EtcdClient, EtcdFault};
 use super::keys::Keys;
 use super::listing::{Listing, Page};
 use super::reading::Reading;
-use crate::registry::{Changes, Closed, Registry};
-use crate::reopening::Reopening;
+use crate::registry::{Changes, Registry};
+use crate::reopening::{Ended, Reopening, Reported, Source, follow};
 use crate::spec::RegistrySpec;
 use crate::spec::etcd::EtcdSpec;
-use isthmus_model::address::Url;
 use isthmus_proto::etcdserverpb::WatchResponse;
 use isthmus_proto::mvccpb::{Event, KeyValue};
 use isthmus_snapshot::change::Change;
-use isthmus_tasks::background;
+use isthmus_tasks::background::{self, Failed};
 use isthmus_tasks::scope::Scope;
 
 /// The longest wait between attempts, before jitter of a fifth.
@@ -73,8 +72,7 @@ impl Registry for EtcdRegistry {
     }
 
     fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        let follower = Follower::new(*self, changes);
-        Box::pin(follower.run())
+        Box::pin(follow(self.spec.name.clone(), EtcdSource::new(*self), changes, watches()))
     }
 }
 
@@ -85,150 +83,113 @@ struct Position {
     revision: i64,
 }
 
-/// The reason why the listing or the watch on a member ended.
-enum Ended {
-    /// The receiver of changes is gone.
-    Closed,
-    /// The watch cannot continue from the known revision: the registry must be listed again.
-    List(String),
-    Fault(EtcdFault),
-    /// Parsing keys panicked.
-    Panicked,
-}
-
 impl From<EtcdFault> for Ended {
     fn from(fault: EtcdFault) -> Self {
         match fault {
             // A resumed watch would get the oversize response again on each attempt; a listing avoids it.
-            EtcdFault::Compacted | EtcdFault::TooLarge => Self::List(fault.to_string()),
-            fault => Self::Fault(fault),
+            EtcdFault::Compacted | EtcdFault::TooLarge => Self::Again(fault.to_string()),
+            fault => Self::Fault(vec![fault.to_string()]),
         }
     }
 }
 
-impl From<Closed> for Ended {
-    fn from(_: Closed) -> Self {
-        Self::Closed
-    }
-}
-
-struct Follower {
+struct EtcdSource {
     name: Arc<str>,
     keys: Keys,
     connector: Connector,
-    changes: Changes,
     reading: Reading,
     /// The position up to which the registry was read; `None`: the registry must be listed.
     position: Option<Position>,
-    watches: Reopening,
     /// The number of listings since the last watch.
     listings: u32,
 }
 
-impl Follower {
-    fn new(registry: EtcdRegistry, changes: Changes) -> Self {
+impl Source for EtcdSource {
+    async fn follow(&mut self, changes: &Changes, streams: &mut Reopening) -> Result<Infallible, Ended> {
+        let connected = self.connector.connect().await;
+        let mut client =
+            connected.map_err(|faults| Ended::Fault(faults.iter().map(ToString::to_string).collect()))?;
+        let Err(ended) = self.watch(&mut client, changes, streams).await;
+        let at_member = |problem: String| format!("etcd at {}: {problem}", client.member());
+        Err(match ended {
+            Ended::Fault(problems) => Ended::Fault(problems.into_iter().map(at_member).collect()),
+            Ended::Again(why) if self.lists_too_often(&why) => Ended::Fault(vec![at_member(why)]),
+            other => other,
+        })
+    }
+
+    /// The registry is listed again even if etcd has kept its revision: a listing is correct whatever was lost before the fault.
+    fn forget(&mut self, _: Reported) {
+        self.position = None;
+    }
+}
+
+impl EtcdSource {
+    fn new(registry: EtcdRegistry) -> Self {
         let keys = Keys::new(registry.etcd.prefix.clone());
         Self {
             name: registry.spec.name.clone(),
             reading: Reading::new(keys.clone()),
             keys,
             connector: Connector::new(registry.etcd, registry.scope),
-            changes,
             position: None,
-            watches: watches(),
             listings: 0,
         }
     }
 
-    async fn run(mut self) {
-        loop {
-            let problems = match self.connector.connect().await {
-                Err(faults) => self.problems_of(faults),
-                Ok(mut client) => {
-                    let Err(ended) = self.follow(&mut client).await;
-                    if self.watches.note_ended() {
-                        self.listings = 0;
-                    }
-                    let member = client.member().clone();
-                    match ended {
-                        Ended::Closed => return,
-                        Ended::Fault(fault) => self.problems_of(vec![MemberFault { member, fault }]),
-                        Ended::List(why) => self.list_again(&member, &why),
-                        Ended::Panicked => Some(vec!["internal error: reading a key panicked".to_owned()]),
-                    }
-                }
-            };
-            if let Some(problems) = problems {
-                self.position = None;
-                self.watches.note_reported();
-                if self.changes.send(vec![Change::Failed(problems)]).await.is_err() {
-                    return;
-                }
-            }
-            self.watches.wait().await;
-        }
-    }
-
-    /// Returns the problems to report for faults. Returns `None` for a while after a long watch has ended, because the watch
-    /// may be resumed.
-    fn problems_of(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
-        let problems: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        if self.watches.is_quiet() {
-            tracing::info!(registry = &*self.name, ?problems, "the etcd watch ended; the gateway resumes it");
-            return None;
-        }
-        Some(problems)
-    }
-
-    /// Requests a new listing; returns the problems to report if more than [`LISTINGS_MAX`] listings were requested in a row.
-    fn list_again(&mut self, member: &Url, why: &str) -> Option<Vec<String>> {
+    /// Requests a new listing. Returns true if more than [`LISTINGS_MAX`] listings were requested in a row.
+    fn lists_too_often(&mut self, why: &str) -> bool {
         tracing::info!(registry = &*self.name, why, "the gateway lists the registry in etcd again");
         self.position = None;
         self.listings += 1;
-        (self.listings > LISTINGS_MAX).then(|| vec![format!("etcd at {member}: {why}")])
+        self.listings > LISTINGS_MAX
     }
 
     /// Lists the registry if necessary, and then sends its changes.
-    async fn follow(&mut self, client: &mut EtcdClient) -> Result<Infallible, Ended> {
+    async fn watch(
+        &mut self,
+        client: &mut EtcdClient,
+        changes: &Changes,
+        streams: &mut Reopening,
+    ) -> Result<Infallible, Ended> {
         let position = match self.position {
             Some(position) => position,
-            None => self.list(client).await?,
+            None => self.list(client, changes).await?,
         };
         let (mut watch, first) = client.watch(self.keys.range(), position.revision + 1).await?;
         // A cluster restored from a backup has another history, in which equal revisions mean other changes.
         let header = first.header.unwrap_or_default();
         if header.cluster_id != position.cluster || header.revision < position.revision {
-            return Err(Ended::List(
+            return Err(Ended::Again(
                 "etcd was restored from a backup: its history differs from the state in use, or is older"
                     .into(),
             ));
         }
-        self.watches.note_opened();
+        streams.note_opened();
+        self.listings = 0;
         loop {
             let answer = watch.next().await?;
-            self.take(answer).await?;
+            self.take(answer, changes).await?;
         }
     }
 
     /// Sends all keys as one listing.
-    async fn list(&mut self, client: &mut EtcdClient) -> Result<Position, Ended> {
+    async fn list(&mut self, client: &mut EtcdClient, changes: &Changes) -> Result<Position, Ended> {
         let begun = Instant::now();
         let mut listing = Listing::new(self.keys.range());
-        let begin = self.reading.begin();
-        self.changes.send(begin).await?;
+        changes.send(self.reading.begin()).await?;
         let mut keys = 0;
         while let Some(page) = listing.next(client).await? {
-            let changes = match page {
+            let batch = match page {
                 Page::Values(values) => {
                     keys += values.len();
                     self.read(values, |reading, values: Vec<KeyValue>| reading.listed(&values)).await?
                 }
                 Page::Oversize(key) => self.reading.oversize(&key),
             };
-            self.changes.send(changes).await?;
+            changes.send(batch).await?;
         }
-        let complete = self.reading.complete();
-        self.changes.send(complete).await?;
+        changes.send(self.reading.complete()).await?;
         let position = Position { cluster: listing.cluster(), revision: listing.revision() };
         self.position = Some(position);
         tracing::debug!(registry = &*self.name, keys, position.revision, took = ?begun.elapsed(), "registry listed");
@@ -236,7 +197,7 @@ impl Follower {
     }
 
     /// Applies a response of the watch.
-    async fn take(&mut self, answer: WatchResponse) -> Result<(), Ended> {
+    async fn take(&mut self, answer: WatchResponse, changes: &Changes) -> Result<(), Ended> {
         let WatchResponse { header, events, fragment, .. } = answer;
         let revision = match events.last() {
             Some(event) => event.kv.as_ref().map_or(0, |pair| pair.mod_revision),
@@ -245,12 +206,12 @@ impl Follower {
         };
         if !events.is_empty() {
             let size = |event: &Event| event.kv.as_ref().map_or(0, |pair| pair.key.len() + pair.value.len());
-            let changes = match events.iter().map(size).sum::<usize>() {
+            let batch = match events.iter().map(size).sum::<usize>() {
                 0..=READ_HERE_MAX => self.reading.changed(&events),
                 _ => self.read(events, |reading, events: Vec<Event>| reading.changed(&events)).await?,
             };
-            if !changes.is_empty() {
-                self.changes.send(changes).await?;
+            if !batch.is_empty() {
+                changes.send(batch).await?;
             }
         }
         if let Some(position) = self.position.as_mut().filter(|_| !fragment) {
@@ -264,16 +225,9 @@ impl Follower {
         &mut self,
         found: T,
         read: impl FnOnce(&mut Reading, T) -> Vec<Change> + Send + 'static,
-    ) -> Result<Vec<Change>, Ended> {
+    ) -> Result<Vec<Change>, Failed> {
         let fresh = Reading::new(self.keys.clone());
-        let mut reading = std::mem::replace(&mut self.reading, fresh);
-        let work = move || {
-            let changes = read(&mut reading, found);
-            (reading, changes)
-        };
-        let (reading, changes) = background::run(work).await.map_err(|_| Ended::Panicked)?;
-        self.reading = reading;
-        Ok(changes)
+        background::run_on(&mut self.reading, fresh, move |reading| read(reading, found)).await
     }
 }
 
