@@ -229,11 +229,11 @@ pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
     let view = |route: &Arc<Route>| {
         let entry = snapshot.routes().named(&route.name);
         let candidates = entry.and_then(|entry| entry.candidates.as_ref());
-        let own = route.own_of.iter().map(ToString::to_string);
+        let own = route.conditions.own_of.iter().map(ToString::to_string);
         api::listener::Route {
             name: route.name.to_string(),
-            listeners: texts(&route.listeners).into_iter().chain(own).collect(),
-            from: texts(&route.from),
+            listeners: texts(&route.conditions.listeners).into_iter().chain(own).collect(),
+            from: texts(&route.conditions.from),
             leads_to: leads_to(route),
             endpoints: candidates.map(|candidates| candidates.endpoints().len()),
         }
@@ -412,7 +412,7 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Expos
             by: "route".to_owned(),
             leads_to: leads_to(route),
             tls: Vec::new(),
-            sources: sources_text(&[&listener.from, &route.from]),
+            sources: sources_text(&[&listener.from, &route.conditions.from]),
             identities: Identities::not_checked(),
             marked_by: None,
             hidden_by: Vec::new(),
@@ -422,11 +422,11 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Expos
 
 /// Returns true if clients of a listener can reach the route.
 fn applies_on(route: &Route, listener: &Listener) -> bool {
-    match &route.own_of {
+    match &route.conditions.own_of {
         Some(name) => *name == listener.name,
         // HBONE callers can reach services, but not routes.
         None if !listener.protocol.takes_sni() => false,
-        None => route.listeners.is_empty() || route.listeners.contains(&listener.name),
+        None => route.on_listener(&listener.name),
     }
 }
 

@@ -213,17 +213,16 @@ fn drain(fields: &Fields<'_>) -> Drain {
 
 /// Warns of listeners through which no name can be reached.
 fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Problems) {
-    let here = |names: &[Arc<str>], name: &Arc<str>| names.is_empty() || names.contains(name);
     let list = Path::Root.key(keys::Root::LISTENERS.name());
     // The routes of Gateways decide what can be reached through their ports.
     for listener in policy.listeners.iter().filter(|listener| !listener.is_of_gateways) {
         // Routes apply to SNI clients only.
         let by_name = listener.protocol.takes_sni();
-        let routed = policy.routes.iter().any(|route| match &route.own_of {
+        let routed = policy.routes.iter().any(|route| match &route.conditions.own_of {
             Some(name) => *name == listener.name,
-            None => by_name && here(&route.listeners, &listener.name),
+            None => by_name && route.on_listener(&listener.name),
         });
-        let exported = policy.exports.iter().any(|rule| here(&rule.listeners, &listener.name));
+        let exported = policy.exports.iter().any(|rule| rule.on_listener(&listener.name));
         // Peers open links at the listener, and call the services that they are offered.
         let peered = !policy.peers.is_empty() && takes_links(listener);
         if routed || exported || peered {

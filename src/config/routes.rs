@@ -12,7 +12,7 @@ use isthmus_document::table::AnyKey;
 use isthmus_document::tree::{Key, Node, Value, shortened};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Weight;
-use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
+use isthmus_snapshot::policy::{Conditions, Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
 
 use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;
@@ -54,18 +54,18 @@ struct Place<'p> {
 }
 
 impl Place<'_> {
-    /// Returns the name of a route with this key.
-    fn name_of(&self, key: &str) -> Arc<str> {
+    /// Returns the name of a route with this key, whose text it shares if possible.
+    fn name_of(&self, key: Arc<str>) -> Arc<str> {
         match self.listener {
-            Some(listener) => named(&format!("{listener}/{key}")),
+            Some(listener) => named(format!("{listener}/{key}").into()),
             None => named(key),
         }
     }
 }
 
 /// Returns a text as the name of a route. The name of a group of endpoints has a colon only if the group is that of a service.
-fn named(text: &str) -> Arc<str> {
-    text.replace(':', "_").into()
+fn named(text: Arc<str>) -> Arc<str> {
+    if text.contains(':') { text.replace(':', "_").into() } else { text }
 }
 
 /// Reads the routes in the order of the file: those of the common table, and then those of listeners.
@@ -86,7 +86,14 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
             let path = path.key(key.name());
             let place = Place { path: &path, listener: Some(&name) };
             let found = (RouteName::Raw, node.position, node);
-            routes.extend(route(found, place.name_of(key.name()), place, &mut Vec::new(), around, problems));
+            routes.extend(route(
+                found,
+                place.name_of(key.name().into()),
+                place,
+                &mut Vec::new(),
+                around,
+                problems,
+            ));
         }
     }
     routes
@@ -121,7 +128,7 @@ fn table(
             ));
             problems.warn(key.position, &path, fault.hint(Some("*")));
         }
-        let (of_name, below) = (place.name_of(&name.to_string()), Place { path: &path, ..place });
+        let (of_name, below) = (place.name_of(name.shared()), Place { path: &path, ..place });
         let mut by_alpn = Vec::new();
         let placed = route((name, key.position, node), of_name, below, &mut by_alpn, around, problems);
         routes.extend(placed.into_iter().chain(by_alpn));
@@ -150,23 +157,22 @@ fn route(
         let path = alternatives.key(&protocol.text);
         let fields = Fields::of::<keys::Route>(None);
         let Some(to) = target(node, &fields, &path, around, problems) else { continue };
-        let name = named(&format!("{name}#{}", protocol.text));
+        let name = named(format!("{name}#{}", protocol.text).into());
         protocols.push((wanted, name.clone()));
-        let route = Route { name, own_of: place.listener.cloned(), ..Route::new(RouteName::Alpn, to) };
+        let conditions = Conditions { own_of: place.listener.cloned(), ..Conditions::default() }.into();
+        let route = Route { name, conditions, ..Route::new(RouteName::Alpn, to) };
         let (path, position) = (path.to_string(), protocol.position);
         by_alpn.push(Placed { route: Arc::new(route), path, position });
     }
     let to = target(node, &fields, path, around, problems)?;
     let position = fields.at(&keys::Route::SERVICE).map_or(position, |node| node.position);
-    let route = Route {
-        name,
-        key,
+    let conditions = Conditions {
         own_of: place.listener.cloned(),
         listeners,
         from: fields.get(&keys::Route::FROM).unwrap_or_default(),
         by_alpn: protocols,
-        to,
     };
+    let route = Route { name, key, conditions: conditions.into(), to };
     Some(Placed { route: Arc::new(route), path: path.to_string(), position })
 }
 

@@ -511,7 +511,7 @@ fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Resul
 fn without_exact(routes: &ListenerRoutes<'_>, name: &str) -> String {
     match routes.elsewhere(name) {
         Some(entry) => {
-            let listeners = entry.route.listeners.join(", ");
+            let listeners = entry.route.conditions.listeners.join(", ");
             format!("a route has exactly this name, but applies only to the listeners {listeners}")
         }
         None => "no route has exactly this name".to_owned(),

@@ -84,7 +84,7 @@ impl Dialled {
     /// [`of_service`](Self::of_service) returns. Also returns `None` if no listener accepts SNI, because only SNI callers can
     /// use routes, but those of listeners.
     pub fn of_route<'a>(&self, route: &Route, routes: &'a RouteTable) -> Option<&'a Arc<Candidates>> {
-        if !self.takes_sni && route.own_of.is_none() {
+        if !self.takes_sni && route.conditions.own_of.is_none() {
             return None;
         }
         routes.named(&route.name)?.candidates.as_ref()

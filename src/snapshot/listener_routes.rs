@@ -28,14 +28,14 @@ impl<'a> ListenerRoutes<'a> {
 
     /// Returns the route whose key is this name, and which applies only on other listeners.
     pub(super) fn elsewhere(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
-        self.common.by_name.exact(name).filter(|entry| !entry.on_listener(self.listener))
+        self.common.by_name.exact(name).filter(|entry| !entry.route.on_listener(self.listener))
     }
 
     /// Returns the wildcard route with the longest suffix that matches a name; `"*"` is the shortest.
     pub(super) fn wildcard(&self, name: &'a str) -> Option<&'a Arc<RouteEntry>> {
         let longest = |scope: &'a Scope| {
             let mut all = scope.by_name.suffixes(name).chain(scope.by_name.any());
-            all.find(|entry| entry.on_listener(self.listener))
+            all.find(|entry| entry.route.on_listener(self.listener))
         };
         match (self.own.and_then(longest), longest(self.common)) {
             (Some(own), Some(common)) if covers(common.route.key.pattern(), own.route.key.pattern()) => {
@@ -48,7 +48,9 @@ impl<'a> ListenerRoutes<'a> {
     /// Returns true if a wildcard route that matches a name lists this listener.
     pub(super) fn lists_wildcard(&self, name: &'a str) -> bool {
         let mut all = self.common.by_name.suffixes(name).chain(self.common.by_name.any());
-        all.any(|entry| !entry.route.listeners.is_empty() && entry.on_listener(self.listener))
+        all.any(|entry| {
+            !entry.route.conditions.listeners.is_empty() && entry.route.on_listener(self.listener)
+        })
     }
 
     /// Returns the route `"-"`, for hellos without SNI.
@@ -63,7 +65,7 @@ impl<'a> ListenerRoutes<'a> {
 
     /// Returns the listener's own route of the config if there is one, and otherwise the common one if it applies on the listener.
     fn first(&self, of: impl Fn(&'a Scope) -> Option<&'a Arc<RouteEntry>>) -> Option<&'a Arc<RouteEntry>> {
-        let common = || of(self.common).filter(|entry| entry.on_listener(self.listener));
+        let common = || of(self.common).filter(|entry| entry.route.on_listener(self.listener));
         self.own.and_then(&of).or_else(common)
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZero;
+use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -397,6 +398,33 @@ pub struct Route {
     pub name: Arc<str>,
     /// The names that the route matches.
     pub key: RouteName,
+    /// The conditions under which the route applies.
+    pub conditions: RouteConditions,
+    /// The destination of the route's connections.
+    pub to: RouteTarget,
+}
+
+impl Route {
+    /// Returns a route of the table that all listeners share, which admits every source.
+    pub fn new(key: RouteName, to: RouteTarget) -> Self {
+        Self { name: key.shared(), key, conditions: RouteConditions::default(), to }
+    }
+
+    /// Returns true if the route applies on the listener, of those that share its table.
+    pub fn on_listener(&self, listener: &str) -> bool {
+        let listeners = &self.conditions.listeners;
+        listeners.is_empty() || listeners.iter().any(|name| &**name == listener)
+    }
+
+    /// Returns true if the route has its own endpoints and they are checked actively.
+    pub fn is_checked(&self) -> bool {
+        matches!(&self.to, RouteTarget::Endpoints { tuning, .. } if tuning.health.is_some())
+    }
+}
+
+/// The listeners, sources and protocols that a route distinguishes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conditions {
     /// The listener whose own route this is; `None`: the route is in the table that all listeners share.
     pub own_of: Option<Arc<str>>,
     /// The names of the listeners on which the route applies; empty: all.
@@ -405,20 +433,25 @@ pub struct Route {
     pub from: Vec<IpNet>,
     /// The names of the routes that clients take whose ALPN protocols are named here, in the order of the file.
     pub by_alpn: Vec<(Box<[u8]>, Arc<str>)>,
-    /// The destination of the route's connections.
-    pub to: RouteTarget,
 }
 
-impl Route {
-    /// Returns a route of the table that all listeners share, which admits every source.
-    pub fn new(key: RouteName, to: RouteTarget) -> Self {
-        let (listeners, from, by_alpn) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name: key.shared(), key, own_of: None, listeners, from, by_alpn, to }
-    }
+/// The [`Conditions`] of a route in the 8 bytes of a pointer: most routes of a large config have none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouteConditions(Option<Box<Conditions>>);
 
-    /// Returns true if the route has its own endpoints and they are checked actively.
-    pub fn is_checked(&self) -> bool {
-        matches!(&self.to, RouteTarget::Endpoints { tuning, .. } if tuning.health.is_some())
+impl From<Conditions> for RouteConditions {
+    fn from(conditions: Conditions) -> Self {
+        Self((conditions != Conditions::default()).then(|| Box::new(conditions)))
+    }
+}
+
+impl Deref for RouteConditions {
+    type Target = Conditions;
+
+    fn deref(&self) -> &Conditions {
+        static NONE: Conditions =
+            Conditions { own_of: None, listeners: Vec::new(), from: Vec::new(), by_alpn: Vec::new() };
+        self.0.as_deref().unwrap_or(&NONE)
     }
 }
 
@@ -866,6 +899,12 @@ pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn conditions_cost_a_route_that_has_none_a_pointer() {
+        assert_eq!((size_of::<RouteConditions>(), size_of::<Route>()), (8, 88));
+        assert_eq!(RouteConditions::from(Conditions::default()), RouteConditions(None));
+    }
 
     #[test]
     fn special_addresses_are_allowed_only_by_blocks_of_their_own() {

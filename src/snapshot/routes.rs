@@ -12,7 +12,7 @@ use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use isthmus_model::address::{Host, SrvTarget};
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, Weight};
-use isthmus_model::name::HostName;
+use isthmus_model::name::{HostName, NamePattern};
 
 /// The results of the last look-ups: the addresses of host names, as which this value can be used, and the targets of names of SRV
 /// records.
@@ -52,20 +52,14 @@ pub struct RouteEntry {
     pub candidates: Option<Arc<Candidates>>,
 }
 
-impl RouteEntry {
-    /// Returns true if the route applies on the listener.
-    pub fn on_listener(&self, listener: &str) -> bool {
-        self.route.listeners.is_empty() || self.route.listeners.iter().any(|name| &**name == listener)
-    }
-}
-
 /// All routes.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
-    by_name: BucketMap<Arc<str>, Arc<RouteEntry>>,
     common: Scope,
     /// The routes of single listeners.
     of_listeners: BTreeMap<Arc<str>, Scope>,
+    /// The routes whose names are not keys of `common`, by name.
+    by_other_name: BucketMap<Arc<str>, Arc<RouteEntry>>,
     /// The names of the routes that use a host name as an endpoint, by that host name.
     by_host: NameMap<Arc<BTreeSet<Arc<str>>>>,
 }
@@ -111,18 +105,20 @@ impl RouteTable {
                 self.by_host.insert(host.clone(), users);
             }
         }
+        if !is_named_by_key(&entry.route) {
+            self.by_other_name.insert(name.clone(), entry.clone());
+        }
         self.scope(&entry.route).set(&entry.route.key, Some(entry.clone()));
-        self.by_name.insert(name.clone(), entry);
     }
 
     fn remove(&mut self, route: &Route) {
         self.forget_hosts(route);
         self.scope(route).set(&route.key, None);
-        self.by_name.remove(&*route.name);
+        self.by_other_name.remove(&*route.name);
     }
 
     fn scope(&mut self, route: &Route) -> &mut Scope {
-        match &route.own_of {
+        match &route.conditions.own_of {
             None => &mut self.common,
             Some(listener) => self.of_listeners.entry(listener.clone()).or_default(),
         }
@@ -148,7 +144,7 @@ impl RouteTable {
 
     /// Returns the route with this name.
     pub fn named(&self, name: &str) -> Option<&Arc<RouteEntry>> {
-        self.by_name.get(name)
+        self.common.by_name.exact(name).or_else(|| self.by_other_name.get(name))
     }
 
     fn forget_hosts(&mut self, route: &Route) {
@@ -196,6 +192,12 @@ impl RouteTable {
     pub(super) fn scopes(&self, listener: &str) -> (Option<&Scope>, &Scope) {
         (self.of_listeners.get(listener), &self.common)
     }
+}
+
+/// Returns true if the route is in the table that all listeners share, under its name.
+fn is_named_by_key(route: &Route) -> bool {
+    let is_key = matches!(route.key.pattern(), Some(NamePattern::Exact(key)) if *key.as_str() == *route.name);
+    is_key && route.conditions.own_of.is_none()
 }
 
 /// Returns the host names that the endpoints of a route use.
@@ -285,5 +287,37 @@ pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
         Host::Ip(ip) => std::slice::from_ref(ip),
         Host::Ips(ips) => ips,
         Host::Name(name) => resolved.get(name.as_str()).map_or(&[], |addresses| addresses),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Conditions;
+    use crate::testing::{host_name, pattern, policy};
+
+    #[test]
+    fn every_route_is_found_by_its_name_alone() {
+        let to = || RouteTarget::Service { hostname: host_name("b.mesh"), port: 443, subset: "".into() };
+        let of = |key: &str| Route::new(RouteName::Name(pattern(key)), to());
+        let conditions = Conditions { own_of: Some("edge".into()), ..Conditions::default() }.into();
+        let routes = [
+            of("a.test"),
+            of("*.test"),
+            of("*"),
+            Route::new(RouteName::NoSni, to()),
+            Route { name: "edge/b.test".into(), conditions, ..of("b.test") },
+            Route { name: "a.test#h2".into(), ..Route::new(RouteName::Alpn, to()) },
+        ];
+        let all = policy(Vec::new(), Vec::new(), routes.map(Arc::new).to_vec());
+        let table = RouteTable::new(&all, &Resolved::default());
+        let is_found = |table: &RouteTable, route: &Route| {
+            table.named(&route.name).is_some_and(|entry| *entry.route == *route)
+        };
+        assert!(all.routes.iter().all(|route| is_found(&table, route)) && table.named("b.test").is_none());
+        let fewer = Policy { routes: all.routes[..1].to_vec(), ..all.clone() };
+        let table = table.with_policy(&all, &fewer, &Resolved::default());
+        let found: Vec<bool> = all.routes.iter().map(|route| is_found(&table, route)).collect();
+        assert_eq!(found, [true, false, false, false, false, false]);
     }
 }

@@ -19,8 +19,8 @@ fn routes_targets_and_fallbacks_of_listeners_are_routes_with_names() {
         ["a.test", "a.test#acme-tls/1", "edge/a.test", "edge/-", "edge/fallback", "db_1/target"]
     );
     let [common, alpn, ..] = &config.policy.routes[..] else { panic!("six routes") };
-    assert_eq!((common.own_of.as_deref(), common.from.len()), (None, 1));
-    assert_eq!(common.by_alpn, [(b"acme-tls/1"[..].into(), alpn.name.clone())]);
+    assert_eq!((common.conditions.own_of.as_deref(), common.conditions.from.len()), (None, 1));
+    assert_eq!(common.conditions.by_alpn, [(b"acme-tls/1"[..].into(), alpn.name.clone())]);
     let RouteTarget::Endpoints { endpoints, .. } = &common.to else { panic!("endpoints") };
     let of = |at: usize| (endpoints[at].is_backup, endpoints[at].connections_max.map(|max| max.get()));
     assert_eq!((of(0), of(1)), ((false, None), (true, Some(9))));

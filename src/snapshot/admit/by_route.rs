@@ -210,12 +210,12 @@ fn backends_text(backends: &[Backend]) -> String {
 
 /// Returns true if the route admits the source.
 fn admits_source(route: &Route, request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> bool {
-    if route.from.is_empty() {
+    if route.conditions.from.is_empty() {
         return true;
     }
-    let is_admitted = request.source.is_none_or(|source| admits(&route.from, source));
+    let is_admitted = request.source.is_none_or(|source| admits(&route.conditions.from, source));
     trace.step(|| {
-        let list = route.from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let list = route.conditions.from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let verdict = match request.source {
             None => "not checked: no source address was given",
             Some(_) if is_admitted => "the source matches",
@@ -228,7 +228,7 @@ fn admits_source(route: &Route, request: &AdmissionRequest<'_>, trace: &mut impl
 
 /// Returns the route of the first of the client's ALPN protocols that the route names, if there is one.
 fn by_alpn<'a>(asking: &Asking<'a>, entry: &RouteEntry, trace: &mut impl Trace) -> Option<&'a RouteEntry> {
-    let by_alpn = &entry.route.by_alpn;
+    let by_alpn = &entry.route.conditions.by_alpn;
     if by_alpn.is_empty() {
         return None;
     }

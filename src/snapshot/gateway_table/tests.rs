@@ -7,7 +7,7 @@ use crate::build::next;
 use crate::change::{Item, Key};
 use crate::decision::{AdmissionRequest, Permit, Requested};
 use crate::gateway_api::{Backend, backend_of};
-use crate::policy::Policy;
+use crate::policy::{Conditions, Policy};
 use crate::testing::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
 use isthmus_model::address::Bind;
 use isthmus_model::reason::Reason;
@@ -273,7 +273,8 @@ fn a_connection_outlives_its_route_but_not_a_route_of_the_config_that_refuses_it
     assert!(admit(&after, &asked, &mut ()).is_err() && readmit(&after, &asked, &permit));
     let target = RouteTarget::Service { hostname: host_name("a.mesh"), port: 443, subset: "".into() };
     let own = Route::new(RouteName::Name(pattern("x.test")), target);
-    let own = Route { from: vec!["192.0.2.0/24".parse().expect("a block")], ..own };
+    let from = vec!["192.0.2.0/24".parse().expect("a block")];
+    let own = Route { conditions: Conditions { from, ..Conditions::default() }.into(), ..own };
     mesh.policy = Policy { routes: vec![own.into()], ..(*mesh.policy).clone() }.into();
     assert!(!readmit(&mesh.snapshot(), &asked, &permit));
 }
@@ -451,7 +452,8 @@ fn a_wildcard_of_the_config_wins_over_names_under_it_only_where_its_route_lists_
     let target = || RouteTarget::Service { hostname: host_name("b.mesh"), port: 443, subset: "".into() };
     let own = |key: &str, listeners: &[&str]| {
         let listeners = listeners.iter().map(|&name| name.into()).collect();
-        Arc::new(Route { listeners, ..Route::new(RouteName::Name(pattern(key)), target()) })
+        let conditions = Conditions { listeners, ..Conditions::default() }.into();
+        Arc::new(Route { conditions, ..Route::new(RouteName::Name(pattern(key)), target()) })
     };
     let of = "gateway-443";
     for (what, config, route, listener, name, expected) in [
