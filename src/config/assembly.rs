@@ -297,8 +297,9 @@ fn warn_of_unknown_services(
 ) {
     let names: HashSet<&HostName> = listing.services.keys().map(|key| &key.hostname).collect();
     let near = |text: &str| nearest(text, listing.services.keys().map(|key| key.hostname.as_str()));
-    for Placed { route, path, position } in routes {
+    for Placed { route, service } in routes {
         let RouteTarget::Service { hostname, port, subset } = &route.to else { continue };
+        let Some((path, position)) = service else { continue };
         let services = || listing.services.values().filter(|service| service.key.hostname == *hostname);
         let has_port = services().any(|service| service.ports.iter().any(|own| own.port == *port));
         let has_subset = subset.is_empty() || services().any(|service| service.subsets.contains_key(subset));

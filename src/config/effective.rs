@@ -4,6 +4,7 @@
 //! A new key needs no code here: [`document`] writes the values of the merged files by the tables of keys, and [`effective`] adds
 //! the defaults of the tables. Only short forms, and defaults that depend on another key, are written out below.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,38 +31,74 @@ type Members = Map<String, Value>;
 /// Returns the merged files as JSON, without defaults: durations in seconds or milliseconds, sizes in bytes, and paths as they are
 /// from the working directory. A text takes much less memory than the tree.
 pub(super) fn document(tree: &Node, problems: &Problems) -> Arc<str> {
-    written(tree, &Kind::Object(Root::OBJECT), problems).unwrap_or_default().to_string().into()
+    let mut text = String::new();
+    write(&mut text, tree, &Kind::Object(Root::OBJECT), problems);
+    text.into()
 }
 
-/// Returns a value of the files; `None` if the kind does not allow the value.
-fn written(node: &Node, kind: &Kind, problems: &Problems) -> Option<Value> {
+/// Writes a value of the files. Returns `None` if the kind does not allow the value; the text may then have a part of it.
+fn write(out: &mut String, node: &Node, kind: &Kind, problems: &Problems) -> Option<()> {
     match (&node.value, kind) {
-        (_, Kind::OrOff(_)) if node.is_off() => Some(false.into()),
-        (_, Kind::OrOff(inner)) => written(node, inner, problems),
-        (_, Kind::Union(union)) => union.kinds.iter().find_map(|kind| written(node, kind, problems)),
-        (tree::Value::Scalar(scalar), Kind::Text(form)) if form.name == form::Path::TEXT.name => {
-            Some(path(&scalar.text, problems.file(node.position.file)).into())
+        (_, Kind::OrOff(_)) if node.is_off() => json(out, false),
+        (_, Kind::OrOff(inner)) => return write(out, node, inner, problems),
+        (_, Kind::Union(union)) => {
+            let before = out.len();
+            return union.kinds.iter().find_map(|kind| {
+                out.truncate(before);
+                write(out, node, kind, problems)
+            });
         }
-        (tree::Value::Scalar(scalar), kind) => self::scalar(&scalar.text, kind),
+        (tree::Value::Scalar(scalar), Kind::Text(form)) if form.name == form::Path::TEXT.name => {
+            json(out, path(&scalar.text, problems.file(node.position.file)));
+        }
+        (tree::Value::Scalar(scalar), kind) => json(out, self::scalar(&scalar.text, kind)?),
         (tree::Value::Sequence(items), Kind::List { of, .. }) => {
-            Some(items.iter().filter_map(|item| written(item, of, problems)).collect())
+            write_all(out, ['[', ']'], items, |out, item| write(out, item, of, problems));
         }
         (tree::Value::Mapping(entries), Kind::Map { key, of }) => {
-            let entries = entries.iter();
-            let entry = |(own, node): &(tree::Key, Node)| {
-                Some(((key.write)(&own.text)?, written(node, of, problems)?))
-            };
-            Some(Value::Object(entries.filter_map(entry).collect()))
+            write_all(out, ['{', '}'], entries, |out, (own, node)| {
+                json(out, (key.write)(&own.text)?);
+                out.push(':');
+                write(out, node, of, problems)
+            });
         }
         (tree::Value::Mapping(entries), Kind::Object(object)) => {
-            let entry = |(own, node): &(tree::Key, Node)| {
-                let kind = object.key(&own.text)?.kind();
-                Some((own.text.to_string(), written(node, kind, problems)?))
-            };
-            Some(Value::Object(entries.iter().filter_map(entry).collect()))
+            write_all(out, ['{', '}'], entries, |out, (own, node)| {
+                let key = object.key(&own.text)?;
+                json(out, key.name());
+                out.push(':');
+                write(out, node, key.kind(), problems)
+            });
         }
-        _ => None,
+        _ => return None,
     }
+    Some(())
+}
+
+fn json(out: &mut String, value: impl Into<Value>) {
+    // A text takes everything.
+    let _ = write!(out, "{}", value.into());
+}
+
+/// Writes the items that can be written, in brackets.
+fn write_all<T>(
+    out: &mut String,
+    [open, close]: [char; 2],
+    items: &[T],
+    write: impl Fn(&mut String, &T) -> Option<()>,
+) {
+    out.push(open);
+    let start = out.len();
+    for item in items {
+        let before = out.len();
+        if before > start {
+            out.push(',');
+        }
+        if write(out, item).is_none() {
+            out.truncate(before);
+        }
+    }
+    out.push(close);
 }
 
 /// Returns a path of a file as it is from the working directory. The words for the access log are no paths.

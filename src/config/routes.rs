@@ -38,11 +38,10 @@ pub(super) struct Surroundings<'c> {
     pub(super) tuning: Arc<Tuning>,
 }
 
-/// A route with its position, for warnings about its service.
+/// A route, and the path and the position of the service that it leads to, for warnings about the service.
 pub(super) struct Placed {
     pub(super) route: Arc<Route>,
-    pub(super) path: String,
-    pub(super) position: Position,
+    pub(super) service: Option<(String, Position)>,
 }
 
 /// The place of a map of routes, or of a single target: the common table, or a listener.
@@ -85,7 +84,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
             let Some(node) = fields.at(key) else { continue };
             let path = path.key(key.name());
             let place = Place { path: &path, listener: Some(&name) };
-            let found = (RouteName::Raw, node.position, node);
+            let found = (RouteName::Raw, node);
             routes.extend(route(
                 found,
                 place.name_of(key.name().into()),
@@ -130,7 +129,7 @@ fn table(
         }
         let (of_name, below) = (place.name_of(name.shared()), Place { path: &path, ..place });
         let mut by_alpn = Vec::new();
-        let placed = route((name, key.position, node), of_name, below, &mut by_alpn, around, problems);
+        let placed = route((name, node), of_name, below, &mut by_alpn, around, problems);
         routes.extend(placed.into_iter().chain(by_alpn));
     }
     routes
@@ -138,7 +137,7 @@ fn table(
 
 /// Reads one route. The routes that it leads to by ALPN are added to `by_alpn`.
 fn route(
-    (key, position, node): (RouteName, Position, &Node),
+    (key, node): (RouteName, &Node),
     name: Arc<str>,
     place: Place<'_>,
     by_alpn: &mut Vec<Placed>,
@@ -161,11 +160,10 @@ fn route(
         protocols.push((wanted, name.clone()));
         let conditions = Conditions { own_of: place.listener.cloned(), ..Conditions::default() }.into();
         let route = Route { name, conditions, ..Route::new(RouteName::Alpn, to) };
-        let (path, position) = (path.to_string(), protocol.position);
-        by_alpn.push(Placed { route: Arc::new(route), path, position });
+        by_alpn.push(Placed { route: Arc::new(route), service: None });
     }
     let to = target(node, &fields, path, around, problems)?;
-    let position = fields.at(&keys::Route::SERVICE).map_or(position, |node| node.position);
+    let service = fields.at(&keys::Route::SERVICE).map(|node| (path.to_string(), node.position));
     let conditions = Conditions {
         own_of: place.listener.cloned(),
         listeners,
@@ -173,7 +171,7 @@ fn route(
         by_alpn: protocols,
     };
     let route = Route { name, key, conditions: conditions.into(), to };
-    Some(Placed { route: Arc::new(route), path: path.to_string(), position })
+    Some(Placed { route: Arc::new(route), service })
 }
 
 /// Reports the keys of a route that have no meaning at its place.
