@@ -7,7 +7,7 @@
 //! suffice, because the kernel gives the same local port to connections with different destinations.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -138,9 +138,7 @@ impl OwnAddresses {
     }
 
     fn dials_from(&self, ip: IpAddr) -> &AtomicU32 {
-        let mut hasher = DefaultHasher::new();
-        ip.hash(&mut hasher);
-        let [row, column, ..] = hasher.finish().to_ne_bytes();
+        let [row, column, ..] = self.dials.hasher().hash_one(ip).to_ne_bytes();
         &self.dials_from[usize::from(row % 16)][usize::from(column % 16)]
     }
 
