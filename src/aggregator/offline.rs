@@ -1,12 +1,19 @@
 //! Reads registries once, without a running gateway: for `validate` and the other offline commands.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::file::FileRegistry;
 use super::owner::names::of_policy;
 use super::owner::own_shard;
 use super::spec::{RegistryKind, RegistrySpec};
 use isthmus_model::name::HostName;
+use isthmus_model::time::unix_seconds;
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::build::all;
+use isthmus_snapshot::drains::Drains;
+use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::Policy;
 use isthmus_snapshot::routes::{Resolved, RouteTable};
@@ -46,6 +53,22 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
 /// Returns the services of the config file itself.
 pub fn own(services: Listing) -> Shard {
     own_shard(services)
+}
+
+/// Builds the snapshot that a gateway would have at this time, without probes of other gateways.
+pub fn snapshot(policy: &Arc<Policy>, shards: &[Arc<Shard>], resolved: &Resolved) -> Snapshot {
+    let drains = Arc::new(Drains::at(unix_seconds(SystemTime::now()), policy, &[], shards));
+    let inputs = Inputs {
+        trust_roots: &Arc::default(),
+        policy,
+        policy_generation: 1,
+        shards,
+        resolved,
+        virtual_addresses: None,
+        probes: None,
+        drains: &drains,
+    };
+    all(inputs, 1)
 }
 
 /// Returns the names that a running gateway would look up.

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -19,15 +19,11 @@ use isthmus_config::Config;
 use isthmus_model::address::{AdminBind, Host, canonical_ip};
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
-use isthmus_model::time::unix_seconds;
 use isthmus_net::dial;
 use isthmus_net::lookup::{Cause, Lookup};
 use isthmus_net::unix::UnixSocket;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::build::all;
-use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::export_tls::TlsSource;
-use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::Resolved;
 
@@ -101,19 +97,7 @@ pub(super) fn offline(path: &Path, names: Names) -> Result<Offline, Vec<String>>
         }
         Names::Leave => Resolved::default(),
     };
-    let now = unix_seconds(SystemTime::now());
-    let drains = Arc::new(Drains::at(now, &config.policy, &[], &shards));
-    let inputs = Inputs {
-        trust_roots: &Arc::default(),
-        policy: &config.policy,
-        policy_generation: 1,
-        shards: &shards,
-        resolved: &resolved,
-        virtual_addresses: None,
-        probes: None,
-        drains: &drains,
-    };
-    let snapshot = all(inputs, 1);
+    let snapshot = registry::snapshot(&config.policy, &shards, &resolved);
     let conflicts = snapshot.services().into_iter().flat_map(|service| &service.conflicts);
     warnings.extend(conflicts.map(ToString::to_string));
     warnings.extend(off_network(&snapshot, &config));

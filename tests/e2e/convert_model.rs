@@ -5,19 +5,15 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use isthmus::admin::explain::{ExplainRequest, explain};
-use isthmus::aggregator::offline::own;
+use isthmus::aggregator::offline;
 use isthmus::config;
 use isthmus::model::reason::Reason;
-use isthmus::model::time::unix_seconds;
 use isthmus::snapshot::Snapshot;
 use isthmus::snapshot::admit::admit_proxy;
-use isthmus::snapshot::build::all;
-use isthmus::snapshot::drains::Drains;
-use isthmus::snapshot::inputs::Inputs;
 use isthmus::snapshot::policy::ProxyProtocol;
+use isthmus::snapshot::routes::Resolved;
 
 /// The number of configs of each program, each with [`CONNECTIONS`] connections; the variable sets another one.
 const CONFIGS: usize = 700;
@@ -186,21 +182,10 @@ impl Result {
         std::fs::write(&path, &yaml).expect("written");
         let config = config::load_named(&path, &|_| None)
             .unwrap_or_else(|problems| panic!("{problems:?}\n{yaml}\n{}", original.text));
-        let shards = vec![Arc::new(own(config.services.clone()))];
-        let now = unix_seconds(SystemTime::now());
-        let drains = Arc::new(Drains::at(now, &config.policy, &[], &shards));
-        let inputs = Inputs {
-            trust_roots: &Arc::default(),
-            policy: &config.policy,
-            policy_generation: 1,
-            shards: &shards,
-            resolved: &<_>::default(),
-            virtual_addresses: None,
-            probes: None,
-            drains: &drains,
-        };
+        let shards = vec![Arc::new(offline::own(config.services.clone()))];
+        let snapshot = offline::snapshot(&config.policy, &shards, &Resolved::default());
         let listeners = original.listeners.iter().map(|at| at.address().parse().expect("an address"));
-        Some((Self { snapshot: all(inputs, 1), listeners: listeners.collect() }, yaml))
+        Some((Self { snapshot, listeners: listeners.collect() }, yaml))
     }
 
     fn admits(&self, connection: &Connection) -> bool {
