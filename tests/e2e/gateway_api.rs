@@ -20,15 +20,20 @@ pub(crate) const API: &str = "gateway.networking.k8s.io/v1";
 /// A time in which the status of every object is written.
 const SETTLED: Duration = Duration::from_secs(6);
 
-/// Starts a cluster with the CRDs, the class `isthmus` and the namespaces infra, shop and other.
-pub(crate) fn start() -> Option<Cluster> {
-    let cluster = without_crds()?;
+/// Starts a cluster with the CRDs, the class `isthmus` and the namespaces infra, shop and other, in a namespace of the test.
+#[track_caller]
+pub(crate) fn start(test: &str) -> Option<Cluster> {
+    let cluster = without_crds(test)?;
     cluster.install_crds();
     class(&cluster, "isthmus", "isthmus.io/gateway-controller");
     Some(cluster)
 }
 
-pub(crate) fn without_crds() -> Option<Cluster> {
+#[track_caller]
+fn without_crds(test: &str) -> Option<Cluster> {
+    if !namespace::inside(test, kube::PODS) {
+        return None;
+    }
     let cluster = Cluster::start(&kube::installed()?, "east", &Options::default());
     cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-east"}));
     for name in ["infra", "shop", "other"] {
@@ -167,10 +172,7 @@ pub(crate) fn route_has(cluster: &Cluster, name: &str, kind: &str, wanted: &str)
 #[test]
 fn a_route_leads_real_clients_and_its_status_says_so() {
     const TEST: &str = "gateway_api::a_route_leads_real_clients_and_its_status_says_so";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
     let replica = gateway(&cluster, &config(""));
     edge(&cluster, "infra/edge", None, json!([listener("tls", 443, "TLS"), listener("closed", 9443, "TLS")]));
@@ -262,10 +264,7 @@ fn a_route_leads_real_clients_and_its_status_says_so() {
 fn gateways_without_addresses_have_one_of_the_pool_each_and_keep_it_over_a_restart() {
     const TEST: &str =
         "gateway_api::gateways_without_addresses_have_one_of_the_pool_each_and_keep_it_over_a_restart";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _servers = [
         serve(&cluster, "shop/one", "10.244.7.1", "a.test", "one:"),
         serve(&cluster, "shop/two", "10.244.7.2", "a.test", "two:"),
@@ -304,10 +303,7 @@ fn gateways_without_addresses_have_one_of_the_pool_each_and_keep_it_over_a_resta
 #[test]
 fn gateways_on_one_port_are_told_apart_by_their_addresses() {
     const TEST: &str = "gateway_api::gateways_on_one_port_are_told_apart_by_their_addresses";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _servers = [
         serve(&cluster, "shop/one", "10.244.7.1", "a.test", "one:"),
         serve(&cluster, "shop/two", "10.244.7.2", "a.test", "two:"),
@@ -410,10 +406,7 @@ pub(crate) fn withdrawn(cluster: &Cluster, name: &str, again: impl Fn()) -> Dura
 #[test]
 fn a_withdrawn_grant_refuses_the_next_connection_within_a_second() {
     const TEST: &str = "gateway_api::a_withdrawn_grant_refuses_the_next_connection_within_a_second";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _db = serve(&cluster, "other/db", "10.244.7.1", "a.test", "db:");
     let replica = gateway(&cluster, &config(", refusal: close"));
     edge(&cluster, "infra/edge", None, json!([listener("tls", 443, "TLS")]));
@@ -468,10 +461,7 @@ fn a_withdrawn_grant_refuses_the_next_connection_within_a_second() {
 #[test]
 fn an_invalid_backend_refuses_its_share_and_an_import_is_a_backend() {
     const TEST: &str = "gateway_api::an_invalid_backend_refuses_its_share_and_an_import_is_a_backend";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _servers = [
         serve(&cluster, "shop/one", "10.244.7.1", "a.test", "one:"),
         serve(&cluster, "shop/two", "10.244.7.2", "a.test", "two:"),
@@ -517,10 +507,7 @@ fn an_invalid_backend_refuses_its_share_and_an_import_is_a_backend() {
 #[test]
 fn without_the_crds_nothing_changes_and_the_problem_names_the_kinds() {
     const TEST: &str = "gateway_api::without_the_crds_nothing_changes_and_the_problem_names_the_kinds";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = without_crds() else { return };
+    let Some(cluster) = without_crds(TEST) else { return };
     let replica = gateway(&cluster, &config(""));
     eventually("a live registry", || {
         (replica.json("/api/v1/registries")[0]["state"] == "live").then_some(())
@@ -554,10 +541,7 @@ fn without_the_crds_nothing_changes_and_the_problem_names_the_kinds() {
 fn without_rights_to_write_routes_are_served_and_the_report_says_what_is_missing() {
     const TEST: &str =
         "gateway_api::without_rights_to_write_routes_are_served_and_the_report_says_what_is_missing";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
     let token = cluster.account("istio-system/gateway");
     let mut rules = kube::reader();
@@ -588,10 +572,7 @@ fn without_rights_to_write_routes_are_served_and_the_report_says_what_is_missing
 #[test]
 fn two_replicas_serve_and_one_of_them_writes() {
     const TEST: &str = "gateway_api::two_replicas_serve_and_one_of_them_writes";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
     let on = |port: u16| config("").replace("[443, 8443]", &format!("[443, {port}]"));
     let first = gateway(&cluster, &on(8443));
@@ -642,10 +623,7 @@ fn two_replicas_serve_and_one_of_them_writes() {
 fn many_routes_settle_with_one_write_each() {
     const TEST: &str = "gateway_api::many_routes_settle_with_one_write_each";
     const ROUTES: usize = 1_000;
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "r-7.test", "web:");
     edge(&cluster, "infra/edge", None, json!([listener("tls", 443, "TLS")]));
     let object = |number: usize| {

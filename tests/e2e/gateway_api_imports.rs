@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use crate::gateway_api::{answers, asked, edge, listener, put, route, route_has, socket, start, withdrawn};
 use crate::support::backend::{Backend, tls_echo};
 use crate::support::client::{call, tls};
+use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes};
 use crate::support::pki::PKI;
-use crate::support::{eventually, namespace};
 
 const MCS: &str = "multicluster.x-k8s.io/v1beta1";
 const NAME: &str = "a.test";
@@ -51,10 +51,7 @@ fn shares(calls: u32) -> (u32, u32) {
 #[test]
 fn a_route_to_an_import_reaches_both_clusters_by_weight_until_its_grant_is_withdrawn() {
     const TEST: &str = "gateway_api_imports::a_route_to_an_import_reaches_both_clusters_by_weight_until_its_grant_is_withdrawn";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(east) = start() else { return };
+    let Some(east) = start(TEST) else { return };
     let west = Cluster::start(&kube::installed().expect("installed"), "west", &Options::default());
     west.install_crds();
     west.namespace("other", &json!({}));

@@ -2,13 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::gateway_api::{
-    API, answers, class, config, edge, has, listener, put, refused, serve, start, to, without_crds,
-};
+use crate::gateway_api::{API, answers, config, edge, has, listener, put, refused, serve, start, to};
 use crate::kubernetes::gateway;
-use crate::support::kube::{self, Cluster};
+use crate::support::eventually;
+use crate::support::kube::Cluster;
 use crate::support::kube_client::{at, becomes};
-use crate::support::{eventually, namespace};
 
 /// The group of the CRDs.
 const CRD: &str = "apiextensions.k8s.io/v1";
@@ -41,10 +39,7 @@ fn says(cluster: &Cluster, kinds: &str, key: &str, pointer: &str, text: &str) {
 #[test]
 fn a_tenant_takes_no_name_port_or_address_of_another() {
     const TEST: &str = "tenants::a_tenant_takes_no_name_port_or_address_of_another";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = start() else { return };
+    let Some(cluster) = start(TEST) else { return };
     let _servers = [
         serve(&cluster, "shop/web", "10.244.7.1", "*.a.test", "web:"),
         serve(&cluster, "other/evil", "10.244.7.2", "*.a.test", "evil:"),
@@ -123,12 +118,7 @@ fn only_version(cluster: &Cluster, version: &str) {
 fn tls_routes_are_read_in_an_older_version_and_one_that_is_not_read_is_a_problem() {
     const TEST: &str =
         "tenants::tls_routes_are_read_in_an_older_version_and_one_that_is_not_read_is_a_problem";
-    if !namespace::inside(TEST, kube::PODS) {
-        return;
-    }
-    let Some(cluster) = without_crds() else { return };
-    cluster.install_crds();
-    class(&cluster, "isthmus", "isthmus.io/gateway-controller");
+    let Some(cluster) = start(TEST) else { return };
     only_version(&cluster, "v1alpha3");
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
     edge(&cluster, "infra/edge", None, json!([listener("tls", 443, "TLS")]));
