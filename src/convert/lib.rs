@@ -49,8 +49,6 @@ pub struct Arguments {
     /// Succeed although lines were not converted, or clients that they could have refused were left out
     #[arg(long)]
     partial: bool,
-    #[arg(long, hide = true, conflicts_with = "partial")]
-    strict: bool,
     /// Also list lines that need no counterpart
     #[arg(long)]
     all: bool,
