@@ -1,5 +1,6 @@
 //! Makes the registry items of a Service and the objects that belong to it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -202,29 +203,29 @@ fn drains(
     Ok(drains)
 }
 
-/// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets
-/// have the same name, those from the service's own namespace come first, and among these the one of the oldest rule is
-/// used.
+/// Returns the service's subsets from DestinationRules. As for istiod, the first of the gateway's namespace (unless it is the system
+/// namespace), the service's and the system namespace that has a rule for the service counts alone, and there the rules whose
+/// host names the service most closely. If several of these have a subset, the one of the oldest rule is used.
 fn subsets(tables: &Tables, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
     let mut subsets = BTreeMap::new();
     if tables.rules.len() == 0 {
         return subsets;
     }
-    for namespace in [&key.namespace, &tables.spec.system_namespace] {
-        let names_it = |rule: &RuleRecord| {
-            *rule.host == *hostname.as_str()
-                || (*namespace == key.namespace && rule.host == key.name)
-                || *rule.host == *format!("{}.{}", key.name, key.namespace)
-        };
-        let mut rules: Vec<_> = tables.rules.inside(namespace).filter(|(_, rule)| names_it(rule)).collect();
-        rules.sort_by(|(one_key, one), (other_key, other)| {
-            (&one.created, one_key).cmp(&(&other.created, other_key))
-        });
-        for (_, rule) in rules {
+    let system = &tables.spec.system_namespace;
+    let viewer = Some(&tables.spec.viewer).filter(|viewer| *viewer != system);
+    for namespace in viewer.into_iter().chain([&key.namespace, system]) {
+        let short = (*namespace == key.namespace).then_some(&*key.name);
+        let closeness = |rule: &RuleRecord| rule.closeness(hostname.as_str(), short);
+        let named = tables.rules.inside(namespace);
+        let mut rules: Vec<_> = named.filter_map(|(key, rule)| Some((closeness(rule)?, key, rule))).collect();
+        rules.sort_by_key(|&(closeness, key, rule)| (Reverse(closeness), &rule.created, key));
+        let Some(&(closest, ..)) = rules.first() else { continue };
+        for (_, _, rule) in rules.into_iter().take_while(|(closeness, ..)| *closeness == closest) {
             for (name, labels) in &rule.subsets {
                 subsets.entry(name.clone()).or_insert_with(|| labels.clone());
             }
         }
+        break;
     }
     subsets
 }
@@ -257,4 +258,67 @@ fn marks(
         marks.push((MarkKind::Namespace, format!("Namespace {}", key.namespace).into(), namespace.clone()));
     }
     marks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::interner::Interner;
+    use super::super::super::kinds::{Kind, Reading};
+    use super::*;
+    use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
+
+    /// Returns the names of the subsets that the gateway in the namespace `viewer` gives the service `shop/web` by these rules, each with
+    /// its namespace, its name, and further fields of its spec.
+    fn subsets_of(viewer: &str, rules: &[(&str, &str, &str)]) -> String {
+        let spec = Arc::new(KubernetesSpec { viewer: viewer.into(), ..KubernetesSpec::plain() });
+        let (mut tables, mut texts) = (Tables::new(spec.clone()), Interner::default());
+        let mut reading = Reading { trust_domain: &spec.trust_domain, spec: &spec, texts: &mut texts };
+        for (namespace, name, more) in rules {
+            let object = format!(
+                r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}"}},
+                    "spec":{{"subsets":[{{"name":"{name}","labels":{{"v":"1"}}}}],{more}}}}}"#
+            );
+            assert!(tables.put(&Kind::DestinationRule.read(&object).expect("legal"), 1, &mut reading));
+        }
+        let key = ObjectKey { namespace: "shop".into(), name: "web".into() };
+        let hostname = HostName::parse("web.shop.svc.cluster.local").expect("legal");
+        subsets(&tables, &key, &hostname).keys().map(|name| &**name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn subsets_come_from_the_rules_that_istiod_takes() {
+        let whole = r#""host":"web.shop.svc.cluster.local""#;
+        let system = ("istio-system", "system", whole);
+        let in_system = |rules: &[(&str, &str, &str)]| subsets_of("istio-system", rules);
+        assert_eq!(in_system(&[system]), "system");
+        assert_eq!(in_system(&[system, ("shop", "a", whole), ("shop", "b", r#""host":"web""#)]), "a b");
+        assert_eq!(in_system(&[system, ("shop", "other", r#""host":"other""#)]), "system");
+        assert_eq!(in_system(&[("istio-system", "a", r#""host":"web""#), ("pay", "b", whole)]), "");
+        assert_eq!(
+            in_system(&[("shop", "a", r#""host":"web.shop""#), ("shop", "b", r#""host":"web.shop.svc""#)]),
+            ""
+        );
+        let (wide, near) = (
+            ("shop", "wide", r#""host":"*.local""#),
+            ("shop", "near", r#""host":"*.shop.svc.cluster.local""#),
+        );
+        assert_eq!(in_system(&[system, wide]), "wide", "one of the service's own namespace");
+        assert_eq!(in_system(&[wide, near]), "near");
+        assert_eq!(in_system(&[wide, near, ("shop", "a", whole)]), "a");
+        let more = |more: &str| format!("{whole},{more}");
+        for hidden in [
+            r#""exportTo":["."]"#,
+            r#""exportTo":["pay"]"#,
+            r#""workloadSelector":{"matchLabels":{"a":"b"}}"#,
+        ] {
+            assert_eq!(in_system(&[("shop", "a", &more(hidden)), system]), "system", "{hidden}");
+        }
+        for shown in [r#""exportTo":["*"]"#, r#""exportTo":["pay","istio-system"]"#, r#""exportTo":null"#] {
+            assert_eq!(in_system(&[("shop", "a", &more(shown)), system]), "a", "{shown}");
+        }
+        assert_eq!(in_system(&[("istio-system", "a", &more(r#""exportTo":["."]"#))]), "a");
+        let edge = ("edge", "edge", whole);
+        assert_eq!(subsets_of("edge", &[edge, ("shop", "a", whole), system]), "edge");
+        assert_eq!(in_system(&[edge]), "");
+    }
 }

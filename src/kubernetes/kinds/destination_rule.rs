@@ -1,7 +1,9 @@
-//! DestinationRules: the subsets of services.
+//! DestinationRules: the subsets of services. A rule counts if it is visible in the gateway's namespace and is meant for all proxies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde::de::IgnoredAny;
 
 use super::{Facts, Reading, Tables, Watched};
 use crate::objects::{Meta, Texts, objects};
@@ -11,7 +13,12 @@ use isthmus_model::endpoint::Labels;
 objects! {
     /// `DestinationRule` of `networking.istio.io/v1`.
     DestinationRule { metadata: Meta, spec: DestinationSpec, }
-    DestinationSpec { host: String, subsets: Vec<Subset>, }
+    DestinationSpec {
+        host: String,
+        subsets: Vec<Subset>,
+        export_to: Vec<String>,
+        workload_selector: Option<IgnoredAny>,
+    }
     Subset { name: String, labels: Texts, }
 }
 
@@ -28,7 +35,15 @@ impl Watched for DestinationRule {
     type Rows = Table<ObjectKey, RuleRecord>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<RuleRecord> {
-        let texts = &mut *reading.texts;
+        let (viewer, texts) = (&*reading.spec.viewer, &mut *reading.texts);
+        let in_own_namespace = self.metadata.namespace == viewer;
+        let names_viewer = |one: &String| one == "*" || one == viewer || (one == "." && in_own_namespace);
+        let export_to = &self.spec.export_to;
+        if self.spec.workload_selector.is_some()
+            || !(export_to.is_empty() || export_to.iter().any(names_viewer))
+        {
+            return None;
+        }
         let subsets = self.spec.subsets.iter();
         let subsets =
             subsets.map(|subset| (texts.text(&subset.name), texts.labels(&subset.labels))).collect();
@@ -47,4 +62,15 @@ pub(crate) struct RuleRecord {
     pub(crate) host: Arc<str>,
     pub(crate) created: Arc<str>,
     pub(crate) subsets: BTreeMap<Arc<str>, Labels>,
+}
+
+impl RuleRecord {
+    /// Returns how closely the rule's host names a service, of which `short` is the name in the rule's own namespace; `None` if it
+    /// does not. A host without a dot is such a name; `*` at the start of a host stands for any text.
+    pub(crate) fn closeness(&self, hostname: &str, short: Option<&str>) -> Option<usize> {
+        if *self.host == *hostname || short == Some(&*self.host) {
+            return Some(usize::MAX);
+        }
+        self.host.strip_prefix('*').filter(|suffix| hostname.ends_with(suffix)).map(str::len)
+    }
 }

@@ -195,7 +195,7 @@ impl ServiceRecord {
     }
 
     fn read(object: &Service, reading: &mut Reading<'_>) -> Self {
-        let (viewer, texts) = (&*reading.spec.viewer, &mut *reading.texts);
+        let (settings, texts) = (reading.spec, &mut *reading.texts);
         let Service { metadata, spec, status } = object;
         let class = if spec.kind == "ExternalName" {
             ServiceClass::ExternalName
@@ -204,12 +204,14 @@ impl ServiceRecord {
         } else {
             ServiceClass::ClusterIp
         };
-        let is_tcp = |port: &&Port| matches!(port.protocol.as_str(), "" | "TCP");
+        // For istiod, a TCP port whose name says UDP has no mesh name, but ztunnels are told of it.
+        let is_taken = |port: &Port| settings.ambient || prefix(named_protocol(port)) != "udp";
+        let is_tcp = |port: &&Port| matches!(port.protocol.as_str(), "" | "TCP") && is_taken(port);
         let single = [spec.cluster_ip.clone()];
         let all = if spec.cluster_ips.is_empty() { &single[..] } else { &spec.cluster_ips };
         let vips: Box<[IpAddr]> = all.iter().filter_map(|text| ip(text)).collect();
         let export_to = metadata.annotations.get(EXPORT_TO).filter(|list| !list.is_empty());
-        let hiding = export_to.filter(|list| !is_visible(list, &metadata.namespace, viewer));
+        let hiding = export_to.filter(|list| !is_visible(list, &metadata.namespace, &settings.viewer));
         let unmarkable = match hiding {
             Some(list) => Some(Unmarkable::Hidden(texts.text(&cut(list)))),
             None => (spec.internal_traffic_policy == "Local").then_some(Unmarkable::NodeLocal),
@@ -312,19 +314,29 @@ fn is_visible(list: &str, namespace: &str, viewer: &str) -> bool {
     has("*") || (!has("~") && (has(viewer) || (has(".") && namespace == viewer)))
 }
 
-/// Returns the protocol of a port: from `appProtocol` if it is set, else from the prefix of the port's name.
+/// Returns the text that names the protocol of a port: `appProtocol` if it is set, else the port's name.
+fn named_protocol(port: &Port) -> &str {
+    if port.app_protocol.is_empty() { &port.name } else { &port.app_protocol }
+}
+
+/// Returns the part of a name before its first hyphen, in lower case.
+fn prefix(named: &str) -> String {
+    named.split('-').next().unwrap_or_default().to_ascii_lowercase()
+}
+
+/// Returns the protocol of a port.
 fn protocol(port: &Port) -> PortProtocol {
-    let named = match port.app_protocol.as_str() {
-        "" => port.name.as_str(),
+    match port.app_protocol.as_str() {
         "kubernetes.io/h2c" => return PortProtocol::Http2,
         "kubernetes.io/ws" | "kubernetes.io/wss" => return PortProtocol::Http,
-        other => other,
-    };
+        _ => {}
+    }
+    let named = named_protocol(port);
     let lower = named.to_ascii_lowercase();
     if lower == "grpc-web" || lower.starts_with("grpc-web-") {
         return PortProtocol::Http;
     }
-    match lower.split('-').next().unwrap_or_default() {
+    match prefix(named).as_str() {
         "http" => PortProtocol::Http,
         "http2" => PortProtocol::Http2,
         "grpc" => PortProtocol::Grpc,
@@ -337,6 +349,7 @@ fn protocol(port: &Port) -> PortProtocol {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 
     #[test]
     fn a_port_speaks_what_its_app_protocol_or_its_name_says() {
@@ -355,6 +368,24 @@ mod tests {
         assert_eq!(spoken("tls", "http"), PortProtocol::Tls, "appProtocol is first");
         assert_eq!(spoken("kubernetes.io/h2c", "tcp"), PortProtocol::Http2);
         assert_eq!(spoken("example.com/odd", "http"), PortProtocol::Tcp);
+    }
+
+    #[test]
+    fn a_tcp_port_that_is_named_udp_is_left_out_unless_ztunnels_are_served() {
+        let ports = r#"[{"name":"udp-a","port":1},{"name":"a","port":2,"appProtocol":"UDP"},
+            {"name":"udp-b","port":3,"appProtocol":"http"},{"name":"udpish","port":4},{"name":"c","port":5,"protocol":"UDP"}]"#;
+        let object: Service =
+            serde_json::from_str(&format!(r#"{{"spec":{{"ports":{ports}}}}}"#)).expect("legal");
+        let numbers = |ambient| {
+            let spec = KubernetesSpec { ambient, ..KubernetesSpec::plain() };
+            let trust_domain = spec.trust_domain.clone();
+            let mut texts = Interner::default();
+            let mut reading = Reading { spec: &spec, trust_domain: &trust_domain, texts: &mut texts };
+            let record = ServiceRecord::read(&object, &mut reading);
+            (record.ports.iter().map(|port| port.number).collect::<Vec<_>>(), record.other_ports())
+        };
+        assert_eq!(numbers(false), (vec![3, 4], 3));
+        assert_eq!(numbers(true), (vec![1, 2, 3, 4], 1));
     }
 
     #[test]
