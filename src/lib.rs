@@ -25,7 +25,7 @@
 //! | [`balance`] | the choice among candidates, and its odds | model, snapshot |
 //! | [`world`] | publisher and readers of snapshots | snapshot |
 //! | [`document`] | YAML with positions, readers, the `services:` list | model, snapshot |
-//! | [`tasks`] | task scopes, background threads, newest values, backoff, throttles, timers | – |
+//! | [`tasks`] | task scopes, background threads, newest values, shared work, backoff, throttles, timers | – |
 //! | [`files`] | reading, watching and replacing files | tasks |
 //! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
 //! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | wire, tasks, telemetry |

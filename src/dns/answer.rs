@@ -25,7 +25,7 @@ const ADDRESSES_MAX: usize = 256;
 const ALIASES_MAX: usize = 16;
 
 /// The transport of a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transport {
     /// Datagrams: an answer above the size limit is truncated.
     Udp,

@@ -2,19 +2,18 @@
 //! attacker off the path has to guess port and id, and the case of the letters in the name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use rustls::crypto::SecureRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
 use super::answer::{Question, Transport};
 use super::waiting::Waiting;
+use isthmus_tasks::shared::Shared;
 use isthmus_telemetry::names::{Forwarded, NameMetrics};
 use isthmus_tls::server::provider;
 
@@ -33,14 +32,12 @@ pub struct Forwarder {
     /// The index in `upstream` of the server that answered last.
     answering: AtomicUsize,
     waiting: Waiting,
-    /// The queries that wait for an answer. Equal questions share one query.
-    queries: Mutex<HashMap<Key, Arc<Query>>>,
+    /// The queries that wait for an answer; `None`: no server answers. Equal questions share one query.
+    queries: Shared<Key, Option<Arc<[u8]>>>,
     /// The source of random ids.
     random: &'static dyn SecureRandom,
 }
 
-/// A query to other servers, with its answer as soon as there is one; `None`: no server answers.
-type Query = OnceCell<Option<Arc<[u8]>>>;
 /// The bytes of a query without its id, and its transport.
 type Key = (Vec<u8>, Transport);
 
@@ -64,7 +61,7 @@ impl Forwarder {
             upstream,
             answering: AtomicUsize::new(0),
             waiting: Waiting::new(pending),
-            queries: Mutex::default(),
+            queries: Shared::default(),
             random: provider().secure_random,
         }
     }
@@ -80,11 +77,11 @@ impl Forwarder {
     pub async fn ask(&self, question: &Question, client: IpAddr, metrics: &NameMetrics) -> Option<Arc<[u8]>> {
         let key = (question.query(0)?, question.transport());
         let mut place = self.waiting.enter(client);
-        let shared = Shared { forwarder: self, query: self.query(&key), key };
+        let query = self.queries.share(key);
         // The order matters only if both are ready: then there is an answer.
         let answer = tokio::select! {
             biased;
-            answer = shared.query.get_or_init(|| self.answer(question)) => answer.clone(),
+            answer = query.result.get_or_init(|| self.answer(question)) => answer.clone(),
             () = place.lost() => {
                 metrics.forwarded(Forwarded::Refused);
                 return None;
@@ -92,12 +89,6 @@ impl Forwarder {
         };
         metrics.forwarded(if answer.is_some() { Forwarded::Answered } else { Forwarded::Failed });
         answer
-    }
-
-    /// Returns the query that waits with this key; makes one if there is none.
-    fn query(&self, key: &Key) -> Arc<Query> {
-        let mut queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
-        queries.entry_ref(key).or_default().clone()
     }
 
     /// Asks the servers in turn; `None` if none answers.
@@ -116,23 +107,6 @@ impl Forwarder {
             }
         }
         None
-    }
-}
-
-/// A share of a query, which is forgotten with its last share.
-struct Shared<'a> {
-    forwarder: &'a Forwarder,
-    key: Key,
-    query: Arc<Query>,
-}
-
-impl Drop for Shared<'_> {
-    fn drop(&mut self) {
-        let mut queries = self.forwarder.queries.lock().unwrap_or_else(PoisonError::into_inner);
-        // Shares are made under the lock. The map has one, and this is another one.
-        if Arc::strong_count(&self.query) == 2 {
-            queries.remove(&self.key);
-        }
     }
 }
 

@@ -32,7 +32,7 @@ pub mod sources;
 use sources::{Held, Sources};
 
 /// The reciprocal of the part of a limit that is reserved for holders below their share.
-const RESERVED_PART: usize = 5;
+pub(crate) const RESERVED_PART: usize = 5;
 /// The number of slots above the limit that may be in use until the connections chosen to make room have ended.
 const OVERDRAFT_MAX: usize = 64;
 /// The factor that bounds the time spent on searches for the holder with the most slots. A search visits all holders, so the

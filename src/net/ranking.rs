@@ -76,6 +76,11 @@ impl<T> Ranking<T> {
         self.waiting.get(&source)?.values().next()
     }
 
+    /// Returns each source with the id of its oldest entry.
+    pub fn sources(&self) -> impl Iterator<Item = (IpAddr, u64)> {
+        self.ranking.iter().map(|(_, oldest, source)| (*source, oldest.0))
+    }
+
     /// Removes and returns the newest entry of a source.
     pub fn take_newest_of(&mut self, source: IpAddr) -> Option<T> {
         let newest = *self.waiting.get(&source)?.keys().next_back()?;

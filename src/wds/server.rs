@@ -1,7 +1,7 @@
 //! The connections and streams of ztunnels: TLS without client certificate, a token on each stream, and the delta variant of the
 //! aggregated discovery service.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -135,7 +135,7 @@ fn open(
     let (service, peer, seat) = (service.clone(), caller.peer, seat.clone());
     let (head, body) = request.into_parts();
     Box::pin(async move {
-        match admit(&service, &head.headers).await {
+        match admit(&service, &head.headers, peer.ip()).await {
             Ok((owner, cluster)) => {
                 let caller = Caller { peer, identity: Some(owner.identity.clone()) };
                 let admitted = Admitted { owner, cluster, caller };
@@ -150,7 +150,7 @@ fn open(
 }
 
 /// Returns the owner of the token of a stream, and the cluster that the client claims.
-async fn admit(service: &Service, headers: &HeaderMap) -> Result<(Owner, ClusterId), Status> {
+async fn admit(service: &Service, headers: &HeaderMap, client: IpAddr) -> Result<(Owner, ClusterId), Status> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let token = text(AUTHORIZATION.as_str()).and_then(|value| value.split_once(' '));
     let token =
@@ -165,9 +165,11 @@ async fn admit(service: &Service, headers: &HeaderMap) -> Result<(Owner, Cluster
         ));
     };
     let cluster = ClusterId::new(cluster);
-    match service.tokens.owner(&cluster, token).await {
+    match service.tokens.owner(&cluster, token, client).await {
         Ok(owner) => Ok((owner, cluster)),
-        Err(fault @ TokenFault::Refused(_)) => Err(Status::unauthenticated(fault.to_string())),
+        Err(fault @ (TokenFault::Refused(_) | TokenFault::NoReviewer(_))) => {
+            Err(Status::unauthenticated(fault.to_string()))
+        }
         Err(fault @ TokenFault::Unknown(_)) => Err(Status::unavailable(fault.to_string())),
     }
 }

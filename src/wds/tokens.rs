@@ -1,17 +1,25 @@
 //! The identities of clients, by their bearer tokens: reviewed by an API server of Kubernetes, or listed in a file.
+//!
+//! Few tokens are reviewed at the same time, and the sources of clients take turns, so that invalid tokens of one source delay no
+//! other. Clients with an equal token share its review, and a token that an API server has refused is not reviewed again for a
+//! minute.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use isthmus_files::file;
 use isthmus_files::reading::Readings;
 use isthmus_model::identity::Identity;
 use isthmus_model::place::ClusterId;
+use isthmus_net::turns::{Crowded, Turns};
+use isthmus_tasks::shared::Shared;
+use isthmus_tls::pinned::{Hash, sha256};
 
 use super::options::TokenSource;
 
@@ -19,6 +27,12 @@ use super::options::TokenSource;
 const WITHIN: Duration = Duration::from_secs(10);
 /// The largest number of tokens that are reviewed at the same time; further clients wait.
 const REVIEWS_MAX: usize = 32;
+/// The largest number of clients that wait for a review.
+const WAITING_MAX: usize = 8_192;
+/// The time for which a refused token is not reviewed again.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// The largest number of refused tokens that are remembered.
+const REFUSED_MAX: usize = 4_096;
 /// The largest size of a file of tokens, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The shortest token that a file may have, in bytes: a shorter one can be guessed.
@@ -41,6 +55,9 @@ pub enum TokenFault {
     /// The token is not valid.
     #[error("the token is not accepted: {0}")]
     Refused(String),
+    /// There is no API server that could review the token.
+    #[error("the token is not accepted: {0}")]
+    NoReviewer(String),
     /// The token could not be checked, so that the client should try again.
     #[error("the token cannot be checked: {0}")]
     Unknown(String),
@@ -59,39 +76,96 @@ pub trait Reviewer: Send + Sync {
 pub struct Tokens {
     source: TokenSource,
     reviewer: Arc<dyn Reviewer>,
-    reviews: Semaphore,
+    turns: Turns,
+    /// The reviews in progress, by the digest of cluster and token.
+    reviews: Shared<Hash, Result<Owner, TokenFault>>,
+    refused: Mutex<Refused>,
     readings: Readings,
+}
+
+/// The tokens that API servers have refused within [`REFUSED_FOR`]. If there are too many, the oldest is forgotten.
+#[derive(Default)]
+struct Refused {
+    reasons: BTreeMap<Hash, String>,
+    /// The time of each refusal, oldest first.
+    order: VecDeque<(Instant, Hash)>,
 }
 
 impl Tokens {
     /// Makes a finder that uses this source.
     pub fn new(source: TokenSource, reviewer: Arc<dyn Reviewer>) -> Self {
-        let (reviews, readings) = (Semaphore::new(REVIEWS_MAX), Readings::new(REVIEWS_MAX));
-        Self { source, reviewer, reviews, readings }
+        let (turns, readings) = (Turns::new(REVIEWS_MAX, WAITING_MAX), Readings::new(REVIEWS_MAX));
+        let (reviews, refused) = (Shared::default(), Mutex::default());
+        Self { source, reviewer, turns, reviews, refused, readings }
     }
 
-    /// Returns the owner of the token of a client that claims this cluster.
-    pub async fn owner(&self, cluster: &ClusterId, token: &str) -> Result<Owner, TokenFault> {
+    /// Returns the owner of the token of a client at this address that claims this cluster.
+    pub async fn owner(&self, cluster: &ClusterId, token: &str, client: IpAddr) -> Result<Owner, TokenFault> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenFault::Refused(format!("it has more than {TOKEN_BYTES_MAX} bytes")));
         }
-        let found = async {
-            match &self.source {
-                TokenSource::Kubernetes { audience } => {
-                    // The semaphore is never closed.
-                    let _permit = self.reviews.acquire().await;
-                    self.reviewer.review(cluster, token, audience).await
-                }
-                TokenSource::File(path) => self.listed(path.clone(), token.to_owned()).await,
-            }
+        // No header has a zero byte, so the digest is of one cluster and one token.
+        let digest = sha256(format!("{}\0{token}", cluster.as_str()).as_bytes());
+        if let Some(why) = self.refused(|refused| refused.reason(&digest, Instant::now())) {
+            return Err(TokenFault::Refused(why));
+        }
+        let review = self.reviews.share(digest);
+        let found = review.result.get_or_try_init(|| async {
+            let _turn = self.turns.turn(client).await?;
+            Ok::<_, Crowded>(self.find(cluster, token, digest).await)
+        });
+        match timeout(WITHIN, found).await {
+            Ok(Ok(found)) => found.clone(),
+            Ok(Err(crowded)) => Err(TokenFault::Unknown(crowded.to_string())),
+            Err(_) => Err(TokenFault::Unknown(format!("there was no answer within {} s", WITHIN.as_secs()))),
+        }
+    }
+
+    async fn find(&self, cluster: &ClusterId, token: &str, digest: Hash) -> Result<Owner, TokenFault> {
+        let audience = match &self.source {
+            TokenSource::Kubernetes { audience } => audience,
+            // The file is read each time, so that a new line in it counts at once.
+            TokenSource::File(path) => return self.listed(path.clone(), token.to_owned()).await,
         };
-        let late = |_| Err(TokenFault::Unknown(format!("there was no answer within {} s", WITHIN.as_secs())));
-        timeout(WITHIN, found).await.unwrap_or_else(late)
+        let found = self.reviewer.review(cluster, token, audience).await;
+        if let Err(TokenFault::Refused(why)) = &found {
+            self.refused(|refused| refused.remember(digest, why, Instant::now()));
+        }
+        found
+    }
+
+    fn refused<T>(&self, so: impl FnOnce(&mut Refused) -> T) -> T {
+        so(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn listed(&self, path: PathBuf, token: String) -> Result<Owner, TokenFault> {
         let read = self.readings.read(WITHIN, move || in_file(&path, &token)).await;
         read.unwrap_or_else(|unread| Err(TokenFault::Unknown(unread.to_string())))
+    }
+}
+
+impl Refused {
+    /// Returns the reason why a token was refused, if it is remembered.
+    fn reason(&mut self, digest: &Hash, now: Instant) -> Option<String> {
+        self.forget(|(at, _), _| now >= at + REFUSED_FOR);
+        self.reasons.get(digest).cloned()
+    }
+
+    fn remember(&mut self, digest: Hash, why: &str, now: Instant) {
+        if self.reasons.insert(digest, why.to_owned()).is_none() {
+            self.order.push_back((now, digest));
+        }
+        self.forget(|_, len| len > REFUSED_MAX);
+    }
+
+    /// Forgets the oldest refusals while `is_over` is true for the oldest and the number of all.
+    fn forget(&mut self, is_over: impl Fn((Instant, Hash), usize) -> bool) {
+        while let Some(oldest) =
+            self.order.front().copied().filter(|oldest| is_over(*oldest, self.order.len()))
+        {
+            self.order.pop_front();
+            self.reasons.remove(&oldest.1);
+        }
     }
 }
 
@@ -142,25 +216,150 @@ fn is_equal(one: &[u8], other: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::task::JoinHandle;
 
     use super::*;
+    use isthmus_tasks::scope::Scope;
 
-    struct Silent;
+    /// An API server that knows the tokens that begin with "good", and reviews each token for the same time.
+    struct Server {
+        takes: Duration,
+        reviews: AtomicUsize,
+    }
 
-    impl Reviewer for Silent {
-        fn review<'a>(&'a self, _: &'a ClusterId, _: &'a str, _: &'a str) -> Review<'a> {
-            Box::pin(std::future::pending())
+    impl Server {
+        fn new(takes: Duration) -> Arc<Self> {
+            Arc::new(Self { takes, reviews: AtomicUsize::new(0) })
         }
+
+        fn asked(&self) -> usize {
+            self.reviews.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Reviewer for Server {
+        fn review<'a>(&'a self, cluster: &'a ClusterId, token: &'a str, _: &'a str) -> Review<'a> {
+            Box::pin(async move {
+                if cluster.as_str() != "c" {
+                    return Err(TokenFault::NoReviewer("no such cluster".into()));
+                }
+                self.reviews.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(self.takes).await;
+                let identity = Identity::parse("spiffe://td/ns/a/sa/b").expect("legal");
+                match token.starts_with("good") {
+                    true => Ok(Owner { identity, node: None }),
+                    false => Err(TokenFault::Refused("junk".into())),
+                }
+            })
+        }
+    }
+
+    fn tokens(server: &Arc<Server>) -> Arc<Tokens> {
+        Arc::new(Tokens::new(TokenSource::Kubernetes { audience: "a".into() }, server.clone()))
+    }
+
+    /// Starts a request for the owner of a token, in a task; returns the result and the time that it took.
+    fn start(
+        scope: &Scope,
+        tokens: &Arc<Tokens>,
+        token: String,
+        last: u8,
+    ) -> JoinHandle<(Result<Owner, TokenFault>, Duration)> {
+        let tokens = tokens.clone();
+        scope.spawn(async move {
+            let begun = Instant::now();
+            let owner = tokens.owner(&ClusterId::new("c"), &token, [10, 0, 0, last].into()).await;
+            (owner, begun.elapsed())
+        })
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_token_that_nobody_reviews_is_unknown_after_10_s() {
-        let source = TokenSource::Kubernetes { audience: "a".into() };
-        let (tokens, begun) = (Tokens::new(source, Arc::new(Silent)), Instant::now());
-        let fault = tokens.owner(&ClusterId::new("c"), "token").await.expect_err("no answer");
-        assert_eq!(fault, TokenFault::Unknown("there was no answer within 10 s".to_owned()));
-        assert_eq!(begun.elapsed().as_secs(), 10);
+        let (server, scope) = (Server::new(Duration::from_secs(3_600)), Scope::default());
+        let (fault, took) = start(&scope, &tokens(&server), "token".into(), 1).await.expect("no panic");
+        let late = TokenFault::Unknown("there was no answer within 10 s".to_owned());
+        assert_eq!((fault, took.as_secs()), (Err(late), 10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_hundred_clients_of_one_address_at_once_all_wait_for_their_reviews() {
+        let (server, scope) = (Server::new(Duration::from_millis(5)), Scope::default());
+        let tokens = tokens(&server);
+        let asked: Vec<_> = (0..200).map(|at| start(&scope, &tokens, format!("good-{at}"), 1)).collect();
+        for asked in asked {
+            let (owner, took) = asked.await.expect("no panic");
+            // 26 at a time are reviewed, as the last 6 of 32 are for other sources.
+            assert!(owner.is_ok() && took <= Duration::from_millis(8 * 5), "{owner:?} after {took:?}");
+        }
+        assert_eq!(server.asked(), 200);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn junk_of_one_source_delays_other_sources_by_one_review_at_most() {
+        let (server, scope) = (Server::new(Duration::from_millis(500)), Scope::default());
+        let tokens = tokens(&server);
+        let junk: Vec<_> = (0..480).map(|at| start(&scope, &tokens, format!("junk-{at}"), 1)).collect();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let honest: Vec<_> =
+            (2..14).map(|last| start(&scope, &tokens, format!("good-{last}"), last)).collect();
+        for asked in honest {
+            let (owner, took) = asked.await.expect("no panic");
+            assert!(owner.is_ok() && took <= Duration::from_secs(1), "{owner:?} after {took:?}");
+        }
+        for asked in junk {
+            assert!(asked.await.expect("no panic").0.is_err());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn equal_tokens_share_a_review_and_a_refused_one_is_reviewed_again_after_a_minute() {
+        let (server, scope) = (Server::new(Duration::from_millis(500)), Scope::default());
+        let tokens = tokens(&server);
+        let of = |token: &str, last| start(&scope, &tokens, token.to_owned(), last);
+        for (token, reviews) in [("good", 1), ("junk", 2)] {
+            let both = [of(token, 1), of(token, 2)];
+            let [one, other] = both.map(async |asked| asked.await.expect("no panic").0);
+            assert_eq!(one.await, other.await);
+            assert_eq!(server.asked(), reviews, "{token}");
+        }
+        tokio::time::advance(Duration::from_millis(59_999)).await;
+        let (fault, took) = of("junk", 3).await.expect("no panic");
+        assert_eq!((fault, took), (Err(TokenFault::Refused("junk".into())), Duration::ZERO));
+        assert_eq!(server.asked(), 2);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(of("junk", 3).await.expect("no panic").0.is_err());
+        assert!(of("good", 3).await.expect("no panic").0.is_ok());
+        assert_eq!(server.asked(), 4, "an accepted token is reviewed each time");
+        // A cluster may be found later.
+        let other = ClusterId::new("d");
+        let fault = tokens.owner(&other, "junk", [10, 0, 0, 1].into()).await;
+        assert_eq!(fault, Err(TokenFault::NoReviewer("no such cluster".into())));
+        assert_eq!(tokens.refused(|refused| refused.order.len()), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_client_of_a_shared_review_that_leaves_or_gives_way_takes_no_other_with_it() {
+        let (server, scope) = (Server::new(Duration::from_millis(500)), Scope::default());
+        let tokens = tokens(&server);
+        let first = start(&scope, &tokens, "good".into(), 1);
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let second = start(&scope, &tokens, "good".into(), 2);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        first.abort();
+        let (owner, took) = second.await.expect("no panic");
+        assert_eq!((owner.is_ok(), took.as_millis(), server.asked()), (true, 550, 2));
+    }
+
+    #[test]
+    fn the_oldest_of_too_many_refused_tokens_is_forgotten() {
+        let (mut refused, now) = (Refused::default(), Instant::now());
+        let digest = |number: usize| sha256(&number.to_le_bytes());
+        (0..=REFUSED_MAX).for_each(|number| refused.remember(digest(number), "why", now));
+        assert_eq!(refused.reason(&digest(0), now), None);
+        assert_eq!(refused.reason(&digest(1), now).as_deref(), Some("why"));
+        assert_eq!(refused.reasons.len(), REFUSED_MAX);
     }
 
     #[test]

@@ -32,6 +32,10 @@ fn reviewed(account: &str, audience: &str, node: Option<&str>) -> Value {
     json!({"status": {"authenticated": true, "user": user, "audiences": [audience]}})
 }
 
+fn is_review(asked: &Asked) -> bool {
+    asked.path == "/apis/authentication.k8s.io/v1/tokenreviews"
+}
+
 fn pod(name: &str, ip: &str, node: &str, labels: &Value) -> Value {
     let uid = format!("{:0>32}", ip.replace('.', ""));
     json!({
@@ -90,8 +94,7 @@ impl World {
         let review = Arc::new(Mutex::new(reviewed("istio-system:ztunnel", "istio-ca", None)));
         let answer = review.clone();
         fake.rule(move |asked: &Asked| {
-            let is_review = asked.path == "/apis/authentication.k8s.io/v1/tokenreviews";
-            is_review.then(|| {
+            is_review(asked).then(|| {
                 let answer = answer.lock().expect("not poisoned").clone();
                 let code = answer["code"].as_u64().map_or(201, |code| u16::try_from(code).expect("a status"));
                 Reply::json(code, &answer)
@@ -112,6 +115,11 @@ impl World {
 
     fn answers(&self, review: Value) {
         *self.review.lock().expect("not poisoned") = review;
+    }
+
+    /// Returns the number of reviews so far.
+    fn reviews(&self) -> usize {
+        self.fake.seen(is_review).len()
     }
 
     fn open(&self, who: &Who) -> Ztunnel {
@@ -148,11 +156,14 @@ fn who() -> Who {
 #[test]
 fn tokens_are_reviewed_by_the_cluster_that_they_claim() {
     let world = World::start(|_| {});
+    let with = |token: &str| Who { token: token.into(), ..who() };
     world.everything();
     world.answers(json!({"status": {"authenticated": false, "error": "it has expired"}}));
-    world.refused(&who(), 16, "it has expired");
+    world.refused(&with("expired"), 16, "it has expired");
     world.answers(reviewed("istio-system:ztunnel", "another", None));
-    world.refused(&who(), 16, "it is not for the audience");
+    world.refused(&with("another"), 16, "it is not for the audience");
+    world.refused(&with("expired"), 16, "it has expired");
+    assert_eq!(world.reviews(), 3, "a refused token is not reviewed again for a minute");
     world.answers(reviewed("shop:web", "istio-ca", None));
     world.refused(&who(), 7, "spiffe://cluster.local/ns/shop/sa/web may not claim");
     world.answers(reviewed("istio-system:ztunnel", "istio-ca", Some("node-2")));
@@ -162,6 +173,25 @@ fn tokens_are_reviewed_by_the_cluster_that_they_claim() {
     world.answers(status(403, "Forbidden", "tokenreviews is forbidden", None));
     world.refused(&who(), 14, "the right to create tokenreviews");
     world.refused(&Who { cluster: "west".into(), ..who() }, 16, "no registry in Kubernetes has the cluster");
+}
+
+#[test]
+fn two_hundred_ztunnels_that_connect_at_once_are_all_served() {
+    let world = World::start(|_| {});
+    let begins = std::sync::Barrier::new(200);
+    std::thread::scope(|threads| {
+        for number in 0..200 {
+            let (world, begins) = (&world, &begins);
+            threads.spawn(move || {
+                let who = Who { token: format!("jwt-{number}"), ..who() };
+                begins.wait();
+                let mut client = world.open(&who);
+                client.begin(&[]);
+                client.first();
+            });
+        }
+    });
+    assert_eq!(world.reviews(), 200);
 }
 
 #[test]

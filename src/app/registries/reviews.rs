@@ -20,7 +20,7 @@ impl Reviewer for ClusterReviewer {
         Box::pin(async move {
             let known = self.clusters.lock().unwrap_or_else(PoisonError::into_inner).get(cluster).cloned();
             let Some(spec) = known else {
-                return Err(TokenFault::Refused(format!(
+                return Err(TokenFault::NoReviewer(format!(
                     "no registry in Kubernetes has the cluster {cluster:?}"
                 )));
             };
