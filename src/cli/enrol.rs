@@ -1,9 +1,10 @@
 //! `isthmus peer invite` and `isthmus peer join`, which link two gateways by a token.
 
-use std::io::{self, Read as _, Write};
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::arguments::Admin;
 use isthmus_api::peer::{Invitation, Peer, Token, WrittenLink};
@@ -29,9 +30,12 @@ Give the token to the operator of the other gateway over a channel that nobody e
 
 /// The text below the options of `join`.
 pub(super) const JOIN_EXAMPLES: &str = "Examples:
-  isthmus peer join TOKEN --name east
-  isthmus peer join - --name east < token        read the token from the standard input
-  isthmus peer join TOKEN --name east --replace  in place of the link that the peer has";
+  isthmus peer join - --name east                ask for the token
+  isthmus peer join - --name east < token        read the token from a file
+  isthmus peer join - --name east --replace      in place of the link that the peer has";
+
+/// The largest size of a token that is read, in bytes.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
 #[derive(Debug, Args)]
 pub(super) struct Invite {
@@ -56,7 +60,8 @@ pub(super) struct Invite {
 
 #[derive(Debug, Args)]
 pub(super) struct Join {
-    /// The token of `isthmus peer invite`; `-` for the standard input
+    /// `-`: the token of `isthmus peer invite` is read from the standard input. The token itself is accepted too, with a warning,
+    /// since other users of the host can read the arguments of a command
     #[arg(value_name = "TOKEN")]
     token: String,
     /// Name of the other organisation, as under `peers` of the config
@@ -87,7 +92,7 @@ pub(super) fn invite(arguments: &Invite, out: &mut impl Write) -> Result<(), Fai
     if !arguments.print {
         writeln!(out, "{}", token.token)?;
         return note(&format!(
-            "the token can be used once within {}, at {}; the operator of the other gateway runs: isthmus peer join TOKEN \
+            "the token can be used once within {}, at {}; the operator of the other gateway runs: isthmus peer join - \
              --name NAME",
             lasting(token.valid_seconds),
             token.addresses.join(", ")
@@ -119,9 +124,14 @@ pub(super) fn invite(arguments: &Invite, out: &mut impl Write) -> Result<(), Fai
 pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure> {
     let admin = arguments.admin.url();
     let token = match arguments.token.as_str() {
-        "-" => io::read_to_string(io::stdin().take(64 << 10))
-            .map_err(|error| Failure::Wrong(format!("cannot read the token: {error}")))?,
-        token => token.to_owned(),
+        "-" => read_token().map_err(|error| Failure::Wrong(format!("cannot read the token: {error}")))?,
+        token => {
+            note(
+                "warning: other users of this host can read the token in the list of processes, and the shell keeps it in its \
+                 history; a later release accepts only `isthmus peer join -`, which reads it from the standard input",
+            )?;
+            token.to_owned()
+        }
     };
     let parameters: Vec<_> = switches([("print", arguments.print), ("replace", arguments.replace)]).collect();
     let path = format!("/api/v1/peers/{}/join?{}", encoded(&arguments.name), client::query(&parameters));
@@ -146,6 +156,39 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
             )));
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Reads a line with a token from the standard input. If that is a terminal, asks for the token, which is not shown.
+fn read_token() -> io::Result<String> {
+    let input = io::stdin();
+    let hidden = input.is_terminal().then(Hidden::begin).transpose()?;
+    let mut line = String::new();
+    let read = input.lock().take(TOKEN_BYTES_MAX).read_line(&mut line);
+    if hidden.is_some() {
+        writeln!(io::stderr())?;
+    }
+    read.map(|_| line)
+}
+
+/// Keeps the terminal from showing what is typed; holds its former settings.
+struct Hidden(Termios);
+
+impl Hidden {
+    fn begin() -> io::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut quiet = before.clone();
+        quiet.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(io::stdin(), OptionalActions::Flush, &quiet)?;
+        write!(io::stderr(), "token: ")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        // The terminal may be gone.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
     }
 }
 

@@ -92,7 +92,7 @@ pub(super) const PEERS: &str = "Examples:
 
 pub(super) const PEER: &str = "Examples:
   isthmus peer invite --name west     a token for the operator of the other side
-  isthmus peer join TOKEN --name east     at the other gateway
+  isthmus peer join - --name east     at the other gateway; asks for the token
   isthmus peer plan -c new.yaml       what a change would make reachable, before it is applied";
 
 pub(super) const REGISTRY: &str = "Examples:

@@ -1,8 +1,9 @@
 //! The step with two organisations that share only a token: each has its own authority, trust domain and gateway.
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -108,13 +109,22 @@ impl Organisation {
         Ok(())
     }
 
-    /// Runs a command of this binary against the gateway; returns its output.
-    async fn command(&self, arguments: &[&str]) -> Result<String, DemoError> {
+    /// Runs a command of this binary against the gateway, with this standard input; returns its output.
+    async fn command(&self, arguments: &[&str], input: &str) -> Result<String, DemoError> {
         let all: Vec<String> =
             arguments.iter().copied().chain(["--admin", &self.gateway.admin]).map(str::to_owned).collect();
         let cannot = |error| DemoError::Io { what: format!("run isthmus {}", arguments.join(" ")), error };
         let program = std::env::current_exe().map_err(cannot)?;
-        let running = tokio::task::spawn_blocking(move || Command::new(program).args(all).output());
+        let input = input.to_owned();
+        let run = move || {
+            let mut command = Command::new(program);
+            command.args(all).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn()?;
+            // The input is closed when it is dropped. A command that reads none may have ended.
+            let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
+            child.wait_with_output()
+        };
+        let running = tokio::task::spawn_blocking(run);
         let output = running.await.map_err(|error| cannot(std::io::Error::other(error)))?.map_err(cannot)?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
@@ -229,8 +239,9 @@ async fn enrol(
     let before = state(&north.gateway).await?;
     outcome.check(before == "not enrolled", || format!("before, north sees south as {}", cell(&before)));
     let begun = Instant::now();
-    let token = south.command(&["peer", "invite", "--name", "north"]).await?;
-    north.command(&["peer", "join", &token, "--name", "south"]).await?;
+    let token = south.command(&["peer", "invite", "--name", "north"], "").await?;
+    let join = ["peer", "join", "-", "--name", "south"];
+    north.command(&join, &token).await?;
     let listed = async |gateway: &Gateway| {
         let services = gateway.json("/api/v1/services").await?;
         let names = services.as_array().into_iter().flatten();
@@ -243,10 +254,9 @@ async fn enrol(
         .map_err(|error| DemoError::Io { what: format!("read {}", stored.display()), error })?;
     let has_root = certificate_lines(&roots) == certificate_lines(south.certificates.authority_pem());
     outcome.check(has_root, || format!("{} does not have the root of south", stored.display()));
-    let again = north.command(&["peer", "join", &token, "--name", "south"]).await;
+    let again = north.command(&join, &token).await;
     outcome.check(again.is_err(), || "the token could be used twice".to_owned());
-    outcome
-        .note("in south: isthmus peer invite --name north; in north: isthmus peer join TOKEN --name south");
+    outcome.note("in south: isthmus peer invite --name north; in north: isthmus peer join - --name south");
     outcome.proof(format!("{EXPORTED} is listed in north {} ms after the first command", took.as_millis()));
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Enrolment: the gateways of two organisations, each with its own authority and without knowledge of the other, are linked by
 //! a token, with one command at each gateway.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::eventually;
@@ -68,6 +68,19 @@ fn run(gateway: &Gateway, arguments: &[&str]) -> Output {
     isthmus(gateway, arguments).output().expect("the binary runs")
 }
 
+/// Runs a command with this standard input.
+fn fed(gateway: &Gateway, arguments: &[&str], input: &str) -> Output {
+    start_fed(gateway, arguments, input).wait_with_output().expect("its output")
+}
+
+fn start_fed(gateway: &Gateway, arguments: &[&str], input: &str) -> Child {
+    let mut command = isthmus(gateway, arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary runs");
+    writeln!(child.stdin.take().expect("piped"), "{input}").expect("written");
+    child
+}
+
 fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
@@ -81,12 +94,12 @@ pub(crate) fn invite(gateway: &Gateway, peer: &str, more: &[&str]) -> String {
 }
 
 pub(crate) fn join(gateway: &Gateway, peer: &str, token: &str) -> Output {
-    run(gateway, &["peer", "join", token, "--name", peer])
+    fed(gateway, &["peer", "join", "-", "--name", peer], token)
 }
 
 /// Joins with `--replace`: the new link replaces the one that the peer has.
 fn replace(gateway: &Gateway, peer: &str, token: &str) -> Output {
-    run(gateway, &["peer", "join", token, "--name", peer, "--replace"])
+    fed(gateway, &["peer", "join", "-", "--name", peer, "--replace"], token)
 }
 
 #[track_caller]
@@ -222,7 +235,7 @@ fn a_peer_that_is_enrolled_again_loses_what_it_announced_and_may_have_renamed_it
     at_west.kill();
     let mut at_west = west.start();
     let token = invite(&at_east, "west", &["--replace"]);
-    let joined = run(&at_west, &["peer", "join", &token, "--name", "east", "--print"]);
+    let joined = fed(&at_west, &["peer", "join", "-", "--name", "east", "--print"], &token);
     assert!(joined.status.success(), "{}", text(&joined));
     eventually("the end of what was announced", || (!announced.exists()).then_some(()));
     // West keeps its authority, but renames its trust domain.
@@ -396,10 +409,8 @@ fn of_two_joins_at_the_same_instant_one_succeeds() {
     let south = Side::new("south", "south.example", "east");
     let (east, west, south) = (east.start(), west.start(), south.start());
     let token = invite(&east, "west", &[]);
-    let joins = [&west, &south].map(|gateway| {
-        let mut command = isthmus(gateway, &["peer", "join", &token, "--name", "east"]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
-    });
+    let joins =
+        [&west, &south].map(|gateway| start_fed(gateway, &["peer", "join", "-", "--name", "east"], &token));
     let outputs = joins.map(|child| child.wait_with_output().expect("its output"));
     let [first, second] = &outputs;
     let (joined, refused) = if first.status.success() { (first, second) } else { (second, first) };
@@ -488,6 +499,7 @@ fn what_is_printed_is_a_config_of_both_sides() {
     is_refused(&join(&at_west, "east", token), "no state.dir");
     let joined = run(&at_west, &["peer", "join", token, "--name", "east", "--print"]);
     assert!(joined.status.success(), "{}", text(&joined));
+    assert!(String::from_utf8_lossy(&joined.stderr).contains("warning: other users of this host"));
     let invited = inviting.wait_with_output().expect("it ends");
     assert!(invited.status.success());
     assert_eq!((state(&at_east), state(&at_west)), ("not enrolled".to_owned(), "not enrolled".to_owned()));

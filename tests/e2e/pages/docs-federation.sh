@@ -4,7 +4,7 @@
 # replace: /var/lib/isthmus => state
 # replace: 198.51.100.0/24 => 127.0.0.0/8
 # replace: isthmus peer invite --name east => isthmus peer invite --name east --admin 127.2.0.1:15000 | tee token
-# replace: isthmus peer join TOKEN => isthmus peer join "$(cat token)"
+# replace: isthmus peer join - --name west => isthmus peer join - --name west < token
 # replace: isthmus peer plan -c new.yaml => plan
 organisation() {
     mkdir -m 700 state
