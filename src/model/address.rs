@@ -15,8 +15,8 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 }
 
 /// Returns the IPv4 address to which packets for an IPv6 address may be translated or carried, if its form says so; otherwise
-/// [`canonical_ip`]. These forms are IPv4-compatible addresses (RFC 4291 §2.5.5.1), NAT64's well-known prefix (RFC 6052 §2.1)
-/// and 6to4 (RFC 3056 §2).
+/// [`canonical_ip`]. These forms are IPv4-compatible addresses (RFC 4291 §2.5.5.1), NAT64's well-known prefix (RFC 6052 §2.1),
+/// prefixes of 96 bits for NAT64 of a network (RFC 8215), 6to4 (RFC 3056 §2), and Teredo's clients (RFC 4380 §4).
 ///
 /// Rules that keep connections away from an address, and counts by source, use this, because such a form would evade them. The
 /// gateway dials addresses as they are written, and a rule that lets a source in compares the source as it is written, since
@@ -27,7 +27,8 @@ pub fn embedded_ip(ip: IpAddr) -> IpAddr {
         // `::` and `::1` are addresses of IPv6 itself.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => return ip,
         [0, 0, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => [high, low],
-        [0x2002, high, low, ..] => [high, low],
+        [0x64, 0xff9b, 1, _, _, _, high, low] | [0x2002, high, low, ..] => [high, low],
+        [0x2001, 0, _, _, _, _, high, low] => [!high, !low],
         _ => return ip,
     };
     let [[a, b], [c, d]] = embedded.map(u16::to_be_bytes);
@@ -292,7 +293,11 @@ mod tests {
             ("::1", "::1"),
             ("::", "::"),
             ("::1:0:0", "::1:0:0"),
-            ("64:ff9b:1::7f00:1", "64:ff9b:1::7f00:1"),
+            ("64:ff9b:1::7f00:1", "127.0.0.1"),
+            ("64:ff9b:1:2:3:4:a9fe:a9fe", "169.254.169.254"),
+            ("64:ff9b:2::7f00:1", "64:ff9b:2::7f00:1"),
+            ("2001:0:102:304:0:ffff:80ff:fffe", "127.0.0.1"),
+            ("2001:1::80ff:fffe", "2001:1::80ff:fffe"),
             ("2001:db8::1", "2001:db8::1"),
         ] {
             assert_eq!(embedded(written), wanted, "{written}");
