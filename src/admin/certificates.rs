@@ -108,7 +108,11 @@ impl Identities {
                 let (identity, until) = (own.identity.as_str(), rfc3339(own.validity.not_after));
                 if let Some(fault) = own.validity.fault(now) {
                     let text = format!("the certificate of {identity} {fault}");
-                    problem(Code::CertificateExpired, identity, text);
+                    let code = match own.validity.is_early(now) {
+                        true => Code::CertificateNotYetValid,
+                        false => Code::CertificateExpired,
+                    };
+                    problem(code, identity, text);
                 } else if own.validity.is_near_its_end(now) {
                     let text = format!(
                         "the certificate of {identity} expires at {until} and has not been renewed yet"
@@ -252,7 +256,7 @@ mod tests {
         let closed = identities.gate().and_then(|gate| gate.closed);
         assert_eq!(closed, Some(format!("the certificate is not valid before {from}")));
         let [problem] = &identities.problems(now)[..] else { panic!("one") };
-        assert_eq!(problem.code, Code::CertificateExpired);
+        assert_eq!(problem.code, Code::CertificateNotYetValid);
         assert_eq!(problem.text, format!("the certificate of {identity} is not valid before {from}"));
         assert_eq!(identities.certificates()[0].state, "not valid yet");
     }

@@ -161,8 +161,11 @@ codes! {
         "The gateway's own certificate has less than a third of its lifetime left and has not been renewed.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateExpired = "certificate_expired", Failed in "certificates",
-        "The gateway's own certificate has expired or is not valid yet, so HBONE callers refuse it. The gateway is not ready.",
+        "The gateway's own certificate has expired, so HBONE callers refuse it. The gateway is not ready.",
         "the clock of this host; `isthmus get certificates`; `identity` of `isthmus status -o json`";
+    CertificateNotYetValid = "certificate_not_yet_valid", Failed in "certificates",
+        "The gateway's own certificate is not valid yet, so HBONE callers refuse it. The gateway is not ready until it is.",
+        "the clock of this host; `isthmus get certificates`";
     CertificateSource = "certificate_source", Failed in "certificates",
         "A certificate, or the roots of a trust domain, cannot be read or renewed, a new certificate is not valid yet, or roots that \
          a peer has announced cannot be stored. The last good certificate or roots stay in use. A certificate that is not valid \

@@ -116,8 +116,10 @@ fn log_changes(before: &[Problem], now: &[Problem]) {
     for problem in now.iter().filter(|problem| !before.iter().any(|known| same(known, problem))) {
         let (code, look_at) = (problem.code.text(), problem.code.look_at());
         match problem.code {
-            // This problem is an error, since without a valid certificate no caller can connect.
-            Code::CertificateExpired => tracing::error!(code, look_at, "problem: {}", problem.text),
+            // These problems are errors, since without a valid certificate no caller can connect.
+            Code::CertificateExpired | Code::CertificateNotYetValid => {
+                tracing::error!(code, look_at, "problem: {}", problem.text);
+            }
             // These states are not logged as problems, since an operator requested them.
             Code::Draining | Code::EndpointWithdrawn => {}
             _ => tracing::warn!(code, look_at, "problem: {}", problem.text),

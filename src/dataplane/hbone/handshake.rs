@@ -159,11 +159,13 @@ fn tls_failed(error: &io::Error) -> Failed {
 /// If this gateway's own certificate has expired or is not valid yet, adds this to the detail of a failed handshake: callers
 /// refuse such a certificate, and few of them say why. The first word of the detail is the code of the problem in `status`.
 fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
-    let own = hbone.context.certificate.newest();
-    match (failed.reason, own.and_then(|own| own.validity.fault(SystemTime::now()))) {
-        (Reason::TlsFailed | Reason::ClientGone, Some(fault)) => {
+    let (own, now) = (hbone.context.certificate.newest(), SystemTime::now());
+    let fault = own.and_then(|own| Some((own.validity.fault(now)?, own.validity.is_early(now))));
+    match (failed.reason, fault) {
+        (Reason::TlsFailed | Reason::ClientGone, Some((fault, is_early))) => {
             let said = failed.detail.as_deref().unwrap_or_default();
-            let text = format!("certificate_expired: this gateway's own certificate {fault}: {said}");
+            let code = if is_early { "certificate_not_yet_valid" } else { "certificate_expired" };
+            let text = format!("{code}: this gateway's own certificate {fault}: {said}");
             Failed::new(failed.reason, text)
         }
         _ => failed,
