@@ -12,6 +12,9 @@ use isthmus_telemetry::writer::Writer;
 
 /// The environment variable that overrides the level of the config file.
 const VARIABLE: &str = "RUST_LOG";
+/// The filter of libraries, unless the level is debug or trace, or the filter names them: a stranger can make the HTTP/2 library
+/// warn once per connection. The gateway counts such frames itself.
+const QUIET: &str = "h2=error";
 
 /// The handle that changes the log level at run time.
 pub(super) struct LogControl {
@@ -29,12 +32,13 @@ impl LogControl {
 /// Starts the log. `RUST_LOG`, if set, overrides the config file.
 pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     let wanted = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty());
-    let parsed = wanted.map(|text| filter(&text, log.level)).transpose();
-    let (chosen, problem) = match parsed {
-        Ok(chosen) => (chosen, None),
-        Err(problem) => (None, Some(problem)),
+    let of_level = || filter(log.level.text(), log.level).unwrap_or_default();
+    let (chosen, problem) = match wanted.map(|text| filter(&text, log.level)) {
+        Some(Ok(chosen)) => (chosen, None),
+        Some(Err(problem)) => (of_level(), Some(problem)),
+        None => (of_level(), None),
     };
-    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| EnvFilter::new(log.level.text())));
+    let (filter, handle) = reload::Layer::new(chosen);
     let lines = writer.lines();
     let writer = move || lines.clone();
     let subscriber = registry::Registry::default().with(filter);
@@ -72,8 +76,11 @@ fn filter(text: &str, level: LogLevel) -> Result<EnvFilter, String> {
             hint.unwrap_or_default()
         ));
     }
-    let base = if parts().any(is_level) { String::new() } else { format!("{},", level.text()) };
-    let whole = format!("{base}{text}");
+    let base = parts().find(|part| is_level(part)).unwrap_or_else(|| level.text());
+    let is_chatty =
+        [LogLevel::Debug, LogLevel::Trace].iter().any(|all| all.text().eq_ignore_ascii_case(base));
+    let quiet = if is_chatty { base } else { QUIET };
+    let whole = format!("{base},{quiet},{text}");
     whole.parse().map_err(|error| format!("{text:?} is not a log level or filter: {error}"))
 }
 
@@ -94,7 +101,12 @@ mod tests {
             assert!(shown(bad).is_err(), "{bad}: {:?}", shown(bad));
         }
         assert!(shown("debugg").is_err_and(|text| text.contains("did you mean \"debug\"?")));
-        for (text, all) in [("warn", "warn"), ("DEBUG", "debug"), ("h2=debug", "h2=debug,info")] {
+        for (text, all) in [
+            ("warn", "h2=error,warn"),
+            ("DEBUG", "debug"),
+            ("h2=debug", "h2=debug,info"),
+            ("isthmus_peer=trace", "isthmus_peer=trace,h2=error,info"),
+        ] {
             assert_eq!(shown(text).as_deref(), Ok(all), "{text}");
         }
     }
