@@ -24,6 +24,7 @@ use super::withdrawal::{LostServices, Withdrawal};
 use isthmus_model::place::Network;
 use isthmus_snapshot::change::{Change, Dirty, Item, Key, Report};
 use isthmus_snapshot::shard::{Shard, Standing};
+use isthmus_tasks::throttle::LogThrottle;
 
 /// How long clients keep the endpoints of a registry that was never read, if registries never expire.
 const UNREAD: Duration = Duration::from_secs(3600);
@@ -31,6 +32,9 @@ const UNREAD: Duration = Duration::from_secs(3600);
 const FLAWS_MAX: usize = 1_000;
 /// The largest number of lines stored per flawed object.
 const FLAW_LINES_MAX: usize = 20;
+
+/// The shortest time between two equal log lines about a registry.
+const SAID_EVERY: Duration = Duration::from_secs(1);
 
 /// The state of one registry.
 pub(super) struct Lifecycle {
@@ -70,6 +74,8 @@ pub(super) struct Lifecycle {
     changes: u64,
     /// Errors since the process started, by kind.
     errors: BTreeMap<RegistryError, u64>,
+    /// Log lines of a change that a peer can repeat without end: an update was held back, and the registry is read.
+    said: [LogThrottle; 2],
 }
 
 enum Phase {
@@ -135,6 +141,7 @@ impl Lifecycle {
             read: None,
             changes: 0,
             errors: BTreeMap::new(),
+            said: [const { LogThrottle::new(SAID_EVERY) }; 2],
         }
     }
 
@@ -318,7 +325,9 @@ impl Lifecycle {
         );
         if !matches!(self.phase, Phase::Held { .. }) {
             self.count(RegistryError::MassWithdrawal);
-            tracing::warn!(registry = &*self.spec.name, "{text}");
+            if let Some(times) = self.said[0].occurred() {
+                tracing::warn!(registry = &*self.spec.name, times, "{text}");
+            }
         }
         // A suspicious update that follows a held update does not restart the hold, because it shows that the same withdrawal
         // persists.
@@ -502,10 +511,11 @@ impl Lifecycle {
         self.read = Some(SystemTime::now());
         self.problems.clear();
         let effect = Effect { accepted: true, ..self.put(draft) };
-        if is_first {
+        if is_first && let Some(times) = self.said[1].occurred() {
             let counts = self.shard.counts();
             tracing::info!(
                 registry = &*self.spec.name,
+                times,
                 services = counts.services,
                 endpoints = counts.endpoints,
                 changed = effect.dirty.services.len(),

@@ -295,6 +295,60 @@ fn what_exceeds_the_memory_of_a_peer_is_left_out_and_named() {
 }
 
 #[test]
+fn services_that_are_exchanged_without_end_cost_few_lines_of_the_log() {
+    const ROUNDS: u64 = 200;
+    let (pair, at_west) = west();
+    let mut link = link(&pair, &at_west, "one");
+    let name = |set: u64, number: u64| format!("s{set}-{number}.east.global");
+    let service = |name: String| {
+        let port = proto::Port { name: "http".to_owned(), number: 80, protocol: "HTTP".to_owned() };
+        let group = proto::Group {
+            network: "e".to_owned(),
+            tls: "mesh".to_owned(),
+            ports: vec![port.name.clone()],
+            weight: 1,
+            ..proto::Group::default()
+        };
+        let of = proto::Service {
+            name,
+            namespace: "shop".to_owned(),
+            ports: vec![port],
+            groups: vec![group],
+            ..Default::default()
+        };
+        of.encode_to_vec()
+    };
+    let gateway = proto::Gateway {
+        key: "g".to_owned(),
+        network: "e".to_owned(),
+        host: "127.0.0.9".to_owned(),
+        weight: 1,
+        sni_port: 15_443,
+        ..Default::default()
+    };
+    let (begun, lines) = (Instant::now(), at_west.log().len());
+    for round in 1..=ROUNDS {
+        let ack = link.give(proto::Delta {
+            sequence: round + u64::from(round > 1),
+            begins: round == 1,
+            services: (0..50).map(|number| service(name(round % 2, number))).collect(),
+            gateways: vec![gateway.clone()],
+            removed_services: (0..50).map(|number| name((round + 1) % 2, number)).collect(),
+            ..proto::Delta::default()
+        });
+        assert!(ack.refused.is_empty(), "{ack:?}");
+        if round == 1 {
+            link.send(Kind::SnapshotEnd(proto::SnapshotEnd { sequence: 2, ..Default::default() }))
+                .expect("sent");
+            link.until(|kind| matches!(kind, Kind::Ack(ack) if ack.sequence == 2).then_some(()));
+        }
+    }
+    let new = at_west.log().split_off(lines);
+    let seconds = usize::try_from(begun.elapsed().as_secs()).expect("few");
+    assert!(new.len() < 10 + 4 * seconds, "{} lines in {seconds} s: {}", new.len(), new[..10].join("\n"));
+}
+
+#[test]
 fn roots_and_subscriptions_are_taken_once_a_second() {
     const SECONDS: u64 = 4;
     let (pair, at_west) = west();
