@@ -38,6 +38,7 @@ use tokio::sync::mpsc;
 
 use isthmus_files::reading::Readings;
 use isthmus_files::watch::FileWatch;
+use isthmus_net::budget::forbid_core_files;
 use isthmus_net::inherited::Inherited;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::Telemetry;
@@ -91,6 +92,7 @@ pub fn run(path: &Path, take_over: Option<&Path>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    forbid_core_files();
     let result = runtime.block_on(run_until_stopped(path, inherited, take_over, file));
     runtime.shutdown_timeout(END_WITHIN);
     match result {

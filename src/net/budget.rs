@@ -1,8 +1,9 @@
-//! Divides the descriptors of the process among its uses, and computes the memory limit for stalled connections.
+//! Divides the descriptors of the process among its uses, computes the memory limit for stalled connections, and forbids core
+//! files.
 
 use std::sync::OnceLock;
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const XDS_CONNECTIONS_MAX: usize = 20_000;
 /// The largest number of connections of DNS clients, and also the largest number of simultaneous queries to other DNS servers.
@@ -27,6 +28,19 @@ pub fn raise_descriptor_limit() -> usize {
         limit.current = soft;
     }
     limit.current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+/// Prevents core files, which would have the keys of the process. The limit is one byte, less than any core file has: with a
+/// limit of 0, the kernel still pipes a core to the program in `core_pattern` (core(5)). The hard limit stays, so that an
+/// operator can allow core files of the running process (prlimit(1)).
+///
+/// The process stays dumpable otherwise (`PR_SET_DUMPABLE`): without this, its own user could neither read its `/proc/PID/fd` nor
+/// trace it with strace, perf or gdb.
+pub fn forbid_core_files() {
+    let limit = getrlimit(Resource::Core);
+    let current = Some(limit.maximum.map_or(1, |maximum| maximum.min(1)));
+    // A limit can always be lowered.
+    let _ = setrlimit(Resource::Core, Rlimit { current, ..limit });
 }
 
 /// Returns the number of descriptors reserved for listeners, logs, the admin API, registries and pipes.
@@ -77,6 +91,15 @@ pub fn dns_connections_for(descriptors: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_writes_no_core_file_until_an_operator_allows_it() {
+        let before = getrlimit(Resource::Core).maximum;
+        forbid_core_files();
+        let after = getrlimit(Resource::Core);
+        assert!(after.current.is_some_and(|bytes| bytes <= 1), "{after:?}");
+        assert_eq!(after.maximum, before);
+    }
 
     #[test]
     fn descriptors_are_kept_in_reserve() {

@@ -35,6 +35,14 @@ fn end_of(stream: &mut Tls) -> Result<usize, ErrorKind> {
 }
 
 #[test]
+fn the_process_writes_no_core_file() {
+    let gateway = Gateway::start(&config(&backend("live.test"), ""));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", gateway.process())).expect("its limits");
+    let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a limit");
+    assert!(core.split_whitespace().next().is_some_and(|soft| soft == "0" || soft == "1"), "{core}");
+}
+
+#[test]
 fn two_hundred_reloads_under_load_fail_nobody() {
     let backend = backend("live.test");
     let gateway = Gateway::start(&config(&backend, ""));
