@@ -30,7 +30,7 @@ const SOURCES_MAX: usize = 5;
 /// The name of an order in problems.
 const ORDER: &str = "drain";
 
-/// Returns the drains in force.
+/// Returns the drains in force that concern anything, and those of operators.
 pub async fn drains(sources: &Sources) -> Vec<api::Drain> {
     let snapshot = sources.reader.latest();
     if snapshot.drains.is_empty() {
@@ -42,7 +42,7 @@ pub async fn drains(sources: &Sources) -> Vec<api::Drain> {
     let shown = move || {
         let is_own = |address: SocketAddr| own.is_own(address);
         let of = |active: &ActiveDrain| shown(active, &snapshot, &connections, &is_own, now);
-        snapshot.drains.0.iter().map(of).collect()
+        snapshot.effective_drains().map(of).collect()
     };
     // The connections of a busy gateway are many.
     background::run(shown).await.unwrap_or_default()

@@ -420,7 +420,7 @@ fn of_drains(snapshot: &Snapshot) -> Vec<Problem> {
         let text = format!("{} is drained to {left} % of its weight ({source}{until}){reason}", drain.target);
         Problem::new(Code::DrainActive, drain.target.to_string(), text)
     };
-    snapshot.drains.0.iter().map(of).collect()
+    snapshot.effective_drains().map(of).collect()
 }
 
 fn of_maintenance_and_checks(sources: &Sources) -> Vec<Problem> {

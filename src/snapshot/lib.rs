@@ -66,7 +66,7 @@ use std::sync::Arc;
 use ambient::RegistryAmbient;
 use build::ServicesBehind;
 use candidates::service_of;
-use drains::{ActiveDrain, Drains};
+use drains::{ActiveDrain, DrainSource, Drains};
 use exported::PeerNames;
 use exports::ExportIndex;
 use gateway_table::GatewayTable;
@@ -170,6 +170,18 @@ impl Snapshot {
             RouteTarget::Endpoints { tuning, .. } => Some(tuning),
             RouteTarget::Service { .. } | RouteTarget::Backends(_) => None,
         }
+    }
+
+    /// Returns the drains in force that operators see: those of the config and of operators, and those of registries that concern an
+    /// endpoint or a gateway. Whoever can write into a registry can make drains of what is not the registry's own.
+    pub fn effective_drains(&self) -> impl Iterator<Item = &ActiveDrain> {
+        self.drains.0.iter().filter(|drain| match drain.source {
+            DrainSource::Config | DrainSource::Operator => true,
+            DrainSource::Registry(_) if drain.is_of_gateways() => {
+                self.networks.gateways_of(drain).next().is_some()
+            }
+            DrainSource::Registry(_) => !self.drained_by(drain).is_empty(),
+        })
     }
 
     /// Returns true if a drain of gateways concerns a gateway at one of the addresses and ports for which `is_own` is true.

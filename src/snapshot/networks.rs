@@ -230,9 +230,16 @@ impl NetworkTable {
 
     /// Returns the addresses and ports of the gateways that a drain concerns, and of the processes behind them.
     pub(super) fn sockets_of<'a>(&'a self, drain: &'a ActiveDrain) -> impl Iterator<Item = SocketAddr> + 'a {
+        self.gateways_of(drain).flat_map(GatewayEntry::sockets)
+    }
+
+    /// Returns the gateways that a drain concerns.
+    pub(super) fn gateways_of<'a>(
+        &'a self,
+        drain: &'a ActiveDrain,
+    ) -> impl Iterator<Item = &'a GatewayEntry> {
         let gateways = self.by_name.values().flat_map(|entry| &entry.gateways);
-        let meant = gateways.filter(|known| drain.is_of(&known.gateway, &known.addresses, &known.registry));
-        meant.flat_map(GatewayEntry::sockets)
+        gateways.filter(|known| drain.is_of(&known.gateway, &known.addresses, &known.registry))
     }
 
     /// Returns the network whose CIDR contains an address; the longest CIDR wins.

@@ -109,10 +109,23 @@ fn the_drain_of_a_registry_is_of_no_gateway_of_another() {
         let snapshot = with(&mesh(), vec![active.clone()]).snapshot();
         let entry = snapshot.networks().get(&Network::new("west")).expect("a network");
         let is_own = |address: SocketAddr| address == GATEWAYS[0].parse().expect("an address");
-        (snapshot.is_gateway_drained(&active, is_own), entry.gateways[0].left)
+        let shown = snapshot.effective_drains().count();
+        (snapshot.is_gateway_drained(&active, is_own), entry.gateways[0].left, shown)
     };
-    assert_eq!(is_drained(DrainSource::Operator), (true, 0));
-    assert_eq!(is_drained(DrainSource::Registry("other".into())), (false, 32));
+    assert_eq!(is_drained(DrainSource::Operator), (true, 0, 1));
+    assert_eq!(is_drained(DrainSource::Registry("other".into())), (false, 32, 0));
+}
+
+#[test]
+fn a_registrys_drain_of_nothing_is_not_shown_and_that_of_an_operator_is() {
+    let shown = |source: DrainSource, service: &str| {
+        let mut mesh = with(&mesh(), vec![ActiveDrain { source, ..drained("service", service, 0) }]);
+        mesh.shards[0] = (*mesh.shards[0]).clone().named(&"own".into()).into();
+        mesh.snapshot().effective_drains().count()
+    };
+    let own = || DrainSource::Registry("own".into());
+    assert_eq!((shown(own(), SERVICE), shown(own(), "other.shop.svc.cluster.local")), (1, 0));
+    assert_eq!(shown(DrainSource::Operator, "other.shop.svc.cluster.local"), 1);
 }
 
 #[test]
