@@ -1,6 +1,6 @@
 //! The limit on answers per source over UDP. With a forged source address, an attacker could send answers to a victim that did
 //! not ask. Above a number of queries per second, one query of four gets an answer without records, which is no longer than the
-//! query and makes a client ask over TCP. The other queries get no answer.
+//! query and makes a client ask over TCP. The other queries get no answer. A long answer counts as several queries.
 //!
 //! The queries of a second are counted in two tables of fixed size, by two hashes of the source. The lower of the two counts is
 //! decisive, so that a source is rarely limited because of another source.
@@ -15,6 +15,8 @@ use isthmus_model::limits::SourcePrefix;
 
 /// The number of queries per second that a source gets whole answers to.
 pub const ANSWERS_PER_SECOND: u16 = 2_000;
+/// Each time that an answer has this many bytes, it counts as one query more. So a source gets about half a megabyte per second.
+const BYTES_PER_QUERY: usize = 256;
 /// Above [`ANSWERS_PER_SECOND`], one of this many queries gets an answer. This answer has no records.
 const SLIP: u16 = 4;
 /// The number of counters in a table.
@@ -38,9 +40,29 @@ impl Rates {
     /// Counts a query and returns the part of the answer that it gets; `None`: no answer. `second` is the current time in
     /// seconds.
     pub fn judge(&mut self, source: IpAddr, second: u64) -> Option<Extent> {
+        match self.count(source, second, 1) {
+            0..=ANSWERS_PER_SECOND => Some(Extent::Full),
+            // A counter does not rise above this value, so the queries above it cannot be counted, and none gets an answer. No
+            // honest client reaches it.
+            u16::MAX => None,
+            more if more.is_multiple_of(SLIP) => Some(Extent::Truncated),
+            _ => None,
+        }
+    }
+
+    /// Counts the bytes of an answer.
+    pub fn charge(&mut self, source: IpAddr, second: u64, bytes: usize) {
+        let more = u16::try_from(bytes / BYTES_PER_QUERY).unwrap_or(u16::MAX);
+        if more > 0 {
+            self.count(source, second, more);
+        }
+    }
+
+    /// Counts queries of a source, and returns their number in this second.
+    fn count(&mut self, source: IpAddr, second: u64, more: u16) -> u16 {
         // A loopback source is not forged: the kernel drops packets from outside that have one.
         if source.to_canonical().is_loopback() {
-            return Some(Extent::Full);
+            return 0;
         }
         if self.second != second {
             self.second = second;
@@ -51,18 +73,11 @@ impl Rates {
         for (table, hasher) in self.tables.iter_mut().zip(&self.hashers) {
             let place = usize::try_from(hasher.hash_one(block) % PLACES as u64).unwrap_or(0);
             if let Some(count) = table.get_mut(place) {
-                *count = count.saturating_add(1);
+                *count = count.saturating_add(more);
                 lowest = lowest.min(*count);
             }
         }
-        match lowest {
-            0..=ANSWERS_PER_SECOND => Some(Extent::Full),
-            // A counter does not rise above this value, so the queries above it cannot be counted, and none gets an answer. No
-            // honest client reaches it.
-            u16::MAX => None,
-            more if more.is_multiple_of(SLIP) => Some(Extent::Truncated),
-            _ => None,
-        }
+        lowest
     }
 }
 
@@ -87,6 +102,25 @@ mod tests {
         let mut last = None;
         (0..100_000).for_each(|_| last = Some(rates.judge(ip("192.0.2.1"), 8)));
         assert_eq!(last, Some(None));
+    }
+
+    #[test]
+    fn a_source_gets_half_a_megabyte_of_answers_per_second() {
+        let (mut rates, source) = (Rates::default(), ip("192.0.2.1"));
+        for (bytes, most) in [(60, 2_000 * 60), (255, 2_000 * 255), (512, 1_000 * 512), (1_232, 500 * 1_232)]
+        {
+            let second = bytes as u64;
+            let mut sent = 0;
+            for _ in 0..10_000 {
+                if rates.judge(source, second) == Some(Extent::Full) {
+                    rates.charge(source, second, bytes);
+                    sent += bytes;
+                }
+            }
+            assert!(sent > most / 2 && sent <= most && most < 640_000, "{bytes}: {sent}");
+            rates.charge(ip("127.0.0.1"), second, 1 << 20);
+            assert_eq!(rates.judge(ip("127.0.0.1"), second), Some(Extent::Full));
+        }
     }
 
     #[test]

@@ -49,7 +49,10 @@ pub async fn serve(server: Arc<Server>, socket: UdpSocket, scope: Scope, mut sto
                         continue;
                     };
                     match server.decide(query, client.ip(), Transport::Udp, extent) {
-                        Next::Send(reply) => send(&server, &socket, &reply, client),
+                        Next::Send(reply) => {
+                            rates.charge(client.ip(), second, reply.bytes.len());
+                            send(&server, &socket, &reply, client);
+                        }
                         Next::Ask(question) => {
                             let (server, socket) = (server.clone(), socket.clone());
                             scope.spawn(async move {
