@@ -49,6 +49,7 @@ pub(super) fn expose(limits: &EffectiveLimits, bandwidths: &Bandwidths, expositi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_net::admission::Holder;
     use isthmus_net::admission::bandwidth::Owner;
 
     #[test]
@@ -61,7 +62,7 @@ mod tests {
         };
         let mut exposition = Exposition::default();
         let bandwidths = Bandwidths::default();
-        let member = bandwidths.join(Owner::Peer("west".into()), 9_000);
+        let member = bandwidths.join(Owner::Peer("west".into()), 9_000, Holder::Unannounced);
         member.measure(0, 700, false);
         expose(&limits, &bandwidths, &mut exposition);
         let text = exposition.text();

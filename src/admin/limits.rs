@@ -112,8 +112,9 @@ pub(super) fn of_peer(policy: &Policy, matched: &RouteMatch, counters: Option<Co
 
 fn bandwidth(limit: u64, owner: &Owner, counters: Option<Counters<'_>>) -> String {
     let used = counters.map(|counters| {
-        let [up, down] = counters.bandwidths.usage_of(owner).map_or([0; 2], |usage| usage.moved);
-        format!(" ({up} up and {down} down in use)")
+        let used = counters.bandwidths.usage_of(owner).map(|usage| (usage.moved, usage.busy_sources));
+        let ([up, down], [sources_up, sources_down]) = used.unwrap_or_default();
+        format!(" ({up} up and {down} down in use, by {sources_up} and {sources_down} busy sources)")
     });
     format!("{limit} bytes per second in each direction{}", used.unwrap_or_default())
 }
@@ -145,8 +146,8 @@ fn warning(reason: Reason, who: &str, used: u64, limit: u64, what: &str, key: &s
 mod tests {
     use super::*;
     use isthmus_model::limits::{ServiceLimitKey, SourceLimits};
-    use isthmus_net::admission::Verdict;
     use isthmus_net::admission::services::Handles;
+    use isthmus_net::admission::{Holder, Verdict};
 
     #[test]
     fn the_use_of_each_limit_is_in_a_step_and_near_the_limit_in_a_warning() {
@@ -210,13 +211,14 @@ mod tests {
         );
         assert_eq!(said.warnings.len(), 1, "{said:?}");
         let owner = Owner::Service(ServiceLimitKey::Route("a.test".into()));
-        let member = bandwidths.join(owner, 9_000);
+        let member = bandwidths.join(owner, 9_000, Holder::Unannounced);
+        member.measure(0, 0, false);
         member.measure(1, 700, false);
         let limits = Limits { per_service: None, bytes_per_second: Some(9_000), ..limits };
         assert_eq!(
             of_service(&limits, &matched, counters).step.as_deref(),
             Some(
-                "limits of the route \"a.test\" (limits.perService): 9000 bytes per second in each direction (0 up and 700 down in use)"
+                "limits of the route \"a.test\" (limits.perService): 9000 bytes per second in each direction (0 up and 700 down in use, by 0 and 1 busy sources)"
             )
         );
         assert!(of_source(&Limits::default(), Some(source), counters).step.is_none());

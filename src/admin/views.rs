@@ -102,8 +102,9 @@ pub fn status(sources: &Sources) -> Status {
 
 fn bandwidth(usage: Usage) -> api::status::Bandwidth {
     let ([bytes_up, bytes_down], [busy_up, busy_down]) = (usage.moved, usage.busy);
+    let [sources_up, sources_down] = usage.busy_sources;
     let (of, limit) = (usage.owner.to_string(), usage.limit);
-    api::status::Bandwidth { of, limit, bytes_up, bytes_down, busy_up, busy_down }
+    api::status::Bandwidth { of, limit, bytes_up, bytes_down, sources_up, sources_down, busy_up, busy_down }
 }
 
 fn taken_over(is: &TakenOver) -> api::status::TakenOver {

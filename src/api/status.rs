@@ -183,6 +183,10 @@ pub struct Bandwidth {
     pub bytes_up: u64,
     /// The bytes of the last second from endpoints to clients.
     pub bytes_down: u64,
+    /// The number of sources and identities that share the limit of bytes from clients.
+    pub sources_up: u64,
+    /// The number of sources and identities that share the limit of bytes from endpoints.
+    pub sources_down: u64,
     /// The number of connections and streams that share the limit of bytes from clients.
     pub busy_up: u64,
     /// The number of connections and streams that share the limit of bytes from endpoints.

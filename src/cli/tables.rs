@@ -142,11 +142,13 @@ pub(super) const LISTENERS: [Column<Listener>; 6] = [
     ("PROXY HEADER", |listener| text(&listener.proxy_protocol.text())),
 ];
 
-pub(super) const BANDWIDTH: [Column<Bandwidth>; 6] = [
+pub(super) const BANDWIDTH: [Column<Bandwidth>; 8] = [
     ("BANDWIDTH OF", |bandwidth| text(&bandwidth.of)),
     ("LIMIT", |bandwidth| per_second(bandwidth.limit)),
     ("UP", |bandwidth| per_second(bandwidth.bytes_up)),
     ("DOWN", |bandwidth| per_second(bandwidth.bytes_down)),
+    ("SOURCES UP", |bandwidth| bandwidth.sources_up.to_string()),
+    ("SOURCES DOWN", |bandwidth| bandwidth.sources_down.to_string()),
     ("BUSY UP", |bandwidth| bandwidth.busy_up.to_string()),
     ("BUSY DOWN", |bandwidth| bandwidth.busy_down.to_string()),
 ];

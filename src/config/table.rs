@@ -275,8 +275,8 @@ keys! {
     pub(super) PerService "perService" {
         /// Simultaneous connections and CONNECT streams. A connection above the limit is refused with the reason `limit_service`.
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> => "no limit";
-        /// Bytes per second to the service, and from it, through one replica of the gateway. The connections and CONNECT streams
-        /// that are busy get equal shares.
+        /// Bytes per second to the service, and from it, through one replica of the gateway. Busy sources (as in `perSource`) and
+        /// identities of HBONE callers get equal shares, which their busy connections and CONNECT streams divide.
         BYTES_PER_SECOND "bytesPerSecond": form::Bandwidth => "no limit";
     }
 

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::shares::Shares;
+use isthmus_net::admission::Holder;
 use isthmus_net::admission::bandwidth::{Bandwidths, Owner};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::policy::Policy;
@@ -43,7 +44,8 @@ pub(crate) fn join(core: &Core, entry: &Rc<Entry>) {
     let mut joined = false;
     for (owner, limit) in service.into_iter().chain(peer).filter_map(limited) {
         let shares = entry.shares.get_or_init(|| Box::new(Shares::new((record.bytes_up, record.bytes_down))));
-        joined |= shares.join(&core.shared.limits.bandwidths, owner, limit);
+        let source = entry.holder().unwrap_or(Holder::Unannounced);
+        joined |= shares.join(&core.shared.limits.bandwidths, owner, limit, source);
     }
     if let Some(shares) = entry.shares.get().filter(|_| joined) {
         shares.update();

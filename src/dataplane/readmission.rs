@@ -31,12 +31,13 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
 }
 
 fn count_for_limits(core: &Core, entry: &Rc<Entry>) {
-    if entry.facts.borrow().admitted_by.is_some()
-        && let Some(permit) = &mut *entry.permit.borrow_mut()
-    {
-        permit.count_for_service(&entry.record.borrow());
-        bandwidth::join(core, entry);
+    if entry.facts.borrow().admitted_by.is_none() {
+        return;
     }
+    if let Some(permit) = &mut *entry.permit.borrow_mut() {
+        permit.count_for_service(&entry.record.borrow());
+    }
+    bandwidth::join(core, entry);
 }
 
 /// Verifies the certificates of authenticated peers against the current trust bundle. The task yields after each one,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use isthmus_net::admission::Holder;
 use isthmus_net::admission::bandwidth::{Bandwidths, Member, Owner};
 use isthmus_net::pacing::{UNPACED, pace};
 
@@ -74,12 +75,12 @@ impl Shares {
         }
     }
 
-    /// Counts the connection under the limit of this owner. Returns false if it is counted already.
-    pub(crate) fn join(&self, all: &Bandwidths, owner: Owner, limit: u64) -> bool {
+    /// Counts the connection under the limit of this owner, for its source. Returns false if it is counted already.
+    pub(crate) fn join(&self, all: &Bandwidths, owner: Owner, limit: u64, source: Holder) -> bool {
         let mut members = self.members.borrow_mut();
         let is_new = !members.iter().any(|member| *member.owner() == owner);
         if is_new {
-            members.push(all.join(owner, limit));
+            members.push(all.join(owner, limit, source));
         }
         is_new
     }
@@ -239,8 +240,9 @@ mod tests {
         let shares = Shares::new((0, 0));
         let all = Bandwidths::default();
         let west = || Owner::Peer("west".into());
-        let other = all.join(west(), 128 << 10);
-        assert!(shares.join(&all, west(), 128 << 10) && !shares.join(&all, west(), 128 << 10));
+        let other = all.join(west(), 128 << 10, Holder::Unannounced);
+        let join = || shares.join(&all, west(), 128 << 10, Holder::Unannounced);
+        assert!(join() && !join());
         assert!(shares.update() && !shares.update());
         shares.ways[DOWN].waits.set(true);
         for _ in 0..=4 {

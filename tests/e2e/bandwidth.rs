@@ -12,7 +12,8 @@ use crate::support::backend::Backend;
 use crate::support::client::{connect, hello};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
-use crate::support::hbone::{Hbone, Stream};
+use crate::support::hbone::{self, Hbone, Stream};
+use crate::support::pki::PKI;
 use crate::support::raw::connect_from;
 use crate::support::stall::Stopwatch;
 
@@ -66,7 +67,10 @@ enum Client {
 impl Client {
     /// Connects through a listener for SNI, and sends the hello.
     fn sni(gateway: &Gateway) -> Self {
-        let mut client = connect(gateway.listener("default"));
+        Self::sni_by(connect(gateway.listener("default")))
+    }
+
+    fn sni_by(mut client: TcpStream) -> Self {
         client.write_all(&hello(NAME)).expect("sent");
         Self::Sni(client)
     }
@@ -249,6 +253,39 @@ fn the_bandwidth_of_a_service_is_divided_among_busy_streams() {
     let connection = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
     let open = || Client::hbone(&connection, "bulk.shop.mesh:80");
     limits_a_service(&bulk, &open, &|limit| gateway.reload(&config(limit)), "HBONE");
+}
+
+/// Lets 20 clients download without end, then one more, and asserts that this one has more bytes than any of the 20 at a time when
+/// an equal share of all connections would have given it as many.
+fn gets_more_than_each_of_a_crowd(what: &str, crowd: &dyn Fn() -> Client, one: Client) {
+    let crowd: Vec<Transfer> = (0..20).map(|_| crowd().download()).collect();
+    eventually("all of the crowd download", || crowd.iter().all(|other| other.moved()() > 0).then_some(()));
+    let before: Vec<u64> = crowd.iter().map(|other| other.moved()()).collect();
+    let one = one.download();
+    eventually("the single download", || (one.moved()() >= 6 * MIB).then_some(()));
+    let others: Vec<u64> =
+        crowd.iter().zip(&before).map(|(other, before)| other.moved()() - before).collect();
+    eprintln!("{what}: 6 MiB beside {} KiB of the crowd", others.iter().sum::<u64>() >> 10);
+    assert!(others.iter().all(|other| *other < 2 * MIB), "{what}: {others:?}");
+}
+
+#[test]
+fn a_source_or_identity_with_one_download_is_not_slowed_down_by_one_with_twenty() {
+    let limits = "limits: {perService: {bytesPerSecond: 4MiB}}\n";
+    let bulk = Bulk::start(hello(NAME).len());
+    let routes = format!("listen: \"127.0.0.1:0\"\nroutes: {{{NAME}: \"{}\"}}\n", bulk.backend.address);
+    let gateway = Gateway::start(&format!("{routes}{limits}"));
+    let open = |source: [u8; 4]| Client::sni_by(connect_from(source, gateway.listener("default")));
+    gets_more_than_each_of_a_crowd("SNI", &|| open([127, 0, 0, 2]), open([127, 0, 0, 3]));
+
+    let bulk = Bulk::start(0);
+    let services = service("bulk.shop.mesh", 80, &bulk.backend, "");
+    let gateway = Gateway::start_in(folder(), &format!("{BASE}{limits}services:\n{services}"), &[]);
+    let batch = PKI.issue(&[], Some("spiffe://cluster.local/ns/shop/sa/batch"));
+    let connect = |identity| Hbone::connect(gateway.listener("hbone"), identity).expect("let in");
+    let (batch, cart) = (connect(hbone::client(Some(batch), &["h2"])), connect(caller()));
+    let open = |connection: &Hbone| Client::hbone(connection, "bulk.shop.mesh:80");
+    gets_more_than_each_of_a_crowd("HBONE", &|| open(&batch), open(&cart));
 }
 
 /// A peer's SNI connections and streams share one limit. Where the service has a limit, too, the smaller share applies.

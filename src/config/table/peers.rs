@@ -88,8 +88,8 @@ keys! {
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = PeerLimits::default().connections;
         /// New connections and CONNECT streams of the peer's callers per second.
         NEW_PER_SECOND "newPerSecond": form::Integer<u32, 1, 1_000_000> = PeerLimits::default().new_per_second;
-        /// Bytes per second that the peer's callers send, and that they receive, through one replica of the gateway. The callers that are
-        /// busy get equal shares.
+        /// Bytes per second that the peer's callers send, and that they receive, through one replica of the gateway, divided as
+        /// `limits.perService.bytesPerSecond` is.
         BYTES_PER_SECOND "bytesPerSecond": form::Bandwidth => "no limit";
     }
 }
