@@ -251,10 +251,17 @@ impl Draft {
     /// original decides, and puts the remarks in order.
     pub(super) fn settle(&mut self) {
         let claims = std::mem::take(&mut self.claims);
+        let own = |listener: &Listener| (listener.owner, listener.proxy);
+        let binds: Vec<_> = self.listeners.iter().map(|one| (own(one), one.bind)).collect();
         let claimed = |listener: &Listener| {
+            // Servers that begin in one line have the same owner; the listeners of one server do not overlap.
+            let overlapping = binds
+                .iter()
+                .filter(|(of, bind)| *of == own(listener) && covering(listener.bind, *bind).is_some());
+            let is_alone = overlapping.count() == 1;
             claims.iter().find(|claim| {
-                (claim.owner, claim.proxy) != (listener.owner, listener.proxy)
-                    && covering(listener.bind, claim.bind) == Some(listener.bind)
+                let is_own = (claim.owner, claim.proxy) == own(listener);
+                !(is_own && is_alone) && covering(listener.bind, claim.bind) == Some(listener.bind)
             })
         };
         for listener in std::mem::take(&mut self.listeners) {

@@ -234,7 +234,7 @@ impl<'a> Conversion<'a> {
                 settings.access.push(Rule::new(line, when, then));
             }
             ("set_real_ip_from", [block]) if Sources::block(block).is_some() => {
-                settings.real_ip_from.push(cidr(block))
+                settings.real_ip_from.extend(Sources::block(block).iter().flat_map(Sources::blocks));
             }
             ("limit_conn", [zone, count]) => {
                 let by_source = self
@@ -439,12 +439,6 @@ impl<'a> Conversion<'a> {
 fn seconds(text: &str) -> Option<String> {
     let has_unit = text.ends_with(|sign: char| sign.is_ascii_alphabetic());
     positive(&if has_unit { text.to_owned() } else { format!("{text}s") })
-}
-
-/// Returns a block of addresses; nginx also takes a single one.
-fn cidr(text: &str) -> String {
-    let length = if text.contains(':') { 128 } else { 32 };
-    if text.contains('/') { text.to_owned() } else { format!("{text}/{length}") }
 }
 
 /// Returns the address of a `listen` directive; `is_v6_only`: that of all interfaces is only of IPv6.

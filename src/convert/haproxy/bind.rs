@@ -7,6 +7,7 @@ use super::Conversion;
 use crate::draft::{Claim, Fate, Listener, Place, merge};
 use crate::values::bind_address;
 use crate::words::{Line, Section};
+use isthmus_api::text::clean;
 use isthmus_model::address::Bind;
 
 /// The parameters of a `bind` line that isthmus has too.
@@ -103,11 +104,12 @@ impl Conversion<'_> {
     fn free_name(&self, section: &Section, listeners: &[Listener]) -> String {
         let known: BTreeSet<&str> =
             self.draft.listeners.iter().chain(listeners).map(|listener| listener.name.as_str()).collect();
-        let mut name = section.name().to_owned();
-        let mut count = 1;
+        // A name of the config has at most 253 bytes and no control characters.
+        let base: String = clean(section.name()).chars().take(60).collect();
+        let (mut name, mut count) = (base.clone(), 1);
         while known.contains(name.as_str()) {
             count += 1;
-            name = format!("{}-{count}", section.name());
+            name = format!("{base}-{count}");
         }
         name
     }
