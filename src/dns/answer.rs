@@ -129,14 +129,14 @@ impl Question {
             truncated.metadata.truncation = true;
             return encode(&truncated, limit(&self.query, self.transport));
         }
-        let Ok(mut answer) = Message::from_vec(&bytes) else { return self.failed() };
-        if strip(&mut answer, names) | follow(&mut answer, names) {
-            answer.metadata.id = self.query.metadata.id;
-            answer.metadata.authentic_data = false;
-            return encode(&answer, limit(&self.query, self.transport));
-        }
+        // The id comes first: a name may be a pointer to its bytes, so that it is another name with another id.
         if let Some(id) = bytes.get_mut(..2) {
             id.copy_from_slice(&self.query.metadata.id.to_be_bytes());
+        }
+        let Ok(mut answer) = Message::from_vec(&bytes) else { return self.failed() };
+        if strip(&mut answer, names) | follow(&mut answer, names) {
+            answer.metadata.authentic_data = false;
+            return encode(&answer, limit(&self.query, self.transport));
         }
         Reply { bytes, code }
     }
