@@ -24,8 +24,10 @@ use isthmus_tasks::scope::Scope;
 const FILE: &str = "drains";
 /// The largest number of orders.
 const ORDERS_MAX: usize = 100;
+/// The longest line of the file in bytes.
+pub const LINE_BYTES_MAX: u64 = 4_096;
 /// The limits of the file.
-const LIST: LineFile = LineFile { name: "drains", lines_max: ORDERS_MAX, line_bytes_max: 4_096 };
+const LIST: LineFile = LineFile { name: "drains", lines_max: ORDERS_MAX, line_bytes_max: LINE_BYTES_MAX };
 
 /// The orders of this gateway's operators; cheap to clone.
 #[derive(Clone)]
@@ -254,7 +256,7 @@ fn in_etcd(registries: &[RegistrySpec]) -> Vec<RegistrySpec> {
 }
 
 /// Returns an order as one line.
-fn line(drain: &Drain) -> String {
+pub fn line(drain: &Drain) -> String {
     let document: BTreeMap<&str, String> = drains::written(drain).into_iter().collect();
     serde_json::to_string(&document).unwrap_or_default()
 }

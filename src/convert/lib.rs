@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let file = arguments.file.display().to_string();
     let text =
         read(&arguments.file).map_err(|error| Failure::Wrong(format!("cannot read {file}: {error}")))?;
-    let draft = converted(&text, &arguments.file);
+    let draft = converted(&text, &|named| read_named(&arguments.file, named));
     let name =
         arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
     let yaml = draft.yaml(&name);
@@ -94,9 +94,9 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     Err(Failure::Reported)
 }
 
-/// Returns the config that a text is converted to; `None` if it has no listener.
+/// Returns the config that a text is converted to, without the files that it names; `None` if it has no listener.
 pub fn config_of(text: &str) -> Option<String> {
-    let draft = converted(text, Path::new("-"));
+    let draft = converted(text, &|_| None);
     (!draft.listeners.is_empty()).then(|| draft.yaml("text"))
 }
 
@@ -125,21 +125,22 @@ fn program_of(text: &str) -> Program {
     }
 }
 
-/// Converts a text. Files that it names are looked for where it says, and then beside it.
-fn converted(text: &str, file: &Path) -> Draft {
-    let read_named = |named: &str| {
-        let beside =
-            file.parent().map(|folder| folder.join(Path::new(named).file_name().unwrap_or_default()));
-        let places = [Some(PathBuf::from(named)), file.parent().map(|folder| folder.join(named)), beside];
-        places.into_iter().flatten().find_map(|path| read(&path).ok())
-    };
+/// Converts a text. `read` returns the content of a file that the text names.
+fn converted(text: &str, read: &dyn Fn(&str) -> Option<String>) -> Draft {
     let mut draft = match program_of(text) {
-        Program::HaProxy => haproxy::convert_with(text, &read_named),
+        Program::HaProxy => haproxy::convert_with(text, read),
         Program::Nginx => nginx::convert(text),
         Program::SniProxy => sniproxy::convert(text),
     };
     draft.settle();
     draft
+}
+
+/// Reads a file that another one names: where that one says, and then beside it.
+fn read_named(file: &Path, named: &str) -> Option<String> {
+    let beside = file.parent().map(|folder| folder.join(Path::new(named).file_name().unwrap_or_default()));
+    let places = [Some(PathBuf::from(named)), file.parent().map(|folder| folder.join(named)), beside];
+    places.into_iter().flatten().find_map(|path| read(&path).ok())
 }
 
 fn read(path: &Path) -> std::io::Result<String> {

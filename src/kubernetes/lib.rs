@@ -14,7 +14,7 @@
 //!   their status. `imports`: writes ServiceImports; `import_slices`: their EndpointSlices; `own_objects`: creates, changes and
 //!   removes both. `writer`: the task of each of the three; `lease`: which replica writes; `notes`: what each replica serves;
 //!   `writing`: whether it can. `remote`: makes kubeconfigs for other clusters. `reviews`: has tokens reviewed.
-//! - `scripted`: an API server in memory, for tests.
+//! - `scripted`: an API server in memory, for tests. `testing`: a cluster with objects of the Gateway API, for tests.
 //!
 //! A kind is added in three places:
 //!
@@ -52,6 +52,8 @@ pub mod reviews;
 mod scripted;
 pub mod sources;
 mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod watch;
 mod writer;
 mod writing;

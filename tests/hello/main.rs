@@ -123,6 +123,11 @@ fuzzed! {
     mutated_etcd_values_break_no_promise: "etcd", 3_000;
     mutated_xds_requests_break_no_promise: "xds", 3_000;
     mutated_enrolments_break_no_promise: "enrolment", 3_000;
+    mutated_dns_messages_break_no_promise: "dns", 10_000;
+    mutated_upgrade_messages_break_no_promise: "upgrade", 3_000;
+    mutated_drains_break_no_promise: "drains", 10_000;
+    mutated_gateway_api_objects_break_no_promise: "gateway_api", 1_500;
+    mutated_configs_of_other_programs_break_no_promise: "convert", 3_000;
 }
 
 fn segments(length: usize) -> Vec<usize> {

@@ -5,78 +5,22 @@ mod names;
 
 use serde_json::{Value, json};
 
-use super::super::interner::Interner;
-use super::super::kinds::{Kind, Reading};
+use super::super::kinds::Kind;
 use super::*;
-use isthmus_aggregator::spec::kubernetes::{Knows, KubernetesSpec, LeaseSpec, NamespaceChoice};
+use crate::testing::World;
+use isthmus_aggregator::spec::kubernetes::NamespaceChoice;
 use isthmus_snapshot::gateway_api::Backend;
 
-/// The objects of a cluster, and their evaluation.
-struct World {
-    tables: Tables,
-    texts: Interner,
-    api: GatewayApi,
-    spec: GatewayApiSpec,
-}
-
 impl World {
-    /// Returns a cluster with the class, the namespaces and the Service shop/web, and with these objects.
+    /// Returns a cluster with these objects beside those that every cluster has.
     fn new(objects: &[Value]) -> Self {
-        let spec = GatewayApiSpec {
-            class: "isthmus".into(),
-            ports: vec![443, 8443],
-            addresses: vec![Host::parse("192.0.2.1").expect("an address")],
-            pool: Vec::new(),
-            requestable: vec!["127.0.0.0/16".parse().expect("a network")],
-            from: NamespaceChoice::default(),
-            routes_per_namespace: 1_000,
-            writer: LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster },
-        };
-        let cluster = KubernetesSpec { gateway_api: Some(spec.clone()), ..KubernetesSpec::plain() };
-        let mut world = Self {
-            tables: Tables::new(Arc::new(cluster)),
-            texts: Interner::default(),
-            api: GatewayApi::default(),
-            spec,
-        };
-        world.put(&json!({"kind": "GatewayClass", "metadata": {"name": "isthmus", "generation": 4},
-            "spec": {"controllerName": "isthmus.io/gateway-controller"}}));
-        for (name, team) in [("infra", "core"), ("shop", "shop"), ("other", "other")] {
-            world.put(&json!({"kind": "Namespace", "metadata": {"name": name, "labels": {"team": team}}}));
-        }
-        for key in ["shop/web", "other/web"] {
-            world.put(&service(key, json!({"ports": [{"port": 443}]})));
-        }
+        let mut world = Self::default();
         objects.iter().for_each(|object| world.put(object));
         world
     }
 
     fn put(&mut self, object: &Value) {
-        let kind = match object["kind"].as_str().expect("a kind") {
-            "GatewayClass" => Kind::GatewayClass,
-            "Gateway" => Kind::ClassGateway,
-            "ListenerSet" => Kind::ListenerSet,
-            "TLSRoute" => Kind::TlsRoute,
-            "TCPRoute" => Kind::TcpRoute,
-            "ReferenceGrant" => Kind::ReferenceGrant,
-            "Namespace" => Kind::Namespace,
-            "Pod" => Kind::Pod,
-            "Service" => Kind::Service,
-            "ServiceImport" => Kind::ServiceImport,
-            other => panic!("{other}"),
-        };
-        let object = kind.read(&object.to_string()).expect("legal");
-        let spec = self.tables.spec.clone();
-        let mut reading = Reading { trust_domain: &spec.trust_domain, spec: &spec, texts: &mut self.texts };
-        assert!(self.tables.put(&object, 1, &mut reading));
-    }
-
-    /// Evaluates what has changed, and returns the changes of items.
-    fn renew(&mut self) -> Vec<Change> {
-        let dirty = std::mem::take(&mut self.tables.dirty.gateway_api);
-        let mut changes = Vec::new();
-        self.api.renew(&self.spec, dirty, &self.tables, &mut changes);
-        changes
+        assert!(self.apply(&object.to_string()).is_some(), "{object}");
     }
 
     /// Returns the conditions that are not the usual ones, each as `TLSRoute shop/web: Accepted=False/NoMatchingParent`, and the

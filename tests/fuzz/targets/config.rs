@@ -8,6 +8,8 @@ use std::path::Path;
 use isthmus::config::{Config, effective, load};
 use isthmus::document::problem::Problem;
 
+use super::check_problems;
+
 /// Inputs with this word, or with an escape that could spell it, are skipped: an include could read any file of this machine.
 const INCLUDE: &str = "include";
 
@@ -27,16 +29,7 @@ pub(super) fn run(data: &[u8]) {
                     again.unwrap_or_else(|problems| panic!("{shown}\nis refused: {}", listed(&problems)));
                 assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy), "{shown}");
             }
-            Err(problems) => {
-                assert!(!problems.is_empty(), "refused without a reason");
-                // In YAML, a carriage return alone ends a line, too.
-                let lines = text.matches(['\n', '\r']).count() + 2;
-                for problem in &problems {
-                    assert!(problem.line as usize <= lines, "line {} of {lines}: {problem}", problem.line);
-                    assert!(!problem.message.is_empty() && problem.message.len() < 4_096, "{problem}");
-                    assert!(!problem.to_string().contains(['\0', '\x1b', '\n']), "{:?}", problem.to_string());
-                }
-            }
+            Err(problems) => check_problems(&problems, &text),
         }
     });
 }

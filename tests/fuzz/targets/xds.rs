@@ -4,11 +4,9 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use isthmus::config::load;
 use isthmus::document::services::read_registry;
 use isthmus::model::place::{ClusterId, Network};
 use isthmus::proto::envoy::service::discovery::v3 as discovery;
@@ -26,6 +24,8 @@ use isthmus::xds::kind::Kind;
 use isthmus::xds::node::NodeInfo;
 use isthmus::xds::server::{DiscoveryRequest, Parts};
 use isthmus::xds::session::{NAME_BYTES_MAX, Protocol, Session};
+
+use super::policy;
 
 /// The largest number of responses that the target takes after one request.
 const RESPONSES_MAX: usize = 64;
@@ -114,17 +114,6 @@ fn drain(session: &mut Session) {
         assert!(!response.nonce.is_empty() && Kind::of_type_url(&response.type_url).is_some());
     }
     panic!("the responses have no end");
-}
-
-/// Returns the policy of a config without rules.
-fn policy() -> Arc<Policy> {
-    thread_local!(static POLICY: OnceCell<Arc<Policy>> = const { OnceCell::new() });
-    let read = || {
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        file.write_all(b"{listen: \":15443\", node: {network: east, cluster: east}}").expect("written");
-        load(file.path(), &|_| None, &mut |_| {}).expect("good").policy
-    };
-    POLICY.with(|policy| policy.get_or_init(read).clone())
 }
 
 fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Snapshot {
