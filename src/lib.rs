@@ -19,8 +19,8 @@
 //! |---|---|---|
 //! | [`model`] | the field's nouns as values, and the closed list of reasons | – |
 //! | [`api`] | the values of the admin API and the members of an access log line | model |
-//! | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol | – |
-//! | [`wire`] | bytes ↔ values: ClientHello, CONNECT heads, HTTP/2 frame headers, PROXY headers | model |
+//! | [`wire`] | bytes ↔ values: ClientHello, CONNECT heads, HTTP/2 frame headers, outlines of messages, PROXY headers | model |
+//! | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol | wire |
 //! | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon | model |
 //! | [`balance`] | the choice among candidates, and its odds | model, snapshot |
 //! | [`world`] | publisher and readers of snapshots | snapshot |

@@ -1,5 +1,5 @@
 //! The messages of xDS, of WDS, of Istio's certificate authority and of the SPIFFE Workload API, generated from `proto/` by
-//! `build.rs`: types only, no services and no decisions.
+//! `build.rs`: types with their shapes (`isthmus_wire::outline`), no services and no decisions.
 //!
 //! Each module is named after its protobuf package: `envoy.config.core.v3` is `envoy::config::core::v3`. The Workload API
 //! has no package. The `.proto` files hold the subset of the official messages that this program uses, with the same names
@@ -11,5 +11,12 @@
 
 include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 
+mod shapes {
+    include!(concat!(env!("OUT_DIR"), "/shapes.rs"));
+}
+
 /// All messages as a `google.protobuf.FileDescriptorSet`, including the imported ones.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+#[cfg(test)]
+mod tests;
