@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::Uri;
 use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
+    ExportTracePartialSuccess, ExportTraceServiceRequest,
 };
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
@@ -21,6 +21,7 @@ use isthmus_snapshot::policy::Node;
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::spans::{Ended, Spans, TracingOptions};
+use isthmus_wire::outline::{Outlined, Shape};
 
 mod span;
 
@@ -63,6 +64,19 @@ struct Target {
     node: Node,
 }
 
+/// The response of a collector (`ExportTraceServiceResponse`).
+#[derive(Clone, PartialEq, prost::Message)]
+struct Answer {
+    #[prost(message, optional, tag = "1")]
+    partial_success: Option<ExportTracePartialSuccess>,
+}
+
+impl Outlined for Answer {
+    fn shape() -> &'static Shape {
+        &Shape(&[])
+    }
+}
+
 /// The reason why a batch was not delivered.
 #[derive(Debug, thiserror::Error)]
 enum ExportFault {
@@ -79,6 +93,7 @@ impl ExportFault {
     fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Late | Self::Call(CallFault::Broken(_)) => true,
+            Self::Call(CallFault::Answer(_)) => false,
             Self::Call(CallFault::Refused { code, .. }) => matches!(
                 code,
                 Code::Cancelled
@@ -216,7 +231,7 @@ impl Task {
         &mut self,
         target: &Target,
         request: &ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, ExportFault> {
+    ) -> Result<Answer, ExportFault> {
         let mut backoff = Backoff::default();
         let mut left = ATTEMPTS;
         loop {
@@ -240,7 +255,7 @@ impl Task {
         &mut self,
         target: &Target,
         request: &ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, ExportFault> {
+    ) -> Result<Answer, ExportFault> {
         // The connection is taken out while it is in use, so that a connection that fails or times out is not used again.
         let mut channel = match self.open.take() {
             Some((collector, channel)) if collector == target.collector => channel,

@@ -28,6 +28,8 @@ const FIRST: Duration = Duration::from_secs(60);
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// The largest response in bytes: what a ztunnel accepts.
 const MESSAGE_BYTES_MAX: usize = 200 << 20;
+/// The largest number of items of a response: twice the resources that a registry keeps.
+const ITEMS_MAX: usize = 2_000_000;
 /// The largest request in bytes: istiod accepts 4 MiB.
 const REQUEST_BYTES_MAX: usize = 3 << 20;
 
@@ -63,7 +65,11 @@ impl Stream {
         scope: &Scope,
     ) -> Result<Self, StreamFault> {
         let open = async {
-            let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING_INTERVAL) };
+            let limits = Limits {
+                message_bytes_max: MESSAGE_BYTES_MAX,
+                items_max: ITEMS_MAX,
+                ping_interval: Some(PING_INTERVAL),
+            };
             let mut connection = spec.istiod.connect(readings, &provider(), scope, limits).await?;
             let account = connection.account.clone();
             let node = node(spec, account.as_ref().map_or(&*spec.namespace, |(namespace, _)| namespace));

@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,20 +14,24 @@ use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use prost::bytes::Buf;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
-use tonic::codec::Codec;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::{Code, Request, Status, Streaming};
-use tonic_prost::ProstCodec;
+use tonic_prost::ProstEncoder;
 
 use super::metered::Metered;
 use isthmus_tasks::scope::Scope;
+use isthmus_wire::outline::{self, Outlined, Refusal};
 
 /// The default limit of a message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// The default limit of the items of a message.
+const ITEMS_MAX: usize = 4_096;
 /// The longest time that a peer may take to answer a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of messages of a bidirectional call that may wait to be sent.
@@ -36,6 +42,7 @@ const WORDS_MAX: usize = 300;
 /// A connection on which calls are made. The connection is closed when this value and the streams of all calls are dropped.
 pub struct Channel {
     grpc: Grpc<Sender>,
+    items_max: usize,
 }
 
 struct Sender(SendRequest<Body>);
@@ -45,13 +52,15 @@ struct Sender(SendRequest<Body>);
 pub struct Limits {
     /// The largest accepted message in bytes.
     pub message_bytes_max: usize,
+    /// The largest number of items of an accepted message.
+    pub items_max: usize,
     /// The time without received data after which a PING is sent while a call is open; `None` means never.
     pub ping_interval: Option<Duration>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: None }
+        Self { message_bytes_max: MESSAGE_BYTES_MAX, items_max: ITEMS_MAX, ping_interval: None }
     }
 }
 
@@ -77,6 +86,21 @@ pub enum CallFault {
         /// The beginning of the status message.
         message: String,
     },
+    /// An answer of the server is not decoded.
+    #[error("cannot decode an answer: {0}")]
+    Answer(Refusal),
+}
+
+/// The codec of messages that are decoded only if their outlines are within the limits.
+pub struct OutlinedCodec<Q, A> {
+    items_max: usize,
+    messages: PhantomData<fn(Q) -> A>,
+}
+
+/// The decoder of an [`OutlinedCodec`].
+pub struct OutlinedDecoder<A> {
+    items_max: usize,
+    message: PhantomData<fn() -> A>,
 }
 
 /// Starts the background tasks of HTTP/2 in the scope, so that shutdown waits for them.
@@ -127,17 +151,17 @@ impl Channel {
         scope.spawn(async move { drop(connection.await) });
         let grpc =
             Grpc::with_origin(Sender(sender), origin).max_decoding_message_size(limits.message_bytes_max);
-        Ok(Self { grpc })
+        Ok(Self { grpc, items_max: limits.items_max })
     }
 
     /// Makes a call with one response.
     pub async fn unary<Q, A>(&mut self, method: &'static str, request: Request<Q>) -> Result<A, CallFault>
     where
         Q: prost::Message + 'static,
-        A: prost::Message + Default + 'static,
+        A: Outlined + 'static,
     {
         self.grpc.ready().await.map_err(broken)?;
-        let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
+        let (path, codec) = (PathAndQuery::from_static(method), OutlinedCodec::<Q, A>::new(self.items_max));
         Ok(self.grpc.unary(request, path, codec).await?.into_inner())
     }
 
@@ -149,10 +173,10 @@ impl Channel {
     ) -> Result<Streaming<A>, CallFault>
     where
         Q: prost::Message + 'static,
-        A: prost::Message + Default + 'static,
+        A: Outlined + 'static,
     {
         self.grpc.ready().await.map_err(broken)?;
-        let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
+        let (path, codec) = (PathAndQuery::from_static(method), OutlinedCodec::<Q, A>::new(self.items_max));
         Ok(self.grpc.server_streaming(request, path, codec).await?.into_inner())
     }
 
@@ -166,9 +190,9 @@ impl Channel {
     ) -> Result<TwoWay<Q, A>, CallFault>
     where
         Q: prost::Message + 'static,
-        A: prost::Message + Default + 'static,
+        A: Outlined + 'static,
     {
-        self.two_way_by(ProstCodec::default(), method, first, others).await
+        self.two_way_by(OutlinedCodec::new(self.items_max), method, first, others).await
     }
 
     /// Does the same as [`Channel::two_way`], with another codec.
@@ -193,6 +217,45 @@ impl Channel {
     }
 }
 
+impl<Q, A> OutlinedCodec<Q, A> {
+    /// Makes a codec that accepts messages of at most `items_max` items.
+    pub fn new(items_max: usize) -> Self {
+        Self { items_max, messages: PhantomData }
+    }
+}
+
+impl<Q: prost::Message + 'static, A: Outlined + 'static> Codec for OutlinedCodec<Q, A> {
+    type Encode = Q;
+    type Decode = A;
+    type Encoder = ProstEncoder<Q>;
+    type Decoder = OutlinedDecoder<A>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        OutlinedDecoder { items_max: self.items_max, message: PhantomData }
+    }
+}
+
+impl<A: Outlined> Decoder for OutlinedDecoder<A> {
+    type Item = A;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
+        let bytes = source.copy_to_bytes(source.remaining());
+        outline::decode(bytes, self.items_max).map(Some).map_err(refused)
+    }
+}
+
+/// Returns the status of a message that is not decoded; its source is the refusal.
+pub fn refused(refusal: Refusal) -> Status {
+    let mut status = Status::resource_exhausted(refusal.to_string());
+    status.set_source(Arc::new(refusal));
+    status
+}
+
 impl GrpcService<Body> for Sender {
     type ResponseBody = Incoming;
     type Error = hyper::Error;
@@ -210,7 +273,10 @@ impl GrpcService<Body> for Sender {
 impl From<Status> for CallFault {
     fn from(status: Status) -> Self {
         match status.source() {
-            Some(source) => Self::Broken(innermost(source)),
+            Some(source) => match source.downcast_ref::<Refusal>() {
+                Some(refusal) => Self::Answer(refusal.clone()),
+                None => Self::Broken(innermost(source)),
+            },
             None => Self::Refused { code: status.code(), message: cut(status.message()) },
         }
     }

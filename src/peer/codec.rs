@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prost::Message as _;
 use prost::bytes::Buf;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
 
-use super::outline::{ITEMS_MAX, items};
+use super::outline::ITEMS_MAX;
 use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_wire::outline;
 
 /// The largest number of messages within a second. A peer waits for the answers to its heartbeats and items, so it sends few.
 const MESSAGES_MAX: u32 = 1_000;
@@ -50,17 +50,13 @@ impl Codec for LinkCodec {
 }
 
 impl LinkDecoder {
-    fn check(&mut self, message: &[u8]) -> Result<(), Status> {
+    fn count(&mut self) -> Result<(), Status> {
         if self.second.elapsed() >= SECOND {
             (self.second, self.messages) = (Instant::now(), 0);
         }
         self.messages += 1;
         if self.messages > MESSAGES_MAX {
             return Err(excess(format!("more than {MESSAGES_MAX} messages within a second")));
-        }
-        let items = items(message).map_err(|malformed| excess(malformed.to_string()))?;
-        if items > ITEMS_MAX {
-            return Err(excess(format!("a message with {items} items; at most {ITEMS_MAX} are allowed")));
         }
         Ok(())
     }
@@ -72,8 +68,8 @@ impl Decoder for LinkDecoder {
 
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<proto::Message>, Status> {
         let bytes = source.copy_to_bytes(source.remaining());
-        self.check(&bytes)?;
-        proto::Message::decode(bytes).map(Some).map_err(|error| excess(error.to_string()))
+        self.count()?;
+        outline::decode(bytes, ITEMS_MAX).map(Some).map_err(|refusal| excess(refusal.to_string()))
     }
 }
 
@@ -92,7 +88,7 @@ mod tests {
         let mut decoder = LinkCodec.decoder();
         let mut refused = async |after: Duration, count: u32| {
             tokio::time::advance(after).await;
-            (0..count).filter(|_| decoder.check(&[]).is_err()).count()
+            (0..count).filter(|_| decoder.count().is_err()).count()
         };
         assert_eq!(refused(Duration::ZERO, 1_001).await, 1);
         assert_eq!(refused(Duration::from_millis(999), 1).await, 1);

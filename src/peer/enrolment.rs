@@ -34,17 +34,17 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tonic::server::{Grpc, UnaryService};
 use tonic::{Request, Response, Status};
-use tonic_prost::ProstCodec;
 
 use super::enrolled::{Dialling, EnrolledLink, GatewayAddress};
 use super::invitations::{Existing, Invitations, Keeping, Refusal, State, Terms};
 use super::options::{LinkOptions, Stored};
+use super::outline::ITEMS_MAX;
 use super::party::{self, Expected, Shown};
 use super::removed;
 use super::token::{ADDRESSES_MAX, Token};
 use super::transport::{self, Peeked};
 use isthmus_model::identity::TrustDomain;
-use isthmus_net::channel::Tasks;
+use isthmus_net::channel::{OutlinedCodec, Tasks};
 use isthmus_net::door::Seat;
 use isthmus_net::handed::HandedOver;
 use isthmus_net::incoming::Guarded;
@@ -304,7 +304,8 @@ impl Enrolment {
             async move {
                 let response = match request.uri().path() {
                     ENROL => {
-                        let codec = ProstCodec::<proto::EnrolResponse, proto::EnrolRequest>::default();
+                        let codec =
+                            OutlinedCodec::<proto::EnrolResponse, proto::EnrolRequest>::new(ITEMS_MAX);
                         let mut grpc = Grpc::new(codec).max_decoding_message_size(MESSAGE_BYTES_MAX);
                         grpc.unary(redeemer, request).await
                     }

@@ -4,7 +4,7 @@
 //! - `options`: the settings of a link. `links`: the owner of all links, which accepts links from a listener. `link`: one link,
 //!   and the values that links share. `dialling`: the addresses of a peer to which this gateway connects, and the links that it
 //!   opens there. `addresses`: the addresses at which peers can reach this mesh.
-//! - `transport`: TLS and gRPC under a link. `codec`: the limits on its messages. `outline`: what is read of a message before it is
+//! - `transport`: TLS and gRPC under a link. `codec`: the limits on its messages. `outline`: what is read of a service before it is
 //!   decoded. `budget`: the memory of a peer's records. `session`: one link, from Hello to Goodbye.
 //! - `instances`: the newest link of each process of a peer.
 //! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the

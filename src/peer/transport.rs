@@ -106,7 +106,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let origin = http::Uri::from_static("https://peer");
-    let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING) };
+    let limits =
+        Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING), ..Limits::default() };
     let mut channel =
         Channel::open_with(stream, origin, scope, limits).await.map_err(|fault| fault.to_string())?;
     // A server may send no headers before it has a message to answer, so the client sends an empty one.

@@ -25,6 +25,7 @@ use isthmus_proto::etcdserverpb::{
 use isthmus_tasks::scope::Scope;
 use isthmus_tls::client::{secure, server_name};
 use isthmus_tls::files::READ_WITHIN;
+use isthmus_wire::outline::Outlined;
 
 /// The time limit of connecting to a member, from the look-up of its name to the login.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -35,6 +36,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// The largest response in bytes. The values of a listing are requested in smaller pages; a larger single
 /// value is refused.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// The largest number of items of a response: keys with their values.
+const ITEMS_MAX: usize = 1 << 18;
 /// The largest number of reads of certificates and passwords that may hang at the same time.
 const READINGS: usize = 3;
 /// The largest password file in bytes.
@@ -94,7 +97,7 @@ impl From<CallFault> for EtcdFault {
                 Self::Compacted
             }
             CallFault::Refused { code: Code::OutOfRange, .. } => Self::TooLarge,
-            CallFault::Refused { .. } | CallFault::Broken(_) => Self::Call(fault),
+            CallFault::Refused { .. } | CallFault::Broken(_) | CallFault::Answer(_) => Self::Call(fault),
         }
     }
 }
@@ -155,7 +158,11 @@ impl Connector {
 
     async fn open(&self, member: &Url) -> Result<EtcdClient, EtcdFault> {
         let origin: Uri = member.to_string().parse().unwrap_or_default();
-        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING_INTERVAL) };
+        let limits = Limits {
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            items_max: ITEMS_MAX,
+            ping_interval: Some(PING_INTERVAL),
+        };
         let channel = match member.scheme {
             Scheme::Http => {
                 let stream = dial(&member.host, member.port, &[]).await.map_err(EtcdFault::Unreachable)?;
@@ -294,7 +301,7 @@ impl EtcdClient {
     async fn call<Q, A>(&mut self, method: &'static str, message: Q) -> Result<A, EtcdFault>
     where
         Q: prost::Message + 'static,
-        A: prost::Message + Default + 'static,
+        A: Outlined + 'static,
     {
         let request = self.request(message);
         let answer = timeout(ANSWER, self.channel.unary(method, request)).await;
@@ -340,7 +347,7 @@ mod tests {
     async fn a_member_that_does_not_answer_is_late_after_ten_seconds() {
         let (ours, _theirs) = tokio::io::duplex(64 << 10);
         let origin = Uri::from_static("http://localhost");
-        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: None };
+        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ..Limits::default() };
         let channel = Channel::open_with(ours, origin, &Scope::default(), limits).await.expect("room");
         let host = Host::parse("localhost").expect("legal");
         let member = Url { scheme: Scheme::Http, host, port: 2379 };

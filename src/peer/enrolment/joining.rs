@@ -126,7 +126,7 @@ impl Redeemer for At<'_> {
             None => self.unreachable(format!("{error}; {CLOSED}")),
         })?;
         let chain = owned(tls.get_ref().1.peer_certificates());
-        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: None };
+        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ..Limits::default() };
         let opening = Channel::open_with(tls, Uri::from_static("https://peer"), &shared.scope, limits);
         let opened = timeout(STEP_WITHIN, opening)
             .await
@@ -176,7 +176,9 @@ impl At<'_> {
                 let text = format!("the gateway {} refused the enrolment: {message}", self.address);
                 Err(if code == Code::NotFound { Failed::Unreachable(text) } else { Failed::Refused(text) })
             }
-            Err(fault @ CallFault::Broken(_)) => Err(self.unreachable(format!("{fault}; {CLOSED}"))),
+            Err(fault @ (CallFault::Broken(_) | CallFault::Answer(_))) => {
+                Err(self.unreachable(format!("{fault}; {CLOSED}")))
+            }
         }
     }
 
