@@ -209,7 +209,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_xds_refused_total",
         "Streams of xDS clients that were refused because no rule of xds.clients allows the network or cluster that the client \
-         claims, and connections that were refused in the TLS handshake.",
+         claims, or because a request has too many items, and connections that were refused in the TLS handshake.",
     ),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
     ("isthmus_xds_unserved_total", "Requests of xDS clients for types of resources that are not served."),

@@ -37,7 +37,8 @@ impl Discovery {
         self.clients.increment(1.0);
     }
 
-    /// Counts a stream that was refused because no rule allows the network or cluster that its client claims.
+    /// Counts a stream that was refused because no rule allows the network or cluster that its client claims, or because a
+    /// request has too many items.
     pub fn refused(&self) {
         self.refused.increment(1);
     }

@@ -26,7 +26,7 @@ use isthmus_xds::budget::Budget;
 use isthmus_xds::connection::{self, Stream};
 use isthmus_xds::incoming::{CalledOn, Caller, Handshake};
 use isthmus_xds::message::Message;
-use isthmus_xds::requests::{Requests, Whole};
+use isthmus_xds::requests::{Requests, Whole, is_refused};
 use isthmus_xds::server::{DiscoveryRequest, Parts};
 use isthmus_xds::session::{Acknowledgement, Protocol, Response};
 use isthmus_xds::status::{ClientEntry, Clients};
@@ -287,7 +287,13 @@ impl ClientStream {
                     self.is_half_closed = true;
                     Ok(())
                 }
-                Some(Err(status)) => Err(status),
+                Some(Err(status)) => {
+                    if is_refused(&status) {
+                        let caller = &self.admitted.caller;
+                        self.service.refuse(caller.peer, caller.name(), status.message().to_owned());
+                    }
+                    Err(status)
+                }
             };
             if let Err(status) = heard {
                 break status;
@@ -297,7 +303,8 @@ impl ClientStream {
         Err(end)
     }
 
-    fn handle(&mut self, Whole { request, bytes }: Whole<DeltaDiscoveryRequest>) -> Result<(), Status> {
+    fn handle(&mut self, whole: Whole<DeltaDiscoveryRequest>) -> Result<(), Status> {
+        let Whole { request, bytes, turn: _turn } = whole;
         let Parts { node, type_url, request } = request.take_apart();
         let Some(kind) = Kind::of_type_url(&type_url) else {
             self.service.metrics.unserved();

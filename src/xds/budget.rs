@@ -1,10 +1,18 @@
 //! Limits on the bytes that the server holds for its clients: subscribed names and incomplete requests. Each client has a
 //! limit, and all clients together have one. The last fifth of the common limit is reserved for sources that hold less than
-//! their share (SPEC §10): no source can exclude the others, and a single source may use all bytes.
+//! their share (SPEC §10): no source can exclude the others, and a single source may use all bytes. Large requests are decoded in
+//! turn.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
+
+/// The bytes of large requests that the process decodes at the same time. A request of more bytes is decoded alone.
+const DECODED_BYTES_MAX: u32 = 16 << 20;
+/// Permits for the bytes of large requests that are decoded at the moment, of all servers and clients.
+static DECODED: Semaphore = Semaphore::const_new(DECODED_BYTES_MAX as usize);
 
 /// The common limit of all clients.
 #[derive(Debug)]
@@ -16,8 +24,22 @@ pub struct Budget {
 #[derive(Debug, Default)]
 struct Usage {
     bytes: usize,
-    /// Bytes by source.
-    sources: HashMap<IpAddr, usize>,
+    sources: HashMap<IpAddr, Source>,
+}
+
+/// The part of a budget that the clients of one address use.
+#[derive(Debug, Default)]
+struct Source {
+    bytes: usize,
+    /// Held while a large request of the source is decoded.
+    decoding: Option<Arc<AsyncMutex<()>>>,
+}
+
+/// The right to decode a large request, and to handle it; returned when dropped.
+#[derive(Debug)]
+pub struct Turn {
+    _source: OwnedMutexGuard<()>,
+    _process: Option<SemaphorePermit<'static>>,
 }
 
 /// The bytes that one client uses of a budget; released when dropped.
@@ -58,14 +80,14 @@ impl Budget {
 
     fn take(&self, source: IpAddr, bytes: usize) -> Result<(), Exhausted> {
         let mut usage = self.usage();
-        let (all, own) = (usage.bytes + bytes, usage.sources.get(&source).copied().unwrap_or(0) + bytes);
+        let (all, own) = (usage.bytes + bytes, usage.sources.get(&source).map_or(0, |own| own.bytes) + bytes);
         let sources = usage.sources.len() + usize::from(own == bytes);
         let is_reserved = all > self.bytes_max / 5 * 4;
         if all > self.bytes_max || is_reserved && sources > 1 && own > self.bytes_max / sources {
             return Err(Exhausted::Everyone);
         }
         usage.bytes = all;
-        usage.sources.insert(source, own);
+        usage.sources.entry(source).or_default().bytes = own;
         Ok(())
     }
 
@@ -73,8 +95,8 @@ impl Budget {
         let mut usage = self.usage();
         usage.bytes -= bytes;
         if let Some(own) = usage.sources.get_mut(&source) {
-            *own -= bytes;
-            if *own == 0 {
+            own.bytes -= bytes;
+            if own.bytes == 0 {
                 usage.sources.remove(&source);
             }
         }
@@ -105,6 +127,19 @@ impl Account {
         Ok(())
     }
 
+    /// Waits until a request of `bytes` bytes may be decoded, while its bytes are in the account: after the other requests of its
+    /// source, and when few enough bytes of other sources are being decoded.
+    pub async fn turn(&self, bytes: usize) -> Turn {
+        let decoding = self.budget.usage().sources.get_mut(&self.source).map(|own| {
+            let decoding = own.decoding.get_or_insert_default();
+            decoding.clone()
+        });
+        let source = decoding.unwrap_or_default().lock_owned().await;
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX).min(DECODED_BYTES_MAX);
+        // Fails only if the semaphore is closed, which never happens.
+        Turn { _source: source, _process: DECODED.acquire_many(permits).await.ok() }
+    }
+
     /// Releases `bytes` of the bytes that the client uses, or all of them if it uses fewer.
     pub fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
@@ -124,6 +159,29 @@ impl Drop for Account {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn large_requests_of_a_source_are_decoded_one_after_another_and_all_within_16_mib() {
+        let budget = Budget::new(1 << 30);
+        let account = |last: u8, bytes: usize| {
+            let mut account = budget.account([192, 0, 2, last].into(), 1 << 30);
+            account.take(bytes).expect("room");
+            account
+        };
+        let waits = async |account: &Account, bytes: usize| {
+            tokio::time::timeout(std::time::Duration::ZERO, account.turn(bytes)).await.is_err()
+        };
+        let (one, same, other) = (account(1, 6 << 20), account(1, 1), account(2, 32 << 20));
+        let turn = one.turn(6 << 20).await;
+        assert!(waits(&same, 1).await, "a request of the same source");
+        assert!(!waits(&other, 10 << 20).await && waits(&other, 11 << 20).await, "of another source");
+        drop(turn);
+        assert!(!waits(&same, 1).await);
+        let alone = other.turn(32 << 20).await;
+        assert!(waits(&same, 1).await, "a request of more bytes is decoded alone");
+        drop(alone);
+        assert!(!waits(&same, 1).await);
+    }
 
     #[test]
     fn a_source_that_is_alone_may_have_all_and_others_keep_their_part() {

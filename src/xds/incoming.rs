@@ -45,6 +45,13 @@ pub struct Caller {
     pub identity: Option<Identity>,
 }
 
+impl Caller {
+    /// Returns the identity of the client, or its address.
+    pub fn name(&self) -> String {
+        self.identity.as_ref().map_or_else(|| self.peer.ip().to_string(), ToString::to_string)
+    }
+}
+
 /// The client and the [`Seat`] of a connection; each stream on the connection gets a copy.
 #[derive(Clone)]
 pub struct CalledOn {

@@ -113,8 +113,7 @@ impl NodeInfo {
             return Ok(());
         }
         let (network, cluster) = (viewer.network.to_string(), viewer.cluster.to_string());
-        let who = caller.identity.as_ref().map_or_else(|| caller.peer.ip().to_string(), ToString::to_string);
-        Err(Denied { who, network, cluster, rules: "xds.clients" })
+        Err(Denied { who: caller.name(), network, cluster, rules: "xds.clients" })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Parses the requests of a stream from the body of its HTTP request. Only received bytes are buffered; they are counted from
-//! the first byte of a request, and a request must be complete in time.
+//! the first byte of a request, and a request must be complete in time. Its items are counted before it is decoded.
 
+use std::error::Error;
 use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -10,10 +11,16 @@ use h2::RecvStream;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::budget::Account;
+use super::budget::{Account, Turn};
+use isthmus_net::channel::refused;
+use isthmus_wire::outline::{self, Outlined, Refusal};
 
 /// The length of the prefix of a gRPC message, in bytes: the compression flag and the message length.
 const PREFIX: usize = 5;
+/// The largest number of items in a request: more names than a client may hold ([`super::budget`]).
+const ITEMS_MAX: usize = 1 << 19;
+/// The length in bytes from which a request waits for its turn to be decoded. A shorter one takes little memory.
+const LARGE: usize = 64 << 10;
 /// The deadline of a request, from its first byte to its last.
 const WHOLE_WITHIN: Duration = Duration::from_secs(30);
 
@@ -35,9 +42,11 @@ pub struct Whole<R> {
     pub request: R,
     /// The length of the request in bytes.
     pub bytes: usize,
+    /// The turn of a large request, kept until the request is handled.
+    pub turn: Option<Turn>,
 }
 
-impl<R: prost::Message + Default> Requests<R> {
+impl<R: Outlined> Requests<R> {
     /// Reads requests from `body`.
     pub fn new(body: RecvStream, account: Account) -> Self {
         let (buffer, deadline, request) = (BytesMut::new(), None, PhantomData);
@@ -47,22 +56,29 @@ impl<R: prost::Message + Default> Requests<R> {
     /// Returns the next request of at most `bytes_max` bytes; `None` at the end. Cancel safe.
     pub async fn next(&mut self, bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
         loop {
-            if let Some(whole) = read::<R>(&self.buffer, bytes_max)? {
-                let taken = PREFIX + whole.bytes;
+            if let Some(message) = whole(&self.buffer, bytes_max)? {
+                let bytes = message.len();
+                let turn = match bytes {
+                    ..LARGE => None,
+                    LARGE.. => Some(self.account.turn(bytes).await),
+                };
+                let request = decode(message)?;
+                let taken = PREFIX + bytes;
                 self.account.release(taken);
                 // A new buffer, because the old one would keep the size of the largest request.
                 self.buffer = BytesMut::from(&self.buffer[taken..]);
                 self.deadline = (!self.buffer.is_empty()).then(|| Instant::now() + WHOLE_WITHIN);
-                return Ok(Some(whole));
+                return Ok(Some(Whole { request, bytes, turn }));
             }
             match self.arrives().await? {
                 // A request that arrives in one piece needs no buffer.
-                Some(data) if self.buffer.is_empty() => match read::<R>(&data, bytes_max)? {
-                    Some(whole) => {
-                        self.hold(&data[PREFIX + whole.bytes..])?;
-                        return Ok(Some(whole));
+                Some(data) if self.buffer.is_empty() => match whole(&data, bytes_max)? {
+                    Some(message) if message.len() < LARGE => {
+                        let (request, bytes) = (decode(message)?, message.len());
+                        self.hold(&data[PREFIX + bytes..])?;
+                        return Ok(Some(Whole { request, bytes, turn: None }));
                     }
-                    None => self.hold(&data)?,
+                    Some(_) | None => self.hold(&data)?,
                 },
                 Some(data) => self.hold(&data)?,
                 None if self.buffer.is_empty() => return Ok(None),
@@ -106,8 +122,8 @@ impl<R: prost::Message + Default> Requests<R> {
     }
 }
 
-/// Parses the request at the start of `bytes`, if it is complete.
-fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
+/// Returns the message of the request at the start of `bytes`, if the request is complete.
+fn whole(bytes: &[u8], bytes_max: usize) -> Result<Option<&[u8]>, Status> {
     let Some((prefix, rest)) = bytes.split_at_checked(PREFIX) else { return Ok(None) };
     if prefix[0] != 0 {
         return Err(Status::unimplemented("requests must not be compressed"));
@@ -118,11 +134,20 @@ fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<O
         let text = format!("a request of {length} bytes exceeds the limit of {bytes_max}");
         return Err(Status::resource_exhausted(text));
     }
-    let Some(message) = rest.get(..length) else { return Ok(None) };
-    match R::decode(message) {
-        Ok(request) => Ok(Some(Whole { request, bytes: length })),
-        Err(error) => Err(Status::internal(format!("a request is malformed: {error}"))),
-    }
+    Ok(rest.get(..length))
+}
+
+/// Decodes a request whose items are within the limits.
+pub fn decode<R: Outlined>(message: &[u8]) -> Result<R, Status> {
+    outline::decode(message, ITEMS_MAX).map_err(|refusal| match refusal {
+        Refusal::Malformed | Refusal::Undecodable(_) => Status::internal(refusal.to_string()),
+        _ => refused(refusal),
+    })
+}
+
+/// Returns true if the status is that of a request with too many items.
+pub fn is_refused(status: &Status) -> bool {
+    status.source().is_some_and(|source| source.is::<Refusal>())
 }
 
 #[cfg(test)]
@@ -134,6 +159,21 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
+
+    #[test]
+    fn a_request_with_very_many_items_is_refused_and_not_decoded() {
+        let names = |count: usize| [0x1a, 1, b'a'].repeat(count);
+        let request = decode::<DeltaDiscoveryRequest>(&names(10_000)).expect("few");
+        assert_eq!(request.resource_names_subscribe.len(), 10_000);
+        let many = decode::<DeltaDiscoveryRequest>(&names(ITEMS_MAX + 1)).expect_err("refused");
+        assert_eq!(
+            (many.code(), many.message()),
+            (Code::ResourceExhausted, "a message with 524289 items; at most 524288 are allowed")
+        );
+        assert!(is_refused(&many));
+        let malformed = decode::<DeltaDiscoveryRequest>(&[0x1a, 1]).expect_err("refused");
+        assert!(malformed.code() == Code::Internal && !is_refused(&malformed), "{malformed}");
+    }
 
     /// A client that sends some bytes now and then does not get more time.
     #[tokio::test(start_paused = true)]

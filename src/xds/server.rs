@@ -1,6 +1,7 @@
 //! The gRPC methods: all types over one stream (ADS), and one method per type, in both variants of the
 //! protocol.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use super::incoming::{CalledOn, Caller, Handshake};
 use super::kind::Kind;
 use super::message::Message;
 use super::node::NodeInfo;
-use super::requests::{Requests, Whole};
+use super::requests::{Requests, Whole, is_refused};
 use super::resource::Version;
 use super::session::{
     Acknowledgement, NAME_BYTES_MAX, NAMES_MAX, Protocol, Request as SessionRequest, RequestRefusal,
@@ -33,6 +34,7 @@ use isthmus_proto::envoy::service::discovery::v3 as discovery;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
+use isthmus_wire::outline::Outlined;
 
 /// The largest request in bytes. A client that reconnects sends all of its names with their versions, about 120 bytes each.
 const REQUEST_BYTES_MAX: usize = 16 << 20;
@@ -64,6 +66,12 @@ impl Service {
         Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, stop, names, unfinished })
     }
 
+    /// Counts and records a client that is refused.
+    fn refuse(&self, peer: SocketAddr, who: String, why: String) {
+        self.metrics.refused();
+        self.clients.refuse_early(peer, who, why);
+    }
+
     /// Returns the connected clients.
     pub fn clients(&self) -> Arc<Clients> {
         self.clients.clone()
@@ -76,10 +84,7 @@ pub fn serve(service: &Arc<Service>, incoming: Incoming, handshake: Handshake) {
     let (scope, stop) = (service.scope.clone(), service.stop.clone());
     let (opening, refusing) = (service.clone(), service.clone());
     let open = move |called_on: &CalledOn, request, respond| open(&opening, called_on, request, respond);
-    let refused = move |peer, who, why| {
-        refusing.metrics.refused();
-        refusing.clients.refuse_early(peer, who, why);
-    };
+    let refused = move |peer, who, why| refusing.refuse(peer, who, why);
     service.scope.spawn(Accepting { incoming, handshake, scope, stop }.run(open, refused));
 }
 
@@ -105,7 +110,7 @@ fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
 }
 
 /// A request of either protocol variant.
-pub trait DiscoveryRequest: prost::Message + Default + 'static {
+pub trait DiscoveryRequest: Outlined + 'static {
     /// The protocol variant.
     const PROTOCOL: Protocol;
 
@@ -281,7 +286,16 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                     self.is_half_closed = true;
                     Ok(())
                 }
-                Some(Err(status)) => Err(status),
+                Some(Err(status)) => {
+                    if is_refused(&status) {
+                        self.service.refuse(
+                            self.caller.peer,
+                            self.caller.name(),
+                            status.message().to_owned(),
+                        );
+                    }
+                    Err(status)
+                }
             };
             if let Err(status) = heard {
                 break status;
@@ -293,7 +307,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
 
     fn handle(&mut self, request: Whole<R>) -> Result<(), Status> {
         let Self { service, entry, session, .. } = self;
-        let Whole { request, bytes } = request;
+        let Whole { request, bytes, turn: _turn } = request;
         let Parts { node, type_url, request } = request.take_apart();
         let session = match session {
             Some(session) => session,

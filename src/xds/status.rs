@@ -147,8 +147,8 @@ impl Clients {
         self.record(caller.peer, refused);
     }
 
-    /// Records a client that was refused before its first request, in the TLS handshake or because of its token, and logs the
-    /// refusal within a rate limit. `who` is the client's identity, or its address.
+    /// Records a client that was refused without its claims: in the TLS handshake, because of its token, or because of a request
+    /// with too many items. Logs the refusal within a rate limit. `who` is the client's identity, or its address.
     pub fn refuse_early(&self, peer: SocketAddr, who: String, why: String) {
         self.record(peer, RefusedClient::new(who, why));
     }

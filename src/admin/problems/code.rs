@@ -236,6 +236,6 @@ codes! {
         "`isthmus peers -o yaml`; `peers[].export`, `peers[].import`, `peers[].limits`";
     XdsClientRefused = "xds_client_refused", Failed in "xds",
         "An xDS client was refused in the last ten minutes because no rule of `xds.clients` allows the network or \
-         cluster that it claims, or because its TLS handshake failed, for example without a certificate of a trusted authority.",
+         cluster that it claims, because a request has too many items, or because its TLS handshake failed, for example without a certificate of a trusted authority.",
         "the log of the gateway, `xds.refused` of `isthmus status -o json`; `xds.clients`, `trust`; `isthmus_xds_refused_total`";
 }
