@@ -5,6 +5,6 @@
 //!   `convert`: the same for single messages.
 
 mod convert;
-mod reading;
+pub mod reading;
 pub mod registry;
 mod stream;

@@ -5,8 +5,6 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use prost::Message as _;
-
 use super::convert::{self, Place, WaypointName, service_key};
 use isthmus_aggregator::spec::istiod::Elsewhere;
 use isthmus_document::intern::Interner;
@@ -21,11 +19,16 @@ use isthmus_proto::istio::workload as wds;
 use isthmus_proto::istio::workload::Visibility;
 use isthmus_proto::istio::workload::address::Type;
 use isthmus_snapshot::change::{Change, Item, Mark, MarkKey, MarkKind};
+use isthmus_wire::outline::{self, fields_of};
 
 /// The largest number of workloads and services, together; further ones are left out.
 const RESOURCES_MAX: usize = 1_000_000;
 /// The largest number of services of one workload.
 const SERVICES_OF_WORKLOAD_MAX: usize = 1_000;
+/// The largest number of items of one resource.
+const ITEMS_MAX: usize = 1 << 16;
+/// The number of the field of an `Address` that is a workload.
+const WORKLOAD: u64 = 1;
 /// The largest number of policies; with more of them, the policies count as unknown.
 const POLICIES_MAX: usize = 100_000;
 /// The largest number of mistakes that are kept for operators.
@@ -35,20 +38,20 @@ const MISTAKES_MAX: usize = 10;
 
 /// The part of an istiod's resources that the registry takes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+pub struct Wanted {
     /// The network of the registry.
-    pub(crate) network: Network,
+    pub network: Network,
     /// The cluster of the registry.
-    pub(crate) cluster: ClusterId,
+    pub cluster: ClusterId,
     /// The networks and clusters that other registries read.
-    pub(crate) elsewhere: Elsewhere,
+    pub elsewhere: Elsewhere,
     /// True if what only ztunnels need is wanted too.
-    pub(crate) ambient: bool,
+    pub ambient: bool,
 }
 
 /// The resources of an istiod.
 #[derive(Default)]
-pub(crate) struct Reading {
+pub struct Reading {
     wanted: Wanted,
     services: BTreeMap<Arc<str>, HeldService>,
     workloads: BTreeMap<Arc<str>, HeldWorkload>,
@@ -118,10 +121,11 @@ impl LeftOut {
 
 /// The effect of a response.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Applied {
-    pub(crate) changes: Vec<Change>,
+pub struct Applied {
+    /// The changes of the items.
+    pub changes: Vec<Change>,
     /// The resources that cannot be used, each with its mistake.
-    pub(crate) refused: Vec<String>,
+    pub refused: Vec<String>,
 }
 
 /// The changes of a response, collected while it is applied.
@@ -133,12 +137,13 @@ struct Touched {
 }
 
 impl Reading {
-    pub(crate) fn new(wanted: Wanted) -> Self {
+    /// Starts without resources.
+    pub fn new(wanted: Wanted) -> Self {
         Self { wanted, resources_max: RESOURCES_MAX, ..Self::default() }
     }
 
     /// Returns the version of each workload and service.
-    pub(crate) fn versions(&self) -> BTreeMap<String, String> {
+    pub fn versions(&self) -> BTreeMap<String, String> {
         let workloads = self.workloads.iter().map(|(name, held)| (name, &held.version));
         let services = self.services.iter().filter(|(_, held)| held.is_named);
         let services = services.map(|(name, held)| (name, &held.version));
@@ -146,27 +151,27 @@ impl Reading {
     }
 
     /// Applies a response with workloads and services. A listing has all of them: others are gone, and the changes are a listing too.
-    pub(crate) fn addresses(&mut self, response: DeltaDiscoveryResponse, is_listing: bool) -> Applied {
+    pub fn addresses(&mut self, response: DeltaDiscoveryResponse, is_listing: bool) -> Applied {
         let mut touched = Touched::default();
         let mut values = Interner::default();
         if is_listing {
             self.too_many = 0;
             self.forget_unlisted(&response.resources, &mut touched);
         }
-        let mut workloads = Vec::new();
-        for resource in response.resources {
+        // A workload may name a service of this response as its waypoint. Only one resource is decoded at a time.
+        let (workloads, others): (Vec<_>, Vec<_>) =
+            response.resources.iter().partition(|one| is_workload(one));
+        for resource in others.into_iter().chain(workloads) {
             let name = values.text(&resource.name);
-            match decode(&resource) {
+            match decode(resource) {
                 Ok(Type::Service(service)) => {
                     self.put_service(&name, &resource.version, &service, &mut values, &mut touched);
                 }
-                // A workload may name a service of this response as its waypoint.
-                Ok(Type::Workload(workload)) => workloads.push((name, resource.version, workload)),
+                Ok(Type::Workload(workload)) => {
+                    self.put_workload(&name, &resource.version, &workload, &mut values, &mut touched);
+                }
                 Err(cause) => self.refuse(&name, &cause, &mut touched),
             }
-        }
-        for (name, version, workload) in workloads {
-            self.put_workload(&name, &version, &workload, &mut values, &mut touched);
         }
         for name in &response.removed_resources {
             self.remove(name, &mut touched);
@@ -180,7 +185,7 @@ impl Reading {
     }
 
     /// Applies a response with policies. The first one of a stream has all of them.
-    pub(crate) fn authorizations(&mut self, response: DeltaDiscoveryResponse, is_first: bool) -> Applied {
+    pub fn authorizations(&mut self, response: DeltaDiscoveryResponse, is_first: bool) -> Applied {
         let mut mistakes = Vec::new();
         let mut policies = self.policies.take().filter(|_| !is_first).unwrap_or_default();
         if is_first {
@@ -189,7 +194,7 @@ impl Reading {
         for resource in response.resources {
             let name: Arc<str> = resource.name.as_str().into();
             let message = resource.resource.map(|any| any.value).unwrap_or_default();
-            match Authorization::decode(&*message) {
+            match outline::decode::<Authorization>(&*message, ITEMS_MAX) {
                 Ok(policy) if *name == *format!("{}/{}", policy.namespace, policy.name) => {
                     self.bad_policies.remove(&name);
                     // One more than are allowed, so that the policies count as unknown.
@@ -569,9 +574,18 @@ fn shortened(mistakes: &[Arc<str>]) -> Vec<String> {
     lines
 }
 
+fn message(resource: &Resource) -> &[u8] {
+    resource.resource.as_ref().map(|any| any.value.as_slice()).unwrap_or_default()
+}
+
+/// Returns true if the resource begins as a workload.
+fn is_workload(resource: &Resource) -> bool {
+    matches!(fields_of(message(resource)).next(), Some(Ok((WORKLOAD, _))))
+}
+
 fn decode(resource: &Resource) -> Result<Type, String> {
-    let message = resource.resource.as_ref().map(|any| any.value.as_slice()).unwrap_or_default();
-    let address = wds::Address::decode(message).map_err(|error| error.to_string())?;
+    let address = outline::decode::<wds::Address>(message(resource), ITEMS_MAX);
+    let address = address.map_err(|refusal| refusal.to_string())?;
     address.r#type.ok_or_else(|| "it is neither a workload nor a service".to_owned())
 }
 
