@@ -13,7 +13,7 @@
 //! - `held`: what the client has.
 //! - `subscription`: what it wants of the type `Address`: everything, or names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -78,6 +78,13 @@ struct Draft {
 impl Draft {
     fn is_empty(&self) -> bool {
         self.resources.is_empty() && self.removed.is_empty() && self.again.is_empty() && !self.must_answer
+    }
+
+    /// Keeps each resource and each removed name once.
+    fn keep_once(&mut self) {
+        let (mut resources, mut removed) = (HashSet::new(), HashSet::new());
+        self.resources.retain(|resource| resources.insert(resource.name.clone()));
+        self.removed.retain(|name| removed.insert(name.clone()));
     }
 
     /// Takes out what fits into one response.

@@ -149,6 +149,7 @@ impl Subscription {
             return;
         }
         let asked = std::mem::take(&mut self.asked);
+        let has_asked = !asked.is_empty();
         let (.., earlier) = self.overview();
         let withholds = |name: &str| may_come(&table.unread, name);
         match &mut self.wants {
@@ -157,13 +158,9 @@ impl Subscription {
                 if held.withheld() == 0 {
                     account.release(std::mem::take(&mut self.earlier_cost));
                 }
-                let drafted: BTreeSet<Arc<str>> =
-                    draft.resources.iter().map(|resource| resource.name.clone()).collect();
                 for name in asked {
                     answer(table, &name, draft, |found, draft| {
-                        if !drafted.contains(&**found) {
-                            draft.resources.extend(table.addresses.get(&**found).cloned());
-                        }
+                        draft.resources.extend(table.addresses.get(&**found).cloned());
                     });
                 }
             }
@@ -190,6 +187,10 @@ impl Subscription {
                     }
                 }
             }
+        }
+        if has_asked {
+            // Several names may lead to one resource, and to one that has changed.
+            draft.keep_once();
         }
         draft.must_answer |= !draft.removed.is_empty();
         let left = match self.seen.as_deref() {

@@ -66,6 +66,21 @@ fn a_client_that_wants_everything_gets_the_differences() {
 }
 
 #[test]
+fn a_response_has_a_resource_once_though_several_names_lead_to_it() {
+    let now = |version: &str| table(&[("a", version), ("b", "1")], &[("b", &["a"])], &[("n/1", "a")]);
+    let mut everything = session();
+    everything.request(Kind::Address, Request::default()).expect("good");
+    next(&mut everything, &now("1"));
+    everything.request(Kind::Address, ask(&["a", "b", "n/1", "c"], &[])).expect("good");
+    assert_eq!(next(&mut everything, &now("1")), of(&["a", "b"], &["c", "n/1"]));
+    let mut on_demand = session();
+    on_demand.request(Kind::Address, ask(&["*", "a", "n/1"], &["*"])).expect("good");
+    assert_eq!(next(&mut on_demand, &now("1")), of(&["a"], &["n/1"]));
+    on_demand.request(Kind::Address, ask(&["a"], &[])).expect("good");
+    assert_eq!(next(&mut on_demand, &now("2")), of(&["a"], &[]));
+}
+
+#[test]
 fn an_empty_mesh_is_answered_too() {
     let mut session = session();
     session.request(Kind::Address, Request::default()).expect("good");
