@@ -14,6 +14,10 @@ use isthmus_model::address::canonical_ip;
 /// The largest number of items of one page. A page with more is refused.
 const ITEMS_MAX: usize = 250_000;
 
+/// The largest number of values of one object. An empty value takes up to a hundred times its bytes in memory. The largest object that
+/// an API server stores, of 1.5 MiB, has fewer.
+pub(super) const VALUES_MAX: usize = 200_000;
+
 /// Labels or annotations.
 pub(super) type Texts = BTreeMap<String, String>;
 
@@ -146,6 +150,25 @@ impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
     }
 }
 
+/// Returns true if a JSON text has more than [`VALUES_MAX`] values: entries of lists and maps, beginnings of lists and maps.
+pub(super) fn has_too_many_values(text: &str) -> bool {
+    // Each value has a byte of its own, so most texts need not be read.
+    if text.len() <= VALUES_MAX {
+        return false;
+    }
+    let (mut values, mut is_text, mut is_escaped) = (1, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b',' | b'[' | b'{' if !is_text => values += 1,
+            _ => {}
+        }
+    }
+    values > VALUES_MAX
+}
+
 /// A text; empty if the value has another type.
 #[derive(Default)]
 struct Loose(String);
@@ -167,7 +190,7 @@ impl<'de> Deserialize<'de> for Loose {
 }
 
 impl Meta {
-    /// Reads the fields that identify an object, whatever mistakes its other fields have.
+    /// Reads the fields that identify an object, whatever mistakes its other fields have; none of an object with too many values.
     pub(super) fn lenient(raw: &RawValue) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default)]
@@ -184,6 +207,10 @@ impl Meta {
             resource_version: Loose,
         }
 
+        // A list within the metadata would be read too.
+        if has_too_many_values(raw.get()) {
+            return Self::default();
+        }
         if let Ok(Bare { metadata }) = serde_json::from_str(raw.get()) {
             return metadata;
         }
@@ -241,6 +268,20 @@ mod tests {
         }
         let many = format!(r#"{{"items":[{}0]}}"#, "0,".repeat(ITEMS_MAX));
         assert!(serde_json::from_str::<List<'_>>(&many).is_err());
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts_and_deep_ones_are_skipped() {
+        let text = r#"\",[{"#.repeat(VALUES_MAX);
+        assert!(!has_too_many_values(&format!(r#"{{"a":"{text}"}}"#)));
+        let list =
+            |count: usize| format!(r#"{{"metadata":{{"ownerReferences":[{}{{}}]}}}}"#, "{},".repeat(count));
+        // Two objects with three beginnings, and a list whose entries are two values each but the last one.
+        assert!(!has_too_many_values(&list(VALUES_MAX / 2 - 3)));
+        assert!(has_too_many_values(&list(VALUES_MAX / 2 - 2)));
+        let deep = |before: &str| format!(r#"{{{before}{}{}}}"#, "[".repeat(1 << 20), "]".repeat(1 << 20));
+        assert!(serde_json::from_str::<Bare>(&deep(r#""x":"#)).is_ok());
+        assert!(serde_json::from_str::<Bare>(&deep(r#""metadata":{"name":"#)).is_err());
     }
 
     #[test]

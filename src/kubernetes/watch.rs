@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use self::lines::{LINE_BYTES_MAX, Lines};
 use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
 use super::kinds::{Facts, Kind, Object};
-use super::objects::{Items, List, Meta, Status, WatchLine};
+use super::objects::{Items, List, Meta, Status, VALUES_MAX, WatchLine, has_too_many_values};
 use isthmus_net::channel::cut;
 use isthmus_tasks::backoff::Backoff;
 
@@ -623,6 +623,9 @@ impl Watcher {
         if raw.get().len() > OBJECT_BYTES_MAX {
             let why = format!("the object is larger than {} MiB", OBJECT_BYTES_MAX >> 20);
             return What::Broken(Meta::lenient(raw), why);
+        }
+        if has_too_many_values(raw.get()) {
+            return What::Broken(Meta::lenient(raw), format!("an object has more than {VALUES_MAX} values"));
         }
         match self.kind.read(raw.get()) {
             Ok(object) => match object.meta().lack() {
