@@ -19,19 +19,19 @@ const POD: &str = "c1//Pod/shop/reviews-1";
 const POD_2: &str = "c1//Pod/shop/reviews-2";
 const TOKEN: &str = "0123456789abcdef-of-the-gateway";
 /// Keys of a registry that allow the addresses of the tests.
-const LOOPBACK: &str = "  allow: {addresses: [127.0.0.0/8]}\n";
+pub(crate) const LOOPBACK: &str = "  allow: {addresses: [127.0.0.0/8]}\n";
 /// Protocol TLS.
 const TLS: u16 = 5;
 
 /// An istiod, and a gateway that reads it.
-struct World {
+pub(crate) struct World {
     istiod: Peer,
-    gateway: Gateway,
+    pub(crate) gateway: Gateway,
 }
 
 impl World {
     /// Starts an istiod that is told this, and a gateway with these further keys of its config and of its registry.
-    fn start(told: &Value, config: &str, registry: &str) -> Option<Self> {
+    pub(crate) fn start(told: &Value, config: &str, registry: &str) -> Option<Self> {
         Self::start_exporting("{services: [\"*\"], tls: own}", told, config, registry)
     }
 
@@ -68,7 +68,7 @@ impl World {
         Some(Self { istiod, gateway })
     }
 
-    fn tell(&mut self, what: &Value) {
+    pub(crate) fn tell(&mut self, what: &Value) {
         self.istiod.tell(what);
     }
 
@@ -77,19 +77,19 @@ impl World {
     }
 
     #[track_caller]
-    fn becomes(&self, state: &str) -> Value {
+    pub(crate) fn becomes(&self, state: &str) -> Value {
         eventually(state, || Some(self.status()).filter(|status| status["state"] == state))
     }
 
     /// Waits until a problem of the registry contains this text.
     #[track_caller]
-    fn complains(&self, text: &str) {
+    pub(crate) fn complains(&self, text: &str) {
         let has = |status: &Value| status.to_string().contains(text);
         eventually(text, || has(&self.gateway.json("/api/v1/registries")).then_some(()));
     }
 
     /// Returns the ports of the endpoints to which the name leads.
-    fn ports(&self) -> Vec<u64> {
+    pub(crate) fn ports(&self) -> Vec<u64> {
         self.ports_by(&format!("sni={NAME}"))
     }
 
@@ -130,7 +130,7 @@ fn pod(uid: &str, port: u16) -> Value {
     }})
 }
 
-fn one_pod() -> Value {
+pub(crate) fn one_pod() -> Value {
     json!({"put": {KEY: service(), POD: pod(POD, 7001)}})
 }
 

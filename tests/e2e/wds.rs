@@ -42,13 +42,13 @@ fn west(count: usize) -> String {
     )
 }
 
-struct World {
-    gateway: Gateway,
+pub(crate) struct World {
+    pub(crate) gateway: Gateway,
     tls: Arc<ClientConfig>,
 }
 
 impl World {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with("withoutPolicies: [east, lost]", "")
     }
 
@@ -80,7 +80,7 @@ impl World {
         self.gateway.listener("wds")
     }
 
-    fn open(&self, who: &Who) -> Ztunnel {
+    pub(crate) fn open(&self, who: &Who) -> Ztunnel {
         Ztunnel::open(self.address(), &self.tls, who)
     }
 
@@ -129,7 +129,7 @@ fn config(more: &str, steering: &str) -> String {
     )
 }
 
-fn who() -> Who {
+pub(crate) fn who() -> Who {
     Who { token: TOKEN.into(), cluster: "east".into(), metadata: vec![("NETWORK", "east".into())] }
 }
 

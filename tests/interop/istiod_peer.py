@@ -13,6 +13,7 @@ Standard input has one object a line, each answered by {"done": true} once it ho
     forget      names that are taken away without a word, as if nobody had been connected
     versions    whether resources have versions
     drop        ends all streams
+    bomb        sends so many removed names without a letter
 Standard output says {"port": …} first; {"asked": {…}} of each request; {"refused": "…"} of each NACK. It ends with its input.
 
 The messages of xDS are the official ones. Those of WDS are written here by their field numbers, since no package has them.
@@ -163,6 +164,8 @@ class Istiod(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):
                 self.policies = news["policies"]
                 if self.policies is not None:
                     self.push(AUTHORIZATION, {name: policy(name) for name in self.policies}, sorted(gone))
+            if "bomb" in news:
+                self.push(ADDRESS, {}, [""] * news["bomb"])
             if news.get("drop") or news.get("serve") is False:
                 for stream in self.streams:
                     stream.put(None)

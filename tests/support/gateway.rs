@@ -114,8 +114,17 @@ impl Gateway {
 
     /// Returns the memory of its own that the process holds now, in bytes. Pages of the program file do not count.
     pub fn memory(&self) -> usize {
+        self.status_of_memory("RssAnon:")
+    }
+
+    /// Returns the peak of the memory that the process held, in bytes.
+    pub fn peak_memory(&self) -> usize {
+        self.status_of_memory("VmHWM:")
+    }
+
+    fn status_of_memory(&self, field: &str) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process())).expect("a process");
-        let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("its memory");
+        let line = status.lines().find(|line| line.starts_with(field)).expect("its memory");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024
     }
 

@@ -12,6 +12,7 @@ use h2::{RecvStream, SendStream};
 use http::Request;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
@@ -135,6 +136,13 @@ fn put(to: &mut Vec<u8>, field: u8, value: &[u8]) {
     }
     to.push(u8::try_from(length).expect("7 bits"));
     to.extend_from_slice(value);
+}
+
+/// Returns an encoded field of bytes.
+pub fn field(number: u8, value: &[u8]) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    put(&mut encoded, number, value);
+    encoded
 }
 
 fn pair(key: &str, value: &[u8]) -> Vec<u8> {
@@ -263,11 +271,28 @@ impl Ztunnel {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let (tls, name) = (tls.clone(), ServerName::try_from("isthmus.test").expect("a name"));
+        let stream = runtime.block_on(async {
+            let socket = TcpStream::connect(address).await.expect("the server");
+            TlsConnector::from(tls).connect(name, socket).await.expect("its certificate is verified")
+        });
+        Self::over(runtime, stream, who)
+    }
+
+    /// Does the same as [`Ztunnel::open`] without TLS.
+    pub fn open_plain(address: SocketAddr, who: &Who) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let stream = runtime.block_on(TcpStream::connect(address)).expect("the server");
+        Self::over(runtime, stream, who)
+    }
+
+    fn over(
+        runtime: Runtime,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        who: &Who,
+    ) -> Self {
         let handle = runtime.handle().clone();
         let (send, response) = runtime.block_on(async {
-            let socket = TcpStream::connect(address).await.expect("the server");
-            let stream =
-                TlsConnector::from(tls).connect(name, socket).await.expect("its certificate is verified");
             let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
             handle.spawn(connection);
             let mut request = Request::post(format!("https://isthmus.test{PATH}"))
@@ -304,6 +329,11 @@ impl Ztunnel {
             put(&mut status, 2, ask.error.as_bytes());
             put(&mut message, 7, &status);
         }
+        self.send(&message);
+    }
+
+    /// Sends an encoded message.
+    pub fn send(&mut self, message: &[u8]) {
         let mut framed = vec![0];
         framed.extend(u32::try_from(message.len()).expect("short").to_be_bytes());
         framed.extend(message);
