@@ -34,7 +34,7 @@ const DOORS: &[(&str, Door)] = &[
     ("dns", Fuzzed(&["dns"])),
     ("document", Fuzzed(&["config", "etcd", "drains"])),
     ("files", Unfuzzed("it passes the content of files on; its lists are written by the program itself")),
-    ("istiod", Unfuzzed("its target is not written yet")),
+    ("istiod", Fuzzed(&["istiod"])),
     ("kubernetes", Fuzzed(&["gateway_api"])),
     ("model", Fuzzed(&["names"])),
     (
@@ -50,7 +50,7 @@ const DOORS: &[(&str, Door)] = &[
     ("telemetry", Unfuzzed("it reads what the program itself has written")),
     ("tls", Fuzzed(&["enrolment"])),
     ("upgrade", Fuzzed(&["upgrade"])),
-    ("wds", Unfuzzed("its target is not written yet")),
+    ("wds", Fuzzed(&["wds"])),
     ("wire", Fuzzed(&["hello", "proxy", "meters", "connect"])),
     ("world", Closed),
     ("xds", Fuzzed(&["xds"])),

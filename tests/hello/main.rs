@@ -128,6 +128,8 @@ fuzzed! {
     mutated_drains_break_no_promise: "drains", 10_000;
     mutated_gateway_api_objects_break_no_promise: "gateway_api", 1_500;
     mutated_configs_of_other_programs_break_no_promise: "convert", 3_000;
+    mutated_wds_requests_break_no_promise: "wds", 3_000;
+    mutated_responses_of_an_istiod_break_no_promise: "istiod", 3_000;
 }
 
 fn segments(length: usize) -> Vec<usize> {

@@ -11,10 +11,12 @@ mod enrolment;
 mod etcd;
 mod gateway_api;
 mod hello;
+mod istiod;
 mod meters;
 mod names;
 mod proxy;
 mod upgrade;
+mod wds;
 mod xds;
 
 use std::cell::OnceCell;
@@ -31,7 +33,7 @@ use crate::random::Random;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const ALL: [Target; 14] = [
+pub(crate) const ALL: [Target; 16] = [
     ("hello", hello::run),
     ("proxy", proxy::run),
     ("meters", meters::run),
@@ -46,6 +48,8 @@ pub(crate) const ALL: [Target; 14] = [
     ("drains", drains::run),
     ("gateway_api", gateway_api::run),
     ("convert", convert::run),
+    ("wds", wds::run),
+    ("istiod", istiod::run),
 ];
 
 /// Checks the problems of a text that is refused: each has a position within the text, and is one short line.

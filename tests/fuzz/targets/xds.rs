@@ -22,6 +22,7 @@ use isthmus::xds::budget::Budget;
 use isthmus::xds::hub::Hub;
 use isthmus::xds::kind::Kind;
 use isthmus::xds::node::NodeInfo;
+use isthmus::xds::requests::decode;
 use isthmus::xds::server::{DiscoveryRequest, Parts};
 use isthmus::xds::session::{NAME_BYTES_MAX, Protocol, Session};
 
@@ -31,16 +32,16 @@ use super::policy;
 const RESPONSES_MAX: usize = 64;
 const BUDGET: usize = 1 << 20;
 
-const EARLIER: &str = "services: [
+pub(super) const EARLIER: &str = "services: [
   {hostname: a.example, namespace: n, ports: [{name: p, port: 80}], endpoints: [{address: 10.0.0.1}]},
   {hostname: b.example, namespace: n, ports: [{name: p, port: 80}], subsets: {v1: {version: v1}}, endpoints: [
     {address: 10.0.0.2, labels: {version: v1}, identity: \"spiffe://cluster.local/ns/n/sa/b\"}]}]";
-const LATER: &str = "services: [
+pub(super) const LATER: &str = "services: [
   {hostname: b.example, namespace: n, ports: [{name: p, port: 80}], endpoints: [{address: 10.0.0.3}]},
   {hostname: c.example, namespace: n, ports: [{name: p, port: 80}], endpoints: [{address: 10.0.0.4}]}]";
 
 fn decoded<R: DiscoveryRequest>(message: &[u8]) -> Option<Parts> {
-    Some(R::decode(message).ok()?.take_apart())
+    Some(decode::<R>(message).ok()?.take_apart())
 }
 
 pub(super) fn run(data: &[u8]) {
@@ -116,7 +117,7 @@ fn drain(session: &mut Session) {
     panic!("the responses have no end");
 }
 
-fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Snapshot {
+pub(super) fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Snapshot {
     let listing = read_registry("x.yaml".as_ref(), services, &ClusterId::new("east"), &Network::new("east"));
     let scope = RegistryScope { networks: None, ..RegistryScope::default() };
     let shards = [Arc::new(Shard::of(listing.expect("good"), &scope))];
