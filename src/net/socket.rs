@@ -17,6 +17,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::diag;
+use super::pacing::set_option;
 use isthmus_model::address::canonical_socket;
 use isthmus_model::reason::Reason;
 
@@ -33,8 +34,13 @@ const USER_TIMEOUT: Duration = Duration::from_secs(120);
 /// writable once half of this number is free. If the number were the size of one pipe, a download would cost up to a fifth more
 /// processor time.
 pub const UNSENT_MAX: u32 = 3 << 19;
-/// The number of bytes that a socket may receive ahead of its reader when memory is short.
+/// The number of bytes that a socket may receive ahead of its reader when memory is short. The kernel doubles the number for its
+/// own overhead.
 const RECEIVED_MAX: usize = 128 * 1024;
+/// The number of bytes that a socket may hold unsent when memory is short.
+const UNSENT_SHORT: u32 = 128 * 1024;
+/// `SO_BUF_LOCK` (asm-generic/socket.h), since Linux 5.15.
+const BUFFER_LOCK: libc::c_int = 72;
 
 /// Returns the address that the client has dialled, if the host has translated it (DNAT).
 pub fn original_destination(socket: &impl AsFd) -> Option<SocketAddr> {
@@ -73,10 +79,49 @@ pub fn bound_unsent(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
     SockRef::from(socket).set_tcp_notsent_lowat(bytes)
 }
 
-/// Bounds the bytes that a socket receives ahead of its reader. The bound stays until the socket is closed. Used when memory is
-/// short.
+/// Bounds the bytes that the socket of a new connection receives ahead of its reader, until [`unbound_received`] is called. Used when
+/// memory is short.
 pub fn bound_received(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_recv_buffer_size(RECEIVED_MAX)
+}
+
+/// Lets the kernel choose the size of the receive buffer again. Before Linux 5.15 this fails, and the bound stays.
+pub fn unbound_received(socket: &impl AsFd) -> io::Result<()> {
+    set_option(socket, BUFFER_LOCK, &0_u32.to_ne_bytes())
+}
+
+/// Shrinks the buffers of a direction whose sink reads nothing; a CONNECT stream has a socket at one end only. Returns the size of the
+/// source's receive buffer in bytes, which [`restore`] needs.
+///
+/// The kernel gives up no byte that it has acknowledged, and takes back no window that it has advertised, so the buffer shrinks as the
+/// sink reads, and until then the sender keeps what is above the bound. The buffer is not locked: the kernel would drop bytes within
+/// the advertised window, and their sender would take this host for dead. For the same cause an older kernel, which cannot unlock it,
+/// leaves it as it is.
+pub fn shrink<S: AsFd>(source: Option<&S>, sink: Option<&S>) -> io::Result<usize> {
+    if let Some(sink) = sink {
+        bound_unsent(sink, UNSENT_SHORT)?;
+    }
+    let Some(source) = source else { return Ok(0) };
+    let size = SockRef::from(source).recv_buffer_size()?;
+    if size > 2 * RECEIVED_MAX {
+        unbound_received(source)?;
+        bound_received(source)?;
+        unbound_received(source)?;
+    }
+    Ok(size)
+}
+
+/// Undoes [`shrink`] for a source whose receive buffer had `size` bytes. The kernel enlarges a buffer by itself only once more is read
+/// within a round trip than ever before, which a small buffer prevents. `SO_RCVLOWAT` enlarges it to hold so many bytes, up to half of
+/// `tcp_rmem`, without a privilege; three quarters of its size are about as many as it could hold.
+pub fn restore<S: AsFd>(source: Option<&S>, sink: Option<&S>, size: usize) -> io::Result<()> {
+    if let Some(sink) = sink {
+        bound_unsent(sink, UNSENT_MAX)?;
+    }
+    let Some(source) = source else { return Ok(()) };
+    let bytes = i32::try_from(size / 4 * 3).unwrap_or(i32::MAX);
+    set_option(source, libc::SO_RCVLOWAT, &bytes.to_ne_bytes())?;
+    set_option(source, libc::SO_RCVLOWAT, &1_i32.to_ne_bytes())
 }
 
 /// Makes closing the socket send a reset, so that the peer does not take a truncated transfer for a complete one.
@@ -205,5 +250,58 @@ pub fn dial_reason(error: Errno) -> Reason {
         Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED => Reason::EndpointReset,
         Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => Reason::Internal,
         _ => Reason::EndpointUnreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    use super::*;
+    use crate::diag::Diag;
+
+    /// Returns a connection whose receiver's buffer the kernel has enlarged: the sender, and the receiver.
+    fn busy() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let mut sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (mut receiver, _) = listener.accept().expect("accepted");
+        sender.set_nonblocking(true).expect("set");
+        receiver.set_nonblocking(true).expect("set");
+        for _ in 0..100_000 {
+            if size(&receiver) > 16 * RECEIVED_MAX {
+                break;
+            }
+            while sender.write(&[7; 1 << 18]).is_ok() {}
+            while receiver.read(&mut [0; 1 << 18]).is_ok() {}
+        }
+        (sender, receiver)
+    }
+
+    fn size(socket: &TcpStream) -> usize {
+        SockRef::from(socket).recv_buffer_size().expect("a size")
+    }
+
+    #[test]
+    fn a_bounded_socket_takes_all_that_it_has_advertised_and_is_enlarged_again() {
+        let Some(diag) = diag::is_answered().then(Diag::open).flatten() else { return };
+        let (mut sender, receiver) = busy();
+        let before = size(&receiver);
+        let told = shrink(Some(&receiver), Some(&sender)).expect("the kernel shrinks");
+        assert!(
+            told == before && before > 16 * RECEIVED_MAX && size(&receiver) == 2 * RECEIVED_MAX,
+            "{before}"
+        );
+        // The window is as large as before.
+        let begun = Instant::now();
+        while diag.state(&receiver).is_none_or(|state| state.unread < 1 << 20) {
+            let _ = sender.write(&[7; 1 << 18]);
+            assert!(begun.elapsed() < Duration::from_secs(10), "the kernel drops bytes");
+        }
+        shrink(Some(&receiver), None).expect("the kernel shrinks");
+        restore(Some(&receiver), Some(&sender), before).expect("the kernel enlarges");
+        assert!(size(&receiver) > before / 2, "{} of {before}", size(&receiver));
+        assert_eq!((&receiver).read(&mut [0; 8]).expect("bytes wait"), 8);
     }
 }
