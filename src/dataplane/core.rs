@@ -88,7 +88,7 @@ pub(crate) struct Core {
     pub(crate) held: Rc<HeldBytes>,
     /// The refused CONNECT streams of each caller.
     pub(crate) refusals: Refusals,
-    /// The kernel memory, in bytes, that is held by connections whose peers do not read.
+    /// The kernel memory, in bytes, that is held by connections of this worker whose peers do not read.
     pub(crate) kernel_memory: Cell<u64>,
     /// True if an HBONE connection held more bytes than its limit since the last tick.
     pub(crate) over_limit: Cell<bool>,
@@ -346,9 +346,13 @@ impl Core {
     /// Records how many bytes of kernel memory a connection holds because a peer does not read.
     pub(crate) fn set_kernel_memory(&self, entry: &Entry, bytes: u32) {
         let before = entry.standstill.memory.replace(bytes);
+        if before == bytes {
+            return;
+        }
         debug_assert!(self.kernel_memory.get() >= u64::from(before), "kernel memory is counted once");
         let all = self.kernel_memory.get() + u64::from(bytes) - u64::from(before);
         self.kernel_memory.set(all);
+        self.shared.kernel_memory.change(before, bytes);
     }
 
     /// Registers a task that has paused reading. At the next tick the task is woken, and checks whether it may read again.

@@ -1,17 +1,29 @@
-//! Examines the sockets of connections that have stopped moving bytes, and bounds the kernel memory of connections whose
-//! peers do not read.
+//! Examines the sockets of connections that have stopped moving bytes, and bounds the kernel memory of connections whose peers
+//! read nothing (SPEC §6). [`stalled_memory`] is the limit of all workers together:
+//!
+//! - Above half of it, new connections get small receive buffers, and the buffers of each direction whose sink has acknowledged
+//!   nothing for a second are bounded, so that the sender keeps the bytes.
+//! - Above all of it, the largest connection of all workers among those whose peer has acknowledged nothing for a minute is reset, and
+//!   so on until the limit holds.
 
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
 
 use super::core::Core;
 use super::entry::Entry;
-use super::standstill::Observed;
+use super::standstill::{Bounded, Observed, Order};
 use isthmus_model::reason::Reason;
 use isthmus_net::budget::stalled_memory;
-use isthmus_net::socket::{bound_received, spread_keep_alive};
+use isthmus_net::socket::{bound_received, restore, shrink, spread_keep_alive, unbound_received};
+
+/// The number of ticks without an acknowledged byte after which a connection may be reset because of its memory.
+const SILENT: u32 = 60;
+/// A connection is not reset because of its memory if it holds at most this number of bytes, or its equal share of the limit. Bounded
+/// buffers may hold as much.
+const SMALL: u64 = 256 << 10;
 
 /// The sockets of a connection's two peers, and whether bytes wait for them.
 pub(super) struct Sides<'a> {
@@ -21,6 +33,17 @@ pub(super) struct Sides<'a> {
     pub(super) endpoint: &'a TcpStream,
     /// True if bytes wait in this process: first for the endpoint, then for the client.
     pub(super) waiting: [bool; 2],
+}
+
+impl<'a> Sides<'a> {
+    /// Returns the source and the sink of a direction (0 is upward), as far as they are sockets. The sink of a connection under a limit
+    /// of bandwidth is left out, because the limit bounds its unsent bytes.
+    fn of(&self, entry: &Entry, way: usize) -> [Option<&'a TcpStream>; 2] {
+        let mut ends = [self.client, Some(self.endpoint)];
+        ends.rotate_left(way);
+        let [source, sink] = ends;
+        [source, sink.filter(|_| entry.shares.get().is_none())]
+    }
 }
 
 /// The results of examining a connection.
@@ -37,52 +60,120 @@ pub(super) struct Found {
     pub(super) silence: Duration,
 }
 
-/// Bounds the receive buffers of a new connection if stalled connections already hold much kernel memory. `client` is `None` if
-/// the client's side is one stream of an HBONE connection.
-pub(super) fn begin(core: &Core, client: Option<&TcpStream>, endpoint: &TcpStream) {
-    if core.kernel_memory.get() > memory_max(core) / 2 {
+/// Bounds the receive buffers of a new connection if memory is short. `client` is `None` if the client's side is one stream of an
+/// HBONE connection.
+pub(super) fn begin(core: &Core, entry: &Entry, client: Option<&TcpStream>, endpoint: &TcpStream) {
+    if is_short(core) {
         for socket in client.into_iter().chain([endpoint]) {
-            // If the kernel refuses, [`relieve`] bounds the memory later.
+            // If the kernel refuses, [`bound`] bounds the memory later.
             let _ = bound_received(socket);
         }
+        entry.standstill.bounded.set(Bounded::New);
     }
 }
 
-/// Returns the limit of kernel memory, in bytes, for the connections of this worker whose peers do not read.
-fn memory_max(core: &Core) -> u64 {
-    stalled_memory() / core.shared.workers.len().max(1) as u64
+/// Returns true if connections whose peers do not read hold more than half of the memory that they may.
+fn is_short(core: &Core) -> bool {
+    core.shared.kernel_memory.bytes.load(Ordering::Relaxed) > stalled_memory() / 2
 }
 
-/// Ends stalled connections while the kernel holds too much memory for peers that do not read. The connection that holds most
-/// is ended first. Called once per tick. A connection is stalled if it has moved no bytes for `stalled`. If the memory is above
-/// twice the limit, about a second without moved bytes is enough.
-pub(super) fn relieve(core: &Core, stalled: Duration) {
-    let most = memory_max(core);
-    let mut held = core.kernel_memory.get();
-    if held <= most {
+/// Orders the examination of connections while memory is short: of those whose buffers can be bounded, and of those that must be
+/// reset. Called once per tick.
+pub(super) fn relieve(core: &Core) {
+    let mut silent = Vec::new();
+    if is_short(core) {
+        let (table, now) = (core.table.borrow(), core.clock.now());
+        for entry in table.iter().map(|(_, entry)| entry).filter(|entry| entry.standstill.memory.get() > 0) {
+            if entry.standstill.bounded.get() == Bounded::None {
+                entry.standstill.order();
+                entry.wake();
+            }
+            if entry.standstill.silence(now) >= SILENT {
+                silent.push(entry.clone());
+            }
+        }
+    }
+    let memory = |entry: &Rc<Entry>| u64::from(entry.standstill.memory.get());
+    silent.sort_by_key(|entry| std::cmp::Reverse(memory(entry)));
+    let elsewhere = core
+        .shared
+        .workers
+        .iter()
+        .enumerate()
+        .filter(|(index, worker)| *index != core.index && !worker.is_drained.load(Ordering::Relaxed));
+    let elsewhere = elsewhere.map(|(_, worker)| worker.largest.load(Ordering::Relaxed)).max();
+    let held = core.shared.kernel_memory.bytes.load(Ordering::Relaxed);
+    let sizes: Vec<u64> = silent.iter().map(memory).take_while(|memory| *memory > small(core)).collect();
+    let most = to_reset(&sizes, elsewhere.unwrap_or_default(), held, stalled_memory());
+    for entry in &silent[..most] {
+        entry.standstill.order_relief();
+        entry.wake();
+    }
+    core.shared.workers[core.index]
+        .largest
+        .store(sizes.get(most).copied().unwrap_or_default(), Ordering::Relaxed);
+}
+
+/// Returns the number of bytes up to which a connection is not reset because of its memory.
+fn small(core: &Core) -> u64 {
+    SMALL.min(stalled_memory() / core.shared.kernel_memory.holders.load(Ordering::Relaxed).max(1))
+}
+
+/// Returns how many of a worker's silent connections must be reset, if they hold these numbers of bytes, the largest first: as many as
+/// all workers together hold too much, but none that is smaller than the largest one of another worker (`elsewhere`).
+fn to_reset(sizes: &[u64], elsewhere: u64, mut held: u64, most: u64) -> usize {
+    let must = |size: &&u64| {
+        let must = held > most && **size >= elsewhere;
+        held = held.saturating_sub(**size);
+        must
+    };
+    sizes.iter().take_while(must).count()
+}
+
+/// Records what a connection's task leaves behind when it has run: whether bytes wait for a peer. Once memory is not short, removes the
+/// bounds of a new connection, and of a direction whose sink has taken all bytes. A reader that takes a little now and then would fill
+/// large buffers again.
+pub(super) fn settle(core: &Core, entry: &Entry, sides: &Sides<'_>) {
+    let is_stuck = sides.waiting.contains(&true);
+    entry.standstill.set_stuck(is_stuck);
+    if !is_stuck {
+        core.set_kernel_memory(entry, 0);
+    }
+    if entry.standstill.bounded.get() != Bounded::None && !is_short(core) {
+        unbound(entry, sides);
+    }
+}
+
+/// Removes the bounds of the directions for which no bytes wait, and those that a connection has had since it began. If the kernel
+/// refuses, the bounds stay.
+pub(super) fn unbound(entry: &Entry, sides: &Sides<'_>) {
+    if entry.standstill.bounded.get() == Bounded::New {
+        entry.standstill.bounded.set(Bounded::None);
+        for socket in sides.client.into_iter().chain([sides.endpoint]) {
+            let _ = unbound_received(socket);
+        }
+    }
+    for (way, size) in entry.standstill.unbound(sides.waiting).into_iter().enumerate() {
+        if size > 0 {
+            let [source, sink] = sides.of(entry, way);
+            let _ = restore(source, sink, size);
+        }
+    }
+}
+
+/// Bounds the buffers of each direction whose sink has been silent for a second.
+fn bound(entry: &Entry, sides: &Sides<'_>, silent: [u32; 2]) {
+    if entry.standstill.bounded.get() == Bounded::New {
         return;
     }
-    let patience = if held > 2 * most { Duration::ZERO } else { stalled };
-    let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
-    let table = core.table.borrow();
-    let memory = |entry: &Rc<Entry>| entry.standstill.memory.get();
-    let still = |entry: &Rc<Entry>| entry.moved.get().saturating_add(ticks) < core.clock.now();
-    let mut holders: Vec<&Rc<Entry>> =
-        table.iter().map(|(_, entry)| entry).filter(|entry| memory(entry) > 0 && still(entry)).collect();
-    holders.sort_by_key(|entry| std::cmp::Reverse(memory(entry)));
-    for entry in holders {
-        if held <= most {
-            return;
-        }
-        held = held.saturating_sub(memory(entry).into());
-        entry.explain(
-            "the connection was reset because clients and endpoints that stopped reading hold too much kernel memory",
-        );
-        entry.cut(Reason::Stalled);
+    for way in [0, 1].into_iter().filter(|way| sides.waiting[*way] && silent[*way] > 0) {
+        let [source, sink] = sides.of(entry, way);
+        // A buffer that the kernel does not shrink counts as bounded too, so that the next tick does not try again.
+        entry.standstill.bound(way, shrink(source, sink).unwrap_or_default().max(1));
     }
 }
 
-/// Examines both peers of a connection if the worker's tick has requested the examination.
+/// Examines both peers of a connection, as the worker's tick has ordered.
 pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Found {
     let now = core.clock.now();
     let timeouts = core.snapshot().policy.timeouts;
@@ -102,8 +193,15 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     if let Some(next) = judgement.next {
         core.clock.reschedule(entry, next);
     }
-    if let Some(reason) = judgement.end {
+    let order = entry.standstill.take_order();
+    let mut end = judgement.end;
+    if let Some(reason) = end {
         entry.explain(detail(reason));
+    } else if is_short(core) {
+        bound(entry, sides, judgement.silent);
+        if order == Order::Relieve {
+            end = relieved(core, entry, judgement.silent);
+        }
     }
     let is_quiet = [&client, &endpoint].iter().all(|state| state.unacknowledged == 0 && state.unread == 0);
     if is_quiet {
@@ -112,7 +210,24 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
             let _ = spread_keep_alive(socket, entry.id());
         }
     }
-    Found { end: judgement.end, unread, is_quiet, silence: client.received.min(endpoint.received) }
+    Found { end, unread, is_quiet, silence: client.received.min(endpoint.received) }
+}
+
+/// Returns the reason to end a connection that [`relieve`] has chosen; `None` if its peer has read something since, or if enough memory
+/// was freed.
+fn relieved(core: &Core, entry: &Entry, silent: [u32; 2]) -> Option<Reason> {
+    let silent = silent.into_iter().max().unwrap_or_default();
+    let is_needed = core.shared.kernel_memory.bytes.load(Ordering::Relaxed) > stalled_memory();
+    let is_small = u64::from(entry.standstill.memory.get()) <= small(core);
+    if !is_needed || is_small || silent < SILENT {
+        return None;
+    }
+    core.set_kernel_memory(entry, 0);
+    entry.explain(format!(
+        "clients and endpoints that stopped reading hold too much kernel memory, and the client or the endpoint of this connection, one \
+         of the largest, has read nothing for {silent} s"
+    ));
+    Some(Reason::Stalled)
 }
 
 fn detail(reason: Reason) -> &'static str {
@@ -120,5 +235,112 @@ fn detail(reason: Reason) -> &'static str {
         Reason::Stalled => "the client or the endpoint has read nothing for the time in timeouts.stalled",
         Reason::EndpointVanished => "the endpoint has stopped acknowledging bytes and window probes",
         _ => "the client has stopped acknowledging bytes and window probes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::testing::{Relayed, Rig, on_paused_clock};
+    use isthmus_model::record::ConnectionProtocol;
+    use isthmus_net::diag;
+
+    /// Writes as much as the gateway takes. Returns the number of bytes.
+    async fn pour(from: &TcpStream) -> usize {
+        let mut poured = 0;
+        // On the paused clock, this time has passed once nothing else is left to do.
+        while timeout(Duration::from_secs(1), from.writable()).await.is_ok() {
+            poured += from.try_write(&[7; 1 << 16]).unwrap_or_default();
+        }
+        poured
+    }
+
+    fn bounded(one: &Relayed) -> Bounded {
+        one.entry.standstill.bounded.get()
+    }
+
+    /// Has another worker hold this much more memory.
+    fn hold(rig: &Rig, bytes: u64) {
+        rig.core.shared.kernel_memory.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn silent_readers_are_bounded_first_and_the_largest_is_reset_after_a_minute() {
+        if !diag::is_answered() {
+            // The kernel of this host does not answer; end-to-end tests that need the answers report that.
+            return;
+        }
+        on_paused_clock(async |rig| {
+            let mut small = rig.relay(ConnectionProtocol::Tcp).await;
+            let mut large = rig.relay(ConnectionProtocol::Tcp).await;
+            let mut pausing = rig.relay(ConnectionProtocol::Tcp).await;
+            pour(&small.client).await;
+            pour(&large.client).await;
+            pour(&large.endpoint).await;
+            let mut left = pour(&pausing.client).await;
+            for _ in 0..5 {
+                rig.tick().await;
+            }
+            let memory = |one: &Relayed| u64::from(one.entry.standstill.memory.get());
+            assert!(
+                memory(&large) > memory(&small) && memory(&small) > SMALL,
+                "both ways hold more than one"
+            );
+            assert_eq!([&small, &large].map(bounded), [Bounded::None; 2], "memory is not short");
+
+            hold(&rig, stalled_memory() / 2);
+            rig.tick().await;
+            rig.tick().await;
+            assert_eq!([&small, &large, &pausing].map(bounded), [Bounded::Stalled; 3]);
+
+            while left > 0 {
+                left -= pausing.endpoint.read(&mut vec![0; left]).await.expect("it goes on");
+            }
+            rig.tick().await;
+            assert_eq!(memory(&pausing), 0, "it has read everything");
+            let needed = memory(&large).min(memory(&small));
+            hold(&rig, stalled_memory() / 2 - memory(&large) - memory(&small) + needed);
+            for tick in 8..SILENT {
+                rig.tick().await;
+                assert!(large.ended.try_recv().is_err(), "after {tick} ticks");
+            }
+            let mut ticks = 0;
+            while large.ended.try_recv() != Ok(Reason::Stalled) {
+                assert!(small.ended.try_recv().is_err() && ticks < SILENT, "the largest is the first");
+                rig.tick().await;
+                ticks += 1;
+            }
+            for _ in 0..3 {
+                rig.tick().await;
+            }
+            assert!(small.ended.try_recv().is_err(), "enough memory is free");
+            hold(&rig, stalled_memory());
+            let mut ticks = 0;
+            while small.ended.try_recv() != Ok(Reason::Stalled) {
+                assert!(ticks < SILENT, "it is silent too");
+                rig.tick().await;
+                ticks += 1;
+            }
+
+            assert_eq!(bounded(&pausing), Bounded::Stalled, "memory is short");
+            rig.core.shared.kernel_memory.bytes.store(0, Ordering::Relaxed);
+            pausing.ask().await;
+            rig.tick().await;
+            assert_eq!(bounded(&pausing), Bounded::None);
+            assert_eq!(rig.core.kernel_memory.get(), 0);
+        });
+    }
+
+    #[test]
+    fn each_worker_resets_its_largest_while_no_other_has_a_larger_one() {
+        assert_eq!(to_reset(&[9, 8, 7], 0, 100, 100), 0, "nothing is too much");
+        assert_eq!(to_reset(&[9, 8, 7], 0, 101, 100), 1);
+        assert_eq!(to_reset(&[9, 8, 7], 0, 110, 100), 2);
+        assert_eq!(to_reset(&[9, 8, 7], 8, 200, 100), 2, "as large is not larger");
+        assert_eq!(to_reset(&[9, 8, 7], 10, 200, 100), 0, "another worker has the largest");
+        assert_eq!(to_reset(&[9, 8, 7], 0, 200, 100), 3);
     }
 }

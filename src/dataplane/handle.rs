@@ -17,7 +17,7 @@ use super::checks;
 use super::entry::Transit;
 use super::parcel::{Parcel, Place};
 use super::permits;
-use super::shared::{Condemned, Hbone, Message, Parked, Queue, Shared, WorkerHandle};
+use super::shared::{Condemned, Hbone, KernelMemory, Message, Parked, Queue, Shared, WorkerHandle};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
@@ -167,6 +167,7 @@ impl Dataplane {
             workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
             hbone: Hbone { tls, context },
             links,
+            kernel_memory: KernelMemory::default(),
         });
         let mut dataplane = Self { shared, threads: Vec::new(), open: BTreeMap::new() };
         dataplane.set_limits(limits);

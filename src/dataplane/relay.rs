@@ -89,7 +89,7 @@ pub(crate) async fn relay(
     core.clock.begin(entry);
     retire::limit_age(core, entry, attempts.tuning().max_connection_age);
     bandwidth::begin(core, entry, Some(client), &connected.socket);
-    examine::begin(core, Some(client), &connected.socket);
+    examine::begin(core, entry, Some(client), &connected.socket);
     let is_raw = entry.is_raw();
     let asked = attempts.connected_at(entry);
     if !is_raw {
@@ -216,7 +216,7 @@ impl Relay<'_> {
             (self.up.unreported, self.down.unreported) = (true, true);
         }
         let mut is_quiet = false;
-        if self.entry.standstill.take_order() {
+        if self.entry.standstill.is_ordered() {
             let found = self.examine();
             if let Some(reason) = found.end {
                 return Poll::Ready(self.reset(reason));
@@ -229,9 +229,10 @@ impl Relay<'_> {
             retire::note_end(self.core, self.entry, RetirementEnd::Pause);
             return Poll::Ready(self.closed(Reason::Ok));
         }
-        self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());
+        let sides = self.sides();
+        examine::settle(self.core, self.entry, &sides);
         if let Some(shares) = self.entry.shares.get() {
-            shares.settle(Some(self.client), &self.connected.socket, [self.up.holds(), self.down.holds()]);
+            shares.settle(sides.client, sides.endpoint, sides.waiting);
         }
         match (up, down) {
             // If both sockets have failed, the endpoint's fault is reported, because the client's reset cannot have caused it.
@@ -285,11 +286,14 @@ impl Relay<'_> {
         }
     }
 
+    fn sides(&self) -> Sides<'_> {
+        let waiting = [self.up.holds(), self.down.holds()];
+        Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting }
+    }
+
     /// Examines both peers.
     fn examine(&mut self) -> Found {
-        let waiting = [self.up.holds(), self.down.holds()];
-        let sides = Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting };
-        let found = examine(self.core, self.entry, &sides);
+        let found = examine(self.core, self.entry, &self.sides());
         // A read that returned few bytes may have stopped at urgent data; then the socket holds more bytes.
         [self.up.unreported, self.down.unreported] = found.unread;
         found

@@ -215,7 +215,7 @@ mod tests {
                 for tick in asked {
                     let _ = look(core, &entry, now + tick, true);
                 }
-                assert_eq!(entry.standstill.take_order(), is_asked_for, "{asked:?}");
+                assert_eq!(entry.standstill.is_ordered(), is_asked_for, "{asked:?}");
             }
         });
     }

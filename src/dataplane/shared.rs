@@ -51,6 +51,29 @@ pub(crate) struct Shared {
     pub(crate) hbone: Hbone,
     /// The queue to the server of peer links.
     pub(crate) links: mpsc::Sender<HandedOver>,
+    /// The kernel memory of the connections of all workers whose peers do not read.
+    pub(crate) kernel_memory: KernelMemory,
+}
+
+/// Kernel memory that connections hold because their peers do not read.
+#[derive(Default)]
+pub(crate) struct KernelMemory {
+    /// The number of bytes.
+    pub(crate) bytes: AtomicU64,
+    /// The number of connections that hold them.
+    pub(crate) holders: AtomicU64,
+}
+
+impl KernelMemory {
+    /// Records that the memory of a connection has changed from `before` to `bytes` bytes.
+    pub(crate) fn change(&self, before: u32, bytes: u32) {
+        // The additions wrap, so they also subtract.
+        let add = |count: &AtomicU64, from: u32, to: u32| {
+            count.fetch_add(u64::from(to).wrapping_sub(from.into()), Ordering::Relaxed);
+        };
+        add(&self.bytes, before, bytes);
+        add(&self.holders, u32::from(before > 0), u32::from(bytes > 0));
+    }
 }
 
 /// The interface of one worker to other threads.
@@ -59,6 +82,8 @@ pub(crate) struct WorkerHandle {
     pub(crate) mailbox: mpsc::Sender<Message>,
     /// The number of HBONE connections that the worker serves or is about to serve.
     pub(crate) hbone_connections: AtomicUsize,
+    /// The kernel memory, in bytes, of the worker's largest connection that may be reset because of it; 0: there is none.
+    pub(crate) largest: AtomicU64,
     /// True once the worker has drained; its thread ends then, and it answers no more messages.
     pub(crate) is_drained: AtomicBool,
 }
@@ -66,7 +91,12 @@ pub(crate) struct WorkerHandle {
 impl WorkerHandle {
     /// Creates the handle of a worker without connections.
     pub(crate) fn new(mailbox: mpsc::Sender<Message>) -> Self {
-        Self { mailbox, hbone_connections: AtomicUsize::new(0), is_drained: AtomicBool::new(false) }
+        Self {
+            mailbox,
+            hbone_connections: AtomicUsize::new(0),
+            largest: AtomicU64::new(0),
+            is_drained: AtomicBool::new(false),
+        }
     }
 }
 

@@ -24,8 +24,8 @@ const STUCK: u32 = 2;
 pub(crate) struct Standstill {
     /// The tick at which the connection is examined; 0 if no examination is scheduled.
     due: Cell<u32>,
-    /// True while the connection's task has an order to examine it.
-    ordered: Cell<bool>,
+    /// The order that the connection's task has.
+    order: Cell<Order>,
     /// True while bytes wait in this process for a peer to take them.
     stuck: Cell<bool>,
     /// The progress of both directions, upward first; `None` while both peers have acknowledged all bytes.
@@ -37,6 +37,30 @@ pub(crate) struct Standstill {
     pub(super) deadline: Cell<u32>,
     /// True if the client of a connection that is due to end had sent something at the last look. It is here for the same cause.
     pub(super) asked: Cell<bool>,
+    /// True while buffers of the connection are bounded because memory was short.
+    pub(super) bounded: Cell<Bounded>,
+}
+
+/// An order to a connection's task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Order {
+    #[default]
+    None,
+    /// Examine the connection.
+    Examine,
+    /// Examine the connection, and reset it because of its memory if a peer still reads nothing.
+    Relieve,
+}
+
+/// The buffers of a connection that are bounded because memory was short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Bounded {
+    #[default]
+    None,
+    /// Both receive buffers, since the connection began.
+    New,
+    /// Those of a direction whose sink read nothing: [`Owed::received_max`] says which.
+    Stalled,
 }
 
 /// The progress of a peer that has not acknowledged all bytes that were received for it.
@@ -46,6 +70,8 @@ struct Owed {
     acknowledged: u64,
     /// The tick at which `acknowledged` was last seen to change; 0 if the peer had acknowledged all bytes.
     since: u32,
+    /// The size in bytes that the receive buffer of the direction's source had before it was bounded; 0 if it is not bounded.
+    received_max: usize,
 }
 
 /// The observations of one direction when a connection is examined.
@@ -68,6 +94,8 @@ pub(super) struct Judgement {
     pub(super) end: Option<Reason>,
     /// The tick of the next examination; `None` if both peers have acknowledged all bytes.
     pub(super) next: Option<u32>,
+    /// The number of ticks since the sink of each direction was last seen to acknowledge a byte; 0 if it owes nothing.
+    pub(super) silent: [u32; 2],
 }
 
 impl Standstill {
@@ -78,17 +106,24 @@ impl Standstill {
 
     /// Orders the connection's task to examine the connection.
     pub(super) fn order(&self) {
-        self.ordered.set(true);
+        if self.order.get() == Order::None {
+            self.order.set(Order::Examine);
+        }
+    }
+
+    /// Orders the connection's task to examine the connection, and to reset it because of its memory if a peer still reads nothing.
+    pub(super) fn order_relief(&self) {
+        self.order.set(Order::Relieve);
     }
 
     /// Returns true if the connection's task must examine the connection.
     pub(super) fn is_ordered(&self) -> bool {
-        self.ordered.get()
+        self.order.get() != Order::None
     }
 
-    /// Returns true if the connection's task must examine the connection, and clears the order.
-    pub(super) fn take_order(&self) -> bool {
-        self.ordered.replace(false)
+    /// Returns the order, and clears it.
+    pub(super) fn take_order(&self) -> Order {
+        self.order.take()
     }
 
     /// Returns the progress of both sinks, upward first: the number of acknowledged bytes, and the number of ticks since it last
@@ -96,7 +131,8 @@ impl Standstill {
     pub(super) fn progress(&self, now: u32) -> [Option<record::Owed>; 2] {
         let owed = self.owed.take();
         let progress = |owed: &Owed| {
-            let Owed { acknowledged, since } = *owed;
+            // The bounds are removed before another process gets the sockets.
+            let Owed { acknowledged, since, received_max: _ } = *owed;
             (since != 0).then(|| record::Owed { acknowledged, since: now.saturating_sub(since) })
         };
         let both = owed.as_ref().map_or([None, None], |owed| [progress(&owed[0]), progress(&owed[1])]);
@@ -113,6 +149,7 @@ impl Standstill {
             progress.map_or_else(Owed::default, |record::Owed { acknowledged, since }| Owed {
                 acknowledged: *acknowledged,
                 since: now.saturating_sub(*since).max(1),
+                received_max: 0,
             })
         });
         self.owed.set(Some(Box::new(owed)));
@@ -137,7 +174,7 @@ impl Standstill {
                 due = quiet_at;
             } else {
                 due = 0;
-                self.ordered.set(true);
+                self.order();
             }
             self.due.set(due);
         }
@@ -146,10 +183,48 @@ impl Standstill {
     }
 
     fn owes(&self) -> bool {
-        let owed = self.owed.take();
-        let owes = owed.is_some();
+        self.with_owed(|owed| owed.is_some())
+    }
+
+    fn with_owed<T>(&self, act: impl FnOnce(Option<&mut [Owed; 2]>) -> T) -> T {
+        let mut owed = self.owed.take();
+        let result = act(owed.as_deref_mut());
         self.owed.set(owed);
-        owes
+        result
+    }
+
+    /// Returns the number of ticks since a peer that owes something was last seen to acknowledge a byte.
+    pub(super) fn silence(&self, now: u32) -> u32 {
+        self.with_owed(|owed| {
+            owed.into_iter().flatten().map(|owed| owed.silence(now)).max().unwrap_or_default()
+        })
+    }
+
+    /// Records that the buffers of a direction are bounded: 0 is upward. `size` is the size in bytes that its receive buffer had.
+    pub(super) fn bound(&self, way: usize, size: usize) {
+        self.bounded.set(Bounded::Stalled);
+        self.with_owed(|owed| {
+            if let Some(owed) = owed {
+                owed[way].received_max = owed[way].received_max.max(size);
+            }
+        });
+    }
+
+    /// Records that the buffers of the directions for which nothing waits are not bounded any more. Returns for each the size in bytes
+    /// that its receive buffer had; 0 if it was not bounded.
+    pub(super) fn unbound(&self, waiting: [bool; 2]) -> [usize; 2] {
+        self.with_owed(|owed| {
+            let mut sizes = [0; 2];
+            let mut left = false;
+            for ((owed, waits), size) in owed.into_iter().flatten().zip(waiting).zip(&mut sizes) {
+                if !waits {
+                    *size = std::mem::take(&mut owed.received_max);
+                }
+                left |= owed.received_max > 0;
+            }
+            self.bounded.set(if left { Bounded::Stalled } else { Bounded::None });
+            sizes
+        })
     }
 
     /// Evaluates both directions, upward first, as observed at the tick `now`.
@@ -157,10 +232,11 @@ impl Standstill {
         let mut known = self.owed.take().unwrap_or_default();
         let mut judgement = Judgement::default();
         let mut owes = false;
-        for (owed, observed) in known.iter_mut().zip(observed) {
+        for ((owed, observed), silent) in known.iter_mut().zip(observed).zip(&mut judgement.silent) {
             owes |= observed.owes();
             let end = owed.judge(now, timeouts, observed);
             judgement.end = judgement.end.or(end);
+            *silent = owed.silence(now);
         }
         if owes {
             self.owed.set(Some(known));
@@ -185,6 +261,11 @@ fn every(timeouts: &Timeouts) -> u32 {
 }
 
 impl Owed {
+    /// Returns the number of ticks since the peer was last seen to acknowledge a byte; 0 if it owes nothing.
+    fn silence(&self, now: u32) -> u32 {
+        if self.since == 0 { 0 } else { now.saturating_sub(self.since) }
+    }
+
     /// Returns the reason to end the connection with, if the connection must end because of this direction.
     fn judge(&mut self, now: u32, timeouts: &Timeouts, observed: &Observed) -> Option<Reason> {
         if observed.sink.is_dead() {
@@ -195,7 +276,7 @@ impl Owed {
         let acknowledged = observed.moved.wrapping_sub(observed.sink.unacknowledged.into());
         let owes = observed.owes();
         if !owes || self.since == 0 || self.acknowledged != acknowledged {
-            *self = Self { acknowledged, since: if owes { now } else { 0 } };
+            (self.acknowledged, self.since) = (acknowledged, if owes { now } else { 0 });
             return None;
         }
         debug_assert!(self.since <= now, "ticks count up");

@@ -56,7 +56,7 @@ pub(crate) async fn tick(core: &Core) {
     }
     retire::follow_drains(core);
     held::relieve(core, &hbone);
-    examine::relieve(core, hbone.stalled);
+    examine::relieve(core);
     core.balancers.sweep(now).await;
     core.permits.forget_unused();
     core.local.stalled_memory(core.kernel_memory.get());

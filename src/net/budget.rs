@@ -48,8 +48,8 @@ fn reserved(descriptors: usize) -> usize {
     RESERVED.min(descriptors / 4)
 }
 
-/// Returns the limit of kernel memory, in bytes, for connections whose peers do not read: a quarter of the memory at which
-/// the kernel begins to reduce all TCP buffers of the host.
+/// Returns the limit of kernel memory, in bytes, for all connections of the process whose peers do not read: a quarter of the memory
+/// at which the kernel begins to reduce all TCP buffers of the host.
 pub fn stalled_memory() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {

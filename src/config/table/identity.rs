@@ -77,8 +77,8 @@ keys! {
         /// Bytes held for all connections of one data-plane thread. While a thread holds more than half of this
         /// limit, new connections get windows of 256KiB.
         HELD_PER_WORKER "heldPerWorker": form::HeldSize = HboneLimits::default().held_per_worker;
-        /// Time that a stream may be stalled while more bytes are held than a limit allows; also the time that a connection of
-        /// any listener may be stalled while the kernel holds too much memory for peers that do not read.
+        /// Time that a stream may be stalled while more bytes are held than a limit allows. `timeouts.stalled` describes the
+        /// limit of the kernel's memory.
         STALLED "stalled": form::Timeout = HboneLimits::default().stalled;
         /// Time that a connection without streams stays open.
         IDLE "idle": form::Timeout = HboneLimits::default().idle;

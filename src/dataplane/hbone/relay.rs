@@ -65,7 +65,7 @@ pub(super) async fn relay(
 ) -> (Reason, bool) {
     core.clock.begin(entry);
     bandwidth::begin(core, entry, None, &connected.socket);
-    examine::begin(core, None, &connected.socket);
+    examine::begin(core, entry, None, &connected.socket);
     let limit = connection.limits.held_per_connection;
     let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
@@ -169,7 +169,7 @@ impl StreamRelay<'_> {
             return Poll::Ready(self.cut(reason));
         }
         self.connected.tune(self.core, self.entry, &mut self.tuned);
-        if self.entry.standstill.take_order()
+        if self.entry.standstill.is_ordered()
             && let Some(reason) = self.examine()
         {
             return Poll::Ready(match reason {
@@ -181,7 +181,7 @@ impl StreamRelay<'_> {
             let down = self.pump_down(context);
             let up = self.pump_up(context);
             self.holding.set(self.up.queue.bytes + self.down.pinned);
-            self.entry.standstill.set_stuck(self.entry.held.get() > 0);
+            examine::settle(self.core, self.entry, &self.sides());
             if let Some(shares) = self.entry.shares.get() {
                 let waits = [!self.up.queue.is_empty(), !self.down.held.is_empty() || shares.reads_later()];
                 shares.settle(None, &self.connected.socket, waits);
@@ -206,11 +206,14 @@ impl StreamRelay<'_> {
         delivered
     }
 
+    fn sides(&self) -> Sides<'_> {
+        let waiting = [!self.up.queue.is_empty(), !self.down.held.is_empty()];
+        Sides { client: None, endpoint: &self.connected.socket, waiting }
+    }
+
     /// Examines the connection to the endpoint. Returns the reason to end the stream with, if it must end.
     fn examine(&mut self) -> Option<Reason> {
-        let waiting = [!self.up.queue.is_empty(), !self.down.held.is_empty()];
-        let sides = Sides { client: None, endpoint: &self.connected.socket, waiting };
-        let found = examine(self.core, self.entry, &sides);
+        let found = examine(self.core, self.entry, &self.sides());
         self.down.unreported = found.unread[1];
         found.end
     }

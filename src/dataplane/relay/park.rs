@@ -13,6 +13,7 @@ use crate::bandwidth;
 use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
+use crate::examine::{self, Sides};
 use isthmus_upgrade::record;
 
 /// The age of a connection until which it is not parked while another endpoint may still be tried. Such a connection would lose
@@ -121,6 +122,8 @@ impl Relay<'_> {
             self.empty_pipe(way)?;
             self.release(way);
         }
+        // Another process does not know the bounds.
+        examine::unbound(self.entry, &Sides { waiting: [false; 2], ..self.sides() });
         if let Some(replay) = self.replay.take() {
             debug_assert!(self.up.held.is_none(), "bytes are read once the hello is written");
             self.up.held = self.up.held.take().or_else(|| Held::of(replay.bytes[replay.sent..].into()));
