@@ -294,7 +294,7 @@ keys! {
         /// an SNI listener the time is at most 30s while the endpoint has not sent a byte.
         HALF_CLOSE "halfClose": form::TimeoutOrZero = policy::Timeouts::default().half_close;
         /// A connection or stream is reset if bytes wait for a peer that is alive but has read nothing for this
-        /// time; `0s`: never. Independently of this key, a peer that does
+        /// time; `0s`: never. A connection that `bytesPerSecond` slows does not count. Independently of this key, a peer that does
         /// not answer at all is detected within two minutes, and the kernel memory of all connections whose peers do not read has a
         /// limit: a quarter of the memory at which the kernel begins to reduce all TCP buffers of the host (the second value of
         /// `net.ipv4.tcp_mem`). Above half of the limit, new connections get small receive buffers, and so does each connection

@@ -5,6 +5,8 @@
 //!   nothing for a second are bounded, so that the sender keeps the bytes.
 //! - Above all of it, the largest connection of all workers among those whose peer has acknowledged nothing for a minute is reset, and
 //!   so on until the limit holds.
+//!
+//! A connection that a limit of bandwidth slows does not count.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -181,13 +183,27 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     let endpoint = state(sides.endpoint).unwrap_or_default();
     let client = sides.client.and_then(state).unwrap_or_default();
     let unread = [client.unread > 0, endpoint.unread > 0];
+    let limited = entry.shares.get().map_or([false; 2], |shares| shares.limits());
+    let is_unread = (0..2).any(|way| sides.waiting[way] && !limited[way]);
     let held = client.memory.saturating_add(endpoint.memory);
-    core.set_kernel_memory(entry, if sides.waiting.contains(&true) { held } else { 0 });
+    core.set_kernel_memory(entry, if is_unread { held } else { 0 });
     let [for_endpoint, for_client] = sides.waiting;
     let (up, down) = entry.bytes();
     let observed = [
-        Observed { sink: endpoint, waiting: for_endpoint, moved: up, gone: Reason::EndpointVanished },
-        Observed { sink: client, waiting: for_client, moved: down, gone: Reason::ClientVanished },
+        Observed {
+            sink: endpoint,
+            waiting: for_endpoint,
+            limited: limited[0],
+            moved: up,
+            gone: Reason::EndpointVanished,
+        },
+        Observed {
+            sink: client,
+            waiting: for_client,
+            limited: limited[1],
+            moved: down,
+            gone: Reason::ClientVanished,
+        },
     ];
     let judgement = entry.standstill.judge(now, &timeouts, &observed);
     if let Some(next) = judgement.next {
@@ -244,8 +260,11 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::shares::Shares;
     use crate::testing::{Relayed, Rig, on_paused_clock};
     use isthmus_model::record::ConnectionProtocol;
+    use isthmus_net::admission::Holder;
+    use isthmus_net::admission::bandwidth::Owner;
     use isthmus_net::diag;
 
     /// Writes as much as the gateway takes. Returns the number of bytes.
@@ -333,6 +352,34 @@ mod tests {
             assert_eq!(rig.core.kernel_memory.get(), 0);
         });
     }
+
+    #[test]
+    fn a_connection_that_a_limit_of_bandwidth_slows_is_not_a_silent_reader() {
+        if !diag::is_answered() {
+            return;
+        }
+        on_paused_clock(async |rig| {
+            let one = rig.relay(ConnectionProtocol::Tcp).await;
+            let shares = one.entry.shares.get_or_init(|| Box::new(Shares::new((0, 0))));
+            let (all, west) = (&rig.core.shared.limits.bandwidths, Owner::Peer("west".into()));
+            shares.join(all, west, 64 << 10, Holder::Unannounced);
+            shares.update();
+            pour(&one.client).await;
+            rig.tick().await;
+            for tick in 0..4 {
+                rig.tick().await;
+                assert_eq!(rig.core.kernel_memory.get(), 0, "after {tick} ticks");
+            }
+            // The kernel takes the bytes of a second at once, so its silence is longer than the share explains after a while.
+            for _ in 0..QUIET_MAX {
+                rig.tick().await;
+            }
+            assert!(rig.core.kernel_memory.get() > 0, "the endpoint reads nothing");
+        });
+    }
+
+    /// More ticks than pass between two examinations.
+    const QUIET_MAX: u32 = 20;
 
     #[test]
     fn each_worker_resets_its_largest_while_no_other_has_a_larger_one() {

@@ -167,6 +167,11 @@ impl Shares {
         time_of(bytes as u64, self.ways[0].share.get())
     }
 
+    /// Returns, for each direction, true if bytes wait because the share is small.
+    pub(crate) fn limits(&self) -> [bool; 2] {
+        self.ways.each_ref().map(|way| way.share.get() != UNPACED && way.waits())
+    }
+
     /// Records the bytes that the connection has moved since it was accepted.
     pub(crate) fn measure(&self, (up, down): (u64, u64)) {
         for (index, (way, bytes)) in self.ways.iter().zip([up, down]).enumerate() {

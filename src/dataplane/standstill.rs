@@ -81,6 +81,8 @@ pub(super) struct Observed {
     pub(super) sink: TcpState,
     /// True if bytes wait in this process for the sink.
     pub(super) waiting: bool,
+    /// True if a limit of bandwidth keeps the bytes from the sink.
+    pub(super) limited: bool,
     /// The number of bytes passed on since the connection began.
     pub(super) moved: u64,
     /// The reason to end the connection with if the sink is dead.
@@ -275,7 +277,7 @@ impl Owed {
         // takes no bytes.
         let acknowledged = observed.moved.wrapping_sub(observed.sink.unacknowledged.into());
         let owes = observed.owes();
-        if !owes || self.since == 0 || self.acknowledged != acknowledged {
+        if !owes || observed.limited || self.since == 0 || self.acknowledged != acknowledged {
             (self.acknowledged, self.since) = (acknowledged, if owes { now } else { 0 });
             return None;
         }
@@ -292,7 +294,7 @@ mod tests {
 
     fn observed(unacknowledged: u32, waiting: bool, moved: u64) -> Observed {
         let sink = TcpState { unacknowledged, ..TcpState::default() };
-        Observed { sink, waiting, moved, gone: Reason::ClientGone }
+        Observed { sink, waiting, limited: false, moved, gone: Reason::ClientGone }
     }
 
     #[test]
@@ -309,6 +311,19 @@ mod tests {
         assert_eq!(judge(130, 0, false, 1_200), None, "all is acknowledged");
         assert_eq!(judge(900, 0, false, 1_200), None, "nothing is owed, however long");
         assert_eq!(judge(901, 1, false, 1_201), None, "owed from here on");
+    }
+
+    #[test]
+    fn a_peer_that_a_limit_of_bandwidth_slows_has_not_stalled() {
+        let timeouts = Timeouts { stalled: Some(Duration::from_secs(60)), ..Timeouts::default() };
+        let standstill = Standstill::default();
+        let judge = |now, limited| {
+            let down = Observed { limited, ..observed(500, true, 1_000) };
+            standstill.judge(now, &timeouts, &[observed(0, false, 0), down])
+        };
+        assert_eq!((judge(10, true).silent, judge(80, true).silent), ([0, 0], [0, 0]));
+        assert_eq!((judge(139, false).silent, judge(139, false).end), ([0, 59], None));
+        assert_eq!(judge(140, false).end, Some(Reason::Stalled));
     }
 
     #[test]

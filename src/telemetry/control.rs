@@ -155,7 +155,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_stalled_kernel_bytes",
         "Bytes of kernel memory of the sockets of connections whose client or endpoint does not read the bytes that wait for \
-         it.",
+         it. Connections that `bytesPerSecond` slows do not count.",
     ),
     ("isthmus_relay_bytes_total", "Relayed bytes, by path through the gateway (splice, copy or hbone)."),
     ("isthmus_endpoint_ejected", "Endpoints that are ejected at the moment because they failed, by service."),
