@@ -28,7 +28,7 @@
 //! | [`tasks`] | task scopes, background threads, newest values, shared work, backoff, throttles, timers | – |
 //! | [`files`] | reading, watching and replacing files | tasks |
 //! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
-//! | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, gRPC channels | wire, tasks, telemetry |
+//! | [`net`] | sockets, pipes, fair shares and limits of connections, the memory budget, own addresses, gRPC channels | wire, tasks, telemetry |
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
 //! | [`upgrade`] | the messages and the socket by which a new process takes over sockets and connections | model |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls, upgrade |

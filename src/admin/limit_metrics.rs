@@ -1,7 +1,9 @@
-//! Metrics of the limits in force, so that a dashboard can show the used share of each limit, and of the use of limits of bandwidth.
+//! Metrics of the limits in force, so that a dashboard can show the used share of each limit, and of the use of limits of bandwidth
+//! and of the memory budget.
 
 use isthmus_dataplane::handle::EffectiveLimits;
 use isthmus_net::admission::bandwidth::Bandwidths;
+use isthmus_net::memory::Judgement;
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The metric with the limits in force.
@@ -15,11 +17,27 @@ pub const BANDWIDTH: &str = "isthmus_bandwidth_used_bytes_per_second";
 /// The `# HELP` text of that metric.
 pub const BANDWIDTH_HELP: &str = "Bytes of the last second under a limit `bytesPerSecond`, by direction and by the service, route or peer \
                                   that the limit is of: the 100 with the most bytes.";
+/// The metrics of the memory budget, each with its `# HELP` text.
+pub const MEMORY: [(&str, &str); 2] = [
+    ("isthmus_memory_budget_bytes", "Memory budget of the process (limits.memory), in bytes."),
+    (
+        "isthmus_memory_used_bytes",
+        "Bytes of the memory budget in use: the working set of the cgroup whose limit it is a part of, or the resident memory.",
+    ),
+];
 /// The largest number of limits of bandwidth whose use is shown.
 pub(super) const LIMITS_MAX: usize = 100;
 
-/// Adds the limits and the use of limits of bandwidth to the metrics of a scrape.
-pub(super) fn expose(limits: &EffectiveLimits, bandwidths: &Bandwidths, exposition: &mut Exposition) {
+/// Adds the limits, the use of limits of bandwidth, and the memory budget to the metrics of a scrape.
+pub(super) fn expose(
+    limits: &EffectiveLimits,
+    bandwidths: &Bandwidths,
+    memory: &Judgement,
+    exposition: &mut Exposition,
+) {
+    for ((name, help), bytes) in MEMORY.iter().zip([memory.budget, memory.used]) {
+        exposition.family(name, Kind::Gauge, help).add([], bytes);
+    }
     let all = [
         ("connections", Some(limits.connections)),
         ("pending_hellos", Some(limits.pending_hellos)),
@@ -49,8 +67,10 @@ pub(super) fn expose(limits: &EffectiveLimits, bandwidths: &Bandwidths, expositi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_model::limits::MemoryLimit;
     use isthmus_net::admission::Holder;
     use isthmus_net::admission::bandwidth::Owner;
+    use isthmus_net::memory::Measured;
 
     #[test]
     fn a_limit_that_is_not_set_is_absent() {
@@ -64,7 +84,9 @@ mod tests {
         let bandwidths = Bandwidths::default();
         let member = bandwidths.join(Owner::Peer("west".into()), 9_000, Holder::Unannounced);
         member.measure(0, 700, false);
-        expose(&limits, &bandwidths, &mut exposition);
+        let measured = Measured { available: 9_000, used: 700, left: u64::MAX };
+        let memory = Judgement::default().next(MemoryLimit::Bytes(9_000), measured);
+        expose(&limits, &bandwidths, &memory, &mut exposition);
         let text = exposition.text();
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let wanted = [
@@ -73,6 +95,8 @@ mod tests {
             "isthmus_limit{limit=\"connections\"} 9",
             "isthmus_limit{limit=\"pending_hellos\"} 3",
             "isthmus_limit{limit=\"per_service\"} 2",
+            "isthmus_memory_budget_bytes 9000",
+            "isthmus_memory_used_bytes 700",
         ];
         assert_eq!(samples, wanted);
     }

@@ -16,6 +16,7 @@ use super::networks::States;
 use super::peers::{Linked, PeerState};
 use code::Code;
 use endpoints::of_endpoints;
+use history::LOSS_REMEMBERED;
 use isthmus_aggregator::liveness::State;
 use isthmus_aggregator::status::{
     RegistryState, RegistryStatus, Status as AggregatorStatus, VirtualAddressStatus,
@@ -29,6 +30,7 @@ use isthmus_model::service::Withheld;
 use isthmus_model::time::rfc3339_seconds;
 use isthmus_net::channel::cut;
 use isthmus_net::lookup::Cause;
+use isthmus_net::memory::{Judgement, Level};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::drains::ActiveDrain;
@@ -122,6 +124,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all.extend(sources.identities.problems(SystemTime::now()));
     all.extend(of_maintenance_and_checks(sources));
     all.extend(of_limits(sources));
+    all.extend(of_memory(&sources.dataplane.memory(), SystemTime::now()));
     all.extend(sources.history.losses(&sources.telemetry.recorder, Instant::now()));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
@@ -157,6 +160,27 @@ fn of_limits(sources: &Sources) -> Vec<Problem> {
         Problem::new(Code::LimitReached, about, text)
     }));
     all
+}
+
+/// Returns a problem while memory is short, and for a while after a stream was ended for that reason.
+fn of_memory(state: &Judgement, now: SystemTime) -> Option<Problem> {
+    let Judgement { budget, available, used, level, ended, .. } = *state;
+    let is_recent = |when: SystemTime| now.duration_since(when).unwrap_or_default() < LOSS_REMEMBERED;
+    let ended = ended.filter(|(_, when)| is_recent(*when));
+    if level != Level::Short && ended.is_none() {
+        return None;
+    }
+    let [budget, available, used] = [budget, available, used].map(|bytes| bytes >> 20);
+    let mut text = format!(
+        "{used} MiB are used of a memory budget of {budget} MiB (limits.memory), with {available} MiB available to the gateway"
+    );
+    if let Some((count, when)) = ended {
+        let when = rfc3339(when);
+        text += &format!(
+            "; {count} CONNECT streams that held most were ended since the start, the last at {when}"
+        );
+    }
+    Some(Problem::new(Code::MemoryShort, "", text))
 }
 
 /// Returns a problem for each route whose endpoints all have as many connections as they may have.

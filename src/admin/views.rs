@@ -18,6 +18,7 @@ use isthmus_dns::server::Server as DnsServer;
 use isthmus_model::mesh_name::MeshName;
 use isthmus_model::place::ClusterId;
 use isthmus_net::admission::bandwidth::Usage;
+use isthmus_net::memory::Judgement;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::{Held, held};
 use isthmus_snapshot::change::Report;
@@ -85,6 +86,7 @@ pub fn status(sources: &Sources) -> Status {
             },
             bandwidth: sources.dataplane.bandwidths().usage(LIMITS_MAX).into_iter().map(bandwidth).collect(),
             health_checks: limits.health_checks,
+            memory: memory(&sources.dataplane.memory()),
         },
         workers: program.workers,
         connections: sources.dataplane.connections_active(),
@@ -98,6 +100,11 @@ pub fn status(sources: &Sources) -> Status {
         dns: sources.names.as_ref().map(|server| dns(server, &aggregator)),
         unresolved: aggregator.unresolved.iter().map(|(name, _)| name.to_string()).collect(),
     }
+}
+
+fn memory(state: &Judgement) -> api::status::Memory {
+    let Judgement { budget, used, level, .. } = *state;
+    api::status::Memory { budget, used, level: level.text().to_owned() }
 }
 
 fn bandwidth(usage: Usage) -> api::status::Bandwidth {

@@ -147,6 +147,20 @@ pub struct Limits {
     pub bandwidth: Vec<Bandwidth>,
     /// The limit of simultaneous health checks.
     pub health_checks: usize,
+    /// The memory budget of the process.
+    pub memory: Memory,
+}
+
+/// The memory budget of the process and its use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// The budget in bytes.
+    pub budget: u64,
+    /// The used bytes.
+    pub used: u64,
+    /// `calm`, `tight` (more than 80 % are used) or `short` (more than 90 %).
+    pub level: String,
 }
 
 /// The limits of each source. `None`: there is no limit.

@@ -1,15 +1,22 @@
 //! The periodic upkeep of a running gateway.
 
+use std::path::Path;
 use std::time::Duration;
 
+use tokio::time::MissedTickBehavior;
+
 use isthmus_admin::Sources;
+use isthmus_dataplane::handle::Control;
+use isthmus_net::memory::cgroup::Meter;
+use isthmus_net::memory::{self, JUDGE_EVERY};
 use isthmus_net::own::LOOK_UP_EVERY;
 use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
+use isthmus_world::Reader;
 
-/// Readmits ejected endpoints, applies new ejection settings to them, drops the state of unused endpoints, and updates the list
-/// of this host's addresses, until the scope ends.
+/// Readmits ejected endpoints, applies new ejection settings to them, drops the state of unused endpoints, updates the list
+/// of this host's addresses, and judges the memory budget, until the scope ends.
 pub(super) fn start(sources: &Sources, scope: &Scope) {
     let (upstreams, reader) = (sources.dataplane.upstreams().clone(), sources.reader.clone());
     let own = sources.own.clone();
@@ -36,6 +43,7 @@ pub(super) fn start(sources: &Sources, scope: &Scope) {
             }
         }
     });
+    scope.spawn(judge_memory(sources.dataplane.clone(), sources.reader.clone(), Meter::find(Path::new("/"))));
     scope.spawn(async move {
         let mut every = tokio::time::interval(LOOK_UP_EVERY);
         loop {
@@ -43,4 +51,19 @@ pub(super) fn start(sources: &Sources, scope: &Scope) {
             own.look_up_host();
         }
     });
+}
+
+/// Judges the memory budget in an endless loop.
+async fn judge_memory(dataplane: Control, reader: Reader, meter: Meter) {
+    let mut every = tokio::time::interval(JUDGE_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let meter = meter.clone();
+        // The kernel may take long to sum up a large cgroup.
+        let Ok(Some(measured)) = tokio::task::spawn_blocking(move || meter.measure()).await else { continue };
+        let limit = reader.latest().policy.limits.memory;
+        memory::set_budget(limit.of(measured.available));
+        dataplane.judge_memory(limit, measured).await;
+    }
 }

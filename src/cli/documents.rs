@@ -94,6 +94,8 @@ fn metrics() -> String {
         (steering::METRIC, steering::METRIC_HELP),
         (limit_metrics::METRIC, limit_metrics::METRIC_HELP),
         (limit_metrics::BANDWIDTH, limit_metrics::BANDWIDTH_HELP),
+        limit_metrics::MEMORY[0],
+        limit_metrics::MEMORY[1],
     ];
     let of_registries = &registry_metrics::DESCRIPTIONS;
     let mut all: Vec<_> = control::DESCRIPTIONS

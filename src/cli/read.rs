@@ -16,7 +16,7 @@ use isthmus_admin::explain::{ExplainRequest, Explanation, explain as explain_nam
 use isthmus_api::connection::Connection;
 use isthmus_api::explanation::Explanation as ExplanationView;
 use isthmus_api::service::Service;
-use isthmus_api::status::Status;
+use isthmus_api::status::{Memory, Status};
 use isthmus_api::text::clean;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
@@ -314,6 +314,8 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
         status.services,
         status.generation
     )?;
+    let Memory { budget, used, level } = &status.limits.memory;
+    writeln!(out, "memory {level}: {} MiB used of a budget of {} MiB", used >> 20, budget >> 20)?;
     if !status.listeners.is_empty() {
         writeln!(out)?;
         columns(out, &tables::LISTENERS_IN_SHORT, &status.listeners)?;

@@ -85,7 +85,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let policy = Policy {
         node,
         mesh,
-        hbone: identity::hbone(&root.map(&keys::Root::HBONE)),
+        hbone: identity::hbone(&root, &mut problems),
         exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
         steering: steering::read(&root, &mut problems),
@@ -191,6 +191,7 @@ fn limits(fields: &Fields<'_>) -> Limits {
         per_source: per_source(&fields.map(&keys::Limits::PER_SOURCE)),
         per_service: per_service.get(&keys::PerService::CONNECTIONS),
         bytes_per_second: per_service.get(&keys::PerService::BYTES_PER_SECOND),
+        memory: fields.get(&keys::Limits::MEMORY),
     }
 }
 

@@ -111,12 +111,23 @@ pub(super) fn places(root: &Fields<'_>, peers: &[PeerTrust], problems: &Problems
     places
 }
 
-/// Reads the limits of HBONE.
-pub(super) fn hbone(fields: &Fields<'_>) -> HboneLimits {
+/// Reads the limits of HBONE, and warns of keys that `limits.memory` replaces.
+pub(super) fn hbone(root: &Fields<'_>, problems: &mut Problems) -> HboneLimits {
+    let fields = root.map(&Root::HBONE);
+    for key in [&keys::Hbone::HELD_PER_CONNECTION, &keys::Hbone::HELD_PER_WORKER] {
+        if let Some(node) = fields.at(key) {
+            let path = Path::Root.key(Root::HBONE.name());
+            let fault = "this key is deprecated: limits.memory bounds what HBONE holds, and this value may only lower it";
+            problems.warn(node.position, &path.key(key.name()), fault);
+        }
+    }
+    let default = HboneLimits::default();
     HboneLimits {
         streams: fields.get(&keys::Hbone::STREAMS),
         stream_window: fields.get(&keys::Hbone::STREAM_WINDOW),
-        held_per_connection: fields.get(&keys::Hbone::HELD_PER_CONNECTION),
+        held_per_connection: fields
+            .get(&keys::Hbone::HELD_PER_CONNECTION)
+            .unwrap_or(default.held_per_connection),
         held_per_worker: fields.get(&keys::Hbone::HELD_PER_WORKER),
         stalled: fields.get(&keys::Hbone::STALLED),
         idle: fields.get(&keys::Hbone::IDLE),

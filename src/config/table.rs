@@ -9,7 +9,7 @@ use isthmus_document::services;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree;
 use isthmus_model::identity::TrustDomain;
-use isthmus_model::limits;
+use isthmus_model::limits::{self, MemoryLimit};
 use isthmus_model::name::HostName;
 use isthmus_snapshot::export_tls::ExportTls;
 use isthmus_snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode, RefusalMode};
@@ -241,6 +241,11 @@ keys! {
         /// worker closes a connection of the source that has most there.
         PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000>
             => "10000, or a quarter of the descriptor limit if that is less";
+        /// Memory of the process: a share of the smallest limit of its cgroups (`memory.max`, `memory.high`), or of the host's memory,
+        /// or a size, at most that much. HBONE may hold half of it, and one identity a quarter of that; names of xDS clients, of
+        /// ztunnels, records of peers and unread bytes in the kernel have shares of their own. While more than 80% are in use, HBONE
+        /// grows no further; above 90%, the gateway ends the CONNECT stream that holds most, one each second.
+        MEMORY "memory": form::Memory = MemoryLimit::default();
         /// Limits of each source. A source at its limit does not affect other sources.
         PER_SOURCE "perSource": PerSource => "none";
         /// Limits of each service.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use isthmus_document::problem::Path as KeyPath;
 use isthmus_model::endpoint::Weight;
+use isthmus_model::limits::MemoryLimit;
 use isthmus_snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
 use isthmus_telemetry::access_log::{Format, Sink};
 
@@ -215,5 +216,28 @@ fn a_mesh_name_no_client_can_ask_for_is_a_warning() {
         config.warnings[0].to_string().contains("the longest mesh name of this service has 260 bytes"),
         "{:?}",
         config.warnings
+    );
+}
+
+#[test]
+fn the_memory_budget_is_a_share_or_a_size() {
+    let read = |memory: &str| loaded(&format!("listen: ':1'\nlimits: {{{memory}}}\n")).policy.limits.memory;
+    assert_eq!(read(""), MemoryLimit::Percent(60));
+    assert_eq!(read("memory: 75%"), MemoryLimit::Percent(75));
+    assert_eq!(read("memory: 2GiB"), MemoryLimit::Bytes(2 << 30));
+    assert_eq!((read("").of(1_000), read("memory: 2GiB").of(1 << 30)), (600, 1 << 30));
+}
+
+#[test]
+fn limits_of_held_bytes_are_read_and_lead_to_the_memory_budget() {
+    let config = loaded(
+        "listen: ':1'\nroutes: {a.b: 'c.d:1'}\nhbone: {heldPerWorker: 8MiB, heldPerConnection: 1MiB}\n",
+    );
+    let hbone = config.policy.hbone;
+    assert_eq!((hbone.held_per_worker, hbone.held_per_connection), (Some(8 << 20), 1 << 20));
+    let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(
+        warnings.iter().all(|warning| warning.contains("deprecated") && warning.contains("limits.memory"))
     );
 }

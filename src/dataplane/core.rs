@@ -14,8 +14,9 @@ use slab::Slab;
 
 use super::balancer::Balancers;
 use super::clock::Clock;
-use super::entry::{Entry, HeldBytes};
+use super::entry::Entry;
 use super::hbone::refusals::Refusals;
+use super::holders::OfWorker;
 use super::pacer::HandshakePacer;
 use super::parcel::Parcel;
 use super::permits::Permits;
@@ -84,8 +85,8 @@ pub(crate) struct Core {
     pub(crate) permits: Rc<Permits>,
     /// The connections under a limit of bandwidth that have moved bytes lately.
     pub(crate) limited: RefCell<Vec<Rc<Entry>>>,
-    /// The bytes that all CONNECT streams of the worker hold.
-    pub(crate) held: Rc<HeldBytes>,
+    /// The bytes that CONNECT streams hold.
+    pub(crate) held: OfWorker,
     /// The refused CONNECT streams of each caller.
     pub(crate) refusals: Refusals,
     /// The kernel memory, in bytes, that is held by connections of this worker whose peers do not read.
@@ -166,7 +167,7 @@ impl Core {
             pacer: HandshakePacer::default(),
             permits: Permits::new(shared.limits.clone()),
             limited: RefCell::default(),
-            held: Rc::default(),
+            held: OfWorker::new(shared.holders.clone()),
             refusals: Refusals::default(),
             kernel_memory: Cell::new(0),
             over_limit: Cell::new(false),

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
+use super::holders::Part;
 use super::permits::{Permit, Refused};
 use super::retirement::Retirement;
 use super::shares::Shares;
@@ -92,7 +93,7 @@ enum Order {
     End(Reason),
 }
 
-/// A count of the bytes that the streams of one worker, or of one connection, hold.
+/// A count of the bytes that the streams of one connection hold.
 #[derive(Debug, Default)]
 pub(crate) struct HeldBytes(Cell<usize>);
 
@@ -143,13 +144,16 @@ pub(crate) struct Peer {
     /// The reader of the trust bundles, which reports a bundle that is newer than the one of the last verification.
     trust: RefCell<Latest<TrustBundles>>,
     /// The bytes that the connection and its streams hold because a peer does not read them.
-    pub(crate) held: Rc<HeldBytes>,
+    pub(crate) held: HeldBytes,
+    /// The bytes that all connections of the client's identity hold.
+    pub(crate) held_of_identity: Rc<Part>,
 }
 
 impl Peer {
     /// Creates a trusted peer. The reader `trust` must have seen the bundle that the proof was verified against.
-    pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>) -> Self {
-        Self { proof, trusted: Cell::new(true), trust: RefCell::new(trust), held: Rc::default() }
+    pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>, held_of_identity: Rc<Part>) -> Self {
+        let (trusted, trust, held) = (Cell::new(true), RefCell::new(trust), HeldBytes::default());
+        Self { proof, trusted, trust, held, held_of_identity }
     }
 
     /// Returns true if the current trust bundle verifies the client's certificate. The call costs as much as a handshake if
@@ -440,10 +444,9 @@ impl Entry {
         self.order.get() == Order::Retire
     }
 
-    /// Returns the count of the bytes that the whole HBONE connection holds; `None` if the connection is not HBONE.
-    pub(crate) fn connection_held(&self) -> Option<Rc<HeldBytes>> {
-        let facts = self.facts.borrow();
-        facts.caller.as_ref().map(|caller| caller.held.clone())
+    /// Returns the authenticated client; `None` if the connection is not HBONE.
+    pub(crate) fn caller(&self) -> Option<Rc<Peer>> {
+        self.facts.borrow().caller.clone()
     }
 
     /// Wakes the connection's task.

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -17,12 +17,14 @@ use super::checks;
 use super::entry::Transit;
 use super::parcel::{Parcel, Place};
 use super::permits;
-use super::shared::{Condemned, Hbone, KernelMemory, Message, Parked, Queue, Shared, WorkerHandle};
+use super::shared::{
+    Condemned, Hbone, KernelMemory, LargestHolder, Message, Parked, Queue, Shared, WorkerHandle,
+};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
 use super::worker;
-use isthmus_model::limits::SourceLimits;
+use isthmus_model::limits::{MemoryLimit, SourceLimits};
 use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::Admission;
 use isthmus_net::admission::bandwidth::Bandwidths;
@@ -33,6 +35,7 @@ use isthmus_net::budget::{
 };
 use isthmus_net::handed::HandedOver;
 use isthmus_net::listen::Listening;
+use isthmus_net::memory::{Judgement, Measured};
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::policy::Limits;
 use isthmus_telemetry::Telemetry;
@@ -49,6 +52,11 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The time between two looks whether all connections have been reset.
 const RESET_EVERY: Duration = Duration::from_millis(2);
+
+/// The time within which the workers say what they hold.
+const LARGEST_WITHIN: Duration = Duration::from_millis(500);
+/// The smallest number of held bytes that are worth the end of a stream while memory is short.
+const GIVES_WAY: usize = 256 << 10;
 
 /// The running data plane.
 pub struct Dataplane {
@@ -166,6 +174,8 @@ impl Dataplane {
             own,
             workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
             hbone: Hbone { tls, context },
+            holders: Arc::default(),
+            memory: watch::Sender::default(),
             links,
             kernel_memory: KernelMemory::default(),
         });
@@ -311,6 +321,34 @@ impl Control {
     /// Returns the state of the health checks.
     pub fn checks(&self) -> Arc<checks::Summary> {
         self.shared.checks.borrow().clone()
+    }
+
+    /// Returns the newest state of the memory budget.
+    pub fn memory(&self) -> Judgement {
+        *self.shared.memory.borrow()
+    }
+
+    /// Judges the memory budget anew. While memory is short, ends the CONNECT stream or HBONE connection that holds most.
+    pub async fn judge_memory(&self, limit: MemoryLimit, measured: Measured) {
+        let judgement = self.memory().next(limit, measured);
+        self.shared.holders.judged(&judgement);
+        self.shared.memory.send_replace(judgement);
+        if judgement.ends_a_holder() && self.end_largest().await {
+            self.shared.memory.send_modify(|state| state.count_ended(SystemTime::now()));
+        }
+    }
+
+    /// Ends the CONNECT stream or HBONE connection that holds most; returns false if none holds enough to make a difference.
+    async fn end_largest(&self) -> bool {
+        // A worker that does not answer in time is busy for another reason.
+        let asked = tokio::time::timeout(LARGEST_WITHIN, self.ask(Message::Largest));
+        let largest = asked.await.unwrap_or_default().into_iter().flatten().max();
+        let Some(LargestHolder { bytes, worker, id }) = largest.filter(|holder| holder.bytes >= GIVES_WAY)
+        else {
+            return false;
+        };
+        tracing::warn!(id, bytes, "memory is short, so the CONNECT stream that holds most is ended");
+        self.shared.workers[worker].mailbox.try_send(Message::GiveWay(id)).is_ok()
     }
 
     /// Returns the number of live connections and CONNECT streams.

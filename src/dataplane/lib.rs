@@ -24,6 +24,7 @@
 //! - `permits` asks [`isthmus_net::admission`] for a place; `eviction` ends connections to make room for others; `killing` ends
 //!   those that an operator names. `bandwidth` counts connections under limits of bandwidth, and `shares` applies the shares of one.
 //!   `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
+//!   `holders` counts what HBONE holds over all workers, and bounds it.
 //! - `checks` is the health checks: `checks/dial` dials an endpoint, `checks/schedule` says when. `upstreams` is the run-time
 //!   state of endpoints: ejection, the verdicts of checks, and `times`; `endpoint_state` is that state in one word for operators;
 //!   `withdrawals` are the endpoints that operators have taken out.
@@ -48,6 +49,7 @@ pub(crate) mod examine;
 pub mod handle;
 pub(crate) mod handover;
 pub(crate) mod hbone;
+pub(crate) mod holders;
 pub(crate) mod killing;
 pub(crate) mod listener;
 pub(crate) mod pacer;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::checks::Summary;
 use super::entry::{Entry, Transit};
+use super::holders::Holders;
 use super::parcel::{Parcel, Place};
 use super::permits::{Limits, Permit, Permits};
 use super::socket_key::SocketKey;
@@ -19,6 +20,7 @@ use super::withdrawals::Which;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::Holder;
 use isthmus_net::handed::HandedOver;
+use isthmus_net::memory::Judgement;
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::policy::Listener;
 use isthmus_telemetry::Telemetry;
@@ -49,6 +51,10 @@ pub(crate) struct Shared {
     pub(crate) workers: Box<[WorkerHandle]>,
     /// The TLS settings of HBONE connections.
     pub(crate) hbone: Hbone,
+    /// The bytes that HBONE holds, and their bounds.
+    pub(crate) holders: Arc<Holders>,
+    /// The newest state of the memory budget.
+    pub(crate) memory: watch::Sender<Judgement>,
     /// The queue to the server of peer links.
     pub(crate) links: mpsc::Sender<HandedOver>,
     /// The kernel memory of the connections of all workers whose peers do not read.
@@ -141,6 +147,10 @@ pub(crate) enum Message {
     /// Ends one connection that is counted for `holder`, so that another source or identity gets its admission slot. `asked` is
     /// the number of workers that were asked before and had no such connection.
     TakeBack { holder: Holder, asked: usize },
+    /// Asks for the CONNECT stream or HBONE connection that holds most bytes.
+    Largest(oneshot::Sender<Option<LargestHolder>>),
+    /// Ends the CONNECT stream or HBONE connection with this id, because memory is short.
+    GiveWay(u64),
     /// Asks whether the worker still reads its mailbox.
     Alive(oneshot::Sender<()>),
 }
@@ -152,6 +162,17 @@ pub(crate) enum Queue {
     Accept,
     /// Another process with the same socket accepts them.
     Leave,
+}
+
+/// A CONNECT stream or HBONE connection that holds bytes because a peer does not read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LargestHolder {
+    /// The number of bytes.
+    pub(crate) bytes: usize,
+    /// The index of its worker.
+    pub(crate) worker: usize,
+    /// The id of the stream or connection.
+    pub(crate) id: u64,
 }
 
 /// The listening sockets of a worker.

@@ -15,7 +15,7 @@ use super::core::{AT_ONCE, Core};
 use super::entry::{Entry, Transit};
 use super::eviction::take_back;
 use super::handover::{park, settle, take_over};
-use super::hbone;
+use super::hbone::{self, held};
 use super::killing::kill;
 use super::listener::{OpenListener, Stop};
 use super::readmission::readmit_all;
@@ -79,6 +79,10 @@ impl Worker {
             Message::Kill { which, answer } => core.scope.spawn(kill(core.clone(), which, answer)),
             Message::Connections(answer) => core.scope.spawn(list(core.clone(), answer)),
             Message::TakeBack { holder, asked } => take_back(core, holder, asked),
+            Message::Largest(answer) => {
+                let _ = answer.send(held::largest(core));
+            }
+            Message::GiveWay(id) => held::give_way(core, id),
             Message::Alive(answer) => {
                 let _ = answer.send(());
             }

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use isthmus_model::address::{self, Url};
 use isthmus_model::endpoint;
+use isthmus_model::limits::MemoryLimit;
 use isthmus_model::time::rfc3339_seconds;
 use isthmus_model::words::Words;
 use isthmus_model::{identity, name, place};
@@ -154,6 +155,9 @@ text_forms! {
     /// A share in percent.
     pub Percent: u8 = scalar::percent, "percent", "^[0-9]+%$",
         "a whole number of percent from 0% to 100%", written by |percent| format!("{percent}%");
+    /// A share of the memory in percent, or a size with its unit.
+    pub Memory: MemoryLimit = scalar::memory, "memory", "^[0-9]+(%|KiB|MiB|GiB)$",
+        "a whole number of percent from 1% to 100%, or a size from 32MiB, such as 60%, 614MiB or 2GiB", written by memory;
     /// A time, in seconds since 1970-01-01 UTC.
     pub Time: u64 = scalar::time, "time", "^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}",
         "a time of RFC 3339 with its zone, such as 2026-01-31T18:30:00Z", written by |time: &u64| rfc3339_seconds(*time);
@@ -346,6 +350,13 @@ macro_rules! sizes {
             }
         }
     )+};
+}
+
+fn memory(limit: &MemoryLimit) -> String {
+    match limit {
+        MemoryLimit::Percent(percent) => Percent::write(percent),
+        MemoryLimit::Bytes(bytes) => Bandwidth::write(bytes),
+    }
 }
 
 sizes! {

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 
 use isthmus_model::address::{AdminBind, Bind, Host, Scheme, Url, canonical_ip};
 use isthmus_model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
+use isthmus_model::limits::MemoryLimit;
 use isthmus_model::name::{HostName, NameError, NamePattern, PatternError};
 use isthmus_model::place::Locality;
 use isthmus_model::time::parse_rfc3339;
@@ -25,6 +26,8 @@ const OTLP_PORT: u16 = 4317;
 const ETCD_PORT: u16 = 2379;
 /// The largest length of a free text, in bytes; longer texts are refused.
 const TEXT_BYTES_MAX: usize = 253;
+/// The smallest memory budget in bytes; an idle gateway needs most of it.
+const MEMORY_MIN: u64 = 32 << 20;
 
 fn checked(text: &str) -> Result<&str, InvalidValue> {
     if text.is_empty() {
@@ -275,6 +278,20 @@ pub fn percent(text: &str) -> Result<u8, InvalidValue> {
         (number, "") => Err(InvalidValue::new("it has no '%'").hint(Some(format!("{number}%")))),
         _ => Err("it is not a whole number followed by '%'".into()),
     }
+}
+
+/// Parses a share of the memory such as `60%`, or a size with its unit.
+pub fn memory(text: &str) -> Result<MemoryLimit, InvalidValue> {
+    if text.ends_with('%') {
+        return match percent(text)? {
+            0 => Err("it is 0%".into()),
+            percent => Ok(MemoryLimit::Percent(percent)),
+        };
+    }
+    if text.ends_with(|end: char| end.is_ascii_digit()) {
+        return Err("it has no unit".into());
+    }
+    size_within(text, MEMORY_MIN, u64::MAX).map(MemoryLimit::Bytes)
 }
 
 /// Parses a time of RFC 3339, to seconds since 1970-01-01 UTC.

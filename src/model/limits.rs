@@ -1,10 +1,35 @@
-//! Limits of each source of connections and of each service, and the definitions of a source and of a service.
+//! Limits of memory, of each source of connections and of each service, and the definitions of a source and of a service.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use super::address::embedded_ip;
+
+/// The memory budget of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// A share, in percent, of the memory that the process can have.
+    Percent(u8),
+    /// A number of bytes.
+    Bytes(u64),
+}
+
+impl Default for MemoryLimit {
+    fn default() -> Self {
+        Self::Percent(60)
+    }
+}
+
+impl MemoryLimit {
+    /// Returns the budget in bytes of a process that can have `available` bytes.
+    pub fn of(self, available: u64) -> u64 {
+        match self {
+            Self::Percent(percent) => available / 100 * u64::from(percent),
+            Self::Bytes(bytes) => bytes.min(available),
+        }
+    }
+}
 
 /// The limits of each source. `None`: there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::memory::share;
+
 const XDS_CONNECTIONS_MAX: usize = 20_000;
 /// The largest number of connections of DNS clients, and also the largest number of simultaneous queries to other DNS servers.
 const DNS_CONNECTIONS_MAX: usize = 512;
@@ -49,15 +51,16 @@ fn reserved(descriptors: usize) -> usize {
 }
 
 /// Returns the limit of kernel memory, in bytes, for all connections of the process whose peers do not read: a quarter of the memory
-/// at which the kernel begins to reduce all TCP buffers of the host.
+/// at which the kernel begins to reduce all TCP buffers of the host, and at most a quarter of the memory budget.
 pub fn stalled_memory() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
-    *BYTES.get_or_init(|| {
+    let of_host = *BYTES.get_or_init(|| {
         // The values are in pages: minimum, pressure, maximum (tcp(7)).
         let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
         let pressure = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
         pressure.map_or(STALLED_MEMORY, |pages| pages * rustix::param::page_size() as u64 / 4)
-    })
+    });
+    of_host.min(share(4))
 }
 
 /// Returns the number of data-plane connections that a number of descriptors allows, besides `others` descriptors for xDS

@@ -3,7 +3,8 @@
 //! - `listen`, `inherited`, `unix`, `handed`: listening sockets, those that a service manager or another listener hands over.
 //! - `incoming`: accepted connections of the control plane's servers. `door`: their places, and which connection gives way.
 //! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
-//!   gives way. `turns`: the order of clients that wait for each other. `budget`: descriptors.
+//!   gives way. `turns`: the order of clients that wait for each other. `budget`: descriptors. `memory`: the memory budget of the
+//!   process.
 //! - `socket`: options and resets. `pacing`: the rate of a socket. `pipe`: pipes for splice. `diag`: the kernel's connection table.
 //! - `lookup`: host names. `dial`: connections to servers by name. `channel`: gRPC over our own TLS. `metered`: limits on the frames
 //!   of HTTP/2 connections. `own`: the addresses of this host.
@@ -19,6 +20,7 @@ pub mod incoming;
 pub mod inherited;
 pub mod listen;
 pub mod lookup;
+pub mod memory;
 pub mod metered;
 pub mod own;
 pub mod pacing;

@@ -20,7 +20,7 @@ use isthmus_model::address::{Bind, Host, canonical_ip, embedded_ip};
 use isthmus_model::drain::Drain;
 use isthmus_model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use isthmus_model::identity::{Identity, IdentityPattern, TrustDomain};
-use isthmus_model::limits::SourceLimits;
+use isthmus_model::limits::{MemoryLimit, SourceLimits};
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 
@@ -349,10 +349,12 @@ pub struct HboneLimits {
     /// The receive window of a stream, in bytes: how far a client may send ahead of the endpoint. `None`: a window that fits the
     /// round trip to the client.
     pub stream_window: Option<u32>,
-    /// The number of bytes that the streams of a connection may buffer together before a stalled stream is reset.
+    /// The number of bytes that the streams of a connection may buffer together before a stalled stream is reset, where the
+    /// memory budget does not give less.
     pub held_per_connection: usize,
-    /// The number of bytes that all HBONE connections of a worker may buffer together before a stalled stream is reset.
-    pub held_per_worker: usize,
+    /// The number of bytes, times the number of workers, that all HBONE connections may buffer together before a stalled stream is
+    /// reset; `None`: as many as the memory budget gives.
+    pub held_per_worker: Option<usize>,
     /// The time after which a stalled stream is reset, if more bytes are buffered than these limits allow. A stalled connection
     /// of any listener is reset after the same time, if the kernel holds too much memory for peers that do not read.
     pub stalled: Duration,
@@ -366,7 +368,7 @@ impl Default for HboneLimits {
             streams: 1_000,
             stream_window: None,
             held_per_connection: 64 << 20,
-            held_per_worker: 256 << 20,
+            held_per_worker: None,
             stalled: Duration::from_secs(10),
             idle: Duration::from_secs(3600),
         }
@@ -789,6 +791,8 @@ pub struct Limits {
     pub per_service: Option<usize>,
     /// The bandwidth of one service in each direction, in bytes per second; `None`: no limit.
     pub bytes_per_second: Option<u64>,
+    /// The memory budget of the process.
+    pub memory: MemoryLimit,
 }
 
 impl Default for Limits {
@@ -800,6 +804,7 @@ impl Default for Limits {
             per_source,
             per_service: None,
             bytes_per_second: None,
+            memory: MemoryLimit::default(),
         }
     }
 }

@@ -70,6 +70,7 @@ mod lifecycle;
 mod limits;
 mod listeners;
 mod maintenance;
+mod memory_budget;
 mod monitoring;
 mod names;
 mod one_word;

@@ -322,6 +322,10 @@ fn of_limits(table: &mut Table) {
         let address = gateway.listener("default");
         table.problem(&gateway, fault, "limit_reached", || [open(address), open(address)]);
     }
+    let gateway = Gateway::start(&config(""));
+    table.problem(&gateway, "The gateway uses most of `limits.memory`", "memory_short", || {
+        gateway.reload(&config("memory: 32MiB"));
+    });
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("isthmus.yaml"), with_common(&config(""))).expect("written");
     let mut command = Command::new("sh");

@@ -33,8 +33,9 @@ fn are_offered(address: SocketAddr, window: u32) {
 fn callers_that_come_while_a_worker_holds_much_are_offered_short_windows() {
     let stalled = stalled();
     let services = service("stalled.shop.mesh", 80, &stalled, "");
-    // `stalled` is so long that the gateway ends no stalled stream during the test.
-    let hbone = format!("hbone: {{{NEAR}heldPerWorker: 8MiB, heldPerConnection: 64MiB, stalled: 10m}}");
+    // `stalled` is so long that the gateway ends no stalled stream during the test. The caller's identity may hold 8 MiB, and above
+    // half of that it is offered short windows.
+    let hbone = format!("hbone: {{{NEAR}heldPerWorker: 16MiB, heldPerConnection: 64MiB, stalled: 10m}}");
     let config = format!("{BASE}workers: 1\n{hbone}\nservices:\n{services}");
     let gateway = Gateway::start_in(folder(), &config, &[]);
     let address = gateway.listener("hbone");
@@ -93,7 +94,7 @@ echo 4096 16384 16384 > /proc/sys/net/ipv4/tcp_wmem";
     });
     let services = service("short.shop.mesh", 80, &short, "");
     let config = format!(
-        "{BASE}workers: 1\nhbone: {{{NEAR}heldPerWorker: 200KiB, stalled: 10m}}\nservices:\n{services}"
+        "{BASE}workers: 1\nhbone: {{{NEAR}heldPerWorker: 400KiB, stalled: 10m}}\nservices:\n{services}"
     );
     let gateway = Gateway::start_in(folder(), &config, &[]);
     let address = gateway.listener("hbone");

@@ -179,6 +179,10 @@ codes! {
          gateway refuses more (`limit_global`, `limit_service`). The limit of all connections follows from `limits.connections` \
          and the descriptor limit of the process.",
         "`isthmus status`: connections and limits; `ulimit -n`; `limits` of the config";
+    MemoryShort = "memory_short", Failed in "limits",
+        "More than 90 % of the memory budget are used, or in the last ten minutes a CONNECT stream was ended for that reason: each second \
+         the one that holds most (`stalled`).",
+        "`isthmus status`: memory; `limits.memory`, and the memory limit of the container; `isthmus failures --reason stalled`";
     EndpointEjected = "endpoint_ejected", Failed in "endpoints",
         "An endpoint failed several times in a row, so the gateway sends it no connections for a while (`ejection.time`).",
         "`isthmus get endpoints`; the endpoint itself";

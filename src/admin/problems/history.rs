@@ -14,7 +14,7 @@ use isthmus_telemetry::clock::rfc3339;
 use isthmus_telemetry::recorder::Recorder;
 
 /// The time for which a loss remains a problem after its last occurrence.
-const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
+pub(super) const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
 /// The time that the report of a registry must have problems before they are a problem of the gateway. A connection to an API
 /// server that is opened again takes about a second.
 const IMPAIRED_AFTER: Duration = Duration::from_secs(5);

@@ -27,7 +27,8 @@ pub(super) async fn metrics(State(sources): State<Sources>) -> Response {
     problems::expose(&problems::problems(&sources), &mut exposition);
     check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
     time_metrics::expose(sources.dataplane.upstreams(), &mut exposition);
-    limit_metrics::expose(&sources.program.load().limits, sources.dataplane.bandwidths(), &mut exposition);
+    let (limits, dataplane) = (sources.program.load().limits, &sources.dataplane);
+    limit_metrics::expose(&limits, dataplane.bandwidths(), &dataplane.memory(), &mut exposition);
     let snapshot = sources.reader.latest();
     gateway_metrics::expose(&snapshot, &sources.liveness, &mut exposition);
     steering::expose(&snapshot, &mut exposition);

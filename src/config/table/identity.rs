@@ -70,15 +70,14 @@ keys! {
         /// window is 600KiB for each millisecond that a message takes to the client and back (measured by the TLS handshake), but at
         /// least 1MiB and at most 24MiB.
         STREAM_WINDOW "streamWindow": form::Window => "1MiB to 24MiB, by the distance of the client";
-        /// Bytes that the gateway holds for all streams of a connection because the endpoints have not accepted
-        /// them. Above this limit, the gateway resets the stream that holds most among those that have been stalled
-        /// for `stalled`.
-        HELD_PER_CONNECTION "heldPerConnection": form::HeldSize = HboneLimits::default().held_per_connection;
-        /// Bytes held for all connections of one data-plane thread. While a thread holds more than half of this
-        /// limit, new connections get windows of 256KiB.
-        HELD_PER_WORKER "heldPerWorker": form::HeldSize = HboneLimits::default().held_per_worker;
-        /// Time that a stream may be stalled while more bytes are held than a limit allows. `timeouts.stalled` describes the
-        /// limit of the kernel's memory.
+        /// Deprecated: a smaller share for each connection than `limits.memory` gives. Above it, the gateway resets the stream that
+        /// holds most among those that have been stalled for `stalled`.
+        HELD_PER_CONNECTION "heldPerConnection": form::HeldSize => "64MiB";
+        /// Deprecated: a smaller share than `limits.memory` gives. All data-plane threads together may hold as many times this size
+        /// before streams are reset, and twice as much before connections are not read.
+        HELD_PER_WORKER "heldPerWorker": form::HeldSize => "as `limits.memory` gives";
+        /// Time that a stream may be stalled while more bytes are held than half of a share of `limits.memory`. `timeouts.stalled`
+        /// describes the limit of the kernel's memory.
         STALLED "stalled": form::Timeout = HboneLimits::default().stalled;
         /// Time that a connection without streams stays open.
         IDLE "idle": form::Timeout = HboneLimits::default().idle;

@@ -27,6 +27,20 @@ pub(super) fn refused_with(lines: &str, wanted: &[&str]) {
 }
 
 #[test]
+fn memory_budgets() {
+    for (written, fault) in [
+        ("0%", "it is 0%"),
+        ("101%", "it is more than 100%"),
+        ("1MiB", "1048576 bytes"),
+        ("2Gi", "did you mean"),
+        ("512", "no unit"),
+    ] {
+        let text = format!("limits: {{memory: {written}}}");
+        refused_with(&text, &[&format!(":2:18: limits.memory: …{fault}")]);
+    }
+}
+
+#[test]
 fn empty_lists() {
     refused_with(
         "listeners: [{name: a, bind: ':1', from: []}]",

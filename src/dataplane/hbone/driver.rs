@@ -54,8 +54,7 @@ pub(super) fn drive<'a>(
     agreed: Agreed,
 ) -> impl Future<Output = Reason> + use<'a> {
     let Agreed { mut connection, stats, peer, socket } = agreed;
-    let limit = limits.held_per_connection;
-    let holding = Holding::new(core.clone(), peer.held.clone(), limit, entry.clone());
+    let holding = Holding::new(core.clone(), peer.clone(), limits.held_per_connection, entry.clone());
     let ConnectionRecord { source, proxied, local, .. } = entry.record.borrow().clone();
     let shared = Rc::new(HboneConnection {
         source,
@@ -125,8 +124,7 @@ impl Driver<'_> {
         if self.look_after(context) {
             return Poll::Ready(None);
         }
-        let paused =
-            !self.is_ending() && is_over_share(self.core, &self.shared.peer.held, &self.shared.limits);
+        let paused = !self.is_ending() && is_over_share(self.core, &self.shared.peer, &self.shared.limits);
         if paused {
             self.core.pause_reads(context.waker());
         }

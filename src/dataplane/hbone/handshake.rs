@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::held::holds_much;
 use super::meter::ConnectionStats;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
@@ -51,7 +52,7 @@ const NEAR_WINDOW: u32 = 1 << 20;
 const FAR_WINDOW: u32 = 24 << 20;
 /// The largest window of a connection, in bytes. HTTP/2 allows 31 bits (RFC 9113 §6.9.1); half of that is enough.
 const CONNECTION_WINDOW_MAX: u32 = 1 << 30;
-/// The window of a stream, in bytes, while the worker buffers many bytes.
+/// The window of a stream, in bytes, while much memory is used.
 const SHORT_WINDOW: u32 = 256 * 1024;
 /// The rate that the window of one stream allows over a long path, in bytes per millisecond. About two thirds of it are
 /// reached, because the HTTP/2 library enlarges a window again only when a third of it has been used.
@@ -107,7 +108,8 @@ pub(super) async fn handshake(
         // The certificate is verified when it arrives; the trust bundle may change before the client finishes the
         // handshake.
         let proof = Proof::of(Shower::Client, stream.get_ref().1, &mut trust).map_err(untrusted)?;
-        let peer = Rc::new(Peer::new(proof, trust));
+        let held = core.held.of_identity(&proof.identity.shared());
+        let peer = Rc::new(Peer::new(proof, trust, held));
         // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
         // the table.
         entry.facts.borrow_mut().caller = Some(peer.clone());
@@ -188,9 +190,9 @@ fn untrusted(describe: String) -> Failed {
 }
 
 /// Returns the windows of a stream and of the connection, in bytes. The window of a stream fits the round trip to the client.
-/// While the worker holds more than half of the bytes that it may hold, both windows are small.
-fn windows(core: &Core, limits: &HboneLimits, round_trip: Duration) -> (u32, u32) {
-    if core.held.bytes() <= limits.held_per_worker / 2 {
+/// While much memory is used, both windows are small.
+fn windows(core: &Core, limits: &HboneLimits, peer: &Peer, round_trip: Duration) -> (u32, u32) {
+    if !holds_much(core, limits, peer) {
         return (window_over(limits, round_trip), all_windows(limits));
     }
     let stream = limits.stream_window.unwrap_or(NEAR_WINDOW).min(SHORT_WINDOW);
@@ -219,7 +221,7 @@ async fn agree(
 ) -> Result<Agreed, Failed> {
     let stats = ConnectionStats::new(core.clock.now());
     let socket = tls.get_ref().0.socket().clone();
-    let (stream_window, connection_window) = windows(core, limits, tls.get_ref().0.round_trip());
+    let (stream_window, connection_window) = windows(core, limits, &peer, tls.get_ref().0.round_trip());
     let mut builder = server::Builder::new();
     builder
         .max_concurrent_streams(limits.streams)

@@ -1,4 +1,4 @@
-//! The bytes that streams hold because a peer does not read them, counted by worker and by connection. Above the limits,
+//! The bytes that streams hold because a peer does not read them, counted by connection, by identity and in all. Above the limits,
 //! the stalled stream that holds most is ended (SPEC §4), so memory is bounded by the bytes held, not by the windows.
 
 use std::rc::Rc;
@@ -6,37 +6,41 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::core::Core;
-use crate::entry::{Entry, HeldBytes};
+use crate::entry::{Entry, Peer};
+use crate::holders::Bounds;
+use crate::shared::LargestHolder;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::policy::HboneLimits;
 
 /// Counts the bytes that one stream holds, until this value is dropped.
 pub(super) struct Holding {
     core: Rc<Core>,
-    connection: Rc<HeldBytes>,
+    peer: Rc<Peer>,
     limit: usize,
     entry: Rc<Entry>,
 }
 
 impl Holding {
     /// Starts a count of 0 bytes. `limit` is the connection's limit, in bytes.
-    pub(super) fn new(core: Rc<Core>, connection: Rc<HeldBytes>, limit: usize, entry: Rc<Entry>) -> Self {
-        Self { core, connection, limit, entry }
+    pub(super) fn new(core: Rc<Core>, peer: Rc<Peer>, limit: usize, entry: Rc<Entry>) -> Self {
+        Self { core, peer, limit, entry }
     }
 
     /// Records how many bytes the stream holds.
     pub(super) fn set(&self, bytes: usize) {
-        count(&self.core, &self.connection, &self.entry, bytes);
-        if self.connection.bytes() > self.limit {
+        count(&self.core, &self.peer, &self.entry, bytes);
+        if self.peer.held.bytes() > self.limit {
             self.core.over_limit.set(true);
         }
     }
 }
 
-fn count(core: &Core, connection: &HeldBytes, entry: &Entry, bytes: usize) {
+fn count(core: &Core, peer: &Peer, entry: &Entry, bytes: usize) {
     let before = entry.held.replace(bytes);
-    for held in [connection, &core.held] {
-        held.change(before, bytes);
+    if before != bytes {
+        peer.held.change(before, bytes);
+        peer.held_of_identity.change(before, bytes);
+        core.held.all.change(before, bytes);
     }
 }
 
@@ -46,52 +50,144 @@ impl Drop for Holding {
     }
 }
 
-/// Returns true if a connection must not be read until fewer bytes are held. There are three cases:
-///
-/// - The connection alone holds more than the worker's limit.
-/// - The worker holds more than four times its limit.
-/// - The worker holds more than twice its limit, and the connection holds more than its share of the limit.
-///
-/// While the worker holds at most twice its limit, stalled streams first have the time `hbone.stalled` to move.
-pub(super) fn is_over_share(core: &Core, connection: &HeldBytes, limits: &HboneLimits) -> bool {
-    let (here, all, limit) = (connection.bytes(), core.held.bytes(), limits.held_per_worker);
-    let connections = core.shared.workers[core.index].hbone_connections.load(Ordering::Relaxed);
-    here > limit
-        || all > limit.saturating_mul(4)
-        || is_full(core, limits) && here > limit / connections.max(1)
+fn bounds(core: &Core, limits: &HboneLimits) -> Bounds {
+    core.held.bounds(limits, core.shared.workers.len())
 }
 
-fn is_full(core: &Core, limits: &HboneLimits) -> bool {
-    core.held.bytes() > limits.held_per_worker.saturating_mul(2)
+/// Returns true if a connection must not be read until fewer bytes are held. There are three cases:
+///
+/// - All connections hold as much as they may hold.
+/// - The connections of the same identity hold more than its share.
+/// - All connections hold more than three quarters of their share, and this one holds more than an equal part of half of it.
+pub(super) fn is_over_share(core: &Core, peer: &Peer, limits: &HboneLimits) -> bool {
+    let (bounds, all) = (bounds(core, limits), core.held.all.bytes());
+    all > bounds.ceiling
+        || peer.held_of_identity.bytes() > bounds.of_identity
+        || is_pressed(all, bounds.share) && peer.held.bytes() > bounds.share / 2 / connections(core)
+}
+
+/// Returns the number of HBONE connections of all workers, at least 1.
+fn connections(core: &Core) -> usize {
+    let workers = core.shared.workers.iter();
+    workers.map(|worker| worker.hbone_connections.load(Ordering::Relaxed)).sum::<usize>().max(1)
+}
+
+/// Returns true if new connections of the client should get small windows.
+pub(super) fn holds_much(core: &Core, limits: &HboneLimits, peer: &Peer) -> bool {
+    let bounds = bounds(core, limits);
+    core.shared.holders.is_tight()
+        || core.held.all.bytes() > bounds.share / 4
+        || peer.held_of_identity.bytes() > bounds.of_identity / 2
+}
+
+/// Returns true if so many bytes of a share are held that stalled streams get about a second to move. Up to half of the share they
+/// may stall, and between the two they get the time `hbone.stalled`.
+fn is_pressed(held: usize, share: usize) -> bool {
+    held > share / 4 * 3
 }
 
 /// Ends stalled streams while too many bytes are held, and wakes the connections that paused reading. Called once per tick.
 pub(crate) fn relieve(core: &Core, limits: &HboneLimits) {
-    if core.over_limit.take() || core.held.bytes() > limits.held_per_worker {
-        end_stalled(core, limits);
+    let bounds = bounds(core, limits);
+    let over_limit = core.over_limit.take() | core.held.has_identity_above(bounds.of_identity / 2);
+    if over_limit || core.held.all.bytes() > bounds.share / 2 {
+        end_stalled(core, limits, &bounds);
     }
     // The paused tasks are woken even if no stream was ended, because bytes may have been released in other ways; a connection
     // that must wait longer pauses again.
     core.wake_paused();
 }
 
-fn end_stalled(core: &Core, limits: &HboneLimits) {
-    let table = core.table.borrow();
-    let patience = if is_full(core, limits) { Duration::ZERO } else { limits.stalled };
-    let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
-    let stands_still = |entry: &Entry| entry.moved.get().saturating_add(ticks) < core.clock.now();
-    let mut holders: Vec<&Rc<Entry>> =
-        table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0).collect();
-    holders.sort_by_key(|entry| std::cmp::Reverse(entry.held.get()));
-    for entry in holders {
-        let Some(connection) = entry.connection_held() else { continue };
-        let too_much_here = connection.bytes() > limits.held_per_connection;
-        if too_much_here {
+fn end_stalled(core: &Core, limits: &HboneLimits, bounds: &Bounds) {
+    for entry in holders(core) {
+        let Some(peer) = entry.caller() else { continue };
+        if peer.held.bytes() > limits.held_per_connection {
             core.over_limit.set(true);
         }
-        if (too_much_here || core.held.bytes() > limits.held_per_worker) && stands_still(entry) {
-            count(core, &connection, entry, 0);
+        let Some((patience, detail)) = excess(core, &peer, limits, bounds) else { continue };
+        let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
+        if entry.moved.get().saturating_add(ticks) < core.clock.now() {
+            count(core, &peer, &entry, 0);
+            entry.explain(detail);
             entry.cut(Reason::Stalled);
         }
+    }
+}
+
+/// If more than half of a share is held, returns the time that stalled streams get, and the detail of those that are ended.
+fn excess(
+    core: &Core,
+    peer: &Peer,
+    limits: &HboneLimits,
+    bounds: &Bounds,
+) -> Option<(Duration, &'static str)> {
+    let of_share = |held: usize, share: usize| {
+        (held > share / 2).then_some(if is_pressed(held, share) { Duration::ZERO } else { limits.stalled })
+    };
+    let all = of_share(core.held.all.bytes(), bounds.share);
+    let identity = of_share(peer.held_of_identity.bytes(), bounds.of_identity);
+    let connection = (peer.held.bytes() > limits.held_per_connection).then_some(limits.stalled);
+    let details = [
+        (all, "HBONE holds much of its share of limits.memory, and this stream is stalled"),
+        (
+            identity,
+            "the caller's identity holds much of its share of limits.memory, and this stream is stalled",
+        ),
+        (connection, "the connection holds more than it may, and this stream is stalled"),
+    ];
+    details
+        .into_iter()
+        .filter_map(|(patience, detail)| Some((patience?, detail)))
+        .min_by_key(|(patience, _)| *patience)
+}
+
+/// Returns the streams and connections of the worker that hold bytes, first the one that holds most.
+fn holders(core: &Core) -> Vec<Rc<Entry>> {
+    let table = core.table.borrow();
+    let mut holders: Vec<Rc<Entry>> =
+        table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0).cloned().collect();
+    holders.sort_by_key(|entry| std::cmp::Reverse(entry.held.get()));
+    holders
+}
+
+/// Returns the stream or connection of the worker that holds most.
+pub(crate) fn largest(core: &Core) -> Option<LargestHolder> {
+    let (table, worker) = (core.table.borrow(), core.index);
+    let holders =
+        table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0 && !entry.is_cut());
+    holders.map(|entry| LargestHolder { bytes: entry.held.get(), worker, id: entry.id() }).max()
+}
+
+/// Ends the stream or connection with this id, because memory is short.
+pub(crate) fn give_way(core: &Core, id: u64) {
+    let entry = core.table.borrow().iter().map(|(_, entry)| entry).find(|entry| entry.id() == id).cloned();
+    if let Some((entry, peer)) = entry.and_then(|entry| Some((entry.clone(), entry.caller()?))) {
+        count(core, &peer, &entry, 0);
+        entry.explain("memory is short (limits.memory), and this stream held most");
+        entry.cut(Reason::Stalled);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::on_paused_clock;
+    use isthmus_model::record::ConnectionProtocol;
+
+    #[test]
+    fn the_largest_holder_is_one_that_is_not_ended_yet() {
+        on_paused_clock(async |rig| {
+            let held = [3, 9, 5].map(|bytes| {
+                let entry = rig.entry(ConnectionProtocol::Hbone);
+                entry.held.set(bytes);
+                rig.core.register(entry)
+            });
+            let found = || largest(&rig.core).map(|holder| (holder.bytes, holder.id));
+            assert_eq!(found(), Some((9, held[1].entry.id())));
+            held[1].entry.cut(Reason::Stalled);
+            assert_eq!(found(), Some((5, held[2].entry.id())));
+            held.iter().for_each(|one| one.entry.held.set(0));
+            assert_eq!(found(), None);
+        });
     }
 }

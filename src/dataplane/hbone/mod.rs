@@ -11,7 +11,7 @@
 //!
 //! One stream must not slow down its neighbours. The bytes of a stream are read at once, so that they never fill the window
 //! that all streams share; the stream's own window is opened again only when its endpoint has taken the bytes. The bytes
-//! held meanwhile are counted ([`held`]); above the limits, stalled streams are ended.
+//! held meanwhile are counted ([`held`], `holders`); above the limits, stalled streams are ended.
 
 pub(super) mod connection;
 pub(super) mod delivery;

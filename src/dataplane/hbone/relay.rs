@@ -67,7 +67,7 @@ pub(super) async fn relay(
     bandwidth::begin(core, entry, None, &connected.socket);
     examine::begin(core, entry, None, &connected.socket);
     let limit = connection.limits.held_per_connection;
-    let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
+    let holding = Holding::new(core.clone(), connection.peer.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
         core,
         entry,
