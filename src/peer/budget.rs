@@ -1,13 +1,19 @@
-//! The memory that the records of one peer take, over all its links, under `limits.memory`.
+//! The memory that the records of one peer take, over all its links, under the peer's `limits.memory`, and the memory of all peers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use isthmus_net::memory::share;
+
+/// The records of all peers may take one of so many parts of the memory budget of the process.
+const PARTS: u64 = 8;
 
 /// The memory of one peer's records, in bytes.
 #[derive(Debug)]
 pub(super) struct Budget {
     max: usize,
     used: AtomicUsize,
+    of_all: Arc<AtomicUsize>,
 }
 
 /// The part of a budget that one link uses. Dropping it frees the memory.
@@ -18,18 +24,29 @@ pub(super) struct Held {
 }
 
 impl Budget {
-    pub(super) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, used: AtomicUsize::new(0) })
+    /// Creates the budget of a peer that may take `max` bytes. `of_all` counts the bytes of all peers.
+    pub(super) fn new(max: usize, of_all: &Arc<AtomicUsize>) -> Arc<Self> {
+        Arc::new(Self { max, used: AtomicUsize::new(0), of_all: of_all.clone() })
     }
 
-    /// Returns the limit in bytes.
-    pub(super) fn max(&self) -> usize {
-        self.max
+    /// Returns the reason why a record of so many bytes is refused.
+    pub(super) fn refusal(&self, bytes: usize) -> String {
+        match self.used.load(Ordering::Relaxed).saturating_add(bytes) > self.max {
+            true => format!(
+                "the services of the peer would take more memory than limits.memory, {} bytes",
+                self.max
+            ),
+            false => {
+                "the services of all peers would take more than their share of the gateway's limits.memory"
+                    .to_owned()
+            }
+        }
     }
 
     /// Returns true if so many bytes are free.
     pub(super) fn has(&self, bytes: usize) -> bool {
-        self.used.load(Ordering::Relaxed).saturating_add(bytes) <= self.max
+        let fits = |used: &AtomicUsize, max| used.load(Ordering::Relaxed).saturating_add(bytes) <= max;
+        fits(&self.used, self.max) && fits(&self.of_all, max_of_all())
     }
 }
 
@@ -46,11 +63,19 @@ impl Held {
     /// enough room.
     pub(super) fn replace(&mut self, before: usize, after: usize) -> bool {
         debug_assert!(self.bytes >= before, "more memory is freed than was taken");
-        let Budget { max, used } = &*self.budget;
-        let change = |used: usize| {
-            used.checked_add(after)?.checked_sub(before).filter(|next| after <= before || next <= max)
+        let Budget { max, used, of_all } = &*self.budget;
+        let change = |used: &AtomicUsize, (before, after): (usize, usize), max: usize| {
+            let next = |used: usize| {
+                used.checked_add(after)?.checked_sub(before).filter(|next| after <= before || *next <= max)
+            };
+            used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
         };
-        if used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_err() {
+        if !change(used, (before, after), *max) {
+            return false;
+        }
+        if !change(of_all, (before, after), max_of_all()) {
+            let is_back = change(used, (after, before), usize::MAX);
+            debug_assert!(is_back, "the bytes were taken just before");
             return false;
         }
         self.bytes = self.bytes + after - before;
@@ -67,7 +92,12 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.of_all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
+}
+
+fn max_of_all() -> usize {
+    usize::try_from(share(PARTS)).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -76,7 +106,7 @@ mod tests {
 
     #[test]
     fn links_of_a_peer_share_its_memory_and_free_it() {
-        let budget = Budget::new(100);
+        let budget = Budget::new(100, &Arc::default());
         let (mut one, mut other) = (Held::of(budget.clone()), Held::of(budget.clone()));
         assert!(one.replace(0, 60) && other.replace(0, 40));
         assert!(!other.replace(40, 41) && !one.replace(0, 1), "all is used");
@@ -86,5 +116,21 @@ mod tests {
         assert!(budget.has(50) && !budget.has(51));
         one.free(50);
         assert!(budget.has(100));
+    }
+
+    #[test]
+    fn all_peers_together_have_a_share_of_the_memory_of_the_process() {
+        // More than other tests in this process use.
+        const ALL: usize = 1 << 40;
+        isthmus_net::memory::set_budget(PARTS << 40);
+        let of_all = Arc::default();
+        let [one, other] = [0; 2].map(|_| Budget::new(usize::MAX, &of_all));
+        let (mut first, mut second) = (Held::of(one), Held::of(other.clone()));
+        assert!(first.replace(0, ALL - 10) && second.replace(0, 10));
+        assert!(!second.replace(10, 11) && !other.has(1));
+        assert!(other.refusal(1).contains("all peers"));
+        assert!(second.replace(10, 4) && other.has(6) && !other.has(7), "a refusal changes nothing");
+        drop(first);
+        assert!(other.has(ALL - 4) && !other.has(ALL - 3));
     }
 }

@@ -1,7 +1,7 @@
 //! One link, from Hello to its end, and the values that links share.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ pub(super) struct Shared {
     instance: Arc<str>,
     pub(super) scope: Scope,
     numbers: AtomicU64,
+    /// The memory of the records of all peers, in bytes.
+    pub(super) records: Arc<AtomicUsize>,
     /// Our trust domain.
     pub(super) own: Mutex<Option<TrustDomain>>,
     /// The name servers at which the addresses of peers are looked up; empty: the system's.
@@ -85,8 +87,8 @@ pub(super) struct Running {
 pub(super) type Verified = (Proof, Latest<TrustBundles>);
 
 impl Group {
-    pub(super) fn new(peer: Arc<Peer>, stop: watch::Receiver<Order>) -> Self {
-        let budget = Budget::new(peer.limits.memory);
+    pub(super) fn new(peer: Arc<Peer>, records: &Arc<AtomicUsize>, stop: watch::Receiver<Order>) -> Self {
+        let budget = Budget::new(peer.limits.memory, records);
         Self {
             peer,
             stop,
@@ -119,6 +121,7 @@ impl Shared {
             instance,
             scope: scope.clone(),
             numbers: AtomicU64::new(1),
+            records: Arc::default(),
             own: Mutex::default(),
             name_servers: ArcSwap::default(),
         }
@@ -225,7 +228,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn announced_roots_are_suspended_once_there_was_no_link_for_the_whole_time() {
         let (_stop, stopped) = watch::channel(Order::GoOn);
-        let group = Group::new(Arc::new(peer("west", &[])), stopped);
+        let group = Group::new(Arc::new(peer("west", &[])), &Arc::default(), stopped);
         let open = group.open.clone();
         let (begun, suspended) = (Instant::now(), RefCell::new(Vec::new()));
         let story = async {

@@ -148,7 +148,7 @@ impl Links {
                 continue;
             }
             let (stop, stopped) = watch::channel(Order::GoOn);
-            let group = Group::new(options.peer.clone(), stopped);
+            let group = Group::new(options.peer.clone(), &self.0.shared.records, stopped);
             if let Some(who) = options.peer.who.clone().filter(|_| !options.dial.is_empty()) {
                 let given = options.dial.clone();
                 let shared = self.0.shared.clone();

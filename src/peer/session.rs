@@ -769,7 +769,7 @@ mod tests {
         let (table, roots) = (Arc::<LinkTable>::default(), RootStore::default());
         let session = Session {
             peer: Arc::new(peer("west", &[])),
-            budget: Budget::new(1 << 20),
+            budget: Budget::new(1 << 20, &Arc::default()),
             number: 1,
             address: "192.0.2.1:15443".to_owned(),
             instance: "here".into(),

@@ -139,15 +139,12 @@ impl Taken {
             return Err(refusal(name, format!("more than {services_max} services")));
         }
         if !self.held.replace(bytes_before, bytes_held) {
+            let why = self.held.budget().refusal(bytes_held - bytes_before);
             self.held.free(bytes_before);
             self.set.change(self.services.remove(name).map(|item| item.hash), None);
             let smallest = self.are_cut.memory.map_or(bytes_held, |other| other.min(bytes_held));
             self.are_cut.memory = Some(smallest);
-            let max = self.held.budget().max();
-            return Err(refusal(
-                name,
-                format!("the services of the peer would take more memory than limits.memory, {max} bytes"),
-            ));
+            return Err(refusal(name, why));
         }
         let item = Item { hash: ItemHash::of(record), bytes: bytes_held };
         self.set.change(before.map(|item| item.hash), Some(item.hash));
@@ -217,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_place_that_becomes_free_asks_for_a_listing_in_which_the_others_keep_theirs() {
-        let mut taken = Taken::new(Budget::new(usize::MAX));
+        let mut taken = Taken::new(Budget::new(usize::MAX, &Arc::default()));
         assert_eq!(take(&mut taken, true, &["b", "c", "d"], &[]), ["d"]);
         assert!(!taken.has_place(2), "the listing has not ended");
         taken.end(None);
@@ -239,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_exceeds_the_memory_is_named_and_asked_for_when_there_is_room() {
-        let budget = Budget::new(2_200);
+        let budget = Budget::new(2_200, &Arc::default());
         let mut taken = Taken::new(budget.clone());
         assert_eq!(take(&mut taken, true, &["a", "b"], &[]), Vec::<String>::new());
         let mut delta = proto::Delta {

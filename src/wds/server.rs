@@ -50,6 +50,9 @@ const LATER_BYTES_MAX: usize = 1 << 20;
 const REQUESTS_BYTES_MAX: usize = 128 << 20;
 /// The memory limits for the names of clients, in bytes: of one client, and of all clients together.
 const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
+/// The names, and the incomplete requests, may each have one of so many parts of the memory budget, if that is less.
+const NAMES_PARTS: u64 = 8;
+const REQUESTS_PARTS: u64 = 16;
 /// The largest number of concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 /// The age at which a stream ends, so that the token of its client is checked again. The client connects again at once, and gets
@@ -87,7 +90,10 @@ impl Service {
     /// Makes the service.
     pub fn new(hub: Arc<Hub>, options: Options, tokens: Tokens, handles: Handles) -> Arc<Self> {
         let Handles { clients, metrics, scope, stop } = handles;
-        let (names, unfinished) = (Budget::new(NAMES_BYTES_MAX.1), Budget::new(REQUESTS_BYTES_MAX));
+        let (names, unfinished) = (
+            Budget::of_memory(NAMES_BYTES_MAX.1, NAMES_PARTS),
+            Budget::of_memory(REQUESTS_BYTES_MAX, REQUESTS_PARTS),
+        );
         Arc::new(Self { hub, clients, metrics, options, tokens, scope, stop, names, unfinished })
     }
 

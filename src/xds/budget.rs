@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
 
+use isthmus_net::memory::share;
+
 /// The bytes of large requests that the process decodes at the same time. A request of more bytes is decoded alone.
 const DECODED_BYTES_MAX: u32 = 16 << 20;
 /// Permits for the bytes of large requests that are decoded at the moment, of all servers and clients.
@@ -18,6 +20,8 @@ static DECODED: Semaphore = Semaphore::const_new(DECODED_BYTES_MAX as usize);
 #[derive(Debug)]
 pub struct Budget {
     bytes_max: usize,
+    /// The limit is at most one of so many parts of the memory budget of the process.
+    memory_parts: u64,
     usage: Mutex<Usage>,
 }
 
@@ -65,7 +69,16 @@ pub enum Exhausted {
 impl Budget {
     /// Makes a budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { bytes_max, usage: Mutex::default() })
+        Self::of_memory(bytes_max, 1)
+    }
+
+    /// Makes a budget of `bytes_max` bytes, or of one of so many parts of the memory budget if that is less.
+    pub fn of_memory(bytes_max: usize, memory_parts: u64) -> Arc<Self> {
+        Arc::new(Self { bytes_max, memory_parts, usage: Mutex::default() })
+    }
+
+    fn bytes_max(&self) -> usize {
+        usize::try_from(share(self.memory_parts)).unwrap_or(usize::MAX).min(self.bytes_max)
     }
 
     /// Opens an account of at most `bytes_max` bytes for a client.
@@ -82,8 +95,9 @@ impl Budget {
         let mut usage = self.usage();
         let (all, own) = (usage.bytes + bytes, usage.sources.get(&source).map_or(0, |own| own.bytes) + bytes);
         let sources = usage.sources.len() + usize::from(own == bytes);
-        let is_reserved = all > self.bytes_max / 5 * 4;
-        if all > self.bytes_max || is_reserved && sources > 1 && own > self.bytes_max / sources {
+        let max = self.bytes_max();
+        let is_reserved = all > max / 5 * 4;
+        if all > max || is_reserved && sources > 1 && own > max / sources {
             return Err(Exhausted::Everyone);
         }
         usage.bytes = all;
@@ -200,5 +214,13 @@ mod tests {
         drop(second);
         assert_eq!(budget.bytes(), 0);
         assert!(budget.usage().sources.is_empty());
+    }
+
+    #[test]
+    fn a_budget_is_at_most_a_part_of_the_memory_of_the_process() {
+        // More than other tests in this process use.
+        isthmus_net::memory::set_budget(8 << 40);
+        let mut account = Budget::of_memory(usize::MAX, 8).account(IpAddr::from([127, 0, 0, 1]), usize::MAX);
+        assert_eq!((account.take(1 << 40), account.take(1)), (Ok(()), Err(Exhausted::Everyone)));
     }
 }

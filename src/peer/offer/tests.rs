@@ -112,7 +112,11 @@ fn f_10_one_endpoint_of_ten_thousand_services_is_a_small_message_to_each_peer() 
     let mut links: Vec<(Offer, Taken, u64)> = peers
         .iter()
         .map(|peer| {
-            (Offer::new(peer.clone(), reader.clone(), times.clone()), Taken::new(Budget::new(usize::MAX)), 0)
+            (
+                Offer::new(peer.clone(), reader.clone(), times.clone()),
+                Taken::new(Budget::new(usize::MAX, &Arc::default())),
+                0,
+            )
         })
         .collect();
     for (offer, taken, sequence) in &mut links {
@@ -150,7 +154,8 @@ fn f_9_what_a_peer_gives_is_not_offered_to_another() {
     let (_publisher, reader) = Publisher::new(world.snapshot());
     let mut offer = Offer::new(one, reader, Arc::default());
     offer.subscribe(everything());
-    let (_, services) = take_all(&mut offer, &mut Taken::new(Budget::new(usize::MAX)), &mut 0);
+    let (_, services) =
+        take_all(&mut offer, &mut Taken::new(Budget::new(usize::MAX, &Arc::default())), &mut 0);
     assert_eq!(services, 1, "our own service alone; that of another peer is not ours to offer");
 }
 
@@ -162,7 +167,7 @@ fn a_peer_is_given_what_it_wants_and_what_is_gone_is_taken_back() {
     let mut offer = Offer::new(one, reader, Arc::default());
     assert!(!offer.has_more(), "nothing is told to a peer that wants nothing");
     offer.subscribe(vec![NamePattern::parse("s1.shop.east.global").expect("legal")]);
-    let (mut taken, mut sequence) = (Taken::new(Budget::new(usize::MAX)), 0);
+    let (mut taken, mut sequence) = (Taken::new(Budget::new(usize::MAX, &Arc::default())), 0);
     assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 1);
     // A larger subscription begins a new listing.
     offer.subscribe(everything());
@@ -207,7 +212,7 @@ fn nothing_is_removed_while_a_registry_of_this_mesh_was_not_read() {
     let (mut publisher, reader) = Publisher::new(world.snapshot().with_unread(unread(false)));
     let mut offer = Offer::new(one, reader, Arc::default());
     offer.subscribe(everything());
-    let (mut taken, mut sequence) = (Taken::new(Budget::new(usize::MAX)), 0);
+    let (mut taken, mut sequence) = (Taken::new(Budget::new(usize::MAX, &Arc::default())), 0);
     assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 2, "it gets what is known");
     let mut publish = |world: &mut Mesh, shards: Vec<Services>, unread: Arc<Unread>| {
         world.shards = shards.into_iter().map(scoped).collect();
@@ -238,7 +243,7 @@ fn a_peer_that_wants_nothing_is_told_the_roots_and_their_changes_and_no_more() {
     let (_publisher, reader) = Publisher::new(mesh.snapshot());
     let mut offer = Offer::new(peer, reader, Arc::default());
     offer.subscribe(Vec::new());
-    let mut taken = Taken::new(Budget::new(usize::MAX));
+    let mut taken = Taken::new(Budget::new(usize::MAX, &Arc::default()));
     for sequence in 1..=2 {
         assert!(offer.has_more());
         offer.follow();
