@@ -5,7 +5,7 @@
 //! - `admission`: the rules of the limits on connections, per process, source, service and peer. `ranking`: which waiting entry
 //!   gives way. `turns`: the order of clients that wait for each other. `budget`: descriptors. `memory`: the memory budget of the
 //!   process.
-//! - `socket`: options and resets. `pacing`: the rate of a socket. `pipe`: pipes for splice. `diag`: the kernel's connection table.
+//! - `socket`, `option`: options and resets. `pacing`: the rate of a socket. `pipe`: pipes for splice. `diag`: the kernel's connection table.
 //! - `lookup`: host names. `dial`: connections to servers by name. `channel`: gRPC over our own TLS. `metered`: limits on the frames
 //!   of HTTP/2 connections. `own`: the addresses of this host.
 
@@ -22,6 +22,7 @@ pub mod listen;
 pub mod lookup;
 pub mod memory;
 pub mod metered;
+mod option;
 pub mod own;
 pub mod pacing;
 pub mod pipe;

@@ -1,10 +1,9 @@
 //! The rate at which the kernel sends the bytes of a TCP socket (`SO_MAX_PACING_RATE` of socket(7)).
-//!
-//! This is the only file of the program with `unsafe` code: [`set_option`] sets the socket options that no safe crate has.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
+use super::option::set_option;
 use super::socket::{UNSENT_MAX, bound_unsent};
 
 /// The rate that means that the kernel does not limit the socket.
@@ -18,22 +17,6 @@ pub fn pace(socket: &impl AsFd, bytes_per_second: u64) -> io::Result<()> {
     let unsent = (bytes_per_second / 4).clamp(UNSENT_MIN, UNSENT_MAX.into());
     bound_unsent(socket, u32::try_from(unsent).unwrap_or(UNSENT_MAX))?;
     set_option(socket, libc::SO_MAX_PACING_RATE, &bytes_per_second.to_ne_bytes())
-}
-
-/// Sets an option of the level `SOL_SOCKET`, whose value is a number of `N` bytes.
-#[expect(unsafe_code, reason = "no safe crate has these options")]
-pub(super) fn set_option<const N: usize>(
-    socket: &impl AsFd,
-    name: libc::c_int,
-    value: &[u8; N],
-) -> io::Result<()> {
-    let socket = socket.as_fd();
-    let size = libc::socklen_t::try_from(N).unwrap_or_default();
-    // SAFETY: `socket` is borrowed, so the descriptor stays open during the call. The kernel reads `size` bytes at the pointer, which
-    // is that of `value`, an array of exactly this size that is borrowed for the call; it keeps no pointer.
-    let result =
-        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value.as_ptr().cast(), size) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::diag;
-use super::pacing::set_option;
+use super::option::set_option;
 use isthmus_model::address::canonical_socket;
 use isthmus_model::reason::Reason;
 
