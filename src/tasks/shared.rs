@@ -41,15 +41,20 @@ impl<K, V> Shared<K, V> {
 impl<K: Ord, V> Drop for Share<'_, K, V> {
     fn drop(&mut self) {
         let mut all = self.all.all();
+        // The share is given up before the lock. Otherwise two that end at the same time would each count the other.
+        let result = std::mem::take(&mut self.result);
         // Shares are made under the lock. The map has one, and this is another one.
-        if Arc::strong_count(&self.result) == 2 {
+        if Arc::strong_count(&result) == 2 {
             all.remove(&self.key);
         }
+        drop(result);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[tokio::test]
@@ -64,5 +69,25 @@ mod tests {
         drop(same);
         assert!(shared.share("a").result.get().is_none());
         assert!(shared.all().is_empty());
+    }
+
+    #[test]
+    fn shares_that_end_at_the_same_time_leave_nothing() {
+        let shared = Shared::default();
+        for _ in 0..2_000 {
+            let shares = [0, 0].map(|key| shared.share(key));
+            let together = Barrier::new(2);
+            std::thread::scope(|scope| {
+                for share in shares {
+                    scope.spawn(|| {
+                        let share = share;
+                        share.result.set(()).ok();
+                        together.wait();
+                        drop(share);
+                    });
+                }
+            });
+            assert!(shared.all().is_empty());
+        }
     }
 }
