@@ -67,8 +67,8 @@ fn metadata_of_a_node_is_bounded_in_number_and_depth() {
     let entry = |value: &[u8]| field(1, &[field(1, b"k"), field(2, value)].concat());
     let list = |count: usize| entry(&field(6, &field(1, &[8, 0]).repeat(count)));
     let read = |metadata: &[u8]| decode::<DeltaDiscoveryRequest>(&*node(metadata), usize::MAX).map(drop);
-    assert_eq!(read(&entry(&[]).repeat(64)), Ok(()));
-    assert_eq!(read(&entry(&[]).repeat(65)), Err(Refusal::Metadata(65, 64)));
+    assert_eq!(read(&entry(&[]).repeat(256)), Ok(()));
+    assert_eq!(read(&entry(&[]).repeat(257)), Err(Refusal::Metadata(257, 256)));
     assert_eq!(read(&list(4_095)), Ok(()));
     assert_eq!(read(&list(4_096)), Err(Refusal::NestedMetadata(4_097, 4_096)));
     let nested = |levels: usize| (0..levels).fold(entry(&[]), |inner, _| entry(&field(5, &inner)));

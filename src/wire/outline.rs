@@ -18,7 +18,7 @@ const MEMORY_PER_BYTE: usize = 4;
 /// The deepest nesting of messages within a message.
 const NESTING_MAX: usize = 64;
 /// The largest number of values in the metadata of a node: at the top, and in all levels together.
-const METADATA_MAX: (usize, usize) = (64, 4_096);
+const METADATA_MAX: (usize, usize) = (256, 4_096);
 
 /// A message whose shape is known.
 pub trait Outlined: Message + Default {
@@ -344,9 +344,9 @@ mod tests {
                 with(0, memory_max + 1, (0, 0)),
                 "a message that would take 5242881 bytes of memory; at most 5242880 are allowed for its size",
             ),
-            (with(0, 0, (65, 65)), "a node with 65 values of metadata; at most 64 are allowed"),
+            (with(0, 0, (257, 257)), "a node with 257 values of metadata; at most 256 are allowed"),
             (
-                with(0, 0, (64, 4_097)),
+                with(0, 0, (256, 4_097)),
                 "a node with 4097 values within values of metadata; at most 4096 are allowed",
             ),
         ] {
