@@ -159,12 +159,18 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
     }
 }
 
-/// Reads a line with a token from the standard input. If that is a terminal, asks for the token, which is not shown.
+/// Reads the first line that is not blank, a token, from the standard input. If that is a terminal, asks for the token, which is not shown.
 fn read_token() -> io::Result<String> {
     let input = io::stdin();
     let hidden = input.is_terminal().then(Hidden::begin).transpose()?;
     let mut line = String::new();
-    let read = input.lock().take(TOKEN_BYTES_MAX).read_line(&mut line);
+    let mut lines = input.lock().take(TOKEN_BYTES_MAX);
+    let read = loop {
+        match lines.read_line(&mut line) {
+            Ok(1..) if line.trim().is_empty() => line.clear(),
+            read => break read,
+        }
+    };
     if hidden.is_some() {
         writeln!(io::stderr())?;
     }
