@@ -255,9 +255,10 @@ impl Draft {
         let binds: Vec<_> = self.listeners.iter().map(|one| (own(one), one.bind)).collect();
         let claimed = |listener: &Listener| {
             // Servers that begin in one line have the same owner; the listeners of one server do not overlap.
-            let overlapping = binds
-                .iter()
-                .filter(|(of, bind)| *of == own(listener) && covering(listener.bind, *bind).is_some());
+            let overlapping = binds.iter().filter(|(of, bind)| {
+                let both = covering(listener.bind, *bind);
+                *of == own(listener) && (both == Some(listener.bind) || both == Some(*bind))
+            });
             let is_alone = overlapping.count() == 1;
             claims.iter().find(|claim| {
                 let is_own = (claim.owner, claim.proxy) == own(listener);
