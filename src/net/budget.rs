@@ -33,8 +33,8 @@ pub fn raise_descriptor_limit() -> usize {
 }
 
 /// Prevents core files, which would have the keys of the process. The limit is one byte, less than any core file has: with a
-/// limit of 0, the kernel still pipes a core to the program in `core_pattern` (core(5)). The hard limit stays, so that an
-/// operator can allow core files of the running process (prlimit(1)).
+/// limit of 0, which a hard limit of 0 leaves, the kernel still pipes a core to the program in `core_pattern` (core(5)). The hard
+/// limit stays, so that an operator can allow core files of the running process (prlimit(1)).
 ///
 /// The process stays dumpable otherwise (`PR_SET_DUMPABLE`): without this, its own user could neither read its `/proc/PID/fd` nor
 /// trace it with strace, perf or gdb.

@@ -111,7 +111,8 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
-/// Runs `work` on a value as [`run`] does, with `stand_in` in its place meanwhile. If the work panics, the stand-in stays.
+/// Runs `work` on a value as [`run`] does, with `stand_in` in its place meanwhile. If the work panics or has no thread, or the
+/// future is dropped, the stand-in stays.
 pub async fn run_on<V: Send + 'static, T: Send + 'static>(
     value: &mut V,
     stand_in: V,

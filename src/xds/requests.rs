@@ -42,7 +42,8 @@ pub struct Whole<R> {
     pub request: R,
     /// The length of the request in bytes.
     pub bytes: usize,
-    /// The turn of a large request, kept until the request is handled.
+    /// The turn of a large request, kept until the request is handled. Another request of the same source may be decoded
+    /// as soon as this one is, if the source holds no further bytes.
     pub turn: Option<Turn>,
 }
 
