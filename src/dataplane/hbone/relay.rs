@@ -4,6 +4,7 @@
 //! opens again by as many bytes as the endpoint has accepted. So an endpoint that does not read stops its own stream and no
 //! other. Frames are gathered before they are written to the endpoint, and each read from the endpoint becomes one frame.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -60,14 +61,13 @@ pub(super) async fn relay(
     entry: &Rc<Entry>,
     connection: &Rc<HboneConnection>,
     connected: &Connected,
-    receive: RecvStream,
-    send: SendStream<Bytes>,
+    (receive, send): (RecvStream, SendStream<Bytes>),
+    early: Early,
 ) -> (Reason, bool) {
     core.clock.begin(entry);
     bandwidth::begin(core, entry, None, &connected.socket);
     examine::begin(core, entry, None, &connected.socket);
-    let limit = connection.limits.held_per_connection;
-    let holding = Holding::new(core.clone(), connection.peer.clone(), limit, entry.clone());
+    let Early { queue, holding } = early;
     let mut relay = StreamRelay {
         core,
         entry,
@@ -76,7 +76,7 @@ pub(super) async fn relay(
         receive,
         send,
         holding,
-        up: Up::default(),
+        up: Up { queue, ..Up::default() },
         down: Down::default(),
         delivery: None,
         taken: false,
@@ -84,6 +84,32 @@ pub(super) async fn relay(
     };
     let reason = poll_fn(|context| relay.poll(context)).await;
     (reason, relay.taken)
+}
+
+/// The bytes of a stream for which no endpoint has accepted a connection yet. Its window stays closed by as many.
+pub(super) struct Early {
+    queue: Queue,
+    holding: Holding,
+}
+
+impl Early {
+    /// Starts with no bytes.
+    pub(super) fn new(core: &Rc<Core>, entry: &Rc<Entry>, connection: &HboneConnection) -> Self {
+        let limit = connection.limits.held_per_connection;
+        let holding = Holding::new(core.clone(), connection.peer.clone(), limit, entry.clone());
+        Self { queue: Queue::default(), holding }
+    }
+
+    /// Gathers the bytes of the stream; never ready. The end of the stream, or its error, is left to the relay, which is told it
+    /// again.
+    pub(super) fn poll_gather(&mut self, receive: &mut RecvStream, context: &mut Context<'_>) -> Poll<Infallible> {
+        while let Poll::Ready(Some(Ok(bytes))) = receive.poll_data(context) {
+            self.queue.push(bytes);
+        }
+        self.queue.unpin();
+        self.holding.set(self.queue.bytes);
+        Poll::Pending
+    }
 }
 
 struct StreamRelay<'a> {

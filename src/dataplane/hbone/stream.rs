@@ -12,7 +12,7 @@ use http::{Request, StatusCode};
 
 use super::connection::HboneConnection;
 use super::handshake::HEADER_BYTES_MAX;
-use super::relay::relay;
+use super::relay::{Early, relay};
 use super::requests::Refused;
 use crate::connect::{Attempts, Connected, connect};
 use crate::core::{Core, newest};
@@ -181,11 +181,13 @@ async fn pass_on(
     entry: &Rc<Entry>,
     connection: &Rc<HboneConnection>,
     admission: Admission,
-    receive: RecvStream,
+    mut receive: RecvStream,
     mut respond: SendResponse<Bytes>,
 ) -> Reason {
     let mut attempts = Attempts::new(core, admission);
-    let connected = match dial(core, entry, connection, &mut attempts, &mut respond).await {
+    let mut early = Early::new(core, entry, connection);
+    let caller = (&mut receive, &mut respond, &mut early);
+    let connected = match dial(core, entry, connection, &mut attempts, caller).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(reason)) => {
             refuse(core, connection, respond, status_of(reason));
@@ -198,7 +200,7 @@ async fn pass_on(
     let Ok(send) = answered else {
         return connection.client_fault();
     };
-    let (reason, taken) = relay(core, entry, connection, &connected, receive, send).await;
+    let (reason, taken) = relay(core, entry, connection, &connected, (receive, send), early).await;
     if matches!(reason, Reason::EndpointReset | Reason::EndpointVanished) && !taken {
         attempts.failed(core, &connected.in_flight, reason);
     }
@@ -208,13 +210,14 @@ async fn pass_on(
 /// The caller stopped waiting for the endpoint.
 struct GivenUp;
 
-/// Connects to an endpoint, unless the caller leaves first.
+/// Connects to an endpoint, unless the caller leaves first. The bytes that arrive meanwhile are gathered, because only gathered
+/// bytes count as held.
 async fn dial(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
     connection: &HboneConnection,
     attempts: &mut Attempts,
-    respond: &mut SendResponse<Bytes>,
+    (receive, respond, early): (&mut RecvStream, &mut SendResponse<Bytes>, &mut Early),
 ) -> Result<Result<Connected, Reason>, GivenUp> {
     let mut nothing_read = None;
     let connect = Box::pin(connect(core, entry, attempts, &mut nothing_read));
@@ -228,5 +231,6 @@ async fn dial(
             Err(GivenUp)
         }
         connected = connect => Ok(connected),
+        never = poll_fn(|context| early.poll_gather(receive, context)) => match never {},
     }
 }
