@@ -5,7 +5,8 @@
 //! of their changes write to memory that other threads read. A shared counter is wrong by less than [`STEP`] for each other worker.
 //!
 //! ```text
-//!  budget / 2 = share       all that HBONE may hold; at the share, no connection is read
+//!  budget / 2 = share       all that HBONE may hold; at the share, no connection is read;
+//!                          before it, those that hold little are read
 //!  share / 2                above it, stalled streams are ended
 //!  share / 4                the share of an identity, with the same two bounds
 //! ```
@@ -24,7 +25,7 @@ use isthmus_net::memory::{Judgement, Level};
 use isthmus_snapshot::policy::HboneLimits;
 
 /// The number of bytes by which a worker's count may differ from what the shared counter has of it.
-const STEP: usize = 64 << 10;
+pub(crate) const STEP: usize = 64 << 10;
 /// The share of HBONE is one of so many parts of the budget.
 const PARTS: u64 = 2;
 /// The share of an identity is one of so many parts of HBONE's.

@@ -132,7 +132,7 @@ fn is_held_within(limit: u64) -> bool {
     let config = caller();
     let (mut highest, mut calls, mut slowest) = (0, 0, Duration::ZERO);
     thread::scope(|scope| {
-        // Once the identity has its share, none of its connections is read, not even a new one.
+        // Once the identity has its share, its connections that hold much are not read.
         let callers: Vec<Frames> =
             (0..CONNECTIONS).map(|_| Frames::connect(hbone, config.clone()).expect("let in")).collect();
         let _cut = Cut(callers.iter().map(|raw| raw.tls.sock.try_clone().expect("cloned")).collect());

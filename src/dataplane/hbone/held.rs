@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::core::Core;
 use crate::entry::{Entry, Peer};
-use crate::holders::Bounds;
+use crate::holders::{Bounds, STEP};
 use crate::shared::LargestHolder;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::policy::HboneLimits;
@@ -56,14 +56,22 @@ fn bounds(core: &Core, limits: &HboneLimits) -> Bounds {
 
 /// Returns true if a connection must not be read until fewer bytes are held. There are three cases:
 ///
-/// - All connections hold as much as they may hold.
-/// - The connections of the same identity hold more than its share.
-/// - All connections hold more than three quarters of their share, and this one holds more than an equal part of half of it.
+/// - All connections hold their share.
+/// - All connections hold as much as they may until the next judgement, or three quarters of their share, and this one holds more than
+///   an equal part of half of it.
+/// - The same holds for the share of the identity and its connections.
+///
+/// A connection that holds little is read, because that is how it learns that its peer has read: a pause of all would last for ever if
+/// no stream of them may be ended.
 pub(super) fn is_over_share(core: &Core, peer: &Peer, limits: &HboneLimits) -> bool {
-    let (bounds, all) = (bounds(core, limits), core.held.all.bytes());
-    all > bounds.ceiling
+    let (bounds, all, here) = (bounds(core, limits), core.held.all.bytes(), peer.held.bytes());
+    let most = bounds.ceiling.saturating_add(STEP).min(bounds.share / 4 * 3);
+    // The other workers are taken to have as many connections of the identity as this one.
+    let of_identity = Rc::strong_count(&peer.held_of_identity) * core.shared.workers.len();
+    all > bounds.share
+        || all > most && here > most / 2 / connections(core)
         || peer.held_of_identity.bytes() > bounds.of_identity
-        || is_pressed(all, bounds.share) && peer.held.bytes() > bounds.share / 2 / connections(core)
+            && here > bounds.of_identity / 2 / of_identity.max(1)
 }
 
 /// Returns the number of HBONE connections of all workers, at least 1.

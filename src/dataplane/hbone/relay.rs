@@ -102,7 +102,11 @@ impl Early {
 
     /// Gathers the bytes of the stream; never ready. The end of the stream, or its error, is left to the relay, which is told it
     /// again.
-    pub(super) fn poll_gather(&mut self, receive: &mut RecvStream, context: &mut Context<'_>) -> Poll<Infallible> {
+    pub(super) fn poll_gather(
+        &mut self,
+        receive: &mut RecvStream,
+        context: &mut Context<'_>,
+    ) -> Poll<Infallible> {
         while let Poll::Ready(Some(Ok(bytes))) = receive.poll_data(context) {
             self.queue.push(bytes);
         }
