@@ -107,14 +107,17 @@ pub(crate) fn relieve(core: &Core, limits: &HboneLimits) {
 }
 
 fn end_stalled(core: &Core, limits: &HboneLimits, bounds: &Bounds) {
+    let equal = bounds.share / 2 / connections(core);
     for entry in holders(core) {
         let Some(peer) = entry.caller() else { continue };
         if peer.held.bytes() > limits.held_per_connection {
             core.over_limit.set(true);
         }
-        let Some((patience, detail)) = excess(core, &peer, limits, bounds) else { continue };
+        let Some((patience, detail)) = excess(core, &peer, limits, bounds, equal) else { continue };
         let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
-        if entry.moved.get().saturating_add(ticks) < core.clock.now() {
+        // A limit of bandwidth, not the endpoint, may keep the bytes of a stream here.
+        let is_slowed = entry.shares.get().is_some_and(|shares| shares.limits()[0]);
+        if !is_slowed && entry.moved.get().saturating_add(ticks) < core.clock.now() {
             count(core, &peer, &entry, 0);
             entry.explain(detail);
             entry.cut(Reason::Stalled);
@@ -122,17 +125,19 @@ fn end_stalled(core: &Core, limits: &HboneLimits, bounds: &Bounds) {
     }
 }
 
-/// If more than half of a share is held, returns the time that stalled streams get, and the detail of those that are ended.
+/// If more than half of a share is held, returns the time that stalled streams get, and the detail of those that are ended. For the
+/// share of all, streams of connections that hold at most the `equal` part are not ended.
 fn excess(
     core: &Core,
     peer: &Peer,
     limits: &HboneLimits,
     bounds: &Bounds,
+    equal: usize,
 ) -> Option<(Duration, &'static str)> {
     let of_share = |held: usize, share: usize| {
         (held > share / 2).then_some(if is_pressed(held, share) { Duration::ZERO } else { limits.stalled })
     };
-    let all = of_share(core.held.all.bytes(), bounds.share);
+    let all = of_share(core.held.all.bytes(), bounds.share).filter(|_| peer.held.bytes() > equal);
     let identity = of_share(peer.held_of_identity.bytes(), bounds.of_identity);
     let connection = (peer.held.bytes() > limits.held_per_connection).then_some(limits.stalled);
     let details = [
