@@ -55,7 +55,7 @@ const RESET_EVERY: Duration = Duration::from_millis(2);
 
 /// The time within which the workers say what they hold.
 const LARGEST_WITHIN: Duration = Duration::from_millis(500);
-/// The smallest number of held bytes that are worth the end of a stream while memory is short.
+/// The smallest number of bytes held by an identity that are worth the end of one of its streams while memory is short.
 const GIVES_WAY: usize = 256 << 10;
 
 /// The running data plane.
@@ -328,7 +328,7 @@ impl Control {
         *self.shared.memory.borrow()
     }
 
-    /// Judges the memory budget anew. While memory is short, ends the CONNECT stream or HBONE connection that holds most.
+    /// Judges the memory budget anew. While memory is short, ends the CONNECT stream that holds most.
     pub async fn judge_memory(&self, limit: MemoryLimit, measured: Measured) {
         let judgement = self.memory().next(limit, measured);
         self.shared.holders.judged(&judgement);
@@ -338,16 +338,26 @@ impl Control {
         }
     }
 
-    /// Ends the CONNECT stream or HBONE connection that holds most; returns false if none holds enough to make a difference.
+    /// Ends the CONNECT stream that holds most, of the identity that holds most; returns false if none holds enough to make a
+    /// difference.
     async fn end_largest(&self) -> bool {
+        if !self.shared.holders.is_above_kept() {
+            return false;
+        }
         // A worker that does not answer in time is busy for another reason.
         let asked = tokio::time::timeout(LARGEST_WITHIN, self.ask(Message::Largest));
         let largest = asked.await.unwrap_or_default().into_iter().flatten().max();
-        let Some(LargestHolder { bytes, worker, id }) = largest.filter(|holder| holder.bytes >= GIVES_WAY)
+        let Some(LargestHolder { of_identity, bytes, worker, id }) =
+            largest.filter(|holder| holder.of_identity >= GIVES_WAY)
         else {
             return false;
         };
-        tracing::warn!(id, bytes, "memory is short, so the CONNECT stream that holds most is ended");
+        tracing::warn!(
+            id,
+            bytes,
+            of_identity,
+            "memory is short, so the CONNECT stream that holds most is ended"
+        );
         self.shared.workers[worker].mailbox.try_send(Message::GiveWay(id)).is_ok()
     }
 

@@ -58,6 +58,11 @@ impl Holders {
         self.all.load(Ordering::Relaxed)
     }
 
+    /// Returns true if HBONE holds more than it may hold however little memory is free.
+    pub(crate) fn is_above_kept(&self) -> bool {
+        self.bytes() > self.share.load(Ordering::Relaxed) / KEPT_PARTS
+    }
+
     /// Returns true if windows should be small.
     pub(crate) fn is_tight(&self) -> bool {
         self.is_tight.load(Ordering::Relaxed)

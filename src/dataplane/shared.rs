@@ -147,9 +147,9 @@ pub(crate) enum Message {
     /// Ends one connection that is counted for `holder`, so that another source or identity gets its admission slot. `asked` is
     /// the number of workers that were asked before and had no such connection.
     TakeBack { holder: Holder, asked: usize },
-    /// Asks for the CONNECT stream or HBONE connection that holds most bytes.
+    /// Asks for the CONNECT stream that holds most bytes of the identity that holds most.
     Largest(oneshot::Sender<Option<LargestHolder>>),
-    /// Ends the CONNECT stream or HBONE connection with this id, because memory is short.
+    /// Ends the CONNECT stream with this id, because memory is short.
     GiveWay(u64),
     /// Asks whether the worker still reads its mailbox.
     Alive(oneshot::Sender<()>),
@@ -164,14 +164,16 @@ pub(crate) enum Queue {
     Leave,
 }
 
-/// A CONNECT stream or HBONE connection that holds bytes because a peer does not read them.
+/// A CONNECT stream that holds bytes because a peer does not read them. The caller whose identity holds most comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LargestHolder {
+    /// The number of bytes that its caller's identity holds.
+    pub(crate) of_identity: usize,
     /// The number of bytes.
     pub(crate) bytes: usize,
     /// The index of its worker.
     pub(crate) worker: usize,
-    /// The id of the stream or connection.
+    /// The id of the stream.
     pub(crate) id: u64,
 }
 

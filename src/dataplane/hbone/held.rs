@@ -163,15 +163,24 @@ fn holders(core: &Core) -> Vec<Rc<Entry>> {
     holders
 }
 
-/// Returns the stream or connection of the worker that holds most.
+/// Returns the stream that holds most, of the worker's callers whose identity holds most. Connections are left out, because the end of
+/// one ends streams that hold nothing.
 pub(crate) fn largest(core: &Core) -> Option<LargestHolder> {
     let (table, worker) = (core.table.borrow(), core.index);
-    let holders =
-        table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0 && !entry.is_cut());
-    holders.map(|entry| LargestHolder { bytes: entry.held.get(), worker, id: entry.id() }).max()
+    let holders = table.iter().map(|(_, entry)| entry);
+    let holders = holders.filter(|entry| entry.held.get() > 0 && !entry.carries_streams() && !entry.is_cut());
+    let of_identity = |entry: &Entry| entry.caller().map_or(0, |peer| peer.held_of_identity.bytes());
+    holders
+        .map(|entry| LargestHolder {
+            of_identity: of_identity(entry),
+            bytes: entry.held.get(),
+            worker,
+            id: entry.id(),
+        })
+        .max()
 }
 
-/// Ends the stream or connection with this id, because memory is short.
+/// Ends the stream with this id, because memory is short.
 pub(crate) fn give_way(core: &Core, id: u64) {
     let entry = core.table.borrow().iter().map(|(_, entry)| entry).find(|entry| entry.id() == id).cloned();
     if let Some((entry, peer)) = entry.and_then(|entry| Some((entry.clone(), entry.caller()?))) {
