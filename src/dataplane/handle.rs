@@ -345,8 +345,14 @@ impl Control {
             return false;
         }
         // A worker that does not answer in time is busy for another reason.
-        let asked = tokio::time::timeout(LARGEST_WITHIN, self.ask(Message::Largest));
-        let largest = asked.await.unwrap_or_default().into_iter().flatten().max();
+        let asked = self.shared.workers.iter().map(|WorkerHandle { mailbox, .. }| {
+            tokio::time::timeout(LARGEST_WITHIN, async {
+                let (sender, answer) = oneshot::channel();
+                mailbox.send(Message::Largest(sender)).await.ok()?;
+                answer.await.ok()?
+            })
+        });
+        let largest = join_all(asked).await.into_iter().filter_map(|answer| answer.ok()?).max();
         let Some(LargestHolder { of_identity, bytes, worker, id }) =
             largest.filter(|holder| holder.of_identity >= GIVES_WAY)
         else {
