@@ -28,7 +28,7 @@ pub(crate) struct Standstill {
     order: Cell<Order>,
     /// True while bytes wait in this process for a peer to take them.
     stuck: Cell<bool>,
-    /// The progress of both directions, upward first; `None` while both peers have acknowledged all bytes.
+    /// The progress of both directions, upward first; `None` while both peers have acknowledged all bytes and nothing is bounded.
     owed: Cell<Option<Box<[Owed; 2]>>>,
     /// The kernel memory of the connection's sockets, in bytes, while bytes wait for a peer.
     pub(super) memory: Cell<u32>,
@@ -185,7 +185,7 @@ impl Standstill {
     }
 
     fn owes(&self) -> bool {
-        self.with_owed(|owed| owed.is_some())
+        self.with_owed(|owed| owed.into_iter().flatten().any(|owed| owed.since != 0))
     }
 
     fn with_owed<T>(&self, act: impl FnOnce(Option<&mut [Owed; 2]>) -> T) -> T {
@@ -240,8 +240,11 @@ impl Standstill {
             judgement.end = judgement.end.or(end);
             *silent = owed.silence(now);
         }
-        if owes {
+        // The sizes before the bounds are needed until the bounds are removed.
+        if owes || known.iter().any(|owed| owed.received_max > 0) {
             self.owed.set(Some(known));
+        }
+        if owes {
             let next = now + every(timeouts);
             self.due.set(next);
             judgement.next = Some(next);
@@ -324,6 +327,19 @@ mod tests {
         assert_eq!((judge(10, true).silent, judge(80, true).silent), ([0, 0], [0, 0]));
         assert_eq!((judge(139, false).silent, judge(139, false).end), ([0, 59], None));
         assert_eq!(judge(140, false).end, Some(Reason::Stalled));
+    }
+
+    #[test]
+    fn a_bounded_direction_is_restored_after_its_peer_has_taken_all_bytes() {
+        let (standstill, timeouts) = (Standstill::default(), Timeouts::default());
+        let judge =
+            |now, down| standstill.judge(now, &timeouts, &[observed(0, false, 0), down]).next.is_some();
+        assert!(judge(10, observed(500, true, 1_000)));
+        standstill.bound(1, 6 << 20);
+        assert!(!judge(20, observed(0, false, 1_000)) && !standstill.owes(), "it owes nothing");
+        assert_eq!(standstill.unbound([false, true]), [0, 0], "bytes wait again");
+        assert_eq!((standstill.unbound([false; 2]), standstill.unbound([false; 2])), ([0, 6 << 20], [0, 0]));
+        assert_eq!(standstill.bounded.get(), Bounded::None);
     }
 
     #[test]
