@@ -68,9 +68,10 @@ pub(super) fn begin(core: &Core, entry: &Entry, client: Option<&TcpStream>, endp
     if is_short(core) {
         for socket in client.into_iter().chain([endpoint]) {
             // If the kernel refuses, [`bound`] bounds the memory later.
-            let _ = bound_received(socket);
+            if bound_received(socket).is_ok() {
+                entry.standstill.bounded.set(Bounded::New);
+            }
         }
-        entry.standstill.bounded.set(Bounded::New);
     }
 }
 
@@ -165,9 +166,6 @@ pub(super) fn unbound(entry: &Entry, sides: &Sides<'_>) {
 
 /// Bounds the buffers of each direction whose sink has been silent for a second.
 fn bound(entry: &Entry, sides: &Sides<'_>, silent: [u32; 2]) {
-    if entry.standstill.bounded.get() == Bounded::New {
-        return;
-    }
     for way in [0, 1].into_iter().filter(|way| sides.waiting[*way] && silent[*way] > 0) {
         let [source, sink] = sides.of(entry, way);
         // A buffer that the kernel does not shrink counts as bounded too, so that the next tick does not try again.

@@ -57,7 +57,7 @@ pub(super) enum Order {
 pub(super) enum Bounded {
     #[default]
     None,
-    /// Both receive buffers, since the connection began.
+    /// Both receive buffers, since the connection began, and perhaps also those of [`Stalled`](Self::Stalled).
     New,
     /// Those of a direction whose sink read nothing: [`Owed::received_max`] says which.
     Stalled,
@@ -204,7 +204,9 @@ impl Standstill {
 
     /// Records that the buffers of a direction are bounded: 0 is upward. `size` is the size in bytes that its receive buffer had.
     pub(super) fn bound(&self, way: usize, size: usize) {
-        self.bounded.set(Bounded::Stalled);
+        if self.bounded.get() == Bounded::None {
+            self.bounded.set(Bounded::Stalled);
+        }
         self.with_owed(|owed| {
             if let Some(owed) = owed {
                 owed[way].received_max = owed[way].received_max.max(size);
