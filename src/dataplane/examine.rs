@@ -76,7 +76,7 @@ pub(super) fn begin(core: &Core, entry: &Entry, client: Option<&TcpStream>, endp
 }
 
 /// Returns true if connections whose peers do not read hold more than half of the memory that they may.
-fn is_short(core: &Core) -> bool {
+pub(super) fn is_short(core: &Core) -> bool {
     core.shared.kernel_memory.bytes.load(Ordering::Relaxed) > stalled_memory() / 2
 }
 

@@ -133,7 +133,7 @@ impl Standstill {
     pub(super) fn progress(&self, now: u32) -> [Option<record::Owed>; 2] {
         let owed = self.owed.take();
         let progress = |owed: &Owed| {
-            // The bounds are removed before another process gets the sockets.
+            // Another process learns of no bounds: most are removed before it gets the sockets.
             let Owed { acknowledged, since, received_max: _ } = *owed;
             (since != 0).then(|| record::Owed { acknowledged, since: now.saturating_sub(since) })
         };

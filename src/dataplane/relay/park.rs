@@ -122,8 +122,10 @@ impl Relay<'_> {
             self.empty_pipe(way)?;
             self.release(way);
         }
-        // Another process does not know the bounds.
-        examine::unbound(self.entry, &Sides { waiting: [false; 2], ..self.sides() });
+        // Another process does not know the bounds. While memory is short, those of silent readers stay nevertheless.
+        let sides = self.sides();
+        let waiting = sides.waiting.map(|waits| waits && examine::is_short(self.core));
+        examine::unbound(self.entry, &Sides { waiting, ..sides });
         if let Some(replay) = self.replay.take() {
             debug_assert!(self.up.held.is_none(), "bytes are read once the hello is written");
             self.up.held = self.up.held.take().or_else(|| Held::of(replay.bytes[replay.sent..].into()));
