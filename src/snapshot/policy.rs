@@ -355,8 +355,7 @@ pub struct HboneLimits {
     /// The number of bytes, times the number of workers, that all HBONE connections may buffer together before a stalled stream is
     /// reset; `None`: as many as the memory budget gives.
     pub held_per_worker: Option<usize>,
-    /// The time after which a stalled stream is reset, if more bytes are buffered than these limits allow. A stalled connection
-    /// of any listener is reset after the same time, if the kernel holds too much memory for peers that do not read.
+    /// The time after which a stalled stream is reset, if more than half of a share of the memory budget is held.
     pub stalled: Duration,
     /// The time after which a connection without streams is closed.
     pub idle: Duration,
