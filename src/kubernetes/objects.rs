@@ -175,22 +175,14 @@ struct Loose(String);
 
 impl<'de> Deserialize<'de> for Loose {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Any {
-            Text(String),
-            Other(IgnoredAny),
-        }
-
-        Ok(Self(match Any::deserialize(from)? {
-            Any::Text(text) => text,
-            Any::Other(_) => String::new(),
-        }))
+        // An untagged enum would hold all values of a list to try its variants.
+        let raw = <&RawValue>::deserialize(from)?;
+        Ok(Self(serde_json::from_str(raw.get()).unwrap_or_default()))
     }
 }
 
 impl Meta {
-    /// Reads the fields that identify an object, whatever mistakes its other fields have; none of an object with too many values.
+    /// Reads the fields that identify an object, whatever mistakes its other fields have.
     pub(super) fn lenient(raw: &RawValue) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default)]
@@ -207,11 +199,10 @@ impl Meta {
             resource_version: Loose,
         }
 
-        // A list within the metadata would be read too.
-        if has_too_many_values(raw.get()) {
-            return Self::default();
-        }
-        if let Ok(Bare { metadata }) = serde_json::from_str(raw.get()) {
+        // The labels may be the values of which an object has too many.
+        if !has_too_many_values(raw.get())
+            && let Ok(Bare { metadata }) = serde_json::from_str(raw.get())
+        {
             return metadata;
         }
         let LooseObject { metadata } = serde_json::from_str(raw.get()).unwrap_or_default();
@@ -309,5 +300,10 @@ mod tests {
         for nothing in ["7", "[]", "{}", r#"{"metadata":7}"#, r#"{"metadata":{"name":[{}],"labels":7}}"#] {
             assert_eq!(read(nothing).lack(), Some("metadata.name"), "{nothing}");
         }
+        let many = "{},".repeat(VALUES_MAX);
+        let large = read(&format!(
+            r#"{{"metadata":{{"name":"a","namespace":"b","labels":[{many}7],"uid":[{many}7],"resourceVersion":"3"}}}}"#
+        ));
+        assert_eq!((&*large.name, &*large.namespace, &*large.uid, large.lack()), ("a", "b", "", None));
     }
 }

@@ -177,3 +177,33 @@ async fn a_list_on_a_watch_has_ten_minutes_and_each_of_its_parts_one() {
     assert!((seconds(60)..=seconds(62)).contains(&took), "{took:?}");
     drop(silent);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_object_with_too_many_values_is_known_by_its_name_until_it_is_repaired_or_deleted() {
+    let mut watched = Watched::begin(Kind::Service).await;
+    let lines = watched.list().await;
+    let many = "7,".repeat(VALUES_MAX);
+    let line = |kind: &str, revision: u8, spec: &str| {
+        let metadata = format!(r#"{{"name":"a","namespace":"b","resourceVersion":"{revision}"}}"#);
+        let object = format!(r#"{{"metadata":{metadata},"spec":{spec}}}"#);
+        Bytes::from(format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"))
+    };
+    let large = format!(r#"{{"x":[{many}7]}}"#);
+    for line in [line("ADDED", 8, &large), line("MODIFIED", 9, "{}"), line("DELETED", 10, &large)] {
+        lines.send(line).await.expect("the client reads");
+    }
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        for event in watched.events.recv().await.expect("the watch goes on") {
+            let (what, meta) = match &event.what {
+                What::Broken(meta, _) => ("broken", meta),
+                What::Put(object) => ("put", object.meta()),
+                What::Gone(meta) => ("gone", meta),
+                _ => continue,
+            };
+            seen.push(format!("{what} {}/{}", meta.namespace, meta.name));
+        }
+    }
+    assert_eq!(seen, ["broken b/a", "put b/a", "gone b/a"]);
+    assert_eq!(watched.failures(), Vec::<String>::new());
+}
