@@ -14,6 +14,8 @@ pub struct ReviewedToken {
 pub enum ReviewFault {
     /// The server does not accept the token, or it is not for the audience.
     Refused(String),
+    /// The server does not accept the token, perhaps because of a passing fault of its own.
+    Doubted(String),
     /// The server could not be asked, or has refused the question.
     Failed(String),
 }

@@ -21,6 +21,8 @@ use isthmus_tasks::scope::Scope;
 
 /// The path of reviews.
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+/// The error of a token that no authenticator of an API server knows. Others may be of a fault within the server.
+const INVALID: &str = "invalid bearer token";
 /// The key of the name of a token's node, since Kubernetes 1.30.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 /// How long credentials that were read are in use before they are read again, as a registry does.
@@ -143,8 +145,11 @@ fn made(Found { access, digest }: Found, scope: Scope) -> Result<(Arc<Client>, u
 /// Reads the status of a review. A server that does not know audiences names none; its tokens are not accepted.
 fn read(status: ReviewStatus, audience: &str) -> Result<ReviewedToken, ReviewFault> {
     if !status.authenticated {
-        let why = if status.error.is_empty() { "the API server does not know it" } else { &status.error };
-        return Err(ReviewFault::Refused(cut(why)));
+        return Err(match &*status.error {
+            "" => ReviewFault::Refused("the API server does not know it".to_owned()),
+            INVALID => ReviewFault::Refused(INVALID.to_owned()),
+            other => ReviewFault::Doubted(cut(other)),
+        });
     }
     if !status.audiences.iter().any(|known| known == audience) {
         return Err(ReviewFault::Refused(format!("it is not for the audience {audience:?}")));
@@ -253,7 +258,9 @@ mod tests {
             let why = refused(&format!(r#"{{"authenticated":true,{user}{audiences}}}"#));
             assert_eq!(why, r#"it is not for the audience "istio-ca""#);
         }
-        assert_eq!(refused(r#"{"error":"it is expired","audiences":["istio-ca"]}"#), "it is expired");
+        assert_eq!(refused(r#"{"error":"invalid bearer token"}"#), INVALID);
+        let doubted = of(r#"{"error":"the token couldn't be checked","audiences":["istio-ca"]}"#);
+        assert_eq!(doubted, Err(ReviewFault::Doubted("the token couldn't be checked".into())));
         assert_eq!(refused("{}"), "the API server does not know it");
     }
 }

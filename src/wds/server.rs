@@ -173,7 +173,7 @@ async fn admit(service: &Service, headers: &HeaderMap, client: IpAddr) -> Result
     let cluster = ClusterId::new(cluster);
     match service.tokens.owner(&cluster, token, client).await {
         Ok(owner) => Ok((owner, cluster)),
-        Err(fault @ (TokenFault::Refused(_) | TokenFault::NoReviewer(_))) => {
+        Err(fault @ (TokenFault::Refused(_) | TokenFault::Doubted(_) | TokenFault::NoReviewer(_))) => {
             Err(Status::unauthenticated(fault.to_string()))
         }
         Err(fault @ TokenFault::Unknown(_)) => Err(Status::unavailable(fault.to_string())),

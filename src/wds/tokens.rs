@@ -2,7 +2,7 @@
 //!
 //! Few tokens are reviewed at the same time, and the sources of clients take turns, so that invalid tokens of one source delay no
 //! other. Clients with an equal token share its review, and a token that an API server has refused is not reviewed again for a
-//! minute.
+//! minute, or for 5 s if a fault of the server may be the cause.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -31,6 +31,8 @@ const REVIEWS_MAX: usize = 32;
 const WAITING_MAX: usize = 8_192;
 /// The time for which a refused token is not reviewed again.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// The same if the refusal may be due to a fault of the API server.
+const DOUBTED_FOR: Duration = Duration::from_secs(5);
 /// The largest number of refused tokens that are remembered.
 const REFUSED_MAX: usize = 4_096;
 /// The largest size of a file of tokens, in bytes.
@@ -55,6 +57,9 @@ pub enum TokenFault {
     /// The token is not valid.
     #[error("the token is not accepted: {0}")]
     Refused(String),
+    /// The API server does not accept the token, perhaps because of a passing fault of its own.
+    #[error("the token is not accepted: {0}")]
+    Doubted(String),
     /// There is no API server that could review the token.
     #[error("the token is not accepted: {0}")]
     NoReviewer(String),
@@ -86,7 +91,8 @@ pub struct Tokens {
 /// The tokens that API servers have refused within [`REFUSED_FOR`]. If there are too many, the oldest is forgotten.
 #[derive(Default)]
 struct Refused {
-    reasons: BTreeMap<Hash, String>,
+    /// The fault of each, and the time until which it counts.
+    faults: BTreeMap<Hash, (TokenFault, Instant)>,
     /// The time of each refusal, oldest first.
     order: VecDeque<(Instant, Hash)>,
 }
@@ -106,8 +112,8 @@ impl Tokens {
         }
         // No header has a zero byte, so the digest is of one cluster and one token.
         let digest = sha256(format!("{}\0{token}", cluster.as_str()).as_bytes());
-        if let Some(why) = self.refused(|refused| refused.reason(&digest, Instant::now())) {
-            return Err(TokenFault::Refused(why));
+        if let Some(fault) = self.refused(|refused| refused.fault(&digest, Instant::now())) {
+            return Err(fault);
         }
         let review = self.reviews.share(digest);
         let found = review.result.get_or_try_init(|| async {
@@ -128,8 +134,8 @@ impl Tokens {
             TokenSource::File(path) => return self.listed(path.clone(), token.to_owned()).await,
         };
         let found = self.reviewer.review(cluster, token, audience).await;
-        if let Err(TokenFault::Refused(why)) = &found {
-            self.refused(|refused| refused.remember(digest, why, Instant::now()));
+        if let Err(fault) = &found {
+            self.refused(|refused| refused.remember(digest, fault, Instant::now()));
         }
         found
     }
@@ -145,14 +151,21 @@ impl Tokens {
 }
 
 impl Refused {
-    /// Returns the reason why a token was refused, if it is remembered.
-    fn reason(&mut self, digest: &Hash, now: Instant) -> Option<String> {
+    /// Returns the fault of a token that was refused, if it is remembered.
+    fn fault(&mut self, digest: &Hash, now: Instant) -> Option<TokenFault> {
         self.forget(|(at, _), _| now >= at + REFUSED_FOR);
-        self.reasons.get(digest).cloned()
+        self.faults.get(digest).filter(|(_, until)| now < *until).map(|(fault, _)| fault.clone())
     }
 
-    fn remember(&mut self, digest: Hash, why: &str, now: Instant) {
-        if self.reasons.insert(digest, why.to_owned()).is_none() {
+    /// Remembers a fault if it is a refusal.
+    fn remember(&mut self, digest: Hash, fault: &TokenFault, now: Instant) {
+        let until = now
+            + match fault {
+                TokenFault::Refused(_) => REFUSED_FOR,
+                TokenFault::Doubted(_) => DOUBTED_FOR,
+                TokenFault::NoReviewer(_) | TokenFault::Unknown(_) => return,
+            };
+        if self.faults.insert(digest, (fault.clone(), until)).is_none() {
             self.order.push_back((now, digest));
         }
         self.forget(|_, len| len > REFUSED_MAX);
@@ -164,7 +177,7 @@ impl Refused {
             self.order.front().copied().filter(|oldest| is_over(*oldest, self.order.len()))
         {
             self.order.pop_front();
-            self.reasons.remove(&oldest.1);
+            self.faults.remove(&oldest.1);
         }
     }
 }
@@ -248,9 +261,10 @@ mod tests {
                 self.reviews.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(self.takes).await;
                 let identity = Identity::parse("spiffe://td/ns/a/sa/b").expect("legal");
-                match token.starts_with("good") {
-                    true => Ok(Owner { identity, node: None }),
-                    false => Err(TokenFault::Refused("junk".into())),
+                match token {
+                    _ if token.starts_with("good") => Ok(Owner { identity, node: None }),
+                    "doubtful" => Err(TokenFault::Doubted("a fault".into())),
+                    _ => Err(TokenFault::Refused("junk".into())),
                 }
             })
         }
@@ -340,6 +354,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_refusal_that_may_be_a_fault_of_the_server_counts_for_5_s() {
+        let (server, scope) = (Server::new(Duration::ZERO), Scope::default());
+        let tokens = tokens(&server);
+        for (later, reviews) in [(0, 1), (4_900, 1), (100, 2), (4_900, 2)] {
+            tokio::time::advance(Duration::from_millis(later)).await;
+            let (fault, _) = start(&scope, &tokens, "doubtful".into(), 1).await.expect("no panic");
+            assert_eq!(fault, Err(TokenFault::Doubted("a fault".into())));
+            assert_eq!(server.asked(), reviews);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_client_of_a_shared_review_that_leaves_or_gives_way_takes_no_other_with_it() {
         let (server, scope) = (Server::new(Duration::from_millis(500)), Scope::default());
         let tokens = tokens(&server);
@@ -356,10 +382,11 @@ mod tests {
     fn the_oldest_of_too_many_refused_tokens_is_forgotten() {
         let (mut refused, now) = (Refused::default(), Instant::now());
         let digest = |number: usize| sha256(&number.to_le_bytes());
-        (0..=REFUSED_MAX).for_each(|number| refused.remember(digest(number), "why", now));
-        assert_eq!(refused.reason(&digest(0), now), None);
-        assert_eq!(refused.reason(&digest(1), now).as_deref(), Some("why"));
-        assert_eq!(refused.reasons.len(), REFUSED_MAX);
+        let fault = TokenFault::Refused("why".into());
+        (0..=REFUSED_MAX).for_each(|number| refused.remember(digest(number), &fault, now));
+        assert_eq!(refused.fault(&digest(0), now), None);
+        assert_eq!(refused.fault(&digest(1), now), Some(fault));
+        assert_eq!(refused.faults.len(), REFUSED_MAX);
     }
 
     #[test]

@@ -27,6 +27,7 @@ impl Reviewer for ClusterReviewer {
             match self.reviewer.review(cluster, &spec, (token, audience)).await {
                 Ok(reviewed) => owner(&reviewed, &spec),
                 Err(ReviewFault::Refused(why)) => Err(TokenFault::Refused(why)),
+                Err(ReviewFault::Doubted(why)) => Err(TokenFault::Doubted(why)),
                 Err(ReviewFault::Failed(why)) => Err(TokenFault::Unknown(why)),
             }
         })
