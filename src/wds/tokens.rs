@@ -17,14 +17,16 @@ use isthmus_files::file;
 use isthmus_files::reading::Readings;
 use isthmus_model::identity::Identity;
 use isthmus_model::place::ClusterId;
-use isthmus_net::turns::{Crowded, Turns};
+use isthmus_net::turns::Turns;
 use isthmus_tasks::shared::Shared;
 use isthmus_tls::pinned::{Hash, sha256};
 
 use super::options::TokenSource;
 
-/// The time limit of learning an identity.
+/// The time limit of a review.
 const WITHIN: Duration = Duration::from_secs(10);
+/// The time limit of the wait for a review: thousands of clients may connect at once from one address.
+const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// The largest number of tokens that are reviewed at the same time; further clients wait.
 const REVIEWS_MAX: usize = 32;
 /// The largest number of clients that wait for a review.
@@ -117,14 +119,14 @@ impl Tokens {
         }
         let review = self.reviews.share(digest);
         let found = review.result.get_or_try_init(|| async {
-            let _turn = self.turns.turn(client).await?;
-            Ok::<_, Crowded>(self.find(cluster, token, digest).await)
+            let turn = timeout(TURN_WITHIN, self.turns.turn(client)).await;
+            let _turn = turn.map_err(|_| late(TURN_WITHIN))?.map_err(unknown)?;
+            let found = timeout(WITHIN, self.find(cluster, token, digest)).await;
+            Ok::<_, TokenFault>(found.unwrap_or_else(|_| Err(late(WITHIN))))
         });
-        match timeout(WITHIN, found).await {
-            Ok(Ok(found)) => found.clone(),
-            Ok(Err(crowded)) => Err(TokenFault::Unknown(crowded.to_string())),
-            Err(_) => Err(TokenFault::Unknown(format!("there was no answer within {} s", WITHIN.as_secs()))),
-        }
+        // Clients that share a review may wait for a turn one after another.
+        let found = timeout(TURN_WITHIN + WITHIN, found).await;
+        found.map_err(|_| late(TURN_WITHIN + WITHIN))??.clone()
     }
 
     async fn find(&self, cluster: &ClusterId, token: &str, digest: Hash) -> Result<Owner, TokenFault> {
@@ -180,6 +182,14 @@ impl Refused {
             self.faults.remove(&oldest.1);
         }
     }
+}
+
+fn unknown(why: impl std::fmt::Display) -> TokenFault {
+    TokenFault::Unknown(why.to_string())
+}
+
+fn late(within: Duration) -> TokenFault {
+    unknown(format_args!("there was no answer within {} s", within.as_secs()))
 }
 
 fn in_file(path: &Path, token: &str) -> Result<Owner, TokenFault> {
@@ -295,6 +305,27 @@ mod tests {
         let (fault, took) = start(&scope, &tokens(&server), "token".into(), 1).await.expect("no panic");
         let late = TokenFault::Unknown("there was no answer within 10 s".to_owned());
         assert_eq!((fault, took.as_secs()), (Err(late), 10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn three_thousand_clients_of_one_address_wait_a_minute_at_most_for_their_reviews() {
+        let scope = Scope::default();
+        let crowd = async |takes| {
+            let tokens = tokens(&Server::new(Duration::from_millis(takes)));
+            let asked: Vec<_> =
+                (0..3_000).map(|at| start(&scope, &tokens, format!("good-{at}"), 1)).collect();
+            let (mut known, mut longest) = (0, Duration::ZERO);
+            for asked in asked {
+                let (owner, took) = asked.await.expect("no panic");
+                known += usize::from(owner.is_ok());
+                longest = longest.max(took);
+            }
+            (known, longest.as_secs())
+        };
+        // 26 at a time, 116 times.
+        assert_eq!(crowd(200).await, (3_000, 23));
+        // Those whose turn begins within a minute, the last after 59.4 s.
+        assert_eq!(crowd(1_100).await, (55 * 26, 60));
     }
 
     #[tokio::test(start_paused = true)]
