@@ -7,6 +7,9 @@ use isthmus_net::memory::share;
 
 /// The records of all peers may take one of so many parts of the memory budget of the process.
 const PARTS: u64 = 8;
+/// A peer whose records take at most one of so many parts of the share of all is not refused because of other peers. With more
+/// peers than parts, all together may exceed their share.
+const OWN_PARTS: usize = 8;
 
 /// The memory of one peer's records, in bytes.
 #[derive(Debug)]
@@ -33,11 +36,11 @@ impl Budget {
     pub(super) fn refusal(&self, bytes: usize) -> String {
         match self.used.load(Ordering::Relaxed).saturating_add(bytes) > self.max {
             true => format!(
-                "the services of the peer would take more memory than limits.memory, {} bytes",
+                "the records of the peer would take more memory than limits.memory, {} bytes",
                 self.max
             ),
             false => {
-                "the services of all peers would take more than their share of the gateway's limits.memory"
+                "the records of all peers would take more than their share of the gateway's limits.memory"
                     .to_owned()
             }
         }
@@ -45,8 +48,9 @@ impl Budget {
 
     /// Returns true if so many bytes are free.
     pub(super) fn has(&self, bytes: usize) -> bool {
-        let fits = |used: &AtomicUsize, max| used.load(Ordering::Relaxed).saturating_add(bytes) <= max;
-        fits(&self.used, self.max) && fits(&self.of_all, max_of_all())
+        let after = |used: &AtomicUsize| used.load(Ordering::Relaxed).saturating_add(bytes);
+        let own = after(&self.used);
+        own <= self.max && after(&self.of_all) <= max_of_all_for(own)
     }
 }
 
@@ -68,13 +72,11 @@ impl Held {
             let next = |used: usize| {
                 used.checked_add(after)?.checked_sub(before).filter(|next| after <= before || *next <= max)
             };
-            used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+            used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()
         };
-        if !change(used, (before, after), *max) {
-            return false;
-        }
-        if !change(of_all, (before, after), max_of_all()) {
-            let is_back = change(used, (after, before), usize::MAX);
+        let Some(own) = change(used, (before, after), *max) else { return false };
+        if change(of_all, (before, after), max_of_all_for(own + after - before)).is_none() {
+            let is_back = change(used, (after, before), usize::MAX).is_some();
             debug_assert!(is_back, "the bytes were taken just before");
             return false;
         }
@@ -96,8 +98,10 @@ impl Drop for Held {
     }
 }
 
-fn max_of_all() -> usize {
-    usize::try_from(share(PARTS)).unwrap_or(usize::MAX)
+/// Returns the most bytes that all peers may take with a record of a peer that takes `own` bytes with it.
+fn max_of_all_for(own: usize) -> usize {
+    let max = usize::try_from(share(PARTS)).unwrap_or(usize::MAX);
+    if own <= max / OWN_PARTS { usize::MAX } else { max }
 }
 
 #[cfg(test)]
@@ -126,10 +130,17 @@ mod tests {
         let of_all = Arc::default();
         let [one, other] = [0; 2].map(|_| Budget::new(usize::MAX, &of_all));
         let (mut first, mut second) = (Held::of(one), Held::of(other.clone()));
-        assert!(first.replace(0, ALL - 10) && second.replace(0, 10));
-        assert!(!second.replace(10, 11) && !other.has(1));
-        assert!(other.refusal(1).contains("all peers"));
-        assert!(second.replace(10, 4) && other.has(6) && !other.has(7), "a refusal changes nothing");
+        const PART: usize = ALL / OWN_PARTS;
+        assert!(first.replace(0, ALL) && !first.replace(ALL, ALL + 1));
+        assert!(
+            second.replace(0, 10) && second.replace(10, PART) && !second.replace(PART, PART + 1),
+            "its own part"
+        );
+        assert!(!other.has(1) && other.refusal(1).contains("all peers"));
+        assert!(
+            second.replace(PART, 4) && other.has(PART - 4) && !other.has(PART - 3),
+            "a refusal changes nothing"
+        );
         drop(first);
         assert!(other.has(ALL - 4) && !other.has(ALL - 3));
     }

@@ -157,11 +157,12 @@ impl Taken {
         let encoded = gateway.encode_to_vec();
         let item = Item { hash: ItemHash::of(&encoded), bytes: GATEWAY_BYTES + encoded.len() };
         let has_place = before.is_some() || self.gateways.len() < GATEWAYS_MAX;
-        if !has_place || !self.held.replace(before.map_or(0, |item| item.bytes), item.bytes) {
+        let bytes_before = before.map_or(0, |item| item.bytes);
+        if !has_place || !self.held.replace(bytes_before, item.bytes) {
             self.are_cut.gateways = true;
             return Err(match has_place {
                 false => format!("more than {GATEWAYS_MAX} gateways"),
-                true => "limits.memory is used up".to_owned(),
+                true => self.held.budget().refusal(item.bytes - bytes_before),
             });
         }
         self.set.change(before.map(|item| item.hash), Some(item.hash));
