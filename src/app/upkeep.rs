@@ -8,7 +8,7 @@ use tokio::time::MissedTickBehavior;
 use isthmus_admin::Sources;
 use isthmus_dataplane::handle::Control;
 use isthmus_net::memory::cgroup::Meter;
-use isthmus_net::memory::{self, JUDGE_EVERY};
+use isthmus_net::memory::{self, JUDGE_EVERY, Measured};
 use isthmus_net::own::LOOK_UP_EVERY;
 use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
@@ -57,12 +57,24 @@ pub(super) fn start(sources: &Sources, scope: &Scope) {
 async fn judge_memory(dataplane: Control, reader: Reader, meter: Meter) {
     let mut every = tokio::time::interval(JUDGE_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_warned = false;
     loop {
         every.tick().await;
         let meter = meter.clone();
         // The kernel may take long to sum up a large cgroup.
-        let Ok(Some(measured)) = tokio::task::spawn_blocking(move || meter.measure()).await else { continue };
+        let Ok(measured) = tokio::task::spawn_blocking(move || meter.measure()).await else { continue };
         let limit = reader.latest().policy.limits.memory;
+        let measured = measured.unwrap_or_else(|| {
+            let measured = Measured::unknown(limit);
+            if !std::mem::replace(&mut is_warned, true) {
+                let available = measured.available;
+                tracing::warn!(
+                    available,
+                    "the kernel does not report the memory of the process; limits.memory is judged without its use"
+                );
+            }
+            measured
+        });
         memory::set_budget(limit.of(measured.available));
         dataplane.judge_memory(limit, measured).await;
     }

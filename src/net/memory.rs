@@ -48,6 +48,20 @@ pub struct Measured {
     pub left: u64,
 }
 
+impl Measured {
+    /// The memory that a process is taken to have if the kernel does not report it.
+    const UNKNOWN: u64 = 1 << 30;
+
+    /// Returns the sizes by which the limit is judged if the kernel reports none: a size that is written holds.
+    pub fn unknown(limit: MemoryLimit) -> Self {
+        let available = match limit {
+            MemoryLimit::Percent(_) => Self::UNKNOWN,
+            MemoryLimit::Bytes(bytes) => bytes,
+        };
+        Self { available, used: 0, left: u64::MAX }
+    }
+}
+
 /// How much of the budget is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -153,6 +167,13 @@ mod tests {
             given.push(state.ends_a_holder());
         }
         assert_eq!(given, [false, false, true, true, false, false, true]);
+    }
+
+    #[test]
+    fn memory_that_the_kernel_does_not_report_is_a_gib_or_the_size_that_is_written() {
+        let budget = |limit| Judgement::default().next(limit, Measured::unknown(limit)).budget;
+        assert_eq!(budget(MemoryLimit::Bytes(9_000 * MIB)), 9_000 * MIB);
+        assert_eq!(budget(MemoryLimit::Percent(60)) / MIB, 614);
     }
 
     #[test]

@@ -44,7 +44,8 @@ impl Meter {
         let (total, left) = (of_host("MemTotal:")?, of_host("MemAvailable:").unwrap_or(u64::MAX));
         let limited = self.cgroup.as_ref().and_then(|cgroup| {
             let (available, folder) = cgroup.limit().filter(|(limit, _)| *limit < total)?;
-            Some(Measured { available, used: cgroup.version.working_set(folder)?, left })
+            let used = cgroup.version.working_set(folder).or_else(|| self.resident())?;
+            Some(Measured { available, used, left })
         });
         limited.or_else(|| Some(Measured { available: total, used: self.resident()?, left }))
     }
@@ -117,7 +118,7 @@ impl Version {
                 Self::One => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
                 Self::Two => kind == "cgroup2",
             };
-            let text = |field: &str| field.replace("\\040", " ");
+            let text = |field: &str| field.replace("\\040", " ").replace("\\134", "\\");
             counts.then(|| Some((text(place.next()?), text(place.next()?))))?
         })
     }
@@ -260,6 +261,25 @@ mod tests {
         let bound = "30 23 0:26 /docker/4f /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         assert_eq!(limit(bound, "0::/docker/4f\n"), (512, 50), "without a namespace");
         assert_eq!(limit(bound, "0::/init.scope\n"), (512, 50), "a path that is not below the mount");
+        let escaped = r"30 23 0:26 /a\134x2db\040c /sys/fs/cgroup ro - cgroup2 cgroup rw";
+        let sizes = sizes(&[
+            ("proc/self/mountinfo", escaped),
+            ("proc/self/cgroup", "0::/a\\x2db c/app\n"),
+            ("sys/fs/cgroup/app/memory.max", "536870912\n"),
+            ("sys/fs/cgroup/app/memory.current", "52428800\n"),
+        ]);
+        assert_eq!(sizes, (512, 50));
+    }
+
+    #[test]
+    fn a_limit_holds_though_the_use_of_its_cgroup_cannot_be_read() {
+        let resident = 1_000 * u64::try_from(rustix::param::page_size()).expect("small") / MIB;
+        let found = sizes(&[
+            ("proc/self/mountinfo", TWO),
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "536870912\n"),
+        ]);
+        assert_eq!(found, (512, resident));
     }
 
     #[test]
