@@ -1,7 +1,7 @@
 //! Limits on the bytes that the server holds for its clients: subscribed names and incomplete requests. Each client has a
-//! limit, and all clients together have one. The last fifth of the common limit is reserved for sources that hold less than
-//! their share (SPEC §10): no source can exclude the others, and a single source may use all bytes. Large requests are decoded in
-//! turn.
+//! limit, and all clients together have one; if that follows the memory of the process, a client may have a quarter of it. The
+//! last fifth of the common limit is reserved for sources that hold less than their share (SPEC §10): no source can exclude the
+//! others, and a single source may use all bytes. Large requests are decoded in turn.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,6 +13,8 @@ use isthmus_net::memory::share;
 
 /// The bytes of large requests that the process decodes at the same time. A request of more bytes is decoded alone.
 const DECODED_BYTES_MAX: u32 = 16 << 20;
+/// A client may have one of so many parts of a budget that follows the memory of the process.
+const CLIENT_PART: usize = 4;
 /// Permits for the bytes of large requests that are decoded at the moment, of all servers and clients.
 static DECODED: Semaphore = Semaphore::const_new(DECODED_BYTES_MAX as usize);
 
@@ -20,8 +22,8 @@ static DECODED: Semaphore = Semaphore::const_new(DECODED_BYTES_MAX as usize);
 #[derive(Debug)]
 pub struct Budget {
     bytes_max: usize,
-    /// The limit is at most one of so many parts of the memory budget of the process.
-    memory_parts: u64,
+    /// The limit is at most one of so many parts of the memory budget of the process. `None`: it does not follow that budget.
+    memory_parts: Option<u64>,
     usage: Mutex<Usage>,
 }
 
@@ -69,16 +71,22 @@ pub enum Exhausted {
 impl Budget {
     /// Makes a budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
-        Self::of_memory(bytes_max, 1)
+        Arc::new(Self { bytes_max, memory_parts: None, usage: Mutex::default() })
     }
 
     /// Makes a budget of `bytes_max` bytes, or of one of so many parts of the memory budget if that is less.
     pub fn of_memory(bytes_max: usize, memory_parts: u64) -> Arc<Self> {
-        Arc::new(Self { bytes_max, memory_parts, usage: Mutex::default() })
+        Arc::new(Self { bytes_max, memory_parts: Some(memory_parts), usage: Mutex::default() })
     }
 
     fn bytes_max(&self) -> usize {
-        usize::try_from(share(self.memory_parts)).unwrap_or(usize::MAX).min(self.bytes_max)
+        let of_memory = self.memory_parts.and_then(|parts| usize::try_from(share(parts)).ok());
+        of_memory.unwrap_or(usize::MAX).min(self.bytes_max)
+    }
+
+    /// Returns the bytes that one client may have.
+    fn bytes_max_of_client(&self) -> usize {
+        self.memory_parts.map_or(usize::MAX, |_| self.bytes_max() / CLIENT_PART)
     }
 
     /// Opens an account of at most `bytes_max` bytes for a client.
@@ -133,8 +141,9 @@ impl Account {
         if bytes == 0 {
             return Ok(());
         }
-        if self.bytes + bytes > self.bytes_max {
-            return Err(Exhausted::Client(self.bytes_max));
+        let max = self.bytes_max.min(self.budget.bytes_max_of_client());
+        if self.bytes + bytes > max {
+            return Err(Exhausted::Client(max));
         }
         self.budget.take(self.source, bytes)?;
         self.bytes += bytes;
@@ -220,7 +229,11 @@ mod tests {
     fn a_budget_is_at_most_a_part_of_the_memory_of_the_process() {
         // More than other tests in this process use.
         isthmus_net::memory::set_budget(8 << 40);
-        let mut account = Budget::of_memory(usize::MAX, 8).account(IpAddr::from([127, 0, 0, 1]), usize::MAX);
-        assert_eq!((account.take(1 << 40), account.take(1)), (Ok(()), Err(Exhausted::Everyone)));
+        let budget = Budget::of_memory(usize::MAX, 8);
+        let mut clients = [0; 5].map(|_| budget.account(IpAddr::from([127, 0, 0, 1]), usize::MAX));
+        let part = 1 << 38;
+        assert_eq!((clients[0].take(part), clients[0].take(1)), (Ok(()), Err(Exhausted::Client(part))));
+        assert!(clients[1..4].iter_mut().all(|client| client.take(part).is_ok()));
+        assert_eq!(clients[4].take(1), Err(Exhausted::Everyone));
     }
 }
