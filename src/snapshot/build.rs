@@ -197,19 +197,24 @@ impl Snapshot {
     /// Returns the services with an endpoint that a drain concerns. Visits all services if the drain is neither of a service nor of
     /// a network.
     pub fn drained_by(&self, drain: &ActiveDrain) -> Vec<HostName> {
-        let concerns = |view: &&Arc<ServiceView>| drain.concerns(view, &self.networks, &self.resolved);
-        let names = |views: &mut dyn Iterator<Item = &Arc<ServiceView>>| {
-            views.filter(concerns).map(|view| view.key.hostname.clone()).collect()
-        };
-        match (drain.service(), drain.network()) {
-            (Some(name), _) => names(&mut self.service(name.as_str()).into_iter()),
+        self.concerned(drain).map(|view| view.key.hostname.clone()).collect()
+    }
+
+    /// Returns the services of [`Self::drained_by`], one after another.
+    pub(super) fn concerned<'a>(
+        &'a self,
+        drain: &'a ActiveDrain,
+    ) -> impl Iterator<Item = &'a Arc<ServiceView>> {
+        let views: Box<dyn Iterator<Item = &Arc<ServiceView>>> = match (drain.service(), drain.network()) {
+            (Some(name), _) => Box::new(self.service(name.as_str()).into_iter()),
             (None, Some(network)) => {
                 let behind = self.services_behind(network);
-                names(&mut behind.filter_map(|name| self.service(name.as_str())))
+                Box::new(behind.filter_map(|name| self.service(name.as_str())))
             }
-            (None, None) if drain.is_of_gateways() => Vec::new(),
-            (None, None) => names(&mut self.services.iter().map(|(_, view)| view)),
-        }
+            (None, None) if drain.is_of_gateways() => Box::new(std::iter::empty()),
+            (None, None) => Box::new(self.services.iter().map(|(_, view)| view)),
+        };
+        views.filter(|view| drain.concerns(view, &self.networks, &self.resolved))
     }
 
     /// Updates the index `behind` after the networks of a service's endpoints changed.

@@ -180,7 +180,7 @@ impl Snapshot {
             DrainSource::Registry(_) if drain.is_of_gateways() => {
                 self.networks.gateways_of(drain).next().is_some()
             }
-            DrainSource::Registry(_) => !self.drained_by(drain).is_empty(),
+            DrainSource::Registry(_) => self.concerned(drain).next().is_some(),
         })
     }
 
