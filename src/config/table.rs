@@ -243,8 +243,9 @@ keys! {
             => "10000, or a quarter of the descriptor limit if that is less";
         /// Memory of the process: a share of the smallest limit of its cgroups (`memory.max`, `memory.high`), or of the host's memory,
         /// or a size, at most that much. HBONE may hold half of it, and one identity a quarter of that; names of xDS clients, of
-        /// ztunnels, records of peers and unread bytes in the kernel have shares of their own. While more than 80% are in use, HBONE
-        /// grows no further; above 90%, the gateway ends the CONNECT stream that holds most, one each second.
+        /// ztunnels, records of peers and unread bytes in the kernel have shares of their own. While more than 80% are in use, windows
+        /// of HBONE do not grow, and those of new connections have 256 KiB; above 90%, the gateway ends the CONNECT stream that holds
+        /// most, one each second.
         MEMORY "memory": form::Memory = MemoryLimit::default();
         /// Limits of each source. A source at its limit does not affect other sources.
         PER_SOURCE "perSource": PerSource => "none";
