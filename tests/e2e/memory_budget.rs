@@ -17,6 +17,7 @@ use crate::support::client::{connect as open, hello};
 use crate::support::frames::{DATA, Frames, connect, frame};
 use crate::support::gateway::{BINARY, Gateway, with_common};
 use crate::support::hbone::{Hbone, client};
+use crate::support::namespace::{self, FAR, Host};
 use crate::support::pki::PKI;
 use crate::support::{eventually, skip};
 
@@ -215,4 +216,54 @@ fn while_memory_is_short_the_largest_holders_are_ended_one_after_another() {
         })
     });
     eprintln!("{problem}");
+}
+
+/// The bytes of a stream whose endpoint has not accepted a connection yet are held, too.
+#[test]
+fn bytes_for_an_endpoint_that_does_not_answer_are_bounded() {
+    const TEST: &str = "memory_budget::bytes_for_an_endpoint_that_does_not_answer_are_bounded";
+    const CONNECTIONS: u32 = 8;
+    const STREAMS: u32 = 40;
+    if !namespace::inside(TEST, "ip link set lo up") {
+        return;
+    }
+    let host = Host::connect();
+    host.vanish();
+    let config = format!(
+        "{BASE}timeouts: {{connect: 20s, connectTotal: 20s}}\nlimits: {{memory: 128MiB}}\nservices:\n  - hostname: silent.shop.mesh\n    \
+         namespace: shop\n    ports: [{{name: p, port: 80}}]\n    endpoints: [{{address: {FAR}}}]\n"
+    );
+    let gateway = Gateway::start_in(folder(), &config, &[]);
+    let hbone = gateway.listener("hbone");
+    let config = caller();
+    let callers: Vec<Frames> =
+        (0..CONNECTIONS).map(|_| Frames::connect(hbone, config.clone()).expect("let in")).collect();
+    let before = gateway.memory() as u64;
+    let mut highest = before;
+    thread::scope(|scope| {
+        let _cut = Cut(callers.iter().map(|raw| raw.tls.sock.try_clone().expect("cloned")).collect());
+        for mut raw in callers {
+            scope.spawn(move || {
+                let (bytes, rounds) = (vec![b'p'; 16 << 10], raw.stream_window() as usize >> 14);
+                for stream in (1..2 * STREAMS).step_by(2) {
+                    let opened = raw.send(&connect(stream, "silent.shop.mesh:80"));
+                    let sent = (0..rounds)
+                        .try_fold((), |(), _| raw.send(&frame(DATA, 0, stream, &bytes)))
+                        .and(opened);
+                    if sent.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        let until = Instant::now() + POURED;
+        while Instant::now() < until {
+            highest = highest.max(gateway.memory() as u64);
+            thread::yield_now();
+        }
+    });
+    let rise = (highest - before) / MIB;
+    eprintln!("{rise} MiB more for {} MiB sent", u64::from(CONNECTIONS * STREAMS));
+    // An identity has 16 MiB.
+    assert!(rise < 64, "{rise} MiB more");
 }
