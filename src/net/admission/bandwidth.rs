@@ -7,7 +7,7 @@
 //! cost a download nothing; the bytes of all such connections together are at most a 32nd of the limit. All workers count in the
 //! same atomics. What the shares are applied to is the matter of the data plane.
 //!
-//! Memory: an entry for each source with open connections to an owner with a limit, at most [`SOURCES_MAX`] and one for the rest.
+//! Memory: an entry for each source with open connections to an owner with a limit, at most 4,096 and one for the rest.
 
 use std::cell::Cell;
 use std::fmt;
