@@ -22,7 +22,7 @@ use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
 use isthmus_xds::accepting::Accepting;
-use isthmus_xds::budget::Budget;
+use isthmus_xds::budget::{Budget, NAMES_BYTES_MAX};
 use isthmus_xds::connection::{self, Stream};
 use isthmus_xds::incoming::{CalledOn, Caller, Handshake};
 use isthmus_xds::message::Message;
@@ -46,13 +46,6 @@ const CLUSTER_BYTES_MAX: usize = 512;
 const REQUEST_BYTES_MAX: usize = 32 << 20;
 /// The largest later request in bytes.
 const LATER_BYTES_MAX: usize = 1 << 20;
-/// The largest number of bytes in incomplete requests of all clients.
-const REQUESTS_BYTES_MAX: usize = 128 << 20;
-/// The memory limits for the names of clients, in bytes: of one client, and of all clients together.
-const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
-/// The names, and the incomplete requests, may each have one of so many parts of the memory budget, if that is less.
-const NAMES_PARTS: u64 = 8;
-const REQUESTS_PARTS: u64 = 16;
 /// The largest number of concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 /// The age at which a stream ends, so that the token of its client is checked again. The client connects again at once, and gets
@@ -90,10 +83,7 @@ impl Service {
     /// Makes the service.
     pub fn new(hub: Arc<Hub>, options: Options, tokens: Tokens, handles: Handles) -> Arc<Self> {
         let Handles { clients, metrics, scope, stop } = handles;
-        let (names, unfinished) = (
-            Budget::of_memory(NAMES_BYTES_MAX.1, NAMES_PARTS),
-            Budget::of_memory(REQUESTS_BYTES_MAX, REQUESTS_PARTS),
-        );
+        let (names, unfinished) = (Budget::names(), Budget::requests());
         Arc::new(Self { hub, clients, metrics, options, tokens, scope, stop, names, unfinished })
     }
 

@@ -13,6 +13,13 @@ use isthmus_net::memory::share;
 
 /// The bytes of large requests that the process decodes at the same time. A request of more bytes is decoded alone.
 const DECODED_BYTES_MAX: u32 = 16 << 20;
+/// The memory limits for the names of clients, in bytes: of one client, and of all clients together.
+pub const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
+/// The largest number of bytes in incomplete requests of all clients. A client may have one incomplete request.
+const REQUESTS_BYTES_MAX: usize = 128 << 20;
+/// The names, and the incomplete requests, may each have one of so many parts of the memory budget of the process, if that is less.
+const NAMES_PARTS: u64 = 8;
+const REQUESTS_PARTS: u64 = 16;
 /// A client may have one of so many parts of a budget that follows the memory of the process.
 const CLIENT_PART: usize = 4;
 /// Permits for the bytes of large requests that are decoded at the moment, of all servers and clients.
@@ -74,8 +81,18 @@ impl Budget {
         Arc::new(Self { bytes_max, memory_parts: None, usage: Mutex::default() })
     }
 
+    /// Makes the budget of the names of a server's clients.
+    pub fn names() -> Arc<Self> {
+        Self::of_memory(NAMES_BYTES_MAX.1, NAMES_PARTS)
+    }
+
+    /// Makes the budget of the incomplete requests of a server's clients.
+    pub fn requests() -> Arc<Self> {
+        Self::of_memory(REQUESTS_BYTES_MAX, REQUESTS_PARTS)
+    }
+
     /// Makes a budget of `bytes_max` bytes, or of one of so many parts of the memory budget if that is less.
-    pub fn of_memory(bytes_max: usize, memory_parts: u64) -> Arc<Self> {
+    fn of_memory(bytes_max: usize, memory_parts: u64) -> Arc<Self> {
         Arc::new(Self { bytes_max, memory_parts: Some(memory_parts), usage: Mutex::default() })
     }
 

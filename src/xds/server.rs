@@ -11,7 +11,7 @@ use h2::server::SendResponse;
 use tonic::Status;
 
 use super::accepting::{Accepting, GOES_ON_ELSEWHERE};
-use super::budget::Budget;
+use super::budget::{Budget, NAMES_BYTES_MAX};
 use super::connection;
 use super::hub::Hub;
 use super::incoming::{CalledOn, Caller, Handshake};
@@ -40,13 +40,6 @@ use isthmus_wire::outline::Outlined;
 const REQUEST_BYTES_MAX: usize = 16 << 20;
 /// The largest later request of a type in bytes, in addition to the names that the client subscribes to.
 const LATER_BYTES_MAX: usize = 1 << 20;
-/// The largest number of bytes in incomplete requests of all clients. A client may have one incomplete request.
-const REQUESTS_BYTES_MAX: usize = 128 << 20;
-/// The memory limits for the names that clients subscribe to, in bytes: of one client, and of all clients together.
-const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
-/// The names, and the incomplete requests, may each have one of so many parts of the memory budget, if that is less.
-const NAMES_PARTS: u64 = 8;
-const REQUESTS_PARTS: u64 = 16;
 /// The largest number of concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 
@@ -65,10 +58,7 @@ pub struct Service {
 impl Service {
     /// Makes the service; streams run in `scope` until the order to stop.
     pub fn new(hub: Arc<Hub>, metrics: Metrics, options: Options, scope: Scope, stop: Stop) -> Arc<Self> {
-        let (names, unfinished) = (
-            Budget::of_memory(NAMES_BYTES_MAX.1, NAMES_PARTS),
-            Budget::of_memory(REQUESTS_BYTES_MAX, REQUESTS_PARTS),
-        );
+        let (names, unfinished) = (Budget::names(), Budget::requests());
         Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, stop, names, unfinished })
     }
 
