@@ -8,7 +8,7 @@ use tokio::time::MissedTickBehavior;
 use isthmus_admin::Sources;
 use isthmus_dataplane::handle::Control;
 use isthmus_net::memory::cgroup::Meter;
-use isthmus_net::memory::{self, JUDGE_EVERY, Measured};
+use isthmus_net::memory::{JUDGE_EVERY, Measured};
 use isthmus_net::own::LOOK_UP_EVERY;
 use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
@@ -75,7 +75,6 @@ async fn judge_memory(dataplane: Control, reader: Reader, meter: Meter) {
             }
             measured
         });
-        memory::set_budget(limit.of(measured.available));
         dataplane.judge_memory(limit, measured).await;
     }
 }

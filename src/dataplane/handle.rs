@@ -35,7 +35,7 @@ use isthmus_net::budget::{
 };
 use isthmus_net::handed::HandedOver;
 use isthmus_net::listen::Listening;
-use isthmus_net::memory::{Judgement, Measured};
+use isthmus_net::memory::{Judgement, Measured, set_budget};
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::policy::Limits;
 use isthmus_telemetry::Telemetry;
@@ -331,6 +331,7 @@ impl Control {
     /// Judges the memory budget anew. While memory is short, ends the CONNECT stream that holds most.
     pub async fn judge_memory(&self, limit: MemoryLimit, measured: Measured) {
         let judgement = self.memory().next(limit, measured);
+        set_budget(judgement.budget);
         self.shared.holders.judged(&judgement);
         self.shared.memory.send_replace(judgement);
         if judgement.ends_a_holder() && self.end_largest().await {
