@@ -74,8 +74,10 @@ pub(super) struct Lifecycle {
     changes: u64,
     /// Errors since the process started, by kind.
     errors: BTreeMap<RegistryError, u64>,
-    /// Log lines of a change that a peer can repeat without end: an update was held back, and the registry is read.
-    said: [LogThrottle; 2],
+    /// The log lines that an update was held back. A peer can repeat the change without end.
+    held_back: LogThrottle,
+    /// The log lines that the registry is read. A peer can repeat the change without end.
+    read_again: LogThrottle,
 }
 
 enum Phase {
@@ -141,7 +143,8 @@ impl Lifecycle {
             read: None,
             changes: 0,
             errors: BTreeMap::new(),
-            said: [const { LogThrottle::new(SAID_EVERY) }; 2],
+            held_back: LogThrottle::new(SAID_EVERY),
+            read_again: LogThrottle::new(SAID_EVERY),
         }
     }
 
@@ -325,7 +328,7 @@ impl Lifecycle {
         );
         if !matches!(self.phase, Phase::Held { .. }) {
             self.count(RegistryError::MassWithdrawal);
-            if let Some(times) = self.said[0].occurred() {
+            if let Some(times) = self.held_back.occurred() {
                 tracing::warn!(registry = &*self.spec.name, times, "{text}");
             }
         }
@@ -511,7 +514,7 @@ impl Lifecycle {
         self.read = Some(SystemTime::now());
         self.problems.clear();
         let effect = Effect { accepted: true, ..self.put(draft) };
-        if is_first && let Some(times) = self.said[1].occurred() {
+        if is_first && let Some(times) = self.read_again.occurred() {
             let counts = self.shard.counts();
             tracing::info!(
                 registry = &*self.spec.name,

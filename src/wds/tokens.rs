@@ -142,8 +142,8 @@ impl Tokens {
         found
     }
 
-    fn refused<T>(&self, so: impl FnOnce(&mut Refused) -> T) -> T {
-        so(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
+    fn refused<T>(&self, act: impl FnOnce(&mut Refused) -> T) -> T {
+        act(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn listed(&self, path: PathBuf, token: String) -> Result<Owner, TokenFault> {
