@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::de::IgnoredAny;
 
+use super::service::names_viewer;
 use super::{Facts, Reading, Tables, Watched};
 use crate::objects::{Meta, Texts, objects};
 use crate::table::{ObjectKey, Table, Touched};
@@ -36,12 +37,10 @@ impl Watched for DestinationRule {
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<RuleRecord> {
         let (viewer, texts) = (&*reading.spec.viewer, &mut *reading.texts);
-        let in_own_namespace = self.metadata.namespace == viewer;
-        let names_viewer = |one: &String| one == "*" || one == viewer || (one == "." && in_own_namespace);
-        let export_to = &self.spec.export_to;
-        if self.spec.workload_selector.is_some()
-            || !(export_to.is_empty() || export_to.iter().any(names_viewer))
-        {
+        let export_to = self.spec.export_to.iter().map(String::as_str);
+        let is_visible =
+            self.spec.export_to.is_empty() || names_viewer(export_to, &self.metadata.namespace, viewer);
+        if self.spec.workload_selector.is_some() || !is_visible {
             return None;
         }
         let subsets = self.spec.subsets.iter();

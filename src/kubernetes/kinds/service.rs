@@ -310,8 +310,19 @@ impl Entrance {
 /// Returns true if the value of [`EXPORT_TO`] makes a service of `namespace` visible in the namespace `viewer`. As for istiod, `*`
 /// outweighs `~`, and both outweigh names.
 fn is_visible(list: &str, namespace: &str, viewer: &str) -> bool {
-    let has = |wanted: &str| list.split(',').any(|one| one.trim() == wanted);
-    has("*") || (!has("~") && (has(viewer) || (has(".") && namespace == viewer)))
+    let names = || list.split(',').map(str::trim);
+    let has = |wanted: &str| names().any(|one| one == wanted);
+    has("*") || (!has("~") && names_viewer(names(), namespace, viewer))
+}
+
+/// Returns true if one of the names in an `exportTo` of an object in `namespace` stands for the namespace `viewer`: `*`, its name, or
+/// `.` if it is the object's own.
+pub(super) fn names_viewer<'a>(
+    mut names: impl Iterator<Item = &'a str>,
+    namespace: &str,
+    viewer: &str,
+) -> bool {
+    names.any(|one| one == "*" || one == viewer || (one == "." && namespace == viewer))
 }
 
 /// Returns the text that names the protocol of a port: `appProtocol` if it is set, else the port's name.
