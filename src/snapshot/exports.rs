@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::change::{Mark, MarkKind};
 use super::export_tls::{AskedBy, ExportTls, names_namespace};
 use super::name_index::PatternMap;
-use super::policy::{ExportRule, MarkCondition, admits};
+use super::policy::{ExportRule, MarkCondition, admits, has_listener};
 use super::port_endpoint::PortEndpoint;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::{Identity, IdentityPattern};
@@ -210,7 +210,7 @@ impl ExportRule {
 
     /// Returns true if the rule applies on the listener.
     pub fn on_listener(&self, listener: &str) -> bool {
-        self.listeners.is_empty() || self.listeners.iter().any(|name| &**name == listener)
+        has_listener(&self.listeners, listener)
     }
 }
 

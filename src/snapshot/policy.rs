@@ -413,14 +413,18 @@ impl Route {
 
     /// Returns true if the route applies on the listener, of those that share its table.
     pub fn on_listener(&self, listener: &str) -> bool {
-        let listeners = &self.conditions.listeners;
-        listeners.is_empty() || listeners.iter().any(|name| &**name == listener)
+        has_listener(&self.conditions.listeners, listener)
     }
 
     /// Returns true if the route has its own endpoints and they are checked actively.
     pub fn is_checked(&self) -> bool {
         matches!(&self.to, RouteTarget::Endpoints { tuning, .. } if tuning.health.is_some())
     }
+}
+
+/// Returns true if a list of the names of listeners has this one, or is empty, which means all.
+pub(crate) fn has_listener(listeners: &[Arc<str>], listener: &str) -> bool {
+    listeners.is_empty() || listeners.iter().any(|name| &**name == listener)
 }
 
 /// The listeners, sources and protocols that a route distinguishes.
