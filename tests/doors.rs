@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{File, Sources, made_up, sources, test_modules};
 
-/// What a crate reads of others.
+/// The bytes of others that a crate reads.
 enum Door {
     /// Bytes that these fuzz targets try.
     Fuzzed(&'static [&'static str]),

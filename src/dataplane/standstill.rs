@@ -57,9 +57,9 @@ pub(super) enum Order {
 pub(super) enum Bounded {
     #[default]
     None,
-    /// Both receive buffers, since the connection began, and perhaps also those of [`Stalled`](Self::Stalled).
+    /// Both receive buffers, since the connection began, and perhaps also the buffers of [`Stalled`](Self::Stalled).
     New,
-    /// Those of a direction whose sink read nothing: [`Owed::received_max`] says which.
+    /// The buffers of a direction whose sink read nothing: [`Owed::received_max`] says which.
     Stalled,
 }
 

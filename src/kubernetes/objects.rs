@@ -14,8 +14,8 @@ use isthmus_model::address::canonical_ip;
 /// The largest number of items of one page. A page with more is refused.
 const ITEMS_MAX: usize = 250_000;
 
-/// The largest number of values of one object. An empty value takes up to a hundred times its bytes in memory. The largest object that
-/// an API server stores, of 1.5 MiB, has fewer.
+/// The largest number of values of one object. An empty value takes up to a hundred times its bytes in memory. An object of
+/// 1.5 MiB, the most that an API server stores by default, has more only if its values have less than 8 bytes each.
 pub(super) const VALUES_MAX: usize = 200_000;
 
 /// Labels or annotations.

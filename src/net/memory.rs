@@ -5,11 +5,10 @@
 //! ```text
 //!        80 %             90 %
 //!  calm ─────▶ tight ───────────▶ short
-//!              no HBONE window    the largest holder is ended,
-//!              grows              one with each judgement after the first
+//!              new HBONE          the largest holder is ended,
+//!              connections have   one with each judgement after the first
+//!              windows of 256 KiB
 //! ```
-//!
-//! While memory is tight, each new HBONE connection still takes windows of the smallest size, 256 KiB.
 //!
 //! The allocator (mimalloc) returns freed pages to the kernel by itself, within milliseconds. The first judgement that finds the
 //! memory short ends no holder, so that the allocator and the kernel have a second for it.

@@ -1,7 +1,7 @@
 //! Turns of clients at limited work, such as questions to another server: few turns are in progress at the same time, and further
-//! clients wait. The next turn goes to the source with the fewest turns in progress; of several such sources, to the one whose last turn is the
-//! longest ago. The last fifth of the turns goes only to sources without a turn in progress, so that a client of another source
-//! need not wait for the slow work of one source.
+//! clients wait. The next turn goes to the source with the fewest turns in progress; of several such sources, to the one whose last
+//! turn is the longest ago. The last fifth of the turns goes only to sources without a turn in progress, so that a client of another
+//! source need not wait for the slow work of one source.
 //!
 //! If too many clients wait, one of the source with the most gives way (see [`Ranking`]).
 

@@ -324,7 +324,7 @@ mod tests {
         };
         // 26 at a time, 116 times.
         assert_eq!(crowd(200).await, (3_000, 23));
-        // Those whose turn begins within a minute, the last after 59.4 s.
+        // The clients whose turn begins within a minute are served; the last turn begins after 59.4 s.
         assert_eq!(crowd(1_100).await, (55 * 26, 60));
     }
 

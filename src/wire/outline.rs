@@ -299,7 +299,8 @@ mod tests {
 
     #[test]
     fn fields_that_decoding_skips_cost_nothing() {
-        // Of an unknown number: a number, eight bytes, four bytes, bytes, and a group with a number, bytes and a group in it.
+        // The shape has no field 15. Its values are a number, eight bytes, four bytes, bytes, and a group with a number, bytes and a
+        // group in it.
         let skipped = [
             &[0x78, 0xff, 0x01][..],
             &[0x79, 1, 2, 3, 4, 5, 6, 7, 8],

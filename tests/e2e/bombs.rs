@@ -88,6 +88,6 @@ fn a_response_of_empty_items_costs_a_few_times_its_bytes() {
     let risen = world.gateway.peak_memory().saturating_sub(before);
     eprintln!("istiod: {} bytes raise the peak by {risen}", 2 * ITEMS);
     assert!(risen < 4 * 2 * ITEMS, "{} bytes raise the peak by {risen}", 2 * ITEMS);
-    // What the registry has stays.
+    // The registry keeps its items.
     assert_eq!(world.ports(), [7001]);
 }

@@ -83,7 +83,7 @@ impl Cgroup {
             let files = self.version.limits().iter();
             files.filter_map(move |file| Some((number(&folder.join(file))?, folder.as_path())))
         });
-        // Of a parent and its child with the same limit, the parent reaches it first. Version 1 also reports the limit of parents
+        // If a parent and its child have the same limit, the parent reaches it first. Version 1 also reports the limit of parents
         // that this process cannot see.
         let smallest = limits.min_by_key(|(limit, folder)| (*limit, folder.as_os_str().len()));
         let hidden = stat(own, "hierarchical_memory_limit").map(|limit| (limit, own.as_path()));
