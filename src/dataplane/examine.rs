@@ -2,11 +2,9 @@
 //! read nothing (SPEC §6). [`stalled_memory`] is the limit of all workers together:
 //!
 //! - Above half of it, new connections get small receive buffers, and the buffers of each direction whose sink has acknowledged
-//!   nothing for a second are bounded, so that the sender keeps the bytes.
+//!   nothing for a second, or that a limit of bandwidth slows, are bounded, so that the sender keeps the bytes.
 //! - Above all of it, the largest connection of all workers among those whose peer has acknowledged nothing for a minute is reset, and
-//!   so on until the limit holds.
-//!
-//! A connection that a limit of bandwidth slows does not count.
+//!   so on until the limit holds. A connection that a limit of bandwidth slows is not silent.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -164,9 +162,10 @@ pub(super) fn unbound(entry: &Entry, sides: &Sides<'_>) {
     }
 }
 
-/// Bounds the buffers of each direction whose sink has been silent for a second.
-fn bound(entry: &Entry, sides: &Sides<'_>, silent: [u32; 2]) {
-    for way in [0, 1].into_iter().filter(|way| sides.waiting[*way] && silent[*way] > 0) {
+/// Bounds the buffers of each direction whose sink has been silent for a second, or is sent less than arrives because of a limit of
+/// bandwidth.
+fn bound(entry: &Entry, sides: &Sides<'_>, silent: [u32; 2], limited: [bool; 2]) {
+    for way in [0, 1].into_iter().filter(|way| sides.waiting[*way] && (silent[*way] > 0 || limited[*way])) {
         let [source, sink] = sides.of(entry, way);
         // A buffer that the kernel does not shrink counts as bounded too, so that the next tick does not try again.
         entry.standstill.bound(way, shrink(source, sink).unwrap_or_default().max(1));
@@ -182,9 +181,8 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     let client = sides.client.and_then(state).unwrap_or_default();
     let unread = [client.unread > 0, endpoint.unread > 0];
     let limited = entry.shares.get().map_or([false; 2], |shares| shares.limits());
-    let is_unread = (0..2).any(|way| sides.waiting[way] && !limited[way]);
     let held = client.memory.saturating_add(endpoint.memory);
-    core.set_kernel_memory(entry, if is_unread { held } else { 0 });
+    core.set_kernel_memory(entry, if sides.waiting.contains(&true) { held } else { 0 });
     let [for_endpoint, for_client] = sides.waiting;
     let (up, down) = entry.bytes();
     let observed = [
@@ -212,7 +210,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
     if let Some(reason) = end {
         entry.explain(detail(reason));
     } else if is_short(core) {
-        bound(entry, sides, judgement.silent);
+        bound(entry, sides, judgement.silent, limited);
         if order == Order::Relieve {
             end = relieved(core, entry, judgement.silent);
         }
@@ -352,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_a_limit_of_bandwidth_slows_is_not_a_silent_reader() {
+    fn a_connection_that_a_limit_of_bandwidth_slows_is_bounded_and_not_reset() {
         if !diag::is_answered() {
             return;
         }
@@ -364,15 +362,20 @@ mod tests {
             shares.update();
             pour(&one.client).await;
             rig.tick().await;
-            for tick in 0..4 {
+            for _ in 0..4 {
                 rig.tick().await;
-                assert_eq!(rig.core.kernel_memory.get(), 0, "after {tick} ticks");
             }
+            assert!(rig.core.kernel_memory.get() > 0, "its memory counts");
+            assert_eq!(bounded(&one), Bounded::None, "memory is not short");
+            hold(&rig, stalled_memory() / 2);
+            rig.tick().await;
+            rig.tick().await;
+            assert_eq!(bounded(&one), Bounded::Stalled);
             // The kernel takes the bytes of a second at once, so its silence is longer than the share explains after a while.
             for _ in 0..QUIET_MAX {
                 rig.tick().await;
             }
-            assert!(rig.core.kernel_memory.get() > 0, "the endpoint reads nothing");
+            assert!(one.entry.standstill.silence(rig.core.clock.now()) > 0, "the endpoint reads nothing");
         });
     }
 
