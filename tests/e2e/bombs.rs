@@ -2,11 +2,16 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::istiod;
+use crate::memory_budget::Cgroup;
 use crate::support::gateway::Gateway;
+use crate::support::skip;
 use crate::support::wds::{ADDRESS, AUTHORIZATION, Ask, Who, Ztunnel, field};
 use crate::wds;
 
@@ -59,6 +64,61 @@ fn requests_of_empty_items_cost_a_few_times_their_bytes() {
     let xds: SocketAddr = world.gateway.listener("xds");
     let nobody = Who { token: String::new(), cluster: String::new(), metadata: Vec::new() };
     send("xDS", &world.gateway, || Ztunnel::open_plain(xds, &nobody));
+}
+
+/// Half of the clients send messages that are refused, and the others, on the connections that they keep, the largest that are not.
+#[test]
+fn clients_that_send_the_largest_messages_at_once_do_not_get_the_gateway_killed() {
+    const TEST: &str = "bombs::clients_that_send_the_largest_messages_at_once_do_not_get_the_gateway_killed";
+    const CLIENTS: usize = 24;
+    const LIMIT: u64 = 512 << 20;
+    const ROUNDS: usize = 4;
+    let Some(cgroup) = Cgroup::new("bombs", LIMIT) else {
+        return skip(&format!("{TEST}: no memory cgroup of version 1 can be made here"));
+    };
+    let mut world = wds::World::within("307MiB");
+    cgroup.take(world.gateway.process());
+    let bomb = field(3, &[]).repeat(ITEMS);
+    let has: Vec<_> = (0..100_000).map(|number| (format!("{number:016}"), String::new())).collect();
+    let is_over = AtomicBool::new(false);
+    let (refused, slowest) = thread::scope(|scope| {
+        let (bomb, has, world, is_over) = (&bomb, &has, &world, &is_over);
+        let crowd: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                scope.spawn(move || {
+                    let (mut refused, mut kept) = (0, Vec::new());
+                    for _ in 0..ROUNDS {
+                        let mut client = world.open(&wds::who());
+                        if number % 2 == 0 {
+                            client.send(bomb);
+                            refused += usize::from(client.ended().0 == 8);
+                        } else {
+                            client.begin_on_demand(has);
+                            kept.push(client);
+                        }
+                    }
+                    refused
+                })
+            })
+            .collect();
+        let innocent = scope.spawn(move || {
+            let mut slowest = Duration::ZERO;
+            while !is_over.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                let answer = world.gateway.get("/readyz");
+                assert_eq!(answer.0, 200);
+                slowest = slowest.max(begun.elapsed());
+            }
+            slowest
+        });
+        let refused = crowd.into_iter().map(|client| client.join().expect("no panic")).sum::<usize>();
+        is_over.store(true, Ordering::Relaxed);
+        (refused, innocent.join().expect("served"))
+    });
+    assert!(world.gateway.is_running(), "killed");
+    eprintln!("{} MiB at most; the slowest answer after {slowest:?}", cgroup.highest() >> 20);
+    assert_eq!(refused, CLIENTS / 2 * ROUNDS);
+    assert!(cgroup.highest() < LIMIT / 100 * 95, "{} bytes", cgroup.highest());
 }
 
 #[test]

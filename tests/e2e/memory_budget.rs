@@ -27,11 +27,11 @@ const SNI: &str = "web.test";
 const POURED: Duration = Duration::from_secs(6);
 
 /// A memory cgroup of version 1 below that of the test.
-struct Cgroup(PathBuf);
+pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// Creates a cgroup; `None` if this host does not allow it.
-    fn new(name: &str, limit: u64) -> Option<Self> {
+    pub(crate) fn new(name: &str, limit: u64) -> Option<Self> {
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
         let own =
             own.lines().find_map(|line| line.split_once(":memory:").map(|(_, path)| path.to_owned()))?;
@@ -41,6 +41,17 @@ impl Cgroup {
         let cgroup = Self(folder);
         fs::write(cgroup.0.join("memory.limit_in_bytes"), limit.to_string()).ok()?;
         Some(cgroup)
+    }
+
+    /// Moves a process into the cgroup; what it has used before does not count.
+    pub(crate) fn take(&self, process: u32) {
+        fs::write(self.0.join("cgroup.procs"), process.to_string()).expect("moved");
+    }
+
+    /// Returns the largest number of bytes that were used.
+    pub(crate) fn highest(&self) -> u64 {
+        let text = fs::read_to_string(self.0.join("memory.max_usage_in_bytes")).expect("it is there");
+        text.trim().parse().expect("a number")
     }
 
     /// Starts a gateway in the cgroup.

@@ -52,6 +52,11 @@ impl World {
         Self::with("withoutPolicies: [east, lost]", "")
     }
 
+    /// Starts a world whose gateway has this memory budget.
+    pub(crate) fn within(memory: &str) -> Self {
+        Self::with("withoutPolicies: [east, lost]", &format!("limits: {{memory: {memory}}}\n"))
+    }
+
     fn with(more: &str, steering: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path();
