@@ -125,6 +125,7 @@ impl Program {
         let fixed = Fixed::of(&config, raise_descriptor_limit());
         let (workers, limits) = (fixed.workers(), fixed.limits(&config));
         threads::can_be_made(THREADS + workers)?;
+        upkeep::set_first_budget(config.policy.limits.memory);
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             workers,

@@ -7,8 +7,9 @@ use tokio::time::MissedTickBehavior;
 
 use isthmus_admin::Sources;
 use isthmus_dataplane::handle::Control;
+use isthmus_model::limits::MemoryLimit;
 use isthmus_net::memory::cgroup::Meter;
-use isthmus_net::memory::{JUDGE_EVERY, Measured};
+use isthmus_net::memory::{JUDGE_EVERY, Measured, set_budget};
 use isthmus_net::own::LOOK_UP_EVERY;
 use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
@@ -51,6 +52,12 @@ pub(super) fn start(sources: &Sources, scope: &Scope) {
             own.look_up_host();
         }
     });
+}
+
+/// Sets the memory budget that holds until the first judgement, so that registries are read within their share.
+pub(super) fn set_first_budget(limit: MemoryLimit) {
+    let measured = Meter::find(Path::new("/")).measure().unwrap_or_else(|| Measured::unknown(limit));
+    set_budget(limit.of(measured.available));
 }
 
 /// Judges the memory budget in an endless loop.

@@ -243,8 +243,9 @@ keys! {
             => "10000, or a quarter of the descriptor limit if that is less";
         /// Memory of the process: a share of the smallest limit of its cgroups (`memory.max`, `memory.high`), or of the host's memory,
         /// or a size, at most that much. HBONE may hold half of it, and one identity a quarter of that; names of xDS clients, of
-        /// ztunnels, records of peers and unread bytes in the kernel have shares of their own. While more than 80% are in use, new HBONE
-        /// connections have windows of 256KiB; above 90%, the gateway ends the CONNECT stream that holds most, one each second.
+        /// ztunnels, records of peers and unread bytes in the kernel have shares of their own; the files of a registry, and one answer
+        /// of another registry, have at most a quarter. While more than 80% are in use, new HBONE connections have windows of 256KiB;
+        /// above 90%, the gateway ends the CONNECT stream that holds most, one each second.
         MEMORY "memory": form::Memory = MemoryLimit::default();
         /// Limits of each source. A source at its limit does not affect other sources.
         PER_SOURCE "perSource": PerSource => "none";
@@ -299,11 +300,12 @@ keys! {
         /// an SNI listener the time is at most 30s while the endpoint has not sent a byte.
         HALF_CLOSE "halfClose": form::TimeoutOrZero = policy::Timeouts::default().half_close;
         /// A connection or stream is reset if bytes wait for a peer that is alive but has read nothing for this
-        /// time; `0s`: never. A connection that `bytesPerSecond` slows does not count. Independently of this key, a peer that does
-        /// not answer at all is detected within two minutes, and the kernel memory of all connections whose peers do not read has a
-        /// limit: a quarter of the memory at which the kernel begins to reduce all TCP buffers of the host (the second value of
-        /// `net.ipv4.tcp_mem`), or of `limits.memory` if that is less. Above half of the limit, new connections get small receive buffers, and so does each connection
-        /// whose peer has read nothing for a second, so that the sender keeps the bytes. Above the limit, the largest
+        /// time; `0s`: never. A connection that `bytesPerSecond` slows is not reset for this. Independently of this key, a peer that
+        /// does not answer at all is detected within two minutes, and the kernel memory of all connections with bytes that wait for
+        /// a peer has a limit: a quarter of the memory at which the kernel begins to reduce all TCP buffers of the host (the second
+        /// value of `net.ipv4.tcp_mem`), or of `limits.memory` if that is less. Above half of the limit, new connections get small
+        /// receive buffers, and so does each connection whose peer has read nothing for a second, or that `bytesPerSecond` slows, so
+        /// that the sender keeps the bytes. Above the limit, the largest
         /// connection whose peer has read nothing for a minute is reset, and then the next, until the rest is within the limit.
         /// Connections of at most 256KiB, or their equal share of the limit if that is less, are not reset for this.
         STALLED "stalled": form::TimeoutOrZero = policy::Timeouts::default().stalled;

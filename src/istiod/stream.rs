@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use isthmus_aggregator::spec::istiod::IstiodSpec;
 use isthmus_files::reading::Readings;
+use isthmus_net::budget::registry_bytes;
 use isthmus_net::channel::{CallFault, Limits, TwoWay};
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
@@ -66,7 +67,7 @@ impl Stream {
     ) -> Result<Self, StreamFault> {
         let open = async {
             let limits = Limits {
-                message_bytes_max: MESSAGE_BYTES_MAX,
+                message_bytes_max: registry_bytes(MESSAGE_BYTES_MAX),
                 items_max: ITEMS_MAX,
                 ping_interval: Some(PING_INTERVAL),
             };

@@ -23,6 +23,7 @@ use self::lines::{LINE_BYTES_MAX, Lines};
 use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
 use super::kinds::{Facts, Kind, Object};
 use super::objects::{Items, List, Meta, Status, VALUES_MAX, WatchLine, has_too_many_values};
+use isthmus_net::budget::registry_bytes;
 use isthmus_net::channel::cut;
 use isthmus_tasks::backoff::Backoff;
 
@@ -516,7 +517,7 @@ impl Watcher {
             let more =
                 if token.is_empty() { first.clone() } else { format!("limit={PAGE}&continue={token}") };
             let body = self.get(&more).await?;
-            let page = collected(body, PAGE_BYTES_MAX).await?;
+            let page = collected(body, registry_bytes(PAGE_BYTES_MAX)).await?;
             let list: List<'_> =
                 serde_json::from_slice(&page).map_err(|error| unreadable("the list", &error))?;
             let Items(items) = list.items;

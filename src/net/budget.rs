@@ -63,6 +63,12 @@ pub fn stalled_memory() -> u64 {
     of_host.min(share(4))
 }
 
+/// Returns the largest number of bytes that a registry may send at once, of which at most `most` are useful: a quarter of the memory
+/// budget, since what is read from them needs memory too.
+pub fn registry_bytes(most: usize) -> usize {
+    usize::try_from(share(4)).map_or(most, |share| most.min(share))
+}
+
 /// Returns the number of data-plane connections that a number of descriptors allows, besides `others` descriptors for xDS
 /// clients, DNS and health checks.
 pub fn connections_for(descriptors: usize, others: usize) -> usize {

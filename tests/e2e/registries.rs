@@ -500,6 +500,22 @@ fn a_registry_of_special_or_endless_files_is_refused_and_a_link_is_followed() {
 }
 
 #[test]
+fn a_registry_is_read_within_its_share_of_the_memory_budget() {
+    let one = backend("");
+    let large = many(1, &one) + &"# A comment of many bytes.\n".repeat(400_000);
+    let registries = [("west", many(1, &one)), ("east", large.clone())];
+    let gateway = start(&registries, "limits: {memory: 32MiB}\naggregator: {startTimeout: 1s}");
+    let told = |registry, state| becomes(&gateway, registry, state)["problems"][0].to_string();
+    let problem = told(1, "missing");
+    assert!(problem.contains("8 MiB"), "before the first judgement: {problem}");
+    becomes(&gateway, 0, "live");
+    write(gateway.folder(), "west", &large);
+    let problem = told(0, "stale");
+    assert!(problem.contains("8 MiB"), "{problem}");
+    assert_eq!(verdict(&gateway, NAME), "ok", "the last good state is in use");
+}
+
+#[test]
 fn a_folder_that_changes_without_pause_is_read_all_the_time() {
     const FILES: usize = 100;
     let one = backend("");

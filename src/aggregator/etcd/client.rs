@@ -81,6 +81,9 @@ pub enum EtcdFault {
     /// The response is larger than `MESSAGE_BYTES_MAX`.
     #[error("an answer is larger than {} MiB", MESSAGE_BYTES_MAX >> 20)]
     TooLarge,
+    /// The values of the registry have more than this number of bytes together.
+    #[error("the values exceed {} MiB together", .0 >> 20)]
+    Exceeded(usize),
     /// The response violates the API.
     #[error("the answer is invalid: {0}")]
     Answer(&'static str),

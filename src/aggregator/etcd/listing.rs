@@ -1,6 +1,7 @@
 //! Reads all keys of a registry at one revision, in pages of bounded size.
 
 use super::client::{EtcdClient, EtcdFault};
+use isthmus_net::budget::registry_bytes;
 use isthmus_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 use isthmus_proto::mvccpb::KeyValue;
 
@@ -83,8 +84,9 @@ impl Listing {
         let kvs = answer.kvs;
         let bytes: usize = kvs.iter().map(|pair| pair.key.len() + pair.value.len()).sum();
         self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes > BYTES_MAX {
-            return Err(EtcdFault::Answer("the values of the registry exceed 1 GiB together"));
+        let most = registry_bytes(BYTES_MAX);
+        if self.bytes > most {
+            return Err(EtcdFault::Exceeded(most));
         }
         // The number of keys that would have made a page of the wanted size.
         let fitting = kvs.len().saturating_mul(PAGE_BYTES) / bytes.max(1);
@@ -192,7 +194,8 @@ mod tests {
         }
         let mut endless = listing();
         endless.bytes = BYTES_MAX;
-        assert!(endless.take(page(&["/p/a"], 1)).is_err());
+        let fault = endless.take(page(&["/p/a"], 1)).expect_err("too much");
+        assert_eq!(fault.to_string(), "the values exceed 1024 MiB together");
         let mut empty = listing();
         assert_eq!(empty.take(last(&[], 0)).expect("a page"), Page::Values(Vec::new()));
         assert_eq!(empty.next, None);

@@ -11,9 +11,10 @@ use isthmus_files::file::{self, FileFault};
 use isthmus_files::watch::{FileStamp, FileStates};
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::Service;
+use isthmus_net::budget::registry_bytes;
 
 /// The largest total size of a registry's files, in bytes.
-const BYTES_MAX: u64 = 256 << 20;
+const BYTES_MAX: usize = 256 << 20;
 
 /// The files of a registry without mistakes, as they were read last, and the mistakes of the others.
 #[derive(Debug, Default)]
@@ -55,9 +56,10 @@ impl Found {
     /// system does.
     pub(super) fn below(path: &Path, seen: &FileStates, known: &Parts) -> Result<Self, Vec<String>> {
         let mut found = Self::default();
-        let mut left = BYTES_MAX;
+        let most = registry_bytes(BYTES_MAX) as u64;
+        let mut left = most;
         for (path, stamp) in files(path, seen).map_err(|problem| vec![problem])? {
-            match content(&path, stamp, left, known) {
+            match content(&path, stamp, (left, most), known) {
                 Ok(content) => {
                     left = left.saturating_sub(content.bytes());
                     found.files.push((path, content));
@@ -160,15 +162,20 @@ fn files(path: &Path, seen: &FileStates) -> Result<Vec<(PathBuf, Option<FileStam
     Ok(files)
 }
 
-/// Returns the content of a file of at most `left` bytes.
-fn content(path: &Path, stamp: Option<FileStamp>, left: u64, known: &Parts) -> Result<Content, String> {
-    let exceeded = || format!("the files of this directory exceed {} MiB together", BYTES_MAX >> 20);
+/// Returns the content of a file of at most `left` bytes, of which all files have at most `most`.
+fn content(
+    path: &Path,
+    stamp: Option<FileStamp>,
+    (left, most): (u64, u64),
+    known: &Parts,
+) -> Result<Content, String> {
+    let exceeded = || format!("the files of this directory exceed {} MiB together", most >> 20);
     let part = known.get(path).filter(|part| stamp.is_some() && part.stamp == stamp);
     if let Some(part) = part {
         return if part.bytes > left { Err(exceeded()) } else { Ok(Content::Known(part.clone())) };
     }
     let bytes = file::read(path, left).map_err(|fault| match fault {
-        FileFault::TooLarge(_) if left < BYTES_MAX => exceeded(),
+        FileFault::TooLarge(_) if left < most => exceeded(),
         fault => fault.to_string(),
     })?;
     let text = String::from_utf8(bytes).map_err(|_| "cannot be read: it is not UTF-8".to_owned())?;
