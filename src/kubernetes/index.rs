@@ -351,6 +351,39 @@ mod tests {
     }
 
     #[test]
+    fn a_destination_rule_touches_the_services_of_its_host() {
+        let spec = KubernetesSpec { destination_rules: true, ..KubernetesSpec::plain() };
+        let domain = spec.trust_domain.clone();
+        let kinds = [Kind::Service, Kind::DestinationRule];
+        let watches = kinds.map(|kind| (kind, None)).to_vec();
+        let mut index = Index::new(Arc::new(spec), ClusterId::new("east"), domain, watches);
+        let put = |index: &mut Index, watch: usize, name: &str, spec: &str| {
+            let object =
+                format!(r#"{{"metadata":{{"namespace":"shop","name":"{name}"}},"spec":{{{spec}}}}}"#);
+            let object = kinds[watch].read(&object).expect("legal");
+            index.apply(Event { watch, kind: kinds[watch], what: What::Put(object) });
+        };
+        for service in ["a", "b", "c"] {
+            put(&mut index, 0, service, r#""ports":[{"port":80}]"#);
+        }
+        let _ = index.changes();
+        for (host, touched) in [
+            ("a", 1),
+            ("a.shop.svc.cluster.local", 1),
+            ("b.shop.svc.cluster.local", 2),
+            ("b.elsewhere.svc.cluster.local", 1),
+            ("example.com", 0),
+            ("*.shop.svc.cluster.local", 3),
+            ("c", 3),
+        ] {
+            let subset = format!(r#""subsets":[{{"name":"v","labels":{{"for":"{touched}"}}}}]"#);
+            put(&mut index, 1, "rule", &format!(r#""host":"{host}",{subset}"#));
+            assert_eq!(index.work(), touched, "{host} and the host before");
+            let _ = index.changes();
+        }
+    }
+
+    #[test]
     fn namespaces_are_awaited_where_one_of_them_names_the_network() {
         let forbidden = || index_of(KubernetesSpec::plain(), What::Complete, failing(StatusCode::FORBIDDEN));
         assert!(!forbidden().watches.is_ready(Failures::Accept));

@@ -525,7 +525,8 @@ mod tests {
             (Kind::ServiceImport, object(r#""spec":{"ips":["10.1.0.1"]}"#), ("n/a", false, false)),
             (Kind::Namespace, cluster("n"), ("n/a", false, false)),
             (Kind::Namespace, cluster("istio-system"), ("", true, false)),
-            (Kind::DestinationRule, object(r#""spec":{}"#), ("", true, false)),
+            (Kind::DestinationRule, object(r#""spec":{"host":"a"}"#), ("n/a", false, false)),
+            (Kind::DestinationRule, object(r#""spec":{"host":"*.n"}"#), ("n/a", true, false)),
             (Kind::Gateway, object(r#""spec":{}"#), ("", false, true)),
             (Kind::Secret, object(r#""data":{}"#), ("", false, false)),
         ] {

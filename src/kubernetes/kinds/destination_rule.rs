@@ -50,8 +50,28 @@ impl Watched for DestinationRule {
         Some(RuleRecord { host: texts.text(&self.spec.host), created, subsets })
     }
 
-    fn touch(_: Touched<ObjectKey, RuleRecord>, tables: &mut Tables) {
+    fn touch(touched: Touched<ObjectKey, RuleRecord>, tables: &mut Tables) {
+        let Touched { key, before } = touched;
+        let hosts = before.iter().chain(tables.rules.get(&key)).map(|rule| rule.host.clone());
+        for host in hosts.collect::<Vec<_>>() {
+            mark_host(&host, &key.namespace, tables);
+        }
+    }
+}
+
+/// Marks the services that the host of a rule in this namespace names. Which of the rules for a service counts is found again for each
+/// of them.
+fn mark_host(host: &str, namespace: &Arc<str>, tables: &mut Tables) {
+    if host.starts_with('*') {
         tables.dirty.is_all = true;
+        return;
+    }
+    let mut labels = host.split('.');
+    let name = labels.next().unwrap_or_default();
+    let namespace = labels.next().unwrap_or(namespace);
+    let service = ObjectKey { namespace: namespace.into(), name: name.into() };
+    if tables.services.get(&service).is_some() {
+        tables.dirty.services.insert(service);
     }
 }
 
