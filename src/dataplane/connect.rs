@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -216,10 +217,11 @@ impl Attempts {
 }
 
 /// Connects to an endpoint and sends it the bytes read from the client. If no attempt succeeds, returns the reason why the last
-/// attempt failed.
+/// attempt failed. A reset of `client` ends the attempt, and no endpoint is blamed; a client that has only closed its direction waits.
 pub(crate) async fn connect(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
+    client: Option<&TcpStream>,
     attempts: &mut Attempts,
     replay: &mut Option<Replay>,
 ) -> Result<Connected, Reason> {
@@ -255,15 +257,17 @@ pub(crate) async fn connect(
             let dialled = match dial_endpoint(core, entry, address, announces, replay) {
                 Ok(Dialled::Connected(socket)) => Ok(socket),
                 // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
-                Ok(Dialled::Connecting(socket)) => match Box::pin(accepted(entry, socket, timeout)).await {
-                    Accepted::Cut(reason) => return Err(reason),
-                    Accepted::Failed(reason) => Err(reason),
-                    Accepted::Connected(socket) if announces => {
-                        let sent = send_first(&socket, entry, announces, replay);
-                        sent.map(|()| socket).map_err(dial_reason)
+                Ok(Dialled::Connecting(socket)) => {
+                    match Box::pin(accepted(entry, client, socket, timeout)).await {
+                        Accepted::Cut(reason) => return Err(reason),
+                        Accepted::Failed(reason) => Err(reason),
+                        Accepted::Connected(socket) if announces => {
+                            let sent = send_first(&socket, entry, announces, replay);
+                            sent.map(|()| socket).map_err(dial_reason)
+                        }
+                        Accepted::Connected(socket) => Ok(socket),
                     }
-                    Accepted::Connected(socket) => Ok(socket),
-                },
+                }
                 Err(reason) => Err(reason),
             };
             tried += 1;
@@ -369,18 +373,33 @@ fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {
 enum Accepted {
     Connected(TcpStream),
     Failed(Reason),
-    /// The connection was ordered to end.
+    /// The connection was ordered to end, or its client has reset it.
     Cut(Reason),
 }
 
-/// Waits until the endpoint accepts or refuses, the timeout passes, or the connection is ordered to end.
-async fn accepted(entry: &Entry, socket: TcpStream, timeout: Duration) -> Accepted {
-    // Priority: an order to end, then the endpoint's answer, then the timeout.
+/// Waits until the endpoint accepts or refuses, the timeout passes, or the connection is ordered to end or reset by its client.
+async fn accepted(
+    entry: &Entry,
+    client: Option<&TcpStream>,
+    socket: TcpStream,
+    timeout: Duration,
+) -> Accepted {
+    // Priority: an order to end, then the endpoint's answer, then the client's reset, then the timeout.
     tokio::select! {
         biased;
         reason = entry.cut_ordered() => Accepted::Cut(reason),
         connected = connected(socket) => connected.map_or_else(Accepted::Failed, Accepted::Connected),
+        () = reset(client) => Accepted::Cut(Reason::ClientReset),
         () = tokio::time::sleep(timeout) => Accepted::Failed(Reason::EndpointTimeout),
+    }
+}
+
+/// Waits until the client resets its connection; without end if it has no socket of its own.
+async fn reset(client: Option<&TcpStream>) {
+    if let Some(client) = client {
+        let _ = client.ready(Interest::ERROR).await;
+    } else {
+        std::future::pending().await
     }
 }
 

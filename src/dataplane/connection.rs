@@ -111,7 +111,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
     let mut replay: Option<Replay> = replay;
     let mut attempts = Attempts::new(core, admission);
     loop {
-        let connected = match connect(core, entry, &mut attempts, &mut replay).await {
+        let connected = match connect(core, entry, Some(client), &mut attempts, &mut replay).await {
             Ok(connected) => connected,
             Err(reason) => {
                 attempts.settle(core);

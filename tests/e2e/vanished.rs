@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use socket2::SockRef;
 
 use crate::support::backend::Backend;
 use crate::support::client::{connect, hello};
@@ -151,4 +152,37 @@ fn a_peer_that_vanishes_with_its_window_shut_is_gone_before_it_has_stalled() {
     assert_eq!((&line["reason"], &line["sni"]), (&"client_vanished".into(), &NEAR_NAME.into()), "{line}");
     assert!(line["detail"].as_str().is_some_and(|text| text.contains("window probes")), "{line}");
     drop(slow);
+}
+
+/// Nobody answers the dials. A reset ends them; a client that has only closed its direction may still read an answer.
+#[test]
+fn a_client_that_resets_ends_its_dialling_and_blames_no_endpoint() {
+    const TEST: &str = "vanished::a_client_that_resets_ends_its_dialling_and_blames_no_endpoint";
+    if !namespace::inside(TEST, SETUP) {
+        return;
+    }
+    let host = Host::connect();
+    host.vanish();
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\ntimeouts: {{connectTotal: 5m}}\nroutes:\n  {FAR_NAME}:\n    endpoints: [\"{FAR}:443\", \"{FAR}:444\"]\n    \
+         connectTimeout: 1m\n    ejection: {{failures: 1}}\n"
+    ));
+    let ask = || {
+        let mut client = connect(gateway.listener("default"));
+        client.write_all(&hello(FAR_NAME)).expect("sent");
+        client
+    };
+    let (patient, resetting) = (ask(), ask());
+    let open = || gateway.json("/api/v1/connections").as_array().map_or(0, Vec::len);
+    eventually("both are dialled", || (open() == 2).then_some(()));
+    patient.shutdown(std::net::Shutdown::Write).expect("closed");
+    SockRef::from(&resetting).set_linger(Some(Duration::ZERO)).expect("set");
+    drop(resetting);
+    let line = gateway.logged("the reset", |line| line["reason"] == "client_reset");
+    assert_eq!((&line["attempts"], &line["ended_by"]), (&1.into(), &"client".into()), "{line}");
+    assert_eq!(open(), 1, "the other one waits");
+    assert_eq!(gateway.access_log().len(), 1);
+    let endpoints = gateway.json("/api/v1/endpoints");
+    let states = endpoints.as_array().expect("a list").iter().map(|endpoint| &endpoint["state"]);
+    assert!(states.clone().count() == 2 && states.into_iter().all(|state| state == "healthy"), "{endpoints}");
 }

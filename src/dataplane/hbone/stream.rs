@@ -220,7 +220,7 @@ async fn dial(
     (receive, respond, early): (&mut RecvStream, &mut SendResponse<Bytes>, &mut Early),
 ) -> Result<Result<Connected, Reason>, GivenUp> {
     let mut nothing_read = None;
-    let connect = Box::pin(connect(core, entry, attempts, &mut nothing_read));
+    let connect = Box::pin(connect(core, entry, None, attempts, &mut nothing_read));
     // The caller's reset has priority, so that nothing more is dialled for a caller that has gone.
     tokio::select! {
         biased;
