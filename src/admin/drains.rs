@@ -108,17 +108,36 @@ pub enum Mode {
     Plan,
 }
 
-/// Carries out or plans an order. `document` is a drain as in the config; without `since` it begins now.
-pub async fn order(sources: &Sources, mode: Mode, document: &str) -> Result<api::Ordered, Refused> {
+/// Carries out or plans an order. `document` is a drain as in the config; without `since` it begins now. An order for a target that has
+/// one goes on from what is left of it, and is refused if more would be left at its end, unless it `raises`.
+pub async fn order(
+    sources: &Sources,
+    mode: Mode,
+    raises: bool,
+    document: &str,
+) -> Result<api::Ordered, Refused> {
     let drain = read(document).map_err(Refused::Parameters)?;
     let snapshot = sources.reader.latest();
+    let now = unix_seconds(SystemTime::now());
+    let left = parts_left(sources, &snapshot, &drain.target, now);
+    let drain = if left < PARTS { drain.going_on_from(left, now) } else { drain };
     let planned = drain.clone();
     let plan = background::run(move || plan(&snapshot, &planned)).await;
     let plan = plan.map_err(|_| Refused::Conflict("internal error: the plan panicked".to_owned()))?;
     let services = plan.services;
     let mut answer = plan.answer;
+    let end = drain.parts_at_end();
+    let of_all = |parts: u8| percent(parts.into(), PARTS.into());
+    (answer.left_percent, answer.to_percent) = (of_all(left), of_all(end));
     if mode == Mode::Plan {
         return Ok(answer);
+    }
+    if end > left && !raises {
+        let text = format!(
+            "the drain of {} has {} % left, and this order would raise it to {} %: --raise does so, and `isthmus undrain` ends the drain",
+            drain.target, answer.left_percent, answer.to_percent
+        );
+        return Err(Refused::Conflict(text));
     }
     if mode == Mode::Order && services == 0 {
         let text = format!(
@@ -144,10 +163,21 @@ pub async fn order(sources: &Sources, mode: Mode, document: &str) -> Result<api:
     let places = orders.order(drain).await.map_err(|error| Refused::Conflict(error.to_string()))?;
     tracing::info!(target = %target, "an operator ordered a drain");
     answer.result = format!(
-        "draining {target}, with endpoints of {services} services: {places}{}",
+        "draining {target}, with endpoints of {services} services, from {} % to {} %: {places}{}",
+        answer.left_percent,
+        answer.to_percent,
         by_kubectl.unwrap_or_default()
     );
     Ok(answer)
+}
+
+/// Returns the smallest part that is left of the drains of a target; [`PARTS`] if it has none.
+fn parts_left(sources: &Sources, snapshot: &Snapshot, target: &DrainTarget, now: u64) -> u8 {
+    // An order of a moment ago may not be in the snapshot yet.
+    let orders = sources.drain_orders.all();
+    let all = snapshot.drains.0.iter().map(|active| &active.drain).chain(&orders);
+    let of_target = all.filter(|drain| drain.target == *target);
+    of_target.filter_map(|drain| drain.parts_left(now)).min().unwrap_or(PARTS)
 }
 
 /// Returns the command that orders the drain of a Kubernetes Service in its cluster.

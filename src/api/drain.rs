@@ -74,6 +74,10 @@ pub struct Share {
 pub struct Ordered {
     /// The result in one sentence; empty for a plan.
     pub result: String,
+    /// The part of its weight that the target has left now, in percent: 100 unless a drain of it is in force.
+    pub left_percent: u8,
+    /// The part that it has at the end of the drain, in percent.
+    pub to_percent: u8,
     /// The changes for the callers of each service port, at most 1,000.
     pub changes: Vec<Planned>,
     /// The number of further changes.

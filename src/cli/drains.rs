@@ -69,6 +69,9 @@ pub(super) struct Order {
     /// Drain even if a service would be left with nothing but what is drained
     #[arg(long, requires = "name")]
     force: bool,
+    /// Give the target more of its weight than a drain of it has left; without this, an order goes on from what is left
+    #[arg(long, requires = "name", conflicts_with = "plan")]
+    raise: bool,
     #[command(flatten)]
     admin: Admin,
 }
@@ -125,10 +128,12 @@ pub(super) fn order(order: &Order, out: &mut impl Write) -> Result<(), Failure> 
             put(key, value);
         }
     }
-    let path = match (order.plan, order.force) {
-        (true, _) => "/api/v1/drains/plan",
-        (false, true) => "/api/v1/drains?force",
-        (false, false) => "/api/v1/drains",
+    let path = match (order.plan, order.force, order.raise) {
+        (true, ..) => "/api/v1/drains/plan",
+        (_, true, true) => "/api/v1/drains?force&raise",
+        (_, true, false) => "/api/v1/drains?force",
+        (_, false, true) => "/api/v1/drains?raise",
+        (_, false, false) => "/api/v1/drains",
     };
     let document = Value::Object(document).to_string();
     let value = client::post_text(&order.admin.url(), path, &document, ANSWERED_WITHIN)?.json()?;
@@ -141,8 +146,14 @@ pub(super) fn order(order: &Order, out: &mut impl Write) -> Result<(), Failure> 
 
 /// Prints a plan.
 fn planned(ordered: &Ordered, out: &mut impl Write) -> std::io::Result<()> {
+    let Ordered { left_percent: left, to_percent: to, .. } = ordered;
+    let note = if to > left { "; such an order needs --raise" } else { "" };
+    writeln!(out, "now {left} % of its weight, at the end {to} %{note}")?;
     if ordered.changes.is_empty() {
-        return writeln!(out, "nothing would change: no service has an endpoint or a gateway there");
+        return writeln!(
+            out,
+            "nothing would move away: no service has an endpoint or a gateway there, or it is drained already"
+        );
     }
     let shares = |all: &[Share]| -> String {
         let text = |share: &Share| {

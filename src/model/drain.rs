@@ -131,6 +131,24 @@ impl Drain {
         Some(PARTS.saturating_sub(u8::try_from(taken).unwrap_or(PARTS)))
     }
 
+    /// Returns the parts of [`PARTS`] that are left at the end of the ramp.
+    pub fn parts_at_end(&self) -> u8 {
+        Self { until: None, ..self.clone() }.parts_left(u64::MAX).unwrap_or(0)
+    }
+
+    /// Returns the order that takes the place of one of the same target, of which `left` parts are left at the time `now`: it begins
+    /// so much earlier that its ramp goes on from there, or is at its end.
+    #[must_use]
+    pub fn going_on_from(self, left: u8, now: u64) -> Self {
+        let over = u128::from(self.over.as_secs());
+        let taken = u128::from(PARTS.saturating_sub(left));
+        let to_take = u128::from(PARTS) * u128::from(100 - self.to_percent.min(100));
+        // The first moment at which as many parts are taken.
+        let elapsed = (taken * 100 * over).div_ceil(to_take.max(1)).min(over);
+        let since = now.saturating_sub(u64::try_from(elapsed).unwrap_or(u64::MAX));
+        Self { since: since.min(self.since), ..self }
+    }
+
     /// Returns the time in seconds since 1970 at which the ramp is at its end.
     pub fn ramp_ends(&self) -> u64 {
         self.since.saturating_add(self.over.as_secs())
@@ -161,6 +179,31 @@ mod tests {
         assert_eq!(drain(0, 50, None).parts_left(u64::MAX), Some(16));
         assert_eq!(drain(100, 50, None).parts_left(1_050), Some(24));
         assert_eq!(drain(u64::MAX, 0, None).parts_left(u64::MAX), Some(1));
+    }
+
+    #[test]
+    fn an_order_goes_on_from_what_an_earlier_one_has_left() {
+        let now = 100_000;
+        for (over, to_percent) in
+            [(0, 0), (1, 0), (12, 0), (64, 0), (600, 50), (3_600, 0), (3_600, 90), (7, 96)]
+        {
+            let order = Drain { since: now, ..drain(over, to_percent, None) };
+            let end = order.parts_at_end();
+            assert_eq!(order.parts_left(now + over), Some(end));
+            for left in 0..=PARTS {
+                let next = order.clone().going_on_from(left, now);
+                let begins = next.parts_left(now).expect("in force");
+                assert!(
+                    begins <= left.max(end),
+                    "{over} s to {to_percent} %: {left} were left, {begins} are"
+                );
+                assert!(begins == left.max(end) || over < u64::from(PARTS), "a second has several steps");
+                assert!(next.since <= now && next.ramp_ends() >= now);
+            }
+            assert_eq!(order.clone().going_on_from(PARTS, now), order, "nothing was taken yet");
+        }
+        let later = Drain { since: now + 500, ..drain(60, 0, None) };
+        assert_eq!(later.going_on_from(0, now).parts_left(now), Some(0), "it does not wait for its own time");
     }
 
     #[test]

@@ -113,8 +113,27 @@ fn an_order_is_planned_refused_forced_shown_and_ended() {
     assert!(problem["text"].as_str().expect("a text").contains("CHG-1"), "{problem}");
     assert_eq!(gateway.get("/readyz").0, 200);
 
-    // Another order for the same target replaces the first.
-    runs(&gateway, &["drain", "network", "west", "--over", "0s", "--to", "50%"]);
+    // Another order for the same target goes on from what is left, however it differs.
+    for more in
+        [&["--over", "1h"][..], &["--over", "1h", "--reason", "CHG-2", "--until", "2h"], &["--over", "10s"]]
+    {
+        let again = runs(&gateway, &[&["drain", "network", "west"], more].concat());
+        assert!(again.contains("from 0 % to 0 %"), "{again}");
+        assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 0, "{more:?}");
+    }
+    let raise = ["drain", "network", "west", "--over", "0s", "--to", "50%"];
+    let refused = isthmus(&gateway, &raise);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(1) && text.contains("0 % left") && text.contains("--raise"),
+        "{text}"
+    );
+    let plan = runs(&gateway, &[&raise[..], &["--plan"]].concat());
+    assert!(
+        plan.starts_with("now 0 % of its weight, at the end 50 %; such an order needs --raise"),
+        "{plan}"
+    );
+    runs(&gateway, &[&raise[..], &["--raise"]].concat());
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 4), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
     runs(&gateway, &["undrain", "network", "west"]);
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);

@@ -81,11 +81,11 @@ pub(super) async fn order_drain(
     document: String,
 ) -> Response {
     let mode = if query.contains_key("force") { Mode::Force } else { Mode::Order };
-    maintenance_response(drains::order(&sources, mode, &document).await)
+    maintenance_response(drains::order(&sources, mode, query.contains_key("raise"), &document).await)
 }
 
 pub(super) async fn plan_drain(State(sources): State<Sources>, document: String) -> Response {
-    maintenance_response(drains::order(&sources, Mode::Plan, &document).await)
+    maintenance_response(drains::order(&sources, Mode::Plan, false, &document).await)
 }
 
 pub(super) async fn end_drain(State(sources): State<Sources>, Query(query): Parameters) -> Response {
