@@ -264,6 +264,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     let entry = Rc::new(entry);
     let registration = core.register(entry.clone());
     retire::limit_age(core, &entry, tuning.and_then(|tuning| tuning.max_connection_age));
+    core.scheduled.borrow_mut().has_arrivals = true;
     core.scope.spawn(go_on(registration, client, connected, parked));
     Ok(Place { worker: core.index, key: entry.key(), id })
 }

@@ -77,6 +77,7 @@ pub(super) fn follow_drains(core: &Core) {
     }
     scheduled.drains = snapshot.drains.clone();
     scheduled.next = core.clock.now() + LOOK_EVERY;
+    let has_arrivals = std::mem::take(&mut scheduled.has_arrivals);
     let now = unix_seconds(SystemTime::now());
     let stages = snapshot.drains.0.iter().flat_map(|active| {
         [Stage::GoAway, Stage::Close].into_iter().filter_map(move |stage| {
@@ -96,7 +97,7 @@ pub(super) fn follow_drains(core: &Core) {
     for (active, begun) in stages {
         let at = known.iter().position(|(known, _)| *known == begun);
         let is_over = now > begun.stage.ends(&active.drain).saturating_add(u64::from(LOOK_EVERY));
-        if at.is_some() && is_over {
+        if at.is_some() && is_over && !has_arrivals {
             continue;
         }
         let ids = schedule(core, &snapshot, active, begun.stage, &entries, now);

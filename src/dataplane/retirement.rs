@@ -167,6 +167,8 @@ pub(crate) struct Scheduled {
     pub(super) stages: Vec<(Begun, BTreeSet<u64>)>,
     /// The tick of the next look for connections that have opened since.
     pub(super) next: u32,
+    /// True if connections of another process have arrived since the last look, perhaps after the end of a stage.
+    pub(super) has_arrivals: bool,
 }
 
 /// A stage of a drain that has begun.

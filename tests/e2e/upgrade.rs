@@ -481,6 +481,42 @@ fn drains_without_a_state_folder_hold_in_the_new_process() {
     assert_eq!(lasting(), json!([before[1]]));
 }
 
+/// The connections reach the new process after the time of the drain.
+#[test]
+fn a_drain_that_is_over_closes_the_connections_that_an_upgrade_brings() {
+    const SERVICE: &str = "b.test";
+    let backend = Backend::echo();
+    let line = Line::start(
+        &backend,
+        &format!(
+            "node: {{cluster: c, network: net}}\nexports: [{{services: [{SERVICE}]}}]\nservices:\n- hostname: {SERVICE}\n  namespace: shop\n  \
+             ports: [{{name: p, port: 443, protocol: TLS}}]\n  endpoints: [{{address: {}, ports: {{p: {}}}}}]\n",
+            backend.address.ip(),
+            backend.address.port()
+        ),
+    );
+    let connected = || {
+        let (mut client, sent) = (connect(line.address()), hello(SERVICE));
+        client.write_all(&sent).expect("sent");
+        echoed(&mut client, &sent);
+        client
+    };
+    let clients: Vec<TcpStream> = (0..6).map(|_| connected()).collect();
+    let endpoint = backend.address.to_string();
+    let admin = format!("http://{}", line.0.admin());
+    let order =
+        ["drain", "endpoint", &endpoint, "--over", "0s", "--close-after", "0s", "--force", "--admin", &admin];
+    let done = Command::new(BINARY).args(order).output().expect("it runs");
+    assert!(done.status.success(), "{done:?}");
+    // The drain itself is over at once, and its last regular look comes some seconds later.
+    thread::sleep(Duration::from_secs(11));
+    line.upgrade();
+    for mut client in clients {
+        client.set_read_timeout(Some(Duration::from_secs(90))).expect("set");
+        assert_eq!(client.read(&mut [0]).expect("it ends in order"), 0);
+    }
+}
+
 /// Puts the binary at a path, in one step.
 pub(crate) fn put(path: &Path) {
     let next = path.with_extension("next");
