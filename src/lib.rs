@@ -32,14 +32,15 @@
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
 //! | [`upgrade`] | the messages and the socket by which a new process takes over sockets and connections | model |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls, upgrade |
-//! | [`xds`] | endpoints as seen from each client's network | world, tls, proto |
-//! | [`wds`] | workloads, services and policies for ztunnels | xds, files |
+//! | [`ads`] | the xDS transport protocol for all types of resources: connections, streams, budgets, clients | snapshot, tls, proto |
+//! | [`xds`] | endpoints as seen from each client's network | world, ads |
+//! | [`wds`] | workloads, services and policies for ztunnels | world, ads |
 //! | [`dns`] | names, virtual addresses | world, tls |
 //! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |
-//! | [`istiod`] | registries that are read from an istiod | aggregator, wds |
+//! | [`istiod`] | registries that are read from an istiod | aggregator, ads |
 //! | `kubernetes` | registries in Kubernetes, and the Gateway API (an optional crate) | aggregator |
 //! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |
-//! | [`config`] | the file → checked `Config` | wds, dns, peer |
+//! | [`config`] | the file → checked `Config` | xds, wds, dns, peer |
 //! | [`admin`] | HTTP API, dashboard, readiness, explain, horizon | dataplane, config, api |
 //! | [`app`] | composition, spans over OTLP, notices to the service manager | all above |
 //! | [`console`] | the client of the admin API, output and failures of commands | api |
@@ -51,6 +52,7 @@
 //! no clock, socket or randomness in `model`, `wire`, `api`, `snapshot` and `balance`, and no circle among the files of a crate.
 
 pub use isthmus_admin as admin;
+pub use isthmus_ads as ads;
 pub use isthmus_aggregator as aggregator;
 pub use isthmus_api as api;
 pub use isthmus_app as app;

@@ -92,7 +92,7 @@ const FEATURES: &[(&str, &str)] = &[
         kubernetes/kinds/authorization_policy kubernetes/kinds/peer_authentication kubernetes/kinds/waypoint kubernetes/reviews \
         model/ambient snapshot/ambient",
     ),
-    ("xDS", "xds/ app/xds admin/clients api/client proto/"),
+    ("xDS", "ads/ xds/ app/xds admin/clients api/client proto/"),
 ];
 
 /// The path of the table, and the rounding of the figures that a test writes to it: small changes stay within.

@@ -21,6 +21,7 @@ use Door::{Closed, Fuzzed, Unfuzzed};
 /// Each crate with its door.
 const DOORS: &[(&str, Door)] = &[
     ("admin", Fuzzed(&["drains"])),
+    ("ads", Fuzzed(&["xds", "wds"])),
     ("aggregator", Fuzzed(&["etcd", "drains"])),
     ("api", Closed),
     ("app", Unfuzzed("it reads whether another process of the gateway has its address")),

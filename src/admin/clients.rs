@@ -1,10 +1,10 @@
 //! The clients of the xDS server, in the form of the API.
 
+use isthmus_ads::protocol::Protocol;
+use isthmus_ads::status::{ClientStatus, Clients, TypeStatus};
 use isthmus_api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
 use isthmus_snapshot::view::ClientKind;
 use isthmus_telemetry::clock::rfc3339;
-use isthmus_xds::session::Protocol;
-use isthmus_xds::status::{ClientStatus, Clients, TypeStatus};
 
 /// Returns one object for each stream, oldest first.
 pub fn clients(clients: &Clients) -> Vec<Client> {

@@ -53,6 +53,7 @@ use arc_swap::ArcSwap;
 use certificates::Identities;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use isthmus_ads::status::Clients;
 use isthmus_aggregator::drain_orders::DrainOrders;
 use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::status::Status as AggregatorStatus;
@@ -64,7 +65,6 @@ use isthmus_peer::enrolment::Enrolment;
 use isthmus_peer::status::LinkTable;
 use isthmus_telemetry::Telemetry;
 use isthmus_world::Reader;
-use isthmus_xds::status::Clients;
 
 /// A change that an operator requests through the API.
 pub enum Command {

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use super::handles::Handles;
 use super::registries::reviews::ClusterReviewer;
+use isthmus_ads::incoming::{Handshake, limits};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::status::Clients;
+use isthmus_ads::ztunnel::Kind;
 use isthmus_telemetry::discovery::Discovery;
 use isthmus_tls::presented::presenting;
 use isthmus_wds::hub::Hub;
-use isthmus_wds::kind::Kind;
 use isthmus_wds::options::Options;
 use isthmus_wds::server::{self, Service};
 use isthmus_wds::tokens::Tokens;
-use isthmus_xds::incoming::{Handshake, limits};
-use isthmus_xds::status::Clients;
 
 /// The kind of the socket in an upgrade.
 const KIND: &str = "wds";
@@ -43,7 +44,7 @@ impl Wds {
         let tokens = Tokens::new(options.tokens.clone(), Arc::new(reviewer));
         let of_server = server::Handles {
             clients,
-            metrics: Discovery::new(&handles.telemetry.recorder, Kind::ALL.map(Kind::text)),
+            metrics: Discovery::new(&handles.telemetry.recorder, Kind::ALL.iter().map(|kind| kind.text())),
             scope: handles.scope.clone(),
             stop: handles.stop.clone(),
         };

@@ -4,16 +4,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::handles::Handles;
+use isthmus_ads::incoming::{Handshake, Tls, limits};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::status::Clients;
 use isthmus_telemetry::discovery::Discovery;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
 use isthmus_tls::trust::Shower;
 use isthmus_xds::hub::Hub;
-use isthmus_xds::incoming::{Handshake, Tls, limits};
 use isthmus_xds::kind::Kind;
 use isthmus_xds::options::Options;
 use isthmus_xds::server::{self, Service};
-use isthmus_xds::status::Clients;
 
 /// The kind of the socket in an upgrade.
 const KIND: &str = "xds";
@@ -42,7 +43,7 @@ impl Xds {
         let handshake = config
             .map_or(Handshake::None, |config| Handshake::Mutual(Tls { config: Arc::new(config), trust }));
         let socket = handles.bind(KIND, options.bind, KIND)?;
-        let metrics = Discovery::new(&handles.telemetry.recorder, Kind::ALL.map(Kind::text));
+        let metrics = Discovery::new(&handles.telemetry.recorder, Kind::ALL.iter().map(|kind| kind.text()));
         let (scope, stop) = (handles.scope.clone(), handles.stop.clone());
         let service = Service::new(Hub::new(handles.reader.clone()), metrics, options, scope, stop);
         Ok(Self { service, socket, handshake, connections })

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use isthmus_ads::node::ClientRule;
 use isthmus_aggregator::options::Options;
 use isthmus_aggregator::resolver::Options as DnsOptions;
 use isthmus_document::form::{Timeout, Written};
@@ -10,8 +11,8 @@ use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_model::address::Bind;
 use isthmus_tls::presented::PresentedFiles;
-use isthmus_wds::options::{ClientRule as WdsClientRule, Options as WdsOptions, TokenSource};
-use isthmus_xds::options::{ClientRule, Options as DiscoveryOptions};
+use isthmus_wds::options::{Options as WdsOptions, TokenSource};
+use isthmus_xds::options::Options as DiscoveryOptions;
 
 use super::addresses::Opened;
 use super::file::path_of;
@@ -119,8 +120,9 @@ pub(super) fn wds(root: &Fields<'_>, opened: &mut Vec<Opened>, problems: &Proble
             }
         }
     };
-    let clients = fields.maps(&keys::Wds::CLIENTS).map(|(_, fields, _)| WdsClientRule {
+    let clients = fields.maps(&keys::Wds::CLIENTS).map(|(_, fields, _)| ClientRule {
         identities: fields.get(&keys::WdsClient::IDENTITIES).unwrap_or_default(),
+        cidrs: Vec::new(),
         networks: fields.get(&keys::WdsClient::NETWORKS),
         clusters: fields.get(&keys::WdsClient::CLUSTERS),
     });

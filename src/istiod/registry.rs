@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::reading::{Applied, Reading, Wanted};
 use super::stream::{Stream, StreamFault};
+use isthmus_ads::ztunnel::Kind;
 use isthmus_aggregator::registry::{Changes, Registry};
 use isthmus_aggregator::reopening::{Ended, Reopening, Reported, Source, follow};
 use isthmus_aggregator::spec::RegistrySpec;
@@ -19,7 +20,6 @@ use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use isthmus_snapshot::change::{Change, Report};
 use isthmus_tasks::background::{self, Failed};
 use isthmus_tasks::scope::Scope;
-use isthmus_wds::kind::Kind;
 
 /// The longest wait between attempts, before jitter of a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(10);

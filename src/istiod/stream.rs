@@ -6,6 +6,8 @@ use std::time::Duration;
 use prost::Message as _;
 use tokio::time::timeout;
 
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::ztunnel::{Kind, METHOD};
 use isthmus_aggregator::spec::istiod::IstiodSpec;
 use isthmus_files::reading::Readings;
 use isthmus_net::budget::registry_bytes;
@@ -16,7 +18,6 @@ use isthmus_proto::google::rpc::Status;
 use isthmus_tasks::scope::Scope;
 use isthmus_tls::istiod::IstiodFault;
 use isthmus_tls::server::provider;
-use isthmus_wds::kind::{Kind, METHOD};
 use prost_types::value::Kind as ValueKind;
 use prost_types::{Struct, Value};
 use tonic::Code;

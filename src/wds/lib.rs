@@ -7,15 +7,14 @@
 //!  client ──token──▶ server ──request──▶ session ──────┴──▶ responses
 //! ```
 //!
-//! - [`kind`]: the resource types. [`options`]: the settings.
+//! - [`options`]: the settings.
 //! - [`render`]: the resources of a service, and of a workload, for a viewer. [`table`]: all of them, step by step.
 //! - [`hub`]: the tables of the viewers that have clients.
 //! - [`session`]: the protocol, as a state machine without sockets.
 //! - [`node`]: a client's claims, and the rules for them. [`tokens`]: a client's identity.
-//! - [`server`]: connections and streams, with the machinery of [`isthmus_xds`].
+//! - [`server`]: connections and streams, with the machinery of [`isthmus_ads`].
 
 pub mod hub;
-pub mod kind;
 pub mod node;
 pub mod options;
 pub mod render;

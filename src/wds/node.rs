@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use isthmus_ads::incoming::Caller;
+use isthmus_ads::node::{ClientRule, Denied, NodeFault, NodeInfo, metadata_text};
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::view::{Tunnel, Viewer};
-use isthmus_xds::node::{Denied, NodeFault, NodeInfo, metadata_text};
 
-use super::options::Options;
 use super::render::node_key;
 use super::tokens::Owner;
 
@@ -73,26 +73,13 @@ impl Claims {
         Ok(Self { info, node: name.to_owned() })
     }
 
-    /// Returns an error unless a rule lets the owner of the token claim this.
-    pub fn check(&self, owner: &Owner, options: &Options) -> Result<(), ClaimFault> {
+    /// Returns an error unless a rule lets the client claim this, and the token is of its node. `caller` has the identity of the
+    /// token's owner.
+    pub fn check(&self, owner: &Owner, caller: &Caller, rules: &[ClientRule]) -> Result<(), ClaimFault> {
         if let Some(node) = owner.node.as_ref().filter(|node| **node != self.node) {
             return Err(ClaimFault::OtherNode(self.node.clone(), node.clone()));
         }
-        let viewer = &self.info.viewer;
-        let lets = options.clients.iter().any(|rule| {
-            rule.identities.iter().any(|pattern| pattern.matches(&owner.identity))
-                && rule.networks.as_ref().is_none_or(|networks| networks.contains(&viewer.network))
-                && rule.clusters.as_ref().is_none_or(|clusters| clusters.contains(&viewer.cluster))
-        });
-        if lets {
-            return Ok(());
-        }
-        Err(ClaimFault::Denied(Denied {
-            who: owner.identity.to_string(),
-            network: viewer.network.to_string(),
-            cluster: viewer.cluster.to_string(),
-            rules: "xds.wds.clients",
-        }))
+        Ok(self.info.check(caller, rules, "xds.wds.clients")?)
     }
 
     /// Returns the key of the client's node.

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use isthmus_model::identity::IdentityPattern;
-use isthmus_model::place::{ClusterId, Network};
+use isthmus_ads::node::ClientRule;
+use isthmus_model::place::ClusterId;
 use isthmus_tls::presented::PresentedFiles;
 
 /// The settings of the WDS server.
@@ -16,7 +16,7 @@ pub struct Options {
     pub tls: PresentedFiles,
     /// The way to learn a client's identity from its token.
     pub tokens: TokenSource,
-    /// The clients that are served.
+    /// The rules for the claims of clients: each claim must match one of the rules, which all have identities.
     pub clients: Vec<ClientRule>,
     /// Clusters without authorization policies, so that they are served although no registry knows their policies.
     pub without_policies: Vec<ClusterId>,
@@ -32,15 +32,4 @@ pub enum TokenSource {
     },
     /// A file with tokens and identities.
     File(PathBuf),
-}
-
-/// Clients that are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientRule {
-    /// The identities of the clients.
-    pub identities: Vec<IdentityPattern>,
-    /// Networks that the clients may claim; `None`: any.
-    pub networks: Option<Vec<Network>>,
-    /// Clusters that the clients may claim; `None`: any.
-    pub clusters: Option<Vec<ClusterId>>,
 }

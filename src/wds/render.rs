@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::resource::Resource;
 use isthmus_model::address::canonical_ip;
 use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health};
@@ -23,9 +25,8 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::port_endpoint::PortEndpoint;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 use isthmus_snapshot::view::{Entry, EntryKind, Viewer, capacities, view};
-use isthmus_xds::resource::Resource;
 
-use super::kind::Kind;
+use isthmus_ads::ztunnel::Kind;
 
 /// The resources of one service, as a viewer gets them.
 #[derive(Debug)]

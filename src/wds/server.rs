@@ -13,6 +13,17 @@ use http::header::AUTHORIZATION;
 use tokio::time::Instant;
 use tonic::Status;
 
+use isthmus_ads::accepting::Accepting;
+use isthmus_ads::budget::{Budget, NAMES_BYTES_MAX};
+use isthmus_ads::connection::{self, Stream};
+use isthmus_ads::incoming::{CalledOn, Caller, Handshake};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::message::Message;
+use isthmus_ads::protocol::{Acknowledgement, Protocol, Response};
+use isthmus_ads::protocol::{DiscoveryRequest, Parts};
+use isthmus_ads::requests::{Requests, Whole, is_refused};
+use isthmus_ads::status::{ClientEntry, Clients};
+use isthmus_ads::ztunnel::{Kind, METHOD};
 use isthmus_model::place::ClusterId;
 use isthmus_net::door::Seat;
 use isthmus_net::incoming::Incoming;
@@ -21,18 +32,8 @@ use isthmus_snapshot::Snapshot;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
-use isthmus_xds::accepting::Accepting;
-use isthmus_xds::budget::{Budget, NAMES_BYTES_MAX};
-use isthmus_xds::connection::{self, Stream};
-use isthmus_xds::incoming::{CalledOn, Caller, Handshake};
-use isthmus_xds::message::Message;
-use isthmus_xds::requests::{Requests, Whole, is_refused};
-use isthmus_xds::server::{DiscoveryRequest, Parts};
-use isthmus_xds::session::{Acknowledgement, Protocol, Response};
-use isthmus_xds::status::{ClientEntry, Clients};
 
 use super::hub::{Hub, Tables};
-use super::kind::{Kind, METHOD};
 use super::node::{ClaimFault, Claims};
 use super::options::Options;
 use super::session::{Refusal, Session};
@@ -304,10 +305,10 @@ impl ClientStream {
         let Parts { node, type_url, request } = request.take_apart();
         let Some(kind) = Kind::of_type_url(&type_url) else {
             self.service.metrics.unserved();
-            let served = Kind::ALL.map(Kind::type_url).join(", ");
+            let served = Kind::served();
             return Err(Status::unimplemented(format!(
                 "resources of the type {:?} are not served; served are {served}",
-                isthmus_xds::node::beginning_of(&type_url, 512)
+                isthmus_ads::node::beginning_of(&type_url, 512)
             )));
         };
         if self.open.is_none() {
@@ -337,8 +338,9 @@ impl ClientStream {
         let Self { service, admitted, entry, .. } = self;
         let snapshot = service.hub.reader().latest();
         let claims = Claims::of(node, &admitted.cluster, &snapshot);
-        let claims =
-            claims.and_then(|claims| claims.check(&admitted.owner, &service.options).map(|()| claims));
+        let claims = claims.and_then(|claims| {
+            claims.check(&admitted.owner, &admitted.caller, &service.options.clients).map(|()| claims)
+        });
         let refuse =
             |why: String| service.refuse(admitted.caller.peer, admitted.owner.identity.to_string(), why);
         let claims = claims.map_err(|fault| {

@@ -17,15 +17,16 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use isthmus_xds::budget::{Account, Exhausted};
-use isthmus_xds::node::beginning_of;
-use isthmus_xds::resource::{Resource, Version};
-use isthmus_xds::session::{Acknowledgement, NAME_BYTES_MAX, Overview, Protocol, Request, Response};
+use isthmus_ads::budget::{Account, Exhausted};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::node::beginning_of;
+use isthmus_ads::protocol::{Acknowledgement, NAME_BYTES_MAX, Overview, Protocol, Request, Response};
+use isthmus_ads::resource::{Resource, Version};
 
 use self::held::Held;
 use self::subscription::Subscription;
-use super::kind::Kind;
 use super::table::Table;
+use isthmus_ads::ztunnel::Kind;
 
 mod held;
 mod subscription;
@@ -247,6 +248,7 @@ impl Session {
                 resources: draft.resources,
                 removed: draft.removed,
                 missing: Vec::new(),
+                is_served: true,
             });
         }
         None

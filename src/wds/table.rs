@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::resource::Resource;
 use isthmus_model::ambient::Workload;
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
@@ -17,10 +19,9 @@ use isthmus_snapshot::delta::Delta;
 use isthmus_snapshot::unread::Unread;
 use isthmus_snapshot::view::Viewer;
 use isthmus_world::Since;
-use isthmus_xds::resource::Resource;
 
-use super::kind::Kind;
 use super::render::{Made, Member, Neighbour, ServiceResources, neighbour, service, uid_of_address};
+use isthmus_ads::ztunnel::Kind;
 
 /// Resources by name.
 pub type Resources = BucketMap<Arc<str>, Arc<Resource>>;

@@ -48,7 +48,7 @@ use self::topic::{Topic, Value};
 use super::kind::{Kind, Target};
 use super::peers::SanHistory;
 use super::render;
-use super::resource::Resource;
+use isthmus_ads::resource::Resource;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::unread::Unread;

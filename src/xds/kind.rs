@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use isthmus_ads::kind::ResourceKind;
 use isthmus_model::mesh_name::{self, Dialect, MeshName};
 use isthmus_model::name::HostName;
 
@@ -18,12 +19,10 @@ pub enum Kind {
     Route,
 }
 
-impl Kind {
-    /// All types, in the order in which changes are sent.
-    pub const ALL: [Self; 4] = [Self::Cluster, Self::Assignment, Self::Listener, Self::Route];
+impl ResourceKind for Kind {
+    const ALL: &'static [Self] = &[Self::Cluster, Self::Assignment, Self::Listener, Self::Route];
 
-    /// Returns the type URL.
-    pub fn type_url(self) -> &'static str {
+    fn type_url(self) -> &'static str {
         match self {
             Self::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
             Self::Assignment => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
@@ -32,13 +31,7 @@ impl Kind {
         }
     }
 
-    /// Returns the type of a type URL.
-    pub fn of_type_url(url: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.type_url() == url)
-    }
-
-    /// Returns the short name that operators and metrics use.
-    pub fn text(self) -> &'static str {
+    fn text(self) -> &'static str {
         match self {
             Self::Cluster => "cds",
             Self::Assignment => "eds",
@@ -46,7 +39,9 @@ impl Kind {
             Self::Route => "rds",
         }
     }
+}
 
+impl Kind {
     /// Returns true if a client can subscribe to all resources of the type (LDS and CDS).
     pub fn has_wildcard(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
@@ -151,6 +146,6 @@ mod tests {
                 assert_eq!(kind.read(other), None, "{other}");
             }
         }
-        assert!(Kind::ALL.into_iter().all(|kind| Kind::of_type_url(kind.type_url()) == Some(kind)));
+        assert!(Kind::ALL.iter().all(|&kind| Kind::of_type_url(kind.type_url()) == Some(kind)));
     }
 }

@@ -12,7 +12,7 @@ use prost_types::{Any, Struct, Value};
 
 use super::kind::{Kind, Target, cluster_name};
 use super::peers::{Peers, Roots, SanHistory};
-use super::resource::Resource;
+use isthmus_ads::resource::Resource;
 use isthmus_model::endpoint::{Health, TlsMode};
 use isthmus_model::import::Import;
 use isthmus_model::mesh_name::MeshName;

@@ -10,31 +10,28 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use tonic::Status;
 
-use super::accepting::{Accepting, GOES_ON_ELSEWHERE};
-use super::budget::{Budget, NAMES_BYTES_MAX};
-use super::connection;
 use super::hub::Hub;
-use super::incoming::{CalledOn, Caller, Handshake};
 use super::kind::Kind;
-use super::message::Message;
-use super::node::NodeInfo;
-use super::requests::{Requests, Whole, is_refused};
-use super::resource::Version;
-use super::session::{
-    Acknowledgement, NAME_BYTES_MAX, NAMES_MAX, Protocol, Request as SessionRequest, RequestRefusal,
-    Response, Session,
-};
-use super::status::{ClientEntry, Clients};
-use super::unserved::{self, Unserved};
+use super::session::{NAMES_MAX, RequestRefusal, Session};
 use crate::options::Options;
+use isthmus_ads::accepting::{Accepting, GOES_ON_ELSEWHERE};
+use isthmus_ads::budget::{Budget, NAMES_BYTES_MAX};
+use isthmus_ads::connection;
+use isthmus_ads::incoming::{CalledOn, Caller, Handshake};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::message::Message;
+use isthmus_ads::node::NodeInfo;
+use isthmus_ads::protocol::{Acknowledgement, DiscoveryRequest, NAME_BYTES_MAX, Parts, Protocol, Response};
+use isthmus_ads::requests::{Requests, Whole, is_refused};
+use isthmus_ads::resource::Version;
+use isthmus_ads::status::{ClientEntry, Clients};
+use isthmus_ads::unserved::{self, Unserved};
 use isthmus_net::door::Seat;
 use isthmus_net::incoming::Incoming;
-use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_proto::envoy::service::discovery::v3 as discovery;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 use isthmus_telemetry::discovery::Discovery as Metrics;
-use isthmus_wire::outline::Outlined;
 
 /// The largest request in bytes. A client that reconnects sends all of its names with their versions, about 120 bytes each.
 const REQUEST_BYTES_MAX: usize = 16 << 20;
@@ -103,56 +100,6 @@ fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
         _ => return None,
     };
     Some((protocol, only))
-}
-
-/// A request of either protocol variant.
-pub trait DiscoveryRequest: Outlined + 'static {
-    /// The protocol variant.
-    const PROTOCOL: Protocol;
-
-    /// Splits the request into the parts that the server uses.
-    fn take_apart(self) -> Parts;
-}
-
-/// The parts of a request.
-pub struct Parts {
-    /// The client's node. The first request of a stream has it.
-    pub node: Option<Node>,
-    /// The type of the resources; may be empty on a stream of a single type.
-    pub type_url: String,
-    /// The remaining fields, in the form that the session accepts.
-    pub request: SessionRequest,
-}
-
-impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
-    const PROTOCOL: Protocol = Protocol::Delta;
-
-    fn take_apart(self) -> Parts {
-        let request = SessionRequest {
-            names: self.resource_names_subscribe,
-            unsubscribe: self.resource_names_unsubscribe,
-            returns: !self.initial_resource_versions.is_empty(),
-            has: self.initial_resource_versions.into_iter().collect(),
-            nonce: self.response_nonce,
-            error: self.error_detail.map(|status| status.message),
-        };
-        Parts { node: self.node, type_url: self.type_url, request }
-    }
-}
-
-impl DiscoveryRequest for discovery::DiscoveryRequest {
-    const PROTOCOL: Protocol = Protocol::StateOfTheWorld;
-
-    fn take_apart(self) -> Parts {
-        let request = SessionRequest {
-            names: self.resource_names,
-            returns: !self.version_info.is_empty(),
-            nonce: self.response_nonce,
-            error: self.error_detail.map(|status| status.message),
-            ..SessionRequest::default()
-        };
-        Parts { node: self.node, type_url: self.type_url, request }
-    }
 }
 
 /// Starts the stream that a client opened with this HTTP request, or refuses the request if it names no xDS method.
@@ -310,7 +257,12 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             None => {
                 let node_info = NodeInfo::of(&node.unwrap_or_default())
                     .map_err(|long| Status::invalid_argument(long.to_string()))?;
-                if let Err(denied) = node_info.check(&self.caller, &service.options) {
+                // Without rules, every claim is allowed. That is safe without TLS too, because a server without TLS can be reached
+                // only from this host.
+                let rules = service.options.clients.as_deref();
+                let checked =
+                    rules.map_or(Ok(()), |rules| node_info.check(&self.caller, rules, "xds.clients"));
+                if let Err(denied) = checked {
                     service.metrics.refused();
                     service.clients.refuse(&self.caller, &node_info, &denied);
                     return Err(Status::permission_denied(denied.to_string()));
@@ -345,9 +297,9 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                     "a request of {bytes} bytes for a type that is not served"
                 )));
             }
-            let serves = Kind::ALL.into_iter().any(|kind| session.has_asked(kind));
+            let serves = Kind::ALL.iter().any(|&kind| session.has_asked(kind));
             let is_first = self.unserved.is_empty();
-            let answer = self.unserved.request(&type_url, &request, serves);
+            let answer = self.unserved.request::<Kind>(&type_url, &request, serves);
             if !matches!(answer, Ok(None)) {
                 service.metrics.unserved();
                 // One line per stream, because a client may ask often.
@@ -407,7 +359,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             if !session.is_unfinished() {
                 let held_back = session.held_back();
                 if std::mem::replace(&mut self.held_back, held_back) != held_back {
-                    for kind in Kind::ALL {
+                    for &kind in Kind::ALL {
                         self.entry.note(kind.text(), session.overview(kind), &Acknowledgement::None);
                     }
                 }
@@ -433,6 +385,7 @@ fn not_served(session: &mut Session, protocol: Protocol, type_url: String, names
         resources: Vec::new(),
         removed,
         missing: names,
+        is_served: false,
     }
 }
 

@@ -19,18 +19,19 @@
 //! - `delta`, `world`: the meaning of a request and the content of a response in each variant.
 //! - `draft`: a response under construction.
 
-use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use self::delta::Delta;
 use self::draft::Draft;
 use self::subscriptions::{InFlight, Subscriptions};
 use self::world::World;
-use super::budget::{Account, Exhausted};
 use super::hub::Hub;
 use super::kind::Kind;
-use super::resource::{Resource, Version};
+use isthmus_ads::budget::{Account, Exhausted};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::protocol::{Acknowledgement, NAME_BYTES_MAX, Overview, Protocol, Request, Response};
+use isthmus_ads::resource::Version;
 use isthmus_snapshot::view::Viewer;
 
 mod delta;
@@ -42,59 +43,10 @@ mod world;
 
 /// The largest number of names that a client may subscribe to, per type.
 pub const NAMES_MAX: usize = 1 << 17;
-/// The largest length of a name in bytes; a request with a longer name ends the stream. Every name that can be parsed is
-/// shorter: it has at most about 350 bytes.
-pub const NAME_BYTES_MAX: usize = 512;
 /// The cost of a name in addition to its text, in bytes: the subscription and the rendering.
 const NAME_COST: usize = 512;
 /// The longest text of a NACK that is kept, in bytes. A client may quote whole resources.
 const ERROR_BYTES_MAX: usize = 4096;
-
-/// The protocol variants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// State of the world: a response has all subscribed resources.
-    StateOfTheWorld,
-    /// Delta: a response has the changed resources.
-    Delta,
-}
-
-/// A request of a known type, of either variant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
-    /// Delta: names to subscribe to. State of the world: all names.
-    pub names: Vec<String>,
-    /// Delta: names to unsubscribe from.
-    pub unsubscribe: Vec<String>,
-    /// Delta, first request: `initial_resource_versions`, the names and versions of the resources of an earlier stream.
-    pub has: Vec<(String, String)>,
-    /// First request: true if the client has resources of an earlier stream.
-    pub returns: bool,
-    /// The nonce of the response that the request answers; empty if the request answers none.
-    pub nonce: String,
-    /// The error text if the request is a NACK.
-    pub error: Option<String>,
-}
-
-/// A response to the client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Response {
-    /// The variant of the protocol.
-    pub protocol: Protocol,
-    /// The type URL.
-    pub type_url: Cow<'static, str>,
-    /// The nonce, unique in the stream.
-    pub nonce: String,
-    /// The version of all resources together.
-    pub version: Version,
-    /// The resources.
-    pub resources: Vec<Arc<Resource>>,
-    /// The names of resources that do not exist, for a stream in the delta variant.
-    pub removed: Vec<Arc<str>>,
-    /// The names of requested resources that do not exist, for a stream in the state-of-the-world variant; each name once. Of a
-    /// type that is not served: all names, in both variants.
-    pub missing: Vec<Arc<str>>,
-}
 
 /// The reason why a stream must end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -108,34 +60,6 @@ pub enum RequestRefusal {
     /// The names of the client, or of all clients, exceed their limit.
     #[error("cannot store the names of the client: {0}")]
     TooManyBytes(#[from] Exhausted),
-}
-
-/// The client's answer to the last response.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acknowledgement {
-    /// The request answers no response, or a response before the last one.
-    None,
-    /// The client accepted the response, with the time of the earliest change in it.
-    Ack(Option<Instant>),
-    /// The client refused the response with this text.
-    Nack(String),
-}
-
-/// The state of one type in a session, for operators.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Overview {
-    /// True if the client has sent a request of the type.
-    pub asked: bool,
-    /// True if the client subscribes to all resources.
-    pub wildcard: bool,
-    /// The number of names that the client subscribes to.
-    pub names: usize,
-    /// The number of responses sent.
-    pub sent: u64,
-    /// The time at which the unacknowledged response was sent; `None`: there is none.
-    pub in_flight: Option<SystemTime>,
-    /// The number of names and complete responses that are held back while a registry is unread.
-    pub held_back: usize,
 }
 
 /// The session of one stream.
@@ -224,17 +148,12 @@ impl Session {
 
     /// Returns the number of names and complete responses that are held back.
     pub fn held_back(&self) -> usize {
-        Kind::ALL
-            .into_iter()
-            .map(|kind| self.overview(kind))
-            .filter(|of| of.asked)
-            .map(|of| of.held_back)
-            .sum()
+        Kind::ALL.iter().map(|&kind| self.overview(kind)).filter(|of| of.asked).map(|of| of.held_back).sum()
     }
 
     /// Returns true while the list of any type is being made for a wildcard subscription of this client.
     pub fn waits_for_list(&self) -> bool {
-        Kind::ALL.into_iter().any(|kind| self.subscriptions.waits_for_list(kind))
+        Kind::ALL.iter().any(|&kind| self.subscriptions.waits_for_list(kind))
     }
 
     /// Applies a client's request to its subscriptions. Returns how the request answers the last response.
@@ -262,7 +181,7 @@ impl Session {
             if differs {
                 delta.recheck();
             }
-            Kind::ALL.into_iter().for_each(|kind| delta.seed(&mut self.subscriptions, kind));
+            Kind::ALL.iter().for_each(|&kind| delta.seed(&mut self.subscriptions, kind));
         }
         self.subscriptions.ask_for_permit();
         let response = self.next_response();
@@ -273,7 +192,7 @@ impl Session {
     fn next_response(&mut self) -> Option<Response> {
         self.unfinished = false;
         // Clusters come before assignments, listeners and routes.
-        for kind in Kind::ALL {
+        for &kind in Kind::ALL {
             if !self.subscriptions.is_ready(kind) {
                 continue;
             }
@@ -330,6 +249,7 @@ impl Session {
             resources: draft.resources,
             removed: draft.removed.into_iter().collect(),
             missing: draft.missing.into_iter().collect(),
+            is_served: true,
         }
     }
 }

@@ -8,6 +8,8 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
+use isthmus::ads::incoming::{Handshake, limits};
+use isthmus::ads::kind::ResourceKind;
 use isthmus::aggregator::offline;
 use isthmus::config;
 use isthmus::dns::server::Server as DnsServer;
@@ -34,7 +36,6 @@ use isthmus::telemetry::discovery::Discovery;
 use isthmus::telemetry::recorder::Recorder;
 use isthmus::world::Publisher;
 use isthmus::xds::hub::Hub;
-use isthmus::xds::incoming::{Handshake, limits};
 use isthmus::xds::kind::Kind;
 use isthmus::xds::server::{Service as XdsService, serve};
 use tokio::runtime::Runtime;
@@ -139,7 +140,7 @@ impl Control {
         let socket = listening.sockets.pop().expect("one");
         let listener = tokio::net::TcpListener::from_std(socket.into()).expect("a listener");
         let options = isthmus::xds::options::Options { bind: listening.address, tls: false, clients: None };
-        let metrics = Discovery::new(&recorder, Kind::ALL.map(Kind::text));
+        let metrics = Discovery::new(&recorder, Kind::ALL.iter().map(|kind| kind.text()));
         let service =
             XdsService::new(Hub::new(reader.clone()), metrics, options, scope.clone(), stop.clone());
         let incoming =

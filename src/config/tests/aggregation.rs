@@ -2,11 +2,12 @@
 
 use super::bad::{refused, refused_with};
 use super::*;
+use isthmus_ads::node::ClientRule;
 use isthmus_aggregator::options::Options;
 use isthmus_model::address::Host;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::policy::Access;
-use isthmus_xds::options::{ClientRule, Options as Discovery};
+use isthmus_xds::options::Options as Discovery;
 
 fn loaded_with(lines: &str) -> Config {
     loaded(&format!("listen: ':15443'\n{lines}\n"))

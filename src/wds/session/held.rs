@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use isthmus_xds::resource::{Resource, Version};
+use isthmus_ads::resource::{Resource, Version};
 
 use super::Draft;
 use crate::table::Resources;

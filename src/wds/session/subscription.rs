@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use isthmus_ads::budget::Account;
+use isthmus_ads::resource::Version;
 use isthmus_snapshot::unread::Unread;
-use isthmus_xds::budget::Account;
-use isthmus_xds::resource::Version;
 
 use super::held::{Earlier, Held, compare};
 use super::{Draft, NAME_COST, NAMES_MAX, Refusal};

@@ -1,7 +1,7 @@
 //! Tests of the protocol, without sockets.
 
+use isthmus_ads::budget::Budget;
 use isthmus_snapshot::unread::{Unread, UnreadRegistry};
-use isthmus_xds::budget::Budget;
 
 use super::*;
 use crate::table::{Index, Resources};
@@ -200,7 +200,7 @@ fn nothing_is_sent_while_the_policies_are_unknown() {
     let known = table(&[("a", "1")], &[], &[]);
     let unknown = Arc::new(Table { policies: None, ..Table::clone(&known) });
     let mut session = session();
-    for kind in Kind::ALL {
+    for &kind in Kind::ALL {
         session.request(kind, Request::default()).expect("taken");
     }
     assert!(session.response(&unknown).is_none());

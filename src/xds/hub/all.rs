@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::topic::Value;
-use crate::resource::Resource;
+use isthmus_ads::resource::Resource;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::name_index::NameMap;
 

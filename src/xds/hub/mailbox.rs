@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::pace::{Permit, Waiter};
 use crate::kind::Kind;
+use isthmus_ads::kind::ResourceKind;
 
 /// Changes that a session has not read yet.
 #[derive(Default)]

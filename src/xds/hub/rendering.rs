@@ -8,7 +8,7 @@ use super::topic::{Subscription, Topic, Value};
 use super::{Hub, lock};
 use crate::kind::{Kind, Target};
 use crate::render;
-use crate::resource::{Resource, Version};
+use isthmus_ads::resource::{Resource, Version};
 use isthmus_model::name::HostName;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::view::{Neighbourhood, Viewer};

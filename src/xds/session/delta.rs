@@ -7,10 +7,12 @@ use super::draft::Draft;
 use super::names::Sent;
 use super::subscriptions::{Candidate, Subscriptions, held_next};
 use super::withhold::{Earlier, Withhold};
-use super::{Acknowledgement, NAMES_MAX, Request, RequestRefusal};
+use super::{NAMES_MAX, RequestRefusal};
 use crate::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::kind::{Kind, Target};
-use crate::resource::{Resource, Version};
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::protocol::{Acknowledgement, Request};
+use isthmus_ads::resource::{Resource, Version};
 use isthmus_model::name::HostName;
 
 /// The state of the delta variant, in addition to the subscriptions.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::resource::Resource;
+use isthmus_ads::resource::Resource;
 
 /// The size in bytes at which a partial response is closed. Clients refuse messages of more than 4 MiB.
 const RESPONSE_BYTES: usize = 1 << 20;

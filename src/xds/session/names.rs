@@ -7,7 +7,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::withhold::{Earlier, Withhold};
 use crate::hub::{Rendering, Subscription};
-use crate::resource::{Resource, Version};
+use isthmus_ads::resource::{Resource, Version};
 
 /// The table shrinks when its capacity exceeds its length by more than this factor.
 const ROOM: usize = 8;

@@ -7,12 +7,14 @@ use std::time::{Instant, SystemTime};
 use super::draft::Draft;
 use super::names::{Named, Names, Sent};
 use super::withhold::{Earlier, Withhold};
-use super::{Acknowledgement, ERROR_BYTES_MAX, NAME_COST, NAMES_MAX, Request, RequestRefusal};
-use crate::budget::Account;
+use super::{ERROR_BYTES_MAX, NAME_COST, NAMES_MAX, RequestRefusal};
 use crate::hub::{All, Clusters, Hub, Mailbox, News, Permit, Subscription, Wide};
 use crate::kind::Kind;
-use crate::node::beginning_of;
-use crate::resource::Resource;
+use isthmus_ads::budget::Account;
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::node::beginning_of;
+use isthmus_ads::protocol::{Acknowledgement, Request};
+use isthmus_ads::resource::Resource;
 use isthmus_snapshot::view::{ClientKind, Viewer};
 
 /// The subscriptions of one stream.

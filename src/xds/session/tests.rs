@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::draft::RESPONSE_NAMES;
 use super::*;
 use crate::hub::LISTENERS_MAX;
+use isthmus_ads::kind::ResourceKind;
 use isthmus_document::services::read_registry;
 use isthmus_model::import::Import;
 use isthmus_model::name::{HostName, NamePattern};
@@ -358,7 +359,7 @@ fn a_service_that_no_unread_registry_may_have_is_taken() {
 #[test]
 fn names_are_bounded_in_bytes() {
     let stage = Stage::new(&[("a", &[1])]);
-    let budget = crate::budget::Budget::new(1 << 20);
+    let budget = isthmus_ads::budget::Budget::new(1 << 20);
     let account = || budget.account([127, 0, 0, 1].into(), 2 * (NAME_COST + A.len()));
     for protocol in BOTH {
         let client = stage.client(protocol);

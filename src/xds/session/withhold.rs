@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::hub::{Hub, Mailbox, Subscription, UnreadRegistries};
-use crate::resource::Resource;
+use isthmus_ads::resource::Resource;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::unread::Unread;
 

@@ -4,12 +4,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::RequestRefusal;
 use super::draft::Draft;
 use super::names::{Named, Sent};
 use super::subscriptions::{Candidate, Subscriptions, held_next};
-use super::{Acknowledgement, Request, RequestRefusal};
 use crate::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::kind::Kind;
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::protocol::{Acknowledgement, Request};
 
 /// The state of the state-of-the-world variant, in addition to the subscriptions.
 #[derive(Default)]

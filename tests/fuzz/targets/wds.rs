@@ -6,18 +6,19 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use isthmus::ads::budget::Budget;
+use isthmus::ads::kind::ResourceKind;
+use isthmus::ads::protocol::{DiscoveryRequest, Parts};
+use isthmus::ads::protocol::{NAME_BYTES_MAX, Request};
+use isthmus::ads::requests::decode;
+use isthmus::ads::ztunnel::Kind;
 use isthmus::model::place::ClusterId;
 use isthmus::proto::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use isthmus::snapshot::Snapshot;
-use isthmus::wds::kind::Kind;
 use isthmus::wds::node::Claims;
 use isthmus::wds::session::Session;
 use isthmus::wds::table::{Builder, Table};
 use isthmus::world::Since;
-use isthmus::xds::budget::Budget;
-use isthmus::xds::requests::decode;
-use isthmus::xds::server::{DiscoveryRequest, Parts};
-use isthmus::xds::session::{NAME_BYTES_MAX, Request};
 
 use super::policy;
 use super::xds::{EARLIER, LATER, world};

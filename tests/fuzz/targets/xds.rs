@@ -7,6 +7,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use isthmus::ads::budget::Budget;
+use isthmus::ads::kind::ResourceKind;
+use isthmus::ads::node::NodeInfo;
+use isthmus::ads::protocol::{DiscoveryRequest, Parts};
+use isthmus::ads::protocol::{NAME_BYTES_MAX, Protocol};
+use isthmus::ads::requests::decode;
 use isthmus::document::services::read_registry;
 use isthmus::model::place::{ClusterId, Network};
 use isthmus::proto::envoy::service::discovery::v3 as discovery;
@@ -18,13 +24,9 @@ use isthmus::snapshot::policy::{Policy, RegistryScope};
 use isthmus::snapshot::routes::Resolved;
 use isthmus::snapshot::shard::Shard;
 use isthmus::world::Publisher;
-use isthmus::xds::budget::Budget;
 use isthmus::xds::hub::Hub;
 use isthmus::xds::kind::Kind;
-use isthmus::xds::node::NodeInfo;
-use isthmus::xds::requests::decode;
-use isthmus::xds::server::{DiscoveryRequest, Parts};
-use isthmus::xds::session::{NAME_BYTES_MAX, Protocol, Session};
+use isthmus::xds::session::Session;
 
 use super::policy;
 

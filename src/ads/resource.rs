@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::encode_varint;
 use twox_hash::XxHash3_64;
 
-use super::kind::Kind;
+use super::kind::ResourceKind;
 
 /// A resource in its wire format.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ const ANY_VALUE: u32 = 2;
 
 impl Resource {
     /// Encodes a resource.
-    pub fn new(kind: Kind, name: Arc<str>, value: &impl prost::Message) -> Self {
+    pub fn new(kind: impl ResourceKind, name: Arc<str>, value: &impl prost::Message) -> Self {
         Self::of_type(kind.type_url(), name, value)
     }
 
@@ -129,18 +129,19 @@ mod tests {
     use prost::Message;
 
     use super::*;
+    use crate::ztunnel::Kind;
     use isthmus_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
     use isthmus_proto::envoy::service::discovery::v3 as discovery;
 
     #[test]
     fn what_is_encoded_by_hand_reads_as_the_messages() {
         let value = ClusterLoadAssignment { cluster_name: "outbound|443||a".into(), ..Default::default() };
-        let resource = Resource::new(Kind::Assignment, "outbound|443||a".into(), &value);
+        let resource = Resource::new(Kind::Address, "outbound|443||a".into(), &value);
         let read = discovery::Resource::decode(resource.message().clone()).expect("a message");
         assert_eq!((&*read.name, &read.version), (&*resource.name, &resource.version.text()));
         let any = read.resource.expect("an Any");
         assert_eq!(any, prost_types::Any::decode(resource.any()).expect("an Any"));
-        assert_eq!(any.type_url, Kind::Assignment.type_url());
+        assert_eq!(any.type_url, Kind::Address.type_url());
         assert_eq!(ClusterLoadAssignment::decode(&*any.value), Ok(value));
         assert_eq!(Version::parse(&resource.version.text()), Some(resource.version));
         assert_eq!(Version::parse("1"), None);

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use prost_types::value::Kind as ValueKind;
 
 use super::incoming::Caller;
-use crate::options::{ClientRule, Options};
 use isthmus_model::address::canonical_ip;
+use isthmus_model::identity::IdentityPattern;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_snapshot::policy::admits;
@@ -33,6 +34,31 @@ pub struct NodeInfo {
     pub viewer: Viewer,
     /// True if the client accepts listeners on virtual addresses.
     pub takes_listeners: bool,
+}
+
+/// A rule for the networks and clusters that some clients may claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientRule {
+    /// The identities of the clients that the rule applies to, as in their certificates; empty: any client, also one without a
+    /// certificate.
+    pub identities: Vec<IdentityPattern>,
+    /// The source addresses of the clients that the rule applies to; empty: any.
+    pub cidrs: Vec<IpNet>,
+    /// Networks that these clients may claim; `None`: any.
+    pub networks: Option<Vec<Network>>,
+    /// Clusters that these clients may claim; `None`: any.
+    pub clusters: Option<Vec<ClusterId>>,
+}
+
+impl ClientRule {
+    /// Returns true if the rule lets the client claim the network and the cluster of this viewer.
+    fn allows(&self, caller: &Caller, viewer: &Viewer) -> bool {
+        let is_one = |own| self.identities.iter().any(|pattern| pattern.matches(own));
+        (self.identities.is_empty() || caller.identity.as_ref().is_some_and(is_one))
+            && admits(&self.cidrs, caller.peer.ip())
+            && self.networks.as_ref().is_none_or(|networks| networks.contains(&viewer.network))
+            && self.clusters.as_ref().is_none_or(|clusters| clusters.contains(&viewer.cluster))
+    }
 }
 
 /// A claim that no rule allows.
@@ -94,26 +120,14 @@ impl NodeInfo {
         })
     }
 
-    /// Returns an error unless a rule allows the claims of the client. Without rules, every claim is allowed. That is
-    /// safe without TLS too, because a server without TLS can be reached only from this host.
-    pub fn check(&self, caller: &Caller, options: &Options) -> Result<(), Denied> {
+    /// Returns an error unless a rule allows the claims of the client. `key` is the config key of the rules.
+    pub fn check(&self, caller: &Caller, rules: &[ClientRule], key: &'static str) -> Result<(), Denied> {
         let viewer = &self.viewer;
-        let is_one = |rule: &ClientRule| {
-            let mut patterns = rule.identities.iter();
-            rule.identities.is_empty()
-                || caller.identity.as_ref().is_some_and(|own| patterns.any(|pattern| pattern.matches(own)))
-        };
-        let lets = |rule: &ClientRule| {
-            is_one(rule)
-                && admits(&rule.cidrs, caller.peer.ip())
-                && rule.networks.as_ref().is_none_or(|networks| networks.contains(&viewer.network))
-                && rule.clusters.as_ref().is_none_or(|clusters| clusters.contains(&viewer.cluster))
-        };
-        if options.clients.as_ref().is_none_or(|rules| rules.iter().any(lets)) {
+        if rules.iter().any(|rule| rule.allows(caller, viewer)) {
             return Ok(());
         }
         let (network, cluster) = (viewer.network.to_string(), viewer.cluster.to_string());
-        Err(Denied { who: caller.name(), network, cluster, rules: "xds.clients" })
+        Err(Denied { who: caller.name(), network, cluster, rules: key })
     }
 }
 
@@ -170,7 +184,7 @@ mod tests {
     use prost_types::{Struct, Value};
 
     use super::*;
-    use isthmus_model::identity::{Identity, IdentityPattern};
+    use isthmus_model::identity::Identity;
 
     fn node(metadata: &[(&str, &str)]) -> Node {
         let fields = metadata.iter().map(|(key, value)| {
@@ -249,27 +263,25 @@ mod tests {
             networks: Some(vec![Network::new("east")]),
             clusters: None,
         };
-        let options = |clients| Options { bind: "127.0.0.1:0".parse().expect("legal"), tls: false, clients };
-        let ask = |network: &str, from: &str, options: &Options| {
+        let ask = |network: &str, from: &str, rules: &[ClientRule]| {
             let peer = SocketAddr::new(from.parse().expect("legal"), 1);
             let caller =
                 Caller { peer, identity: Some(Identity::parse("spiffe://td/ns/a/sa/b").expect("legal")) };
             let node_info = NodeInfo::of(&node(&[("NETWORK", network)])).expect("short");
-            node_info.check(&caller, options)
+            node_info.check(&caller, rules, "xds.clients")
         };
-        let rules = options(Some(vec![rule]));
+        let rules = [rule];
         assert_eq!(ask("east", "127.0.0.1", &rules), Ok(()));
         for (network, from) in [("west", "127.0.0.1"), ("", "127.0.0.1"), ("east", "10.0.0.1")] {
             assert!(ask(network, from, &rules).is_err(), "{network} {from}");
         }
         let of = |pattern: &str| {
             let identities = vec![IdentityPattern::parse(pattern).expect("legal")];
-            options(Some(vec![ClientRule { identities, cidrs: Vec::new(), networks: None, clusters: None }]))
+            [ClientRule { identities, cidrs: Vec::new(), networks: None, clusters: None }]
         };
         assert_eq!(ask("west", "10.0.0.1", &of("spiffe://td/ns/a/*")), Ok(()));
         let denied = ask("west", "10.0.0.1", &of("spiffe://td/ns/b/*")).expect_err("not one of them");
         assert!(denied.to_string().starts_with("spiffe://td/ns/a/sa/b may not claim"), "{denied}");
-        assert_eq!(ask("west", "10.0.0.1", &options(None)), Ok(()));
-        assert!(ask("east", "127.0.0.1", &options(Some(Vec::new()))).is_err());
+        assert!(ask("east", "127.0.0.1", &[]).is_err());
     }
 }

@@ -9,9 +9,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
 use tonic::Code;
 
-use super::kind::Kind;
+use super::protocol::{Protocol, Response};
 use super::resource::{Resource, field_length, put_field, put_head};
-use super::session::{Protocol, Response};
 use isthmus_proto::envoy::service::discovery::v3::{ResourceError, ResourceName};
 use isthmus_proto::google::rpc;
 
@@ -50,7 +49,8 @@ pub struct Message {
 impl Message {
     /// Prepares to send a response.
     pub fn new(response: Response) -> Self {
-        let Response { protocol, type_url, nonce, version, resources, removed, missing } = response;
+        let Response { protocol, type_url, nonce, version, resources, removed, missing, is_served } =
+            response;
         let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
         // A large resource is not copied.
         let copied = resources.first().map_or(0, |first| field_length(length(first, protocol)));
@@ -68,9 +68,9 @@ impl Message {
             Protocol::Delta => DELTA_ERRORS,
             Protocol::StateOfTheWorld => WORLD_ERRORS,
         };
-        let (error, most): (fn(&str) -> ResourceError, _) = match Kind::of_type_url(&type_url) {
-            Some(_) => (not_found, usize::MAX),
-            None => (not_served, NOT_SERVED_MAX),
+        let (error, most): (fn(&str) -> ResourceError, _) = match is_served {
+            true => (not_found, usize::MAX),
+            false => (not_served, NOT_SERVED_MAX),
         };
         for name in missing.iter().take(most) {
             put_field(&mut head, errors, &error(name).encode_to_vec());
@@ -131,24 +131,26 @@ fn resource_error(name: &str, code: Code, message: String) -> ResourceError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kind::Kind;
+    use crate::kind::ResourceKind;
     use crate::resource::Version;
+    use crate::ztunnel::Kind;
     use isthmus_proto::envoy::config::cluster::v3::Cluster;
     use isthmus_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse};
 
     fn response(protocol: Protocol) -> Response {
         let resource = |name: &str, size: usize| {
             let value = Cluster { name: name.into(), alt_stat_name: "x".repeat(size), ..Cluster::default() };
-            Arc::new(Resource::new(Kind::Cluster, name.into(), &value))
+            Arc::new(Resource::new(Kind::Address, name.into(), &value))
         };
         Response {
             protocol,
-            type_url: Kind::Cluster.type_url().into(),
+            type_url: Kind::Address.type_url().into(),
             nonce: "7".into(),
             version: Version::of(b"v"),
             resources: vec![resource("a", 3), resource("b", 100_000), resource("c", 9_000), resource("d", 0)],
             removed: vec!["e".into()],
             missing: Vec::new(),
+            is_served: true,
         }
     }
 
@@ -167,7 +169,7 @@ mod tests {
     fn bodies_read_as_the_messages() {
         let given = response(Protocol::Delta);
         let read = DeltaDiscoveryResponse::decode(&*bytes(given)).expect("a message");
-        assert_eq!((read.type_url.as_str(), read.nonce.as_str()), (Kind::Cluster.type_url(), "7"));
+        assert_eq!((read.type_url.as_str(), read.nonce.as_str()), (Kind::Address.type_url(), "7"));
         assert_eq!(read.removed_resources, ["e"]);
         let names: Vec<_> = read.resources.iter().map(|resource| resource.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c", "d"]);

@@ -1,4 +1,6 @@
-//! The resource types of WDS.
+//! The resource types of ztunnels (WDS), which the WDS server serves and a registry of an istiod asks for.
+
+use super::kind::ResourceKind;
 
 /// The method of gRPC that serves all resource types on one stream.
 pub const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
@@ -12,28 +14,20 @@ pub enum Kind {
     Authorization,
 }
 
-impl Kind {
-    /// All types.
-    pub const ALL: [Self; 2] = [Self::Address, Self::Authorization];
+impl ResourceKind for Kind {
+    const ALL: &'static [Self] = &[Self::Address, Self::Authorization];
 
-    /// Returns the type URL.
-    pub fn type_url(self) -> &'static str {
+    fn type_url(self) -> &'static str {
         match self {
             Self::Address => "type.googleapis.com/istio.workload.Address",
             Self::Authorization => "type.googleapis.com/istio.security.Authorization",
         }
     }
 
-    /// Returns the short name that operators and metrics use.
-    pub fn text(self) -> &'static str {
+    fn text(self) -> &'static str {
         match self {
             Self::Address => "address",
             Self::Authorization => "authorization",
         }
-    }
-
-    /// Returns the type of a type URL.
-    pub fn of_type_url(url: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.type_url() == url)
     }
 }

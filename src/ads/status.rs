@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::incoming::Caller;
 use super::node::{Denied, NodeInfo};
-use super::session::{Acknowledgement, Overview, Protocol};
+use super::protocol::{Acknowledgement, Overview, Protocol};
 
 /// All connected clients.
 #[derive(Default)]

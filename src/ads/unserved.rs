@@ -12,17 +12,17 @@ use std::sync::Arc;
 
 use tonic::Status;
 
-use super::kind::Kind;
-use super::session::Request;
+use super::kind::ResourceKind;
+use super::protocol::Request;
 
 /// The largest number of types that a stream may ask for and that are not served.
 const TYPES_MAX: usize = 16;
 /// The name that stands for all resources of a type.
-pub(super) const ALL: &str = "*";
+pub const ALL: &str = "*";
 
 /// The requests of one stream for types that are not served.
 #[derive(Default)]
-pub(super) struct Unserved {
+pub struct Unserved {
     /// The hash of the names in the last answered request of each type.
     answered: HashMap<String, u64>,
     hasher: RandomState,
@@ -30,14 +30,14 @@ pub(super) struct Unserved {
 
 impl Unserved {
     /// Returns true if no request was answered yet.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.answered.is_empty()
     }
 
     /// Returns the names to report in a response; `None` if the request needs no response, as an acknowledgement.
     ///
     /// `serves` is true if the client has asked for a type that is served.
-    pub(super) fn request(
+    pub fn request<K: ResourceKind>(
         &mut self,
         type_url: &str,
         request: &Request,
@@ -55,9 +55,9 @@ impl Unserved {
             names => names.iter().map(|name| Arc::from(name.as_str())).collect::<Vec<Arc<str>>>(),
         };
         if !serves && names.iter().all(|name| **name == *ALL) {
-            let served = Kind::ALL.map(Kind::type_url).join(", ");
             return Err(Status::unimplemented(format!(
-                "resources of the type {type_url:?} are not served; served are {served}"
+                "resources of the type {type_url:?} are not served; served are {}",
+                K::served()
             )));
         }
         if !self.answered.contains_key(type_url) && self.answered.len() == TYPES_MAX {
@@ -75,6 +75,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+    use crate::ztunnel::Kind;
 
     fn asked(names: &[&str], nonce: &str) -> Request {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
@@ -85,7 +86,7 @@ mod tests {
     fn each_question_is_answered_once() {
         let mut unserved = Unserved::default();
         let mut answer = |names: &[&str], nonce: &str| {
-            let names = unserved.request("type", &asked(names, nonce), true).expect("an answer");
+            let names = unserved.request::<Kind>("type", &asked(names, nonce), true).expect("an answer");
             names.map(|names| names.join(" "))
         };
         assert_eq!(answer(&["a"], "").as_deref(), Some("a"));
@@ -94,13 +95,13 @@ mod tests {
         assert_eq!(answer(&[], "2"), None, "an ACK in the delta variant");
         assert_eq!(answer(&[], "").as_deref(), Some("*"));
         let unsubscribes = Request { unsubscribe: vec!["a".to_owned()], ..Request::default() };
-        assert_eq!(unserved.request("type", &unsubscribes, true).expect("an answer"), None);
+        assert_eq!(unserved.request::<Kind>("type", &unsubscribes, true).expect("an answer"), None);
     }
 
     #[test]
     fn a_client_that_wants_nothing_else_is_refused() {
         let refused = |names: &[&str]| {
-            let refused = Unserved::default().request("type", &asked(names, ""), false);
+            let refused = Unserved::default().request::<Kind>("type", &asked(names, ""), false);
             refused.err().map(|status| status.code())
         };
         assert_eq!(refused(&[]), Some(Code::Unimplemented));
@@ -112,7 +113,7 @@ mod tests {
     fn the_number_of_types_is_limited() {
         let mut unserved = Unserved::default();
         let mut code = |of: usize| {
-            let refused = unserved.request(&of.to_string(), &asked(&["a"], ""), true);
+            let refused = unserved.request::<Kind>(&of.to_string(), &asked(&["a"], ""), true);
             refused.err().map(|status| status.code())
         };
         assert!((0..TYPES_MAX).all(|of| code(of).is_none()));
