@@ -4,6 +4,8 @@
 pub trait ResourceKind: Copy + Eq + Send + Sync + 'static {
     /// All types of the server, in the order in which changes are sent.
     const ALL: &'static [Self];
+    /// The type of which no response may be in flight when another type is sent; `None`: the types are independent.
+    const GATE: Option<Self> = None;
 
     /// Returns the type URL.
     fn type_url(self) -> &'static str;
@@ -14,6 +16,11 @@ pub trait ResourceKind: Copy + Eq + Send + Sync + 'static {
     /// Returns the type of a type URL.
     fn of_type_url(url: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.type_url() == url)
+    }
+
+    /// Returns the place of the type in [`Self::ALL`].
+    fn index(self) -> usize {
+        Self::ALL.iter().position(|kind| *kind == self).unwrap_or_default()
     }
 
     /// Returns the type URLs of all types, as messages name them.

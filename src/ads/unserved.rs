@@ -13,31 +13,35 @@ use std::sync::Arc;
 use tonic::Status;
 
 use super::kind::ResourceKind;
-use super::protocol::Request;
+use super::node::beginning_of;
+use super::protocol::{NAME_BYTES_MAX, Protocol, Request, Response};
+use super::resource::Version;
 
 /// The largest number of types that a stream may ask for and that are not served.
 const TYPES_MAX: usize = 16;
 /// The name that stands for all resources of a type.
-pub const ALL: &str = "*";
+const ALL: &str = "*";
 
 /// The requests of one stream for types that are not served.
 #[derive(Default)]
-pub struct Unserved {
+pub(super) struct Unserved {
     /// The hash of the names in the last answered request of each type.
     answered: HashMap<String, u64>,
     hasher: RandomState,
+    /// The response that is to be sent.
+    pub(super) response: Option<Response>,
 }
 
 impl Unserved {
     /// Returns true if no request was answered yet.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.answered.is_empty()
     }
 
     /// Returns the names to report in a response; `None` if the request needs no response, as an acknowledgement.
     ///
     /// `serves` is true if the client has asked for a type that is served.
-    pub fn request<K: ResourceKind>(
+    pub(super) fn request<K: ResourceKind>(
         &mut self,
         type_url: &str,
         request: &Request,
@@ -55,10 +59,7 @@ impl Unserved {
             names => names.iter().map(|name| Arc::from(name.as_str())).collect::<Vec<Arc<str>>>(),
         };
         if !serves && names.iter().all(|name| **name == *ALL) {
-            return Err(Status::unimplemented(format!(
-                "resources of the type {type_url:?} are not served; served are {}",
-                K::served()
-            )));
+            return Err(refusal::<K>(type_url));
         }
         if !self.answered.contains_key(type_url) && self.answered.len() == TYPES_MAX {
             return Err(Status::resource_exhausted(format!(
@@ -67,6 +68,38 @@ impl Unserved {
         }
         self.answered.insert(type_url.to_owned(), hash);
         Ok(Some(names))
+    }
+}
+
+/// Returns the status for a client that asks for a type which is not served.
+pub(super) fn refusal<K: ResourceKind>(type_url: &str) -> Status {
+    let type_url = beginning_of(type_url, NAME_BYTES_MAX);
+    Status::unimplemented(format!(
+        "resources of the type {type_url:?} are not served; served are {}",
+        K::served()
+    ))
+}
+
+/// Makes the answer to a request for these names of a type that is not served.
+pub(super) fn response(
+    protocol: Protocol,
+    type_url: String,
+    nonce: String,
+    names: Vec<Arc<str>>,
+) -> Response {
+    let removed = match protocol {
+        Protocol::Delta => names.iter().filter(|name| &***name != ALL).cloned().collect(),
+        Protocol::StateOfTheWorld => Vec::new(),
+    };
+    Response {
+        protocol,
+        type_url: type_url.into(),
+        nonce,
+        version: Version::of_all(std::iter::empty()),
+        resources: Vec::new(),
+        removed,
+        missing: names,
+        is_served: false,
     }
 }
 

@@ -8,26 +8,28 @@ pub const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService
 /// A resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `istio.workload.Address`: a workload or a service.
-    Address,
     /// `istio.security.Authorization`: a policy.
     Authorization,
+    /// `istio.workload.Address`: a workload or a service.
+    Address,
 }
 
 impl ResourceKind for Kind {
-    const ALL: &'static [Self] = &[Self::Address, Self::Authorization];
+    const ALL: &'static [Self] = &[Self::Authorization, Self::Address];
+    // A ztunnel ignores the names of policies that it does not have, so the policies arrive before the workloads that name them.
+    const GATE: Option<Self> = Some(Self::Authorization);
 
     fn type_url(self) -> &'static str {
         match self {
-            Self::Address => "type.googleapis.com/istio.workload.Address",
             Self::Authorization => "type.googleapis.com/istio.security.Authorization",
+            Self::Address => "type.googleapis.com/istio.workload.Address",
         }
     }
 
     fn text(self) -> &'static str {
         match self {
-            Self::Address => "address",
             Self::Authorization => "authorization",
+            Self::Address => "address",
         }
     }
 }

@@ -7,6 +7,7 @@ use super::handles::Handles;
 use super::registries::reviews::ClusterReviewer;
 use isthmus_ads::incoming::{Handshake, limits};
 use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::server::Server;
 use isthmus_ads::status::Clients;
 use isthmus_ads::ztunnel::Kind;
 use isthmus_telemetry::discovery::Discovery;
@@ -42,12 +43,8 @@ impl Wds {
         let config = config.map_err(|error| format!("cannot make TLS for xds.wds: {error}"))?;
         let socket = handles.bind(KIND, options.bind, "xds.wds")?;
         let tokens = Tokens::new(options.tokens.clone(), Arc::new(reviewer));
-        let of_server = server::Handles {
-            clients,
-            metrics: Discovery::new(&handles.telemetry.recorder, Kind::ALL.iter().map(|kind| kind.text())),
-            scope: handles.scope.clone(),
-            stop: handles.stop.clone(),
-        };
+        let metrics = Discovery::new(&handles.telemetry.recorder, Kind::ALL.iter().map(|kind| kind.text()));
+        let of_server = Server::new(clients, metrics, handles.scope.clone(), handles.stop.clone());
         let hub = Hub::new(handles.reader.clone(), handles.scope.clone(), options.without_policies.clone());
         let service = Service::new(hub, options.clone(), tokens, of_server);
         Ok(Self { service, socket, handshake: Handshake::Server(Arc::new(config)), connections })

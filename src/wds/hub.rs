@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tonic::Status;
 
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::view::Viewer;
@@ -59,6 +60,20 @@ impl Hub {
     /// Returns the newest snapshot.
     pub fn reader(&self) -> &Reader {
         &self.reader
+    }
+
+    /// Returns an error that names what to do if the policies of a cluster are not known.
+    pub fn check_policies(&self, cluster: &ClusterId) -> Result<(), Status> {
+        if self.without_policies.contains(cluster) || self.reader.latest().facts_of(cluster).is_some() {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!(
+            "the authorization policies of cluster {:?} are not known, so its ztunnels would admit what the policies deny: give the \
+             registry of the cluster the right to list authorizationpolicies and peerauthentications of security.istio.io, and gateways \
+             of gateway.networking.k8s.io, or mend the policy that the problem policies_unknown names; or name the cluster in \
+             xds.wds.withoutPolicies if it has none",
+            cluster.as_str()
+        )))
     }
 
     /// Returns the tables of a viewer; `None` if there are too many viewers.

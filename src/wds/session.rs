@@ -1,68 +1,36 @@
-//! One client's stream as a state machine without sockets: the delta variant of xDS, as ztunnels speak it.
-//!
-//! ```text
-//!               request                something to send
-//!   (unknown) ─────────▶ idle ─────────────────────────▶ in flight
-//!                         ▲                                 │
-//!                         └────────── ACK or NACK ──────────┘
-//! ```
-//!
-//! Each type is independent; policies go first, because a ztunnel ignores the names of policies that it does not have. A client
-//! that refuses a response has applied the good part of it, so that nothing is sent again before it changes.
+//! The resources of one client: its subscriptions, and the differences between the table of its viewer and what it has.
+//! [`isthmus_ads::session`] drives them.
 //!
 //! - `held`: what the client has.
 //! - `subscription`: what it wants of the type `Address`: everything, or names.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use isthmus_ads::budget::{Account, Exhausted};
-use isthmus_ads::kind::ResourceKind;
-use isthmus_ads::node::beginning_of;
-use isthmus_ads::protocol::{Acknowledgement, NAME_BYTES_MAX, Overview, Protocol, Request, Response};
-use isthmus_ads::resource::{Resource, Version};
+use tonic::Status;
 
 use self::held::Held;
 use self::subscription::Subscription;
+use super::hub::{Hub, Tables};
 use super::table::Table;
+use isthmus_ads::budget::Account;
+use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::protocol::Overview;
+use isthmus_ads::resource::Resource;
+use isthmus_ads::session::{self, Asked, Content, Flight, Next, Refusal, Resources};
 use isthmus_ads::ztunnel::Kind;
+use isthmus_model::place::ClusterId;
 
 mod held;
 mod subscription;
 
-/// The largest number of names that a client may ask for.
-pub const NAMES_MAX: usize = 1 << 17;
 /// The cost of a name in addition to its text, in bytes.
 const NAME_COST: usize = 256;
 /// The largest response in bytes; what is left follows in further responses. Clients accept 200 MiB.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
-/// The longest text of a NACK that is kept, in bytes.
-const ERROR_BYTES_MAX: usize = 4096;
 
-/// The reason why a stream must end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The client asks for more than [`NAMES_MAX`] names.
-    TooManyNames,
-    /// A name is longer than [`NAME_BYTES_MAX`].
-    TooLongName,
-    /// The names of the client, or of all clients, exceed their limit.
-    TooManyBytes(Exhausted),
-    /// The client asks for policies by name.
-    NamedPolicies,
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TooManyNames => write!(f, "the client asks for more than {NAMES_MAX} names"),
-            Self::TooLongName => write!(f, "the client asks for a name of more than {NAME_BYTES_MAX} bytes"),
-            Self::TooManyBytes(why) => write!(f, "cannot store the names of the client: {why}"),
-            Self::NamedPolicies => f.write_str("policies are served all together, and not by name"),
-        }
-    }
-}
+/// The session of one stream.
+pub type Session = session::Session<ClientResources>;
 
 /// The changes of one type that are to be sent.
 #[derive(Default)]
@@ -111,147 +79,100 @@ impl Draft {
     }
 }
 
-/// The state of one type.
-#[derive(Default)]
-struct Type {
-    asked: bool,
-    /// The part of the last draft that is left.
-    draft: Draft,
-    in_flight: Option<SystemTime>,
-    last_nonce: String,
-    sent: u64,
-}
-
-/// The session of one stream.
-pub struct Session {
-    types: [Type; Kind::ALL.len()],
+/// The resources of one client.
+pub struct ClientResources {
+    hub: Arc<Hub>,
+    cluster: ClusterId,
+    tables: Tables,
+    /// The newest table, while a response is made.
+    newest: Option<Arc<Table>>,
     subscription: Subscription,
     policies: Held,
-    account: Account,
-    responses: u64,
+    /// The parts of the last drafts that are left.
+    drafts: [Draft; Kind::ALL.len()],
 }
 
-impl Session {
-    /// Makes a session without subscriptions. `node` is the client's node in the form of [`super::render::node_key`]; the account
-    /// counts the bytes of its names.
-    pub fn new(node: Arc<str>, account: Account) -> Self {
-        Self {
-            types: Default::default(),
-            subscription: Subscription::new(node),
-            policies: Held::default(),
-            account,
-            responses: 0,
-        }
+impl ClientResources {
+    /// Returns the resources of a client without subscriptions. `node` is the client's node in the form of
+    /// [`super::render::node_key`].
+    pub fn new(hub: Arc<Hub>, cluster: ClusterId, node: Arc<str>, tables: Tables) -> Self {
+        let (subscription, policies) = (Subscription::new(node), Held::default());
+        Self { hub, cluster, tables, newest: None, subscription, policies, drafts: Default::default() }
     }
+}
 
-    /// Returns true if the client has sent a request of the type.
-    pub fn has_asked(&self, kind: Kind) -> bool {
-        self.types[kind as usize].asked
-    }
+impl Resources for ClientResources {
+    type Kind = Kind;
+    type Flights = [Flight; Kind::ALL.len()];
 
-    /// Returns true if the client waits for a response that no table is needed for but the first one.
-    pub fn waits(&self) -> bool {
-        self.types.iter().any(|of| of.asked && (of.sent == 0 || !of.draft.is_empty()))
-    }
-
-    /// Returns the state of a type.
-    pub fn overview(&self, kind: Kind) -> Overview {
-        let of = &self.types[kind as usize];
-        let (wildcard, names, held_back) = match kind {
-            Kind::Address => self.subscription.overview(),
-            Kind::Authorization => (true, 0, 0),
-        };
-        Overview { asked: of.asked, wildcard, names, sent: of.sent, in_flight: of.in_flight, held_back }
-    }
-
-    /// Applies a request. Returns how it answers the last response.
-    pub fn request(&mut self, kind: Kind, request: Request) -> Result<Acknowledgement, Refusal> {
-        let names = request.names.iter().chain(request.has.iter().map(|(name, _)| name));
-        if names.into_iter().any(|name| name.len() > NAME_BYTES_MAX) {
-            return Err(Refusal::TooLongName);
-        }
-        let of = &mut self.types[kind as usize];
-        let answer = if of.in_flight.is_some() && !request.nonce.is_empty() && request.nonce == of.last_nonce
-        {
-            of.in_flight = None;
-            match request.error {
-                Some(text) => Acknowledgement::Nack(beginning_of(&text, ERROR_BYTES_MAX)),
-                None => Acknowledgement::Ack(None),
-            }
-        } else {
-            Acknowledgement::None
-        };
-        let is_first = !std::mem::replace(&mut of.asked, true);
-        let has = |has: Vec<(String, String)>| -> BTreeMap<Arc<str>, Option<Version>> {
-            has.into_iter().map(|(name, version)| (name.into(), Version::parse(&version))).collect()
-        };
+    fn request(&mut self, kind: Kind, asked: Asked, account: &mut Account) -> Result<(), Refusal> {
+        let Asked { is_first, names, unsubscribe, has, .. } = asked;
+        self.drafts[kind as usize].must_answer |= is_first;
         match kind {
             Kind::Authorization => {
-                if request.names.iter().any(|name| name != "*") {
-                    return Err(Refusal::NamedPolicies);
+                if names.iter().any(|name| name != "*") {
+                    return Err(Refusal::Named("policies"));
                 }
                 if is_first {
-                    of.draft.must_answer = true;
-                    self.policies = Held::of(has(request.has));
+                    self.policies = Held::of(has);
                 }
+                Ok(())
             }
-            Kind::Address if is_first => {
-                of.draft.must_answer = true;
-                let account = &mut self.account;
-                self.subscription.begin(&request.names, &request.unsubscribe, has(request.has), account)?;
-            }
-            Kind::Address => {
-                self.subscription.change(&request.names, &request.unsubscribe, &mut self.account)?
-            }
+            Kind::Address if is_first => self.subscription.begin(&names, &unsubscribe, has, account),
+            Kind::Address => self.subscription.change(&names, &unsubscribe, account),
         }
-        Ok(answer)
     }
 
-    /// Returns a nonce that no other response of this stream has.
-    pub fn next_nonce(&mut self) -> String {
-        self.responses += 1;
-        format!("{:x}", self.responses)
+    fn refresh(&mut self) {
+        self.newest.clone_from(&self.tables.borrow_and_update());
     }
 
-    /// Returns the next response if there is one to send. Nothing is sent while the policies of the client's cluster are unknown:
-    /// without them, the client would admit what they deny.
-    pub fn response(&mut self, table: &Arc<Table>) -> Option<Response> {
-        let policies = table.policies.as_ref()?;
-        for kind in [Kind::Authorization, Kind::Address] {
-            let of = &mut self.types[kind as usize];
-            if !of.asked || of.in_flight.is_some() {
-                // A workload is not sent before the policies that it names have arrived.
-                if kind == Kind::Authorization && of.in_flight.is_some() {
-                    return None;
-                }
-                continue;
+    /// Nothing is sent while the policies of the client's cluster are unknown: without them, the client would admit what they deny.
+    fn next(&mut self, kind: Kind, account: &mut Account) -> Next {
+        let newest = self.newest.as_ref();
+        let Some((table, policies)) = newest.and_then(|table| Some((table, table.policies.as_ref()?))) else {
+            return Next::Nothing;
+        };
+        let draft = &mut self.drafts[kind as usize];
+        if draft.is_empty() || draft.must_answer {
+            match kind {
+                Kind::Authorization => self.policies.draft(policies, draft, |_| false),
+                Kind::Address => self.subscription.draft(table, draft, account),
             }
-            if of.draft.is_empty() || of.draft.must_answer {
-                match kind {
-                    Kind::Authorization => self.policies.draft(policies, &mut of.draft, |_| false),
-                    Kind::Address => self.subscription.draft(table, &mut of.draft, &mut self.account),
-                }
-            }
-            if of.draft.is_empty() {
-                continue;
-            }
-            let draft = of.draft.take(RESPONSE_BYTES_MAX);
-            let nonce = self.next_nonce();
-            let of = &mut self.types[kind as usize];
-            (of.in_flight, of.last_nonce) = (Some(SystemTime::now()), nonce.clone());
-            of.sent += 1;
-            return Some(Response {
-                protocol: Protocol::Delta,
-                type_url: kind.type_url().into(),
-                nonce,
-                version: Version::of_all(draft.resources.iter().map(|resource| resource.version)),
-                resources: draft.resources,
-                removed: draft.removed,
-                missing: Vec::new(),
-                is_served: true,
-            });
         }
-        None
+        if draft.is_empty() {
+            return Next::Nothing;
+        }
+        let Draft { resources, removed, .. } = draft.take(RESPONSE_BYTES_MAX);
+        Next::Content(Content { resources, removed, ..Content::default() })
+    }
+
+    /// An idle client does not pin a table that nobody else needs.
+    fn settle(&mut self) {
+        self.newest = None;
+    }
+
+    async fn changed(&mut self) -> Result<(), Status> {
+        self.tables.changed().await.map_err(|_| {
+            Status::unavailable("internal error: the resources of the client are made again; connect again")
+        })
+    }
+
+    fn fault(&self) -> Option<Status> {
+        // If the policies are known by now, a newer table follows.
+        let lacks_policies = self.tables.borrow().as_ref().is_some_and(|table| table.policies.is_none());
+        if lacks_policies { self.hub.check_policies(&self.cluster).err() } else { None }
+    }
+
+    fn waits(&self, kind: Kind, sent: u64) -> bool {
+        sent == 0 || !self.drafts[kind as usize].is_empty()
+    }
+
+    fn overview(&self, kind: Kind) -> Overview {
+        match kind {
+            Kind::Authorization => Overview { wildcard: true, ..Overview::default() },
+            Kind::Address => self.subscription.overview(),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::*;
 use crate::registry::{Changes as Outlet, Registry};
 use crate::spec::RegistryKind;
 use crate::status::RegistryState;
+use isthmus_ads::budget::Budget;
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::protocol::{Protocol, Request, Response};
 use isthmus_ads::resource::Version;
@@ -34,7 +35,7 @@ use isthmus_xds::hub::Hub;
 use isthmus_xds::kind::Kind;
 use isthmus_xds::peers::SanHistory;
 use isthmus_xds::render;
-use isthmus_xds::session::Session;
+use isthmus_xds::session::{ClientResources, Session};
 
 const STEPS: usize = 10_000;
 const REGISTRIES: usize = 4;
@@ -208,6 +209,12 @@ struct Client {
     endpoints: BTreeMap<Version, usize>,
 }
 
+/// Returns a session whose names have no limit.
+fn session(hub: &Arc<Hub>, viewer: &Viewer, protocol: Protocol) -> Session {
+    let account = Budget::new(usize::MAX).account([127, 0, 0, 1].into(), usize::MAX);
+    Session::new(ClientResources::new(hub.clone(), viewer.clone(), protocol), protocol, account)
+}
+
 impl Client {
     fn join(hub: &Arc<Hub>, random: &mut Random) -> Self {
         let viewer = Viewer {
@@ -219,7 +226,7 @@ impl Client {
             sees: Arc::default(),
         };
         let protocol = if random.percent(50) { Protocol::Delta } else { Protocol::StateOfTheWorld };
-        let session = Session::new(hub.clone(), viewer.clone(), protocol);
+        let session = session(hub, &viewer, protocol);
         let mut client = Self {
             viewer,
             protocol,
@@ -245,7 +252,7 @@ impl Client {
 
     /// Reconnects, sometimes reporting the resources that it has.
     fn come_back(&mut self, hub: &Arc<Hub>, random: &mut Random) {
-        self.session = Session::new(hub.clone(), self.viewer.clone(), self.protocol);
+        self.session = session(hub, &self.viewer, self.protocol);
         self.inbox.clear();
         self.nonces.clear();
         // The client does not have a refused resource, so the resource is sent again.

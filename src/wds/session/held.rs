@@ -1,16 +1,13 @@
 //! The resources that a client has: those of an earlier stream that were not compared yet, and those that were sent to a client that
 //! wants everything.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use isthmus_ads::resource::{Resource, Version};
+use isthmus_ads::session::Earlier;
 
 use super::Draft;
 use crate::table::Resources;
-
-/// The resources of an earlier stream, each with its version; `None`: the version is not one of ours.
-pub(super) type Earlier = BTreeMap<Arc<str>, Option<Version>>;
 
 /// The fate of a resource of an earlier stream.
 enum Verdict {

@@ -10,11 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use isthmus_ads::budget::Account;
+use isthmus_ads::protocol::Overview;
 use isthmus_ads::resource::Version;
+use isthmus_ads::session::{Earlier, NAMES_MAX, Refusal};
 use isthmus_snapshot::unread::Unread;
 
-use super::held::{Earlier, Held, compare};
-use super::{Draft, NAME_COST, NAMES_MAX, Refusal};
+use super::held::{Held, compare};
+use super::{Draft, NAME_COST};
 use crate::render::read_alias;
 use crate::table::Table;
 
@@ -59,12 +61,13 @@ impl Subscription {
         Self { node, wants, asked: BTreeSet::new(), seen: None, earlier_cost: 0 }
     }
 
-    /// Returns true for a wildcard, the number of names, and the number of resources whose change is withheld.
-    pub(super) fn overview(&self) -> (bool, usize, usize) {
-        match &self.wants {
+    /// Returns the subscription, for operators.
+    pub(super) fn overview(&self) -> Overview {
+        let (wildcard, names, held_back) = match &self.wants {
             Wants::Everything(held) => (true, 0, held.withheld()),
             Wants::Names(named) => (false, named.names.len(), named.earlier.len()),
-        }
+        };
+        Overview { wildcard, names, held_back, ..Overview::default() }
     }
 
     /// Applies the first request.
@@ -77,7 +80,7 @@ impl Subscription {
     ) -> Result<(), Refusal> {
         let is_all = |name: &String| name == ALL;
         self.earlier_cost = earlier.keys().map(|name| cost(name)).sum();
-        account.take(self.earlier_cost).map_err(Refusal::TooManyBytes)?;
+        account.take(self.earlier_cost)?;
         // Without any name a request is for everything, as that of clients which do not know `*`.
         let everything = (names.is_empty() && unsubscribe.is_empty()) || names.iter().any(is_all);
         if everything && !unsubscribe.iter().any(is_all) {
@@ -131,7 +134,7 @@ impl Subscription {
                 if named.names.len() == NAMES_MAX {
                     return Err(Refusal::TooManyNames);
                 }
-                account.take(cost(&name)).map_err(Refusal::TooManyBytes)?;
+                account.take(cost(&name))?;
                 named.names.insert(name.clone());
             }
             if self.asked.len() == NAMES_MAX {
@@ -150,7 +153,7 @@ impl Subscription {
         }
         let asked = std::mem::take(&mut self.asked);
         let has_asked = !asked.is_empty();
-        let (.., earlier) = self.overview();
+        let earlier = self.overview().held_back;
         let withholds = |name: &str| may_come(&table.unread, name);
         match &mut self.wants {
             Wants::Everything(held) => {

@@ -1,14 +1,49 @@
 //! Tests of the protocol, without sockets.
 
 use isthmus_ads::budget::Budget;
+use isthmus_ads::protocol::{Acknowledgement, NAME_BYTES_MAX, Protocol, Request, Response};
+use isthmus_ads::session::Resources as _;
+use isthmus_snapshot::testing::Mesh;
 use isthmus_snapshot::unread::{Unread, UnreadRegistry};
+use isthmus_tasks::scope::Scope;
+use isthmus_world::Publisher;
+use tokio::sync::watch;
+use tonic::Code;
 
 use super::*;
 use crate::table::{Index, Resources};
 
-fn session() -> Session {
-    let account = Budget::new(1 << 20).account([127, 0, 0, 1].into(), 1 << 20);
-    Session::new("c/node".into(), account)
+/// A client, and the sender of its tables.
+struct Client {
+    session: Session,
+    tables: watch::Sender<Option<Arc<Table>>>,
+}
+
+impl Client {
+    fn new(account: Account) -> Self {
+        let (_, reader) = Publisher::new(Mesh::new(Vec::new(), Vec::new()).snapshot());
+        let hub = Hub::new(reader, Scope::default(), Vec::new());
+        let (tables, receiver) = watch::channel(None);
+        let resources = ClientResources::new(hub, ClusterId::new("c"), "c/node".into(), receiver);
+        Self { session: Session::new(resources, Protocol::Delta, account), tables }
+    }
+
+    fn request(&mut self, kind: Kind, request: Request) -> Result<Acknowledgement, Refusal> {
+        self.session.request(kind, request)
+    }
+
+    fn response(&mut self, table: &Arc<Table>) -> Option<Response> {
+        self.tables.send_replace(Some(table.clone()));
+        self.session.response()
+    }
+
+    fn held_back(&self) -> usize {
+        self.session.overview(Kind::Address).held_back
+    }
+}
+
+fn session() -> Client {
+    Client::new(Budget::new(1 << 20).account([127, 0, 0, 1].into(), 1 << 20))
 }
 
 /// Returns a table with these resources, each a name and its content.
@@ -38,7 +73,7 @@ fn ask(names: &[&str], unsubscribe: &[&str]) -> Request {
 }
 
 /// Returns the names of the next response of addresses and the removed names, and accepts it.
-fn next(session: &mut Session, table: &Arc<Table>) -> Option<(Vec<String>, Vec<String>)> {
+fn next(session: &mut Client, table: &Arc<Table>) -> Option<(Vec<String>, Vec<String>)> {
     let response = session.response(table)?;
     assert_eq!(response.type_url, Kind::Address.type_url());
     let names = response.resources.iter().map(|resource| resource.name.to_string()).collect();
@@ -148,11 +183,11 @@ fn what_an_unread_registry_may_have_is_not_removed() {
             of(&[], &[]),
             "{on_demand}"
         );
-        assert_eq!(session.overview(Kind::Address).held_back, 3);
+        assert_eq!(session.held_back(), 3);
         let read = with(Unread::default(), &[("n/changed", "2")]);
         let removed = ["SplitHorizon/w/192.0.2.1:15008/n/gone", "n/gone"];
         assert_eq!(next(&mut session, &read), of(&["n/changed"], &removed), "{on_demand}");
-        assert_eq!(session.overview(Kind::Address).held_back, 0);
+        assert_eq!(session.held_back(), 0);
     }
 }
 
@@ -172,13 +207,13 @@ fn a_large_mesh_is_sent_in_several_responses() {
 fn the_names_of_a_client_have_limits() {
     let budget = Budget::new(1 << 20);
     let account = budget.account([127, 0, 0, 1].into(), 2 * (NAME_COST + 1));
-    let mut session = Session::new("c/node".into(), account);
+    let mut session = Client::new(account);
     session.request(Kind::Address, ask(&["*", "a", "b"], &["*"])).expect("good");
     let more = session.request(Kind::Address, ask(&["c"], &[]));
     assert!(matches!(more, Err(Refusal::TooManyBytes(_))), "{more:?}");
     let long = "x".repeat(NAME_BYTES_MAX + 1);
     assert_eq!(session.request(Kind::Address, ask(&[&long], &[])), Err(Refusal::TooLongName));
-    assert_eq!(session.request(Kind::Authorization, ask(&["a/p"], &[])), Err(Refusal::NamedPolicies));
+    assert_eq!(session.request(Kind::Authorization, ask(&["a/p"], &[])), Err(Refusal::Named("policies")));
     drop(session);
     assert_eq!(budget.bytes(), 0);
 }
@@ -187,7 +222,7 @@ fn the_names_of_a_client_have_limits() {
 fn the_bytes_of_an_earlier_stream_are_released_when_it_was_compared() {
     let budget = Budget::new(1 << 20);
     let account = budget.account([127, 0, 0, 1].into(), 1 << 20);
-    let mut session = Session::new("c/node".into(), account);
+    let mut session = Client::new(account);
     let has = vec![("a".to_owned(), String::new())];
     session.request(Kind::Address, Request { has, ..Request::default() }).expect("good");
     assert!(budget.bytes() > 0);
@@ -204,6 +239,8 @@ fn nothing_is_sent_while_the_policies_are_unknown() {
         session.request(kind, Request::default()).expect("taken");
     }
     assert!(session.response(&unknown).is_none());
+    let fault = session.session.resources().fault().expect("the stream ends");
+    assert_eq!(fault.code(), Code::FailedPrecondition);
     // A client that has policies keeps them.
     let policies = session.response(&known).expect("policies");
     session

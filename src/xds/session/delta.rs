@@ -7,12 +7,12 @@ use super::draft::Draft;
 use super::names::Sent;
 use super::subscriptions::{Candidate, Subscriptions, held_next};
 use super::withhold::{Earlier, Withhold};
-use super::{NAMES_MAX, RequestRefusal};
 use crate::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::kind::{Kind, Target};
+use isthmus_ads::budget::Account;
 use isthmus_ads::kind::ResourceKind;
-use isthmus_ads::protocol::{Acknowledgement, Request};
 use isthmus_ads::resource::{Resource, Version};
+use isthmus_ads::session::{Asked, NAMES_MAX, Refusal};
 use isthmus_model::name::HostName;
 
 /// The state of the delta variant, in addition to the subscriptions.
@@ -51,27 +51,25 @@ impl Delta {
         &mut self,
         subscriptions: &mut Subscriptions,
         kind: Kind,
-        request: Request,
-    ) -> Result<Acknowledgement, RequestRefusal> {
-        let answer = subscriptions.answer(kind, &request);
-        let of = &mut subscriptions.types[kind as usize];
-        let first = !std::mem::replace(&mut of.asked, true);
-        let mut has: BTreeMap<Arc<str>, Option<Version>> = BTreeMap::new();
-        if first {
-            let all = request.has.into_iter().take(NAMES_MAX);
-            has.extend(all.map(|(name, version)| (name.into(), Version::parse(&version))));
-            of.returns = request.returns;
+        asked: Asked,
+        account: &mut Account,
+    ) -> Result<(), Refusal> {
+        let Asked { is_first, names, unsubscribe, mut has, returns, .. } = asked;
+        while has.len() > NAMES_MAX {
+            has.pop_last();
         }
-        let legacy = first && request.names.is_empty() && request.unsubscribe.is_empty();
-        let star = legacy || request.names.iter().any(|name| name == "*");
+        let of = &mut subscriptions.types[kind as usize];
+        of.returns |= returns;
+        let legacy = is_first && names.is_empty() && unsubscribe.is_empty();
+        let star = legacy || names.iter().any(|name| name == "*");
         if star && kind.has_wildcard() {
             of.must_answer = true;
             subscriptions.subscribe_to_all(kind);
         }
-        for name in request.names.into_iter().filter(|name| name != "*") {
+        for name in names.into_iter().filter(|name| name != "*") {
             let name: Arc<str> = name.into();
             let had = has.get(&name).map(|version| version.map_or(Sent::Nothing, Sent::Version));
-            subscriptions.add(kind, &name, had)?;
+            subscriptions.add(kind, &name, had, account)?;
             let due = &mut subscriptions.types[kind as usize].due;
             match had {
                 // A client with the present version needs no response.
@@ -79,22 +77,28 @@ impl Delta {
                 Some(Sent::Nothing | Sent::Absence) | None => due.owed.insert(name),
             };
         }
-        for name in request.unsubscribe {
-            self.unsubscribe(subscriptions, kind, &name);
+        for name in unsubscribe {
+            self.unsubscribe(subscriptions, kind, &name, account);
         }
-        if first && subscriptions.types[kind as usize].wildcard {
+        if is_first && subscriptions.types[kind as usize].wildcard {
             self.types[kind as usize].unseeded = Some(has);
             self.seed(subscriptions, kind);
         }
-        Ok(answer)
+        Ok(())
     }
 
-    fn unsubscribe(&mut self, subscriptions: &mut Subscriptions, kind: Kind, name: &str) {
+    fn unsubscribe(
+        &mut self,
+        subscriptions: &mut Subscriptions,
+        kind: Kind,
+        name: &str,
+        account: &mut Account,
+    ) {
         if name == "*" {
             subscriptions.unsubscribe_from_all(kind);
             let own = &mut self.types[kind as usize];
             (own.unseeded, own.kept) = Default::default();
-        } else if let Some(name) = subscriptions.remove(kind, name) {
+        } else if let Some(name) = subscriptions.remove(kind, name, account) {
             let of = &mut subscriptions.types[kind as usize];
             // The client cannot know if its wildcard subscription covers the name, so the name is answered.
             if of.wildcard {

@@ -2,19 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
+use super::NAME_COST;
 use super::draft::Draft;
 use super::names::{Named, Names, Sent};
 use super::withhold::{Earlier, Withhold};
-use super::{ERROR_BYTES_MAX, NAME_COST, NAMES_MAX, RequestRefusal};
 use crate::hub::{All, Clusters, Hub, Mailbox, News, Permit, Subscription, Wide};
 use crate::kind::Kind;
 use isthmus_ads::budget::Account;
 use isthmus_ads::kind::ResourceKind;
-use isthmus_ads::node::beginning_of;
-use isthmus_ads::protocol::{Acknowledgement, Request};
 use isthmus_ads::resource::Resource;
+use isthmus_ads::session::{NAMES_MAX, Refusal};
 use isthmus_snapshot::view::{ClientKind, Viewer};
 
 /// The subscriptions of one stream.
@@ -29,8 +28,6 @@ pub(super) struct Subscriptions {
     pub(super) permit: Option<Permit>,
     /// The permit that a response with assignments of `wide` has used, while that response is in flight.
     pub(super) used_permit: Option<Permit>,
-    /// Counts the bytes of the names against the limits; `None`: the names are not limited.
-    pub(super) account: Option<Account>,
     pub(super) withhold: Withhold,
     /// True if the client accepts listeners on virtual addresses.
     pub(super) takes_listeners: bool,
@@ -39,8 +36,6 @@ pub(super) struct Subscriptions {
 /// The subscriptions of one type.
 #[derive(Default)]
 pub(super) struct Type {
-    /// True if the client has sent a request of the type.
-    pub(super) asked: bool,
     /// True if the client had resources of an earlier stream at its first request.
     pub(super) returns: bool,
     pub(super) wildcard: bool,
@@ -52,10 +47,6 @@ pub(super) struct Type {
     pub(super) must_answer: bool,
     /// The time of the first change that was not sent yet.
     pub(super) since: Option<Instant>,
-    pub(super) in_flight: Option<InFlight>,
-    /// The nonce of the last response.
-    pub(super) last_nonce: Option<String>,
-    pub(super) sent: u64,
 }
 
 /// The list of all resources of a type.
@@ -76,13 +67,6 @@ pub(super) struct Due {
     pub(super) owed: BTreeSet<Arc<str>>,
     /// Names whose change is withheld, each with true if the name must be answered.
     withheld: BTreeMap<Arc<str>, bool>,
-}
-
-/// A response that is not acknowledged yet.
-pub(super) struct InFlight {
-    /// The time of the first change in the response.
-    pub(super) since: Option<Instant>,
-    pub(super) sent: SystemTime,
 }
 
 /// A name whose resource may have changed since it was sent.
@@ -106,24 +90,7 @@ impl Subscriptions {
             wide: Wide::default(),
             permit: None,
             used_permit: None,
-            account: None,
             takes_listeners: false,
-        }
-    }
-
-    /// Checks whether the request answers the last response. If it does, the response is not in flight any more.
-    pub(super) fn answer(&mut self, kind: Kind, request: &Request) -> Acknowledgement {
-        let of = &mut self.types[kind as usize];
-        if of.last_nonce.as_ref() != Some(&request.nonce) {
-            return Acknowledgement::None;
-        }
-        if kind == Kind::Assignment {
-            self.used_permit = None;
-        }
-        match (of.in_flight.take(), &request.error) {
-            (None, _) => Acknowledgement::None,
-            (Some(flight), None) => Acknowledgement::Ack(flight.since),
-            (Some(_), Some(error)) => Acknowledgement::Nack(beginning_of(error, ERROR_BYTES_MAX)),
         }
     }
 
@@ -133,17 +100,16 @@ impl Subscriptions {
         kind: Kind,
         name: &Arc<str>,
         had: Option<Sent>,
-    ) -> Result<(), RequestRefusal> {
+        account: &mut Account,
+    ) -> Result<(), Refusal> {
         let of = &mut self.types[kind as usize];
         if of.named.contains(name) {
             return Ok(());
         }
         if of.named.len() >= NAMES_MAX {
-            return Err(RequestRefusal::TooManyNames);
+            return Err(Refusal::TooManyNames);
         }
-        if let Some(account) = &mut self.account {
-            account.take(name.len() + NAME_COST)?;
-        }
+        account.take(name.len() + NAME_COST)?;
         // Resources other than assignments and Envoy's clusters do not list endpoints.
         let lists_endpoints =
             kind == Kind::Assignment || kind == Kind::Cluster && self.viewer.client == ClientKind::Envoy;
@@ -158,24 +124,24 @@ impl Subscriptions {
     }
 
     /// Unsubscribes from a name; returns it if the client subscribed to it.
-    pub(super) fn remove(&mut self, kind: Kind, name: &str) -> Option<Arc<str>> {
+    pub(super) fn remove(&mut self, kind: Kind, name: &str, account: &mut Account) -> Option<Arc<str>> {
         let named = self.types[kind as usize].named.remove(name)?;
         let name = named.name().clone();
-        self.forget(kind, std::slice::from_ref(&name));
+        self.forget(kind, std::slice::from_ref(&name), account);
         Some(name)
     }
 
     /// Unsubscribes from all names that are not in `names`.
-    pub(super) fn retain(&mut self, kind: Kind, names: &BTreeSet<Arc<str>>) {
+    pub(super) fn retain(&mut self, kind: Kind, names: &BTreeSet<Arc<str>>, account: &mut Account) {
         let of = &mut self.types[kind as usize];
         let gone = of.named.iter().map(Named::name).filter(|name| !names.contains(*name));
         let gone: Vec<Arc<str>> = gone.cloned().collect();
         of.named.retain(|name| names.contains(name));
-        self.forget(kind, &gone);
+        self.forget(kind, &gone, account);
     }
 
     /// Drops what is due for names, and releases their cost.
-    fn forget(&mut self, kind: Kind, names: &[Arc<str>]) {
+    fn forget(&mut self, kind: Kind, names: &[Arc<str>], account: &mut Account) {
         let due = &mut self.types[kind as usize].due;
         for name in names {
             due.pending.remove(name);
@@ -185,9 +151,7 @@ impl Subscriptions {
                 self.wide.remove(name);
             }
         }
-        if let Some(account) = &mut self.account {
-            account.release(names.iter().map(|name| name.len() + NAME_COST).sum());
-        }
+        account.release(names.iter().map(|name| name.len() + NAME_COST).sum());
     }
 
     /// Subscribes to all resources of a type. They are a list for clusters and, if the client accepts listeners on virtual
@@ -209,12 +173,6 @@ impl Subscriptions {
     /// Returns true while the list of a type is being made for this client.
     pub(super) fn waits_for_list(&self, kind: Kind) -> bool {
         self.types[kind as usize].list.is_some() && !self.hub.is_listed(kind)
-    }
-
-    /// Returns true if a response of the type may be sent.
-    pub(super) fn is_ready(&self, kind: Kind) -> bool {
-        let of = &self.types[kind as usize];
-        of.asked && of.in_flight.is_none() && !self.waits_for_list(kind)
     }
 
     /// Moves the changes that the hub has recorded in the mailbox to the due names. Returns true if the set of unread

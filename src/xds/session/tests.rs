@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use super::draft::RESPONSE_NAMES;
 use super::*;
 use crate::hub::LISTENERS_MAX;
+use isthmus_ads::budget::Budget;
 use isthmus_ads::kind::ResourceKind;
+use isthmus_ads::protocol::{Acknowledgement, NAME_BYTES_MAX, Request, Response};
 use isthmus_document::services::read_registry;
 use isthmus_model::import::Import;
 use isthmus_model::name::{HostName, NamePattern};
@@ -87,8 +89,14 @@ impl Stage {
     }
 
     fn client(&self, protocol: Protocol) -> Client {
+        self.client_with(|resources| resources, protocol)
+    }
+
+    fn client_with(&self, set: fn(ClientResources) -> ClientResources, protocol: Protocol) -> Client {
         let viewer = Viewer { network: Network::new("east"), ..Viewer::default() };
-        let session = Session::new(self.hub.clone(), viewer, protocol);
+        let account = Budget::new(usize::MAX).account([127, 0, 0, 1].into(), usize::MAX);
+        let resources = set(ClientResources::new(self.hub.clone(), viewer, protocol));
+        let session = Session::new(resources, protocol, account);
         Client { session, names: BTreeMap::new(), nonces: BTreeMap::new(), has: BTreeMap::new() }
     }
 }
@@ -172,7 +180,7 @@ impl Client {
     }
 
     fn next(&mut self) -> Option<Response> {
-        self.session.subscriptions.hub.settle();
+        self.session.resources().subscriptions.hub.settle();
         loop {
             let response = self.session.response();
             if response.is_some() || !self.session.is_unfinished() {
@@ -359,25 +367,22 @@ fn a_service_that_no_unread_registry_may_have_is_taken() {
 #[test]
 fn names_are_bounded_in_bytes() {
     let stage = Stage::new(&[("a", &[1])]);
-    let budget = isthmus_ads::budget::Budget::new(1 << 20);
+    let budget = Budget::new(1 << 20);
     let account = || budget.account([127, 0, 0, 1].into(), 2 * (NAME_COST + A.len()));
     for protocol in BOTH {
-        let client = stage.client(protocol);
-        let mut session = client.session.paid_from(account());
+        let resources = ClientResources::new(stage.hub.clone(), Viewer::default(), protocol);
+        let mut session = Session::new(resources, protocol, account());
         let ask = |session: &mut Session, names: &[&str], unsubscribe: &[&str]| {
             let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
             let request =
                 Request { names: list(names), unsubscribe: list(unsubscribe), ..Request::default() };
             session.request(Kind::Assignment, request)
         };
-        assert_eq!(
-            ask(&mut session, &[&"x".repeat(NAME_BYTES_MAX + 1)], &[]),
-            Err(RequestRefusal::TooLongName)
-        );
+        assert_eq!(ask(&mut session, &[&"x".repeat(NAME_BYTES_MAX + 1)], &[]), Err(Refusal::TooLongName));
         assert_eq!(ask(&mut session, &[A, B], &[]), Ok(Acknowledgement::None));
         assert_eq!(budget.bytes(), 2 * (NAME_COST + A.len()));
         let more = ask(&mut session, &[A, B, "outbound|80||c"], &[]);
-        assert!(matches!(more, Err(RequestRefusal::TooManyBytes(_))), "{more:?}");
+        assert!(matches!(more, Err(Refusal::TooManyBytes(_))), "{more:?}");
         drop(session);
         assert_eq!(budget.bytes(), 0);
     }
@@ -456,8 +461,7 @@ fn clients_that_take_listeners_get_one_for_each_port_of_an_imported_service() {
         let mut stage = Stage::new(&[("own", &[1])]);
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         stage.publish(imported(&stage.policy, 2, &names(&["a.global"])));
-        let mut client = stage.client(protocol);
-        client.session = client.session.with_listeners(true);
+        let mut client = stage.client_with(|resources| resources.with_listeners(true), protocol);
         client.ask(Kind::Listener, &["*"]);
         assert_eq!(client.hears(), ["lds: a.global:80 a.global:443"]);
         let mut other = stage.client(protocol);
@@ -482,8 +486,7 @@ fn listeners_on_virtual_addresses_are_bounded() {
     let mut stage = Stage::new(&[]);
     let names: Vec<String> = (0..LISTENERS_MAX).map(|at| format!("s{at}.global")).collect();
     stage.publish(imported(&stage.policy, 2, &names));
-    let mut client = stage.client(Protocol::Delta);
-    client.session = client.session.with_listeners(true);
+    let mut client = stage.client_with(|resources| resources.with_listeners(true), Protocol::Delta);
     client.ask(Kind::Listener, &["*"]);
     client.hears();
     let count = |stage: &Stage| {

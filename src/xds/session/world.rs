@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::RequestRefusal;
 use super::draft::Draft;
 use super::names::{Named, Sent};
 use super::subscriptions::{Candidate, Subscriptions, held_next};
 use crate::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::kind::Kind;
+use isthmus_ads::budget::Account;
 use isthmus_ads::kind::ResourceKind;
-use isthmus_ads::protocol::{Acknowledgement, Request};
+use isthmus_ads::session::{Asked, Refusal};
 
 /// The state of the state-of-the-world variant, in addition to the subscriptions.
 #[derive(Default)]
@@ -39,39 +39,32 @@ impl World {
         &mut self,
         subscriptions: &mut Subscriptions,
         kind: Kind,
-        request: Request,
-    ) -> Result<Acknowledgement, RequestRefusal> {
-        let of = &subscriptions.types[kind as usize];
-        // The client sent a stale request before it saw the last response. Another request will answer that response.
-        if of.last_nonce.as_ref().is_some_and(|last| *last != request.nonce) {
-            return Ok(Acknowledgement::None);
-        }
-        let answer = subscriptions.answer(kind, &request);
+        asked: Asked,
+        account: &mut Account,
+    ) -> Result<(), Refusal> {
+        let Asked { is_first, names, returns, .. } = asked;
         let ever_named = &mut self.types[kind as usize].ever_named;
-        let star = request.names.iter().any(|name| name == "*") || request.names.is_empty() && !*ever_named;
-        *ever_named |= !request.names.is_empty();
+        let star = names.iter().any(|name| name == "*") || names.is_empty() && !*ever_named;
+        *ever_named |= !names.is_empty();
         let of = &mut subscriptions.types[kind as usize];
-        let first = !std::mem::replace(&mut of.asked, true);
-        // Only the first request of a type can show that the client has resources from an earlier stream.
-        let returns = first && request.returns;
         of.returns |= returns;
         if kind.has_wildcard() {
-            of.must_answer |= first || star && !of.wildcard;
+            of.must_answer |= is_first || star && !of.wildcard;
             match star {
                 true => subscriptions.subscribe_to_all(kind),
                 false => subscriptions.unsubscribe_from_all(kind),
             }
         }
-        let names = request.names.into_iter().filter(|name| name != "*");
+        let names = names.into_iter().filter(|name| name != "*");
         let names: BTreeSet<Arc<str>> = names.map(Into::into).collect();
-        subscriptions.retain(kind, &names);
+        subscriptions.retain(kind, &names, account);
         for name in names {
             if !subscriptions.types[kind as usize].named.contains(&name) {
-                subscriptions.add(kind, &name, returns.then_some(Sent::Nothing))?;
+                subscriptions.add(kind, &name, returns.then_some(Sent::Nothing), account)?;
                 subscriptions.types[kind as usize].due.owed.insert(name);
             }
         }
-        Ok(answer)
+        Ok(())
     }
 
     /// Makes the next response of a type; `None` while it is withheld.

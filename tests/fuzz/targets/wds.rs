@@ -9,16 +9,19 @@ use std::sync::Arc;
 use isthmus::ads::budget::Budget;
 use isthmus::ads::kind::ResourceKind;
 use isthmus::ads::protocol::{DiscoveryRequest, Parts};
-use isthmus::ads::protocol::{NAME_BYTES_MAX, Request};
+use isthmus::ads::protocol::{NAME_BYTES_MAX, Protocol, Request};
 use isthmus::ads::requests::decode;
 use isthmus::ads::ztunnel::Kind;
 use isthmus::model::place::ClusterId;
 use isthmus::proto::envoy::service::discovery::v3::DeltaDiscoveryRequest;
-use isthmus::snapshot::Snapshot;
+use isthmus::tasks::scope::Scope;
+use isthmus::wds::hub::Hub;
 use isthmus::wds::node::Claims;
-use isthmus::wds::session::Session;
+use isthmus::wds::session::{ClientResources, Session};
 use isthmus::wds::table::{Builder, Table};
-use isthmus::world::Since;
+use isthmus::world::{Publisher, Since};
+
+use tokio::sync::watch;
 
 use super::policy;
 use super::xds::{EARLIER, LATER, world};
@@ -29,7 +32,7 @@ const BUDGET: usize = 1 << 20;
 
 /// The small snapshot, with its table before and after the change.
 struct World {
-    snapshot: Arc<Snapshot>,
+    hub: Arc<Hub>,
     tables: [Arc<Table>; 2],
 }
 
@@ -46,8 +49,8 @@ impl World {
             }
             Arc::new(builder.finish(work))
         });
-        let [snapshot, _] = snapshots;
-        Self { snapshot, tables }
+        let (_, reader) = Publisher::new(world(&policy(), 1, EARLIER));
+        Self { hub: Hub::new(reader, Scope::default(), Vec::new()), tables }
     }
 }
 
@@ -64,19 +67,23 @@ pub(super) fn run(data: &[u8]) {
     WORLD.with(|world| serve(world.get_or_init(World::new), requests));
 }
 
-fn serve(World { snapshot, tables }: &World, requests: Vec<Parts>) {
+fn serve(World { hub, tables: all }: &World, requests: Vec<Parts>) {
     let changes_at = requests.len() / 2;
     let budget = Budget::new(BUDGET);
+    let (tables, _) = watch::channel(None);
     let mut session = None;
     for (at, Parts { node, type_url, request }) in requests.into_iter().enumerate() {
         let session = match &mut session {
             Some(session) => session,
             none => {
-                let claims = Claims::of(&node.unwrap_or_default(), &ClusterId::new("east"), snapshot);
+                let claims =
+                    Claims::of(&node.unwrap_or_default(), &ClusterId::new("east"), &hub.reader().latest());
                 let Ok(claims) = claims else { return };
                 assert!(claims.info.id.len() <= 512 && claims.node.len() <= 253);
                 let account = budget.account(IpAddr::V4(Ipv4Addr::LOCALHOST), BUDGET);
-                none.insert(Session::new(claims.key(), account))
+                let cluster = claims.info.viewer.cluster.clone();
+                let resources = ClientResources::new(hub.clone(), cluster, claims.key(), tables.subscribe());
+                none.insert(Session::new(resources, Protocol::Delta, account))
             }
         };
         let Some(kind) = Kind::of_type_url(&type_url) else { continue };
@@ -84,14 +91,16 @@ fn serve(World { snapshot, tables }: &World, requests: Vec<Parts>) {
             return;
         }
         assert!(budget.bytes() <= BUDGET);
-        drain(session, &tables[usize::from(at >= changes_at)]);
+        let table = &all[usize::from(at >= changes_at)];
+        tables.send_replace(Some(table.clone()));
+        drain(session, table);
     }
 }
 
 /// Takes the pending responses from the session, and accepts them.
 fn drain(session: &mut Session, table: &Arc<Table>) {
     for _ in 0..RESPONSES_MAX {
-        let Some(response) = session.response(table) else { return };
+        let Some(response) = session.response() else { return };
         let kind = Kind::of_type_url(&response.type_url).expect("a type that is served");
         let mut names = BTreeSet::new();
         for name in response.resources.iter().map(|resource| &resource.name).chain(&response.removed) {

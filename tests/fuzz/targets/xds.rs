@@ -26,7 +26,7 @@ use isthmus::snapshot::shard::Shard;
 use isthmus::world::Publisher;
 use isthmus::xds::hub::Hub;
 use isthmus::xds::kind::Kind;
-use isthmus::xds::session::Session;
+use isthmus::xds::session::{ClientResources, Session};
 
 use super::policy;
 
@@ -87,7 +87,8 @@ async fn serve(protocol: Protocol, requests: Vec<Parts>) {
                 let Ok(node) = NodeInfo::of(&node.unwrap_or_default()) else { return };
                 assert!(node.id.len() <= 512 && node.user_agent.len() <= 512 && node.viewer.sees.len() <= 64);
                 let account = budget.account(IpAddr::V4(Ipv4Addr::LOCALHOST), BUDGET);
-                none.insert(Session::new(hub.clone(), node.viewer, protocol).paid_from(account))
+                let resources = ClientResources::new(hub.clone(), node.viewer, protocol);
+                none.insert(Session::new(resources, protocol, account))
             }
         };
         let Some(kind) = Kind::of_type_url(&type_url) else { continue };

@@ -71,7 +71,8 @@ fn a_wide_change_is_sent_in_parts_behind_urgent_ones() {
         expected.sort();
         assert_eq!(heard, expected, "{protocol:?}: each once, and nothing that did not change");
         assert!(
-            client.session.subscriptions.wide.is_empty() && client.session.subscriptions.permit.is_none()
+            client.session.resources().subscriptions.wide.is_empty()
+                && client.session.resources().subscriptions.permit.is_none()
         );
     }
 }
@@ -135,7 +136,10 @@ fn names_that_are_unsubscribed_are_not_sent_with_a_wide_change() {
         assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
         // A session that ends gives its permit back.
         stage.becomes(&one_host_each(&names, &[3], &[3]));
-        assert!(client.session.response().is_some() && client.session.subscriptions.used_permit.is_some());
+        assert!(
+            client.session.response().is_some()
+                && client.session.resources().subscriptions.used_permit.is_some()
+        );
         drop(client);
         let permits: Vec<Option<Permit>> = (0..100).map(|_| stage.hub.permit(&Arc::default())).collect();
         assert_eq!(permits.iter().flatten().count(), crate::hub::SENDERS);
