@@ -22,6 +22,7 @@ use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, paint, structured, text};
 use isthmus_model::endpoint::Endpoint;
+use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use isthmus_snapshot::Snapshot;
@@ -250,7 +251,8 @@ fn service(listed: &Listed) -> Option<Service> {
         endpoints: Vec::new().into(),
         exported_as: None,
         import: None,
-        prefers_near: false,
+        load_balancing: None,
+        families: ServiceFamilies::Automatic,
         withheld: Box::default(),
     })
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
+use isthmus_model::ambient::WorkloadNames;
 use isthmus_model::endpoint::EndpointTemplate;
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
@@ -19,6 +20,7 @@ pub struct Interner {
     networks: HashMap<Box<str>, Network>,
     localities: HashMap<Box<str>, Locality>,
     identities: HashMap<Box<str>, Identity>,
+    names: HashSet<Arc<WorkloadNames>>,
 }
 
 impl Interner {
@@ -44,6 +46,18 @@ impl Interner {
                 new
             }
         }
+    }
+
+    /// Returns the shared copy of the names of a workload.
+    pub fn names(&mut self, names: WorkloadNames) -> Arc<WorkloadNames> {
+        let mut names = Arc::new(names);
+        share(&mut self.names, &mut names);
+        names
+    }
+
+    /// Replaces the names of a workload by their shared copy.
+    pub fn share_names(&mut self, names: &mut Arc<WorkloadNames>) {
+        share(&mut self.names, names);
     }
 
     /// Replaces a text by its shared copy.

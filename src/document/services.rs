@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, OwnPorts};
+use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{Service, ServiceKey, ServicePort, Waypoint};
 use isthmus_snapshot::listing::Listing;
@@ -187,7 +188,8 @@ impl ServiceReader {
             endpoints,
             exported_as: None,
             import: None,
-            prefers_near: false,
+            load_balancing: None,
+            families: ServiceFamilies::Automatic,
             withheld: Box::default(),
         }
     }

@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use isthmus_document::intern::Interner;
 use isthmus_model::address::{Host, canonical_ip};
+use isthmus_model::ambient::{WorkloadKind, WorkloadNames};
 use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, HBONE_PORT, Health, OwnPorts, TlsMode, Weight,
 };
 use isthmus_model::identity::Identity;
+use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, ServiceKey, ServicePort};
 use isthmus_proto::istio::workload::gateway_address::Destination;
-use isthmus_proto::istio::workload::load_balancing::Mode;
+use isthmus_proto::istio::workload::load_balancing as wds;
 use isthmus_proto::istio::workload::{
-    AppProtocol, GatewayAddress, NetworkAddress, NetworkMode, PortList, Service, TunnelProtocol, Workload,
-    WorkloadStatus,
+    AppProtocol, GatewayAddress, IpFamilies, NetworkAddress, NetworkMode, PortList, Service, TunnelProtocol,
+    Workload, WorkloadStatus, WorkloadType,
 };
 use isthmus_snapshot::change::{GatewayKey, RegistryGateway};
 use isthmus_snapshot::policy::Gateway;
@@ -74,10 +76,47 @@ pub(crate) fn ports(service: &Service, texts: &mut Interner) -> Vec<ServicePort>
     ports
 }
 
-/// Returns true if callers prefer endpoints of a service that are near them.
-pub(crate) fn prefers_near(service: &Service) -> bool {
-    let balancing = service.load_balancing.as_ref();
-    balancing.is_some_and(|one| one.mode() == Mode::Failover && !one.routing_preference.is_empty())
+/// Returns how callers choose among the endpoints of a service; `None`: all endpoints that are ready are alike. Scopes that a newer
+/// istiod may know are left out.
+pub(crate) fn load_balancing(service: &Service) -> Option<Box<LoadBalancing>> {
+    let found = service.load_balancing.as_ref()?;
+    let mut scopes = Vec::new();
+    for scope in found.routing_preference() {
+        let scope = match scope {
+            wds::Scope::UnspecifiedScope => continue,
+            wds::Scope::Region => Scope::Region,
+            wds::Scope::Zone => Scope::Zone,
+            wds::Scope::Subzone => Scope::Subzone,
+            wds::Scope::Node => Scope::Node,
+            wds::Scope::Cluster => Scope::Cluster,
+            wds::Scope::Network => Scope::Network,
+        };
+        // A scope that is named again has no effect.
+        if !scopes.contains(&scope) {
+            scopes.push(scope);
+        }
+    }
+    let choice = LoadBalancing {
+        mode: match found.mode() {
+            wds::Mode::UnspecifiedMode => Mode::Any,
+            wds::Mode::Strict => Mode::Strict,
+            wds::Mode::Failover => Mode::Failover,
+            wds::Mode::Passthrough => Mode::Passthrough,
+        },
+        scopes,
+        takes_unready: found.health_policy() == wds::HealthPolicy::AllowAll,
+    };
+    (choice != LoadBalancing::default()).then(|| choice.into())
+}
+
+/// Returns the address families of a service.
+pub(crate) fn families(service: &Service) -> ServiceFamilies {
+    match service.ip_families() {
+        IpFamilies::Automatic => ServiceFamilies::Automatic,
+        IpFamilies::Ipv4Only => ServiceFamilies::V4,
+        IpFamilies::Ipv6Only => ServiceFamilies::V6,
+        IpFamilies::Dual => ServiceFamilies::Dual,
+    }
 }
 
 /// A waypoint, as a service or a workload names it.
@@ -233,6 +272,17 @@ pub(crate) fn for_ztunnels(
     let mut policies: Vec<Arc<str>> =
         workload.authorization_policies.iter().map(|name| values.text(name)).collect();
     policies.sort_unstable();
+    let names = WorkloadNames {
+        owner: values.text(&workload.workload_name),
+        kind: match workload.workload_type() {
+            WorkloadType::Deployment => WorkloadKind::Deployment,
+            WorkloadType::Cronjob => WorkloadKind::CronJob,
+            WorkloadType::Pod => WorkloadKind::Pod,
+            WorkloadType::Job => WorkloadKind::Job,
+        },
+        canonical: values.text(&workload.canonical_name),
+        revision: values.text(&workload.canonical_revision),
+    };
     Ok(isthmus_model::ambient::Workload {
         uid: workload.uid.as_str().into(),
         name: workload.name.as_str().into(),
@@ -249,6 +299,7 @@ pub(crate) fn for_ztunnels(
         is_on_host_network: workload.network_mode() == NetworkMode::HostNetwork,
         policies,
         waypoint: None,
+        names: values.names(names),
     })
 }
 

@@ -331,7 +331,8 @@ impl Reading {
             endpoints: Arc::default(),
             exported_as: None,
             import: None,
-            prefers_near: convert::prefers_near(found),
+            load_balancing: convert::load_balancing(found),
+            families: convert::families(found),
             withheld: Box::default(),
         });
         let waypoint = convert::waypoint(found.waypoint.as_ref(), network);

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::objects::Texts;
+use isthmus_model::ambient::WorkloadNames;
 use isthmus_model::endpoint::{Encapsulation, EndpointTemplate, Labels};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
@@ -19,6 +20,7 @@ pub(super) struct Interner {
     endpoint_templates: HashSet<Arc<EndpointTemplate>>,
     names: HashSet<Arc<EndpointNames>>,
     node_names: HashSet<Arc<Arc<str>>>,
+    workload_names: HashSet<Arc<WorkloadNames>>,
     /// The number of values after the last sweep.
     swept: usize,
 }
@@ -45,6 +47,10 @@ impl Interner {
         shared(&mut self.names, names)
     }
 
+    pub(super) fn workload_names(&mut self, names: WorkloadNames) -> Arc<WorkloadNames> {
+        shared(&mut self.workload_names, names)
+    }
+
     pub(super) fn node_name(&mut self, name: &str) -> Option<Arc<Arc<str>>> {
         let text = self.optional(name)?;
         Some(shared(&mut self.node_names, text))
@@ -54,7 +60,7 @@ impl Interner {
     pub(super) fn sweep(&mut self) {
         let count = |all: &Self| {
             let templates = all.templates.len() + all.endpoint_templates.len();
-            all.texts.len() + templates + all.names.len() + all.node_names.len()
+            all.texts.len() + templates + all.names.len() + all.node_names.len() + all.workload_names.len()
         };
         if count(self) < self.swept.saturating_mul(2).max(SWEEP_MIN) {
             return;
@@ -62,6 +68,7 @@ impl Interner {
         self.endpoint_templates.retain(|value| Arc::strong_count(value) > 1);
         self.templates.retain(|value| Arc::strong_count(value) > 1);
         self.names.retain(|value| Arc::strong_count(value) > 1);
+        self.workload_names.retain(|value| Arc::strong_count(value) > 1);
         self.node_names.retain(|value| Arc::strong_count(value) > 1);
         self.texts.retain(|value| Arc::strong_count(value) > 1);
         self.swept = count(self);

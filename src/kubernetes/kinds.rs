@@ -12,7 +12,7 @@ pub(super) mod gateway_route;
 pub(super) mod gateway_status;
 pub(super) mod imported_slice;
 pub(super) mod listener_set;
-mod namespace;
+pub(super) mod namespace;
 pub(super) mod node;
 pub(super) mod own_object;
 pub(super) mod peer_authentication;
@@ -46,7 +46,7 @@ use self::peer_authentication::PeerAuthentication;
 use self::pod::Pod;
 use self::reference_grant::ReferenceGrant;
 pub(super) use self::secret::Secret;
-use self::service::Service;
+use self::service::{Service, TrafficDistribution};
 use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
 use self::waypoint::Waypoint;
@@ -415,7 +415,12 @@ impl Tables {
 
     /// Returns the labels of a namespace; none if it is not known.
     pub(super) fn labels_of(&self, namespace: &Arc<str>) -> &Labels {
-        self.namespaces.get(namespace).unwrap_or(&self.no_labels)
+        self.namespaces.get(namespace).map_or(&self.no_labels, |found| &found.labels)
+    }
+
+    /// Returns the distribution of the traffic of a namespace's services that have none of their own.
+    pub(super) fn distribution_of(&self, namespace: &Arc<str>) -> Option<TrafficDistribution> {
+        self.namespaces.get(namespace)?.distribution
     }
 
     /// Returns the network of the cluster.
@@ -423,8 +428,7 @@ impl Tables {
         if let Some(network) = &self.spec.network {
             return network.clone();
         }
-        let labels = self.namespaces.get(&self.spec.system_namespace);
-        let label = labels.and_then(|labels| labels.get(NETWORK_LABEL));
+        let label = self.labels_of(&self.spec.system_namespace).get(NETWORK_LABEL);
         label.map(|text| Network::new(text)).unwrap_or_default()
     }
 

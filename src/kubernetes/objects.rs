@@ -55,7 +55,10 @@ objects! {
         annotations: Texts,
         creation_timestamp: String,
         deletion_timestamp: String,
+        generate_name: String,
+        owner_references: Vec<OwnerReference>,
     }
+    OwnerReference { kind: String, name: String, controller: bool, }
     /// An object whose other fields are not read.
     Bare { metadata: Meta, }
     /// A port of a Service or EndpointSlice.

@@ -41,6 +41,36 @@ pub struct Workload {
     pub policies: Vec<Arc<str>>,
     /// The service of the waypoint that accepts the workload's connections.
     pub waypoint: Option<ServiceKey>,
+    /// The names in telemetry.
+    #[serde(default)]
+    pub names: Arc<WorkloadNames>,
+}
+
+/// The names of a workload in telemetry. The workloads of a deployment have equal names, and share them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WorkloadNames {
+    /// The name of the object that owns the workload, such as a Deployment.
+    pub owner: Arc<str>,
+    /// The kind of the workload.
+    pub kind: WorkloadKind,
+    /// The canonical name.
+    pub canonical: Arc<str>,
+    /// The canonical revision.
+    pub revision: Arc<str>,
+}
+
+/// The kind of a workload. An istiod calls all of them pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WorkloadKind {
+    /// A Deployment.
+    Deployment,
+    /// A CronJob.
+    CronJob,
+    /// A Pod.
+    #[default]
+    Pod,
+    /// A Job.
+    Job,
 }
 
 /// The policies of a cluster, all of them, its network, and the waypoints of its services.

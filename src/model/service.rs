@@ -11,6 +11,7 @@ use super::address::{stored_ips, stored_socket};
 use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, TlsMode};
 use super::identity::Identity;
 use super::import::Import;
+use super::load_balancing::{LoadBalancing, ServiceFamilies};
 use super::name::HostName;
 use super::stored;
 
@@ -121,9 +122,12 @@ pub struct Service {
     pub exported_as: Option<HostName>,
     /// The data that only services of a peer have; `None` for our own services.
     pub import: Option<Arc<Import>>,
-    /// True if callers use endpoints on other networks only while their own network has none that is ready.
+    /// How callers choose among the endpoints; `None`, as for most services: all endpoints that are ready are alike.
     #[serde(default)]
-    pub prefers_near: bool,
+    pub load_balancing: Option<Box<LoadBalancing>>,
+    /// The address families.
+    #[serde(default)]
+    pub families: ServiceFamilies,
     /// How many endpoints the registry leaves out for each reason. A reason occurs at most once in the list.
     #[serde(skip)]
     pub withheld: Box<[(Withheld, u32)]>,
@@ -184,6 +188,11 @@ impl Service {
     pub fn standing_for(&self, hostname: HostName) -> Self {
         let key = ServiceKey { namespace: self.key.namespace.clone(), hostname };
         Self { key, addresses: Vec::new(), exported_as: Some(self.export_name().clone()), ..self.clone() }
+    }
+
+    /// Returns true if callers use endpoints on other networks only while their own network has none that is ready.
+    pub fn prefers_near(&self) -> bool {
+        self.load_balancing.as_ref().is_some_and(|choice| choice.prefers_near())
     }
 
     /// Returns the name by which export rules refer to the service.

@@ -551,7 +551,7 @@ impl ServiceView {
         let (networks, other_addresses) = places(&parts, site);
         Some(Self {
             import: first.import.clone(),
-            prefers_near: first.prefers_near,
+            prefers_near: first.prefers_near(),
             other_addresses,
             networks,
             export_name: parts

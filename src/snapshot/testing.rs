@@ -27,6 +27,7 @@ use isthmus_model::address::{Bind, Host};
 use isthmus_model::drain::{Drain, DrainTarget};
 use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Weight};
 use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
@@ -227,9 +228,15 @@ pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) ->
         endpoints: endpoints.into(),
         exported_as: None,
         import: None,
-        prefers_near: false,
+        load_balancing: None,
+        families: ServiceFamilies::Automatic,
         withheld: Box::default(),
     }
+}
+
+/// Returns the choice of a service whose callers prefer endpoints in their zone.
+pub fn near_first() -> Option<Box<LoadBalancing>> {
+    Some(LoadBalancing::by(Mode::Failover, &[Scope::Network, Scope::Region, Scope::Zone]).into())
 }
 
 pub fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Listing {

@@ -12,18 +12,21 @@ use std::sync::Arc;
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::resource::Resource;
 use isthmus_model::address::canonical_ip;
-use isthmus_model::ambient::{ClusterFacts, Workload};
+use isthmus_model::ambient::{ClusterFacts, Workload, WorkloadKind};
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health};
 use isthmus_model::identity::Identity;
+use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, ServiceKey};
 use isthmus_proto::istio::workload as proto;
 use isthmus_proto::istio::workload::address::Type;
 use isthmus_proto::istio::workload::gateway_address::Destination;
+use isthmus_proto::istio::workload::load_balancing as wds;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::port_endpoint::PortEndpoint;
-use isthmus_snapshot::service_view::{PortView, ServiceView};
+use isthmus_snapshot::service_view::{Part, PortView, ServiceView};
 use isthmus_snapshot::view::{Entry, EntryKind, Viewer, capacities, view};
 
 use isthmus_ads::ztunnel::Kind;
@@ -87,13 +90,14 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
     if found.import.as_ref().is_some_and(|import| import.exported_name != found.key.hostname) {
         return None;
     }
-    let mut made = Making { snapshot, found, viewer, members: BTreeMap::new(), far: BTreeMap::new() };
+    let mut made =
+        Making { snapshot, found, viewer, members: BTreeMap::new(), far: BTreeMap::new(), is_divided: false };
     found.ports.iter().for_each(|port| made.place(port));
-    let Making { members, far, .. } = made;
+    let Making { members, far, is_divided, .. } = made;
     let mut others = BTreeMap::new();
     let mut unverifiable = BTreeSet::new();
     for (at, (shares, ports)) in grouped(far).into_iter().enumerate() {
-        let verified: Vec<Option<(Made, &Locality)>> =
+        let verified: Vec<Option<(Made, &Gateway)>> =
             shares.iter().map(|(network, address, _)| gateway(snapshot, network, *address)).collect();
         // The capacities of the gateways of each network: of all, and of those whose identity is known.
         let mut sums: BTreeMap<&Network, (u64, u64)> = BTreeMap::new();
@@ -103,7 +107,7 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
             *left += gateway.as_ref().map_or(0, |_| u64::from(*capacity));
         }
         for ((network, address, capacity), gateway) in shares.iter().zip(verified) {
-            let Some((gateway, locality)) = gateway else {
+            let Some((gateway, entry)) = gateway else {
                 unverifiable.insert((network.clone(), *address));
                 continue;
             };
@@ -112,7 +116,7 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
             let (total, left) = sums.get(network).copied().unwrap_or_default();
             let capacity = u32::try_from(u64::from(*capacity) * total / left.max(1)).unwrap_or(u32::MAX);
             let share = (network.clone(), *address, capacity);
-            let made = behind(found, &share, locality, &ports, at);
+            let made = behind(found, &share, entry, &ports, at);
             others.insert(made.resource.name.clone(), made);
         }
     }
@@ -122,7 +126,7 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
         None => waypoint_by_address(snapshot, found, viewer).unzip(),
     };
     others.extend(workload.flatten().map(|made| (made.resource.name.clone(), made)));
-    let service = service_of(snapshot, found, viewer, waypoint);
+    let service = service_of(snapshot, found, viewer, waypoint, is_divided);
     let service = Made { waypoint: declared.map(|key| key.to_string().into()), ..service };
     Some(ServiceResources { service, members, others: others.into_values().collect(), unverifiable })
 }
@@ -134,6 +138,8 @@ struct Making<'a> {
     members: BTreeMap<IpAddr, Member>,
     /// The shares of gateways by service port, each with the target port.
     far: BTreeMap<u16, (u16, Vec<Share>)>,
+    /// True if neighbours and gateways share the calls of a port.
+    is_divided: bool,
 }
 
 impl Making<'_> {
@@ -143,15 +149,20 @@ impl Making<'_> {
         let endpoints = by_address(self.snapshot, self.found, port);
         let target = self.found.target_port(port).unwrap_or(port.port);
         let mut shares = Vec::new();
+        let mut has_ready = false;
         for (entry, capacity) in assignment.entries.iter().zip(capacities(&assignment)) {
             match entry.kind {
-                EntryKind::Endpoint => self.add_member(port.port, entry, capacity, &endpoints),
+                EntryKind::Endpoint => {
+                    has_ready |= capacity.is_some() && entry.health == Health::Healthy;
+                    self.add_member(port.port, entry, capacity, &endpoints);
+                }
                 EntryKind::Gateway => {
                     shares.extend(capacity.map(|capacity| (entry.network.clone(), entry.address, capacity)));
                 }
             }
         }
         if !shares.is_empty() {
+            self.is_divided |= has_ready;
             self.far.insert(port.port, (target, shares));
         }
     }
@@ -229,7 +240,7 @@ fn port_of(service_port: u16, target_port: u16) -> proto::Port {
 fn behind(
     found: &ServiceView,
     (network, address, capacity): &Share,
-    locality: &Locality,
+    gateway: &Gateway,
     ports: &[proto::Port],
     at: usize,
 ) -> Made {
@@ -251,25 +262,40 @@ fn behind(
         tunnel_protocol: proto::TunnelProtocol::Hbone.into(),
         services: [(key, ports)].into(),
         capacity: Some(*capacity),
-        locality: locality_of(locality),
+        locality: locality_of(&gateway.locality),
+        cluster_id: cluster_behind(found, network, gateway).to_string(),
         workload_type: proto::WorkloadType::Pod.into(),
         ..proto::Workload::default()
     })
 }
 
-/// Returns a gateway as a workload, and its locality; `None` if its identity is unknown or not one that a workload can have.
+/// Returns the cluster of the endpoints behind a gateway: that of the gateway, or else that of the only registry of the network that
+/// has endpoints; unknown if there are several.
+fn cluster_behind(found: &ServiceView, network: &Network, gateway: &Gateway) -> ClusterId {
+    if !gateway.cluster.as_str().is_empty() {
+        return gateway.cluster.clone();
+    }
+    let has_some = |part: &&Part| part.origin.network == *network && !part.service.endpoints.is_empty();
+    let mut there = found.parts.iter().filter(has_some);
+    match (there.next(), there.next()) {
+        (Some(part), None) => part.origin.cluster.clone(),
+        _ => ClusterId::default(),
+    }
+}
+
+/// Returns a gateway as a workload, and its entry; `None` if its identity is unknown or not one that a workload can have.
 fn gateway<'a>(
     snapshot: &'a Snapshot,
     network: &Network,
     address: SocketAddr,
-) -> Option<(Made, &'a Locality)> {
+) -> Option<(Made, &'a Gateway)> {
     let mut all = snapshot.networks().get(network)?.gateways.iter();
     let entry = all.find(|entry| {
         entry.gateway.hbone_port == Some(address.port()) && entry.addresses.contains(&address.ip())
     })?;
     let identity = entry.gateway.identity.as_ref()?;
     let uid = format!("NetworkGateway/{network}/{address}");
-    Some((proxy(uid, network, address.ip(), identity)?, &entry.gateway.locality))
+    Some((proxy(uid, network, address.ip(), identity)?, &entry.gateway))
 }
 
 /// Returns a gateway or waypoint as a workload; `None` if its identity is not one that a workload can have.
@@ -333,7 +359,11 @@ fn service_of(
     found: &ServiceView,
     viewer: &Viewer,
     waypoint: Option<proto::GatewayAddress>,
+    is_divided: bool,
 ) -> Made {
+    // The cluster of the viewer says how its own callers choose, as for istiod.
+    let own = found.parts.iter().find(|part| part.origin.cluster == viewer.cluster);
+    let declared = own.or_else(|| found.parts.first()).map(|part| &part.service);
     let network = &viewer.network;
     let addresses = addresses(found, viewer);
     let ports = found.ports.iter().map(|port| proto::Port {
@@ -350,6 +380,10 @@ fn service_of(
         ports: ports.collect(),
         subject_alt_names: identities(snapshot, found),
         waypoint,
+        load_balancing: declared
+            .and_then(|service| service.load_balancing.as_deref())
+            .and_then(|choice| load_balancing(choice, is_divided)),
+        ip_families: declared.map(|service| families(service.families)).unwrap_or_default().into(),
         canonical: short.len() < found.name.len(),
         ..proto::Service::default()
     };
@@ -361,6 +395,46 @@ fn service_of(
         node: None,
         serves: Vec::new(),
         waypoint: None,
+    }
+}
+
+/// Returns how ztunnels choose among the workloads of a service. Where neighbours and gateways share the calls, because of steering or
+/// a drain in part, any order of preference would give all of them to one side; the capacities divide them then.
+fn load_balancing(choice: &LoadBalancing, is_divided: bool) -> Option<proto::LoadBalancing> {
+    let none = LoadBalancing { takes_unready: choice.takes_unready, ..LoadBalancing::default() };
+    let choice = if is_divided && choice.mode == Mode::Failover { &none } else { choice };
+    if *choice == LoadBalancing::default() {
+        return None;
+    }
+    let scopes = choice.scopes.iter().map(|scope| match scope {
+        Scope::Region => wds::Scope::Region,
+        Scope::Zone => wds::Scope::Zone,
+        Scope::Subzone => wds::Scope::Subzone,
+        Scope::Node => wds::Scope::Node,
+        Scope::Cluster => wds::Scope::Cluster,
+        Scope::Network => wds::Scope::Network,
+    });
+    let mode = match choice.mode {
+        Mode::Any => wds::Mode::UnspecifiedMode,
+        Mode::Strict => wds::Mode::Strict,
+        Mode::Failover => wds::Mode::Failover,
+        Mode::Passthrough => wds::Mode::Passthrough,
+    };
+    let health =
+        if choice.takes_unready { wds::HealthPolicy::AllowAll } else { wds::HealthPolicy::OnlyHealthy };
+    Some(proto::LoadBalancing {
+        routing_preference: scopes.map(i32::from).collect(),
+        mode: mode.into(),
+        health_policy: health.into(),
+    })
+}
+
+fn families(families: ServiceFamilies) -> proto::IpFamilies {
+    match families {
+        ServiceFamilies::Automatic => proto::IpFamilies::Automatic,
+        ServiceFamilies::V4 => proto::IpFamilies::Ipv4Only,
+        ServiceFamilies::V6 => proto::IpFamilies::Ipv6Only,
+        ServiceFamilies::Dual => proto::IpFamilies::Dual,
     }
 }
 
@@ -442,7 +516,10 @@ pub fn neighbour(of: &Neighbour<'_>, members: &[(Arc<str>, &Member)], viewer: &V
             cluster = Some(*of_cluster);
             made.uid = known.uid.to_string();
             made.name = known.name.to_string();
-            made.workload_name = known.name.to_string();
+            made.workload_name = known.names.owner.to_string();
+            made.workload_type = workload_type(known.names.kind).into();
+            made.canonical_name = known.names.canonical.to_string();
+            made.canonical_revision = known.names.revision.to_string();
             made.namespace = known.namespace.to_string();
             made.node = known.node.to_string();
             made.locality = locality_of(&known.locality);
@@ -527,6 +604,15 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn workload_type(kind: WorkloadKind) -> proto::WorkloadType {
+    match kind {
+        WorkloadKind::Deployment => proto::WorkloadType::Deployment,
+        WorkloadKind::CronJob => proto::WorkloadType::Cronjob,
+        WorkloadKind::Pod => proto::WorkloadType::Pod,
+        WorkloadKind::Job => proto::WorkloadType::Job,
     }
 }
 

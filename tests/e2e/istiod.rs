@@ -288,7 +288,14 @@ fn ztunnels_get_the_workloads_and_policies_of_an_istiod() {
     let wds = "xds:\n  bind: \"127.0.0.1:0\"\n  wds:\n    bind: \"127.0.0.1:0\"\n    \
                tls: {certificate: cert.pem, key: key.pem}\n    tokens: {file: tokens}\n    clients:\n    \
                - {identities: ['spiffe://cluster.local/ns/istio-system/sa/ztunnel'], networks: [east], clusters: [c1]}\n";
-    let Some(mut world) = World::start(&one_pod(), wds, LOOPBACK) else { return };
+    let mut told = one_pod();
+    told["put"][KEY]["service"]["balancing"] = json!([2, [6, 1, 2, 3, 4], 1]);
+    told["put"][KEY]["service"]["families"] = json!(1);
+    for (key, value) in [("owner", "reviews-v1"), ("canonical", "reviews"), ("revision", "v1")] {
+        told["put"][POD]["workload"][key] = json!(value);
+    }
+    told["put"][POD]["workload"]["kind"] = json!(1);
+    let Some(mut world) = World::start(&told, wds, LOOPBACK) else { return };
     world.leads_to(&[7001]);
     let who = Who {
         token: "fedcba9876543210-of-a-ztunnel".into(),
@@ -304,6 +311,12 @@ fn ztunnels_get_the_workloads_and_policies_of_an_istiod() {
     let (addresses, policies) = client.first();
     assert_eq!(policies.names(), ["istio-system/one", "shop/deny-all"]);
     assert!(addresses.names().contains(&POD), "{:?}", addresses.names());
+    // What the istiod has told of them passes through.
+    let (service, pod) = (addresses.service(KEY), addresses.workload(POD));
+    let choice = service.message(8);
+    assert_eq!((choice.number(2), choice.numbers(1), choice.number(3)), (2, vec![6, 1, 2, 3, 4], 1));
+    assert_eq!((service.number(9), pod.number(12)), (1, 1));
+    assert_eq!([13, 10, 11].map(|field| pod.text(field)), ["reviews-v1", "reviews", "v1"]);
     world.tell(&json!({"policies": ["shop/deny-all"]}));
     let changed = client.within(Duration::from_secs(60));
     let text = format!("{changed:?}");

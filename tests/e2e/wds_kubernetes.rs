@@ -205,6 +205,7 @@ fn pods_are_workloads_of_their_nodes_and_services() {
     assert_eq!((web.text(7), web.text(18), web.number(5)), ("web".into(), "east".into(), 1));
     assert_eq!(web.message(24).text(2), "z");
     assert_eq!(web.messages(22)[0].text(1), service);
+    assert_eq!([13, 10, 11].map(|field| web.text(field)), ["web-1", "web", "latest"]);
     assert!(!addresses.workload(CALLER).has(22), "it serves nothing");
     assert_eq!(addresses.service(service).message(4).bytes(2), [10, 96, 0, 9]);
     // On demand, the pods of the own node come unasked with the services that they serve, and go when they go.
@@ -215,6 +216,53 @@ fn pods_are_workloads_of_their_nodes_and_services() {
     assert_eq!(client.told(ADDRESS).removed, [CALLER]);
     world.fake.put(&pod("new", "10.0.0.8", "node-1", &json!({})));
     assert_eq!(client.told(ADDRESS).names(), ["east//Pod/shop/new"]);
+}
+
+/// The values are those of an istiod of 2026-08 for the same objects.
+#[test]
+fn services_and_pods_have_the_fields_that_istiod_gives_them() {
+    const NAME: &str = "web.shop.svc.cluster.local";
+    let key = format!("shop/{NAME}");
+    let world = World::start(|_| {});
+    let (mut client, addresses, _) = world.everything();
+    assert!(!addresses.service(&key).has(8) && !addresses.service(&key).has(9));
+    let choice = |told: &Told| {
+        let choice = told.service(&key).message(8);
+        (choice.number(2), choice.numbers(1), choice.number(3))
+    };
+    // The annotation of the namespace applies to its services, and to sidecars as well as to ztunnels.
+    let mut annotated = namespace("shop", &json!({}));
+    annotated["metadata"]["annotations"] = json!({"networking.istio.io/traffic-distribution": "preferclose"});
+    world.fake.put(&annotated);
+    assert_eq!(choice(&client.told(ADDRESS)), (2, vec![6, 1, 2], 0));
+    let service = |spec: &Value| {
+        let mut service = json!({"kind": "Service", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"],
+                "ports": [{"name": "http", "port": 80, "targetPort": 8080}]}});
+        let spec = spec.as_object().expect("a spec").clone();
+        service["spec"].as_object_mut().expect("a spec").extend(spec);
+        world.fake.put(&service);
+    };
+    service(&json!({"trafficDistribution": "PreferSameNode"}));
+    let told = client.told(ADDRESS);
+    assert_eq!((choice(&told), told.service(&key).number(9)), ((2, vec![6, 1, 2, 3, 4], 0), 1));
+    service(&json!({"internalTrafficPolicy": "Local", "publishNotReadyAddresses": true}));
+    assert_eq!(choice(&client.told(ADDRESS)), (1, vec![4], 1));
+    // A pod of a Deployment has the name of the Deployment, so that telemetry has no series for each pod.
+    let mut owned = pod(
+        "web-7d9f-abcde",
+        "10.0.0.9",
+        "node-1",
+        &json!({"app": "web", "version": "v1", "pod-template-hash": "7d9f"}),
+    );
+    owned["metadata"]["generateName"] = json!("web-7d9f-");
+    owned["metadata"]["ownerReferences"] =
+        json!([{"kind": "ReplicaSet", "name": "web-7d9f", "controller": true}]);
+    world.fake.put(&owned);
+    let told = client.told(ADDRESS);
+    let made = told.workload("east//Pod/shop/web-7d9f-abcde");
+    assert_eq!([13, 10, 11].map(|field| made.text(field)), ["web", "web", "v1"]);
+    assert_eq!(made.number(12), 2);
 }
 
 #[test]

@@ -84,6 +84,12 @@ def gateway_address(text):
     return field(2, network_address(text)) + field(3, 15008)
 
 
+def balancing(choice):
+    """The mode, the scopes and the health policy."""
+    mode, scopes, health = choice
+    return field(1, bytes(scopes)) + field(2, mode) + field(3, health)
+
+
 def services(ports):
     one = lambda name, numbers: field(1, name) + field(2, b"".join(field(1, port(pair)) for pair in numbers))
     return b"".join(field(22, one(name, numbers)) for name, numbers in ports.items())
@@ -96,6 +102,8 @@ SERVICE = {
     "addresses": each(4, network_address),
     "ports": each(5, port),
     "waypoint": part(7, gateway_address),
+    "balancing": part(8, balancing),
+    "families": plain(9),
 }
 WORKLOAD = {
     "uid": plain(20),
@@ -107,6 +115,10 @@ WORKLOAD = {
     "account": plain(7),
     "gateway": part(19, gateway_address),
     "node": plain(9),
+    "canonical": plain(10),
+    "revision": plain(11),
+    "kind": plain(12),
+    "owner": plain(13),
     "services": services,
     "policies": each(16),
     "status": plain(17),

@@ -92,7 +92,15 @@ fn share(item: &mut Item, shared: &mut Interner) {
         }
         Item::Drain(_) | Item::GatewayPlaces(_) | Item::GatewayRoute(_) => {}
         Item::Mark(mark) => shared.share_text(&mut mark.key.service.namespace),
-        Item::Gateway(_) | Item::Workload(_) | Item::Cluster(_) => {}
+        Item::Workload(workload) => {
+            let Some(workload) = Arc::get_mut(workload) else { return };
+            shared.share_text(&mut workload.namespace);
+            shared.share_text(&mut workload.node);
+            shared.share_locality(&mut workload.locality);
+            workload.policies.iter_mut().for_each(|name| shared.share_text(name));
+            shared.share_names(&mut workload.names);
+        }
+        Item::Gateway(_) | Item::Cluster(_) => {}
     }
 }
 
@@ -110,7 +118,8 @@ mod tests {
     use super::*;
     use isthmus_document::services::read_registry;
     use isthmus_model::address::Host;
-    use isthmus_model::endpoint::{Health, Labels, Weight};
+    use isthmus_model::ambient::{Workload, WorkloadKind, WorkloadNames};
+    use isthmus_model::endpoint::{Encapsulation, Health, Labels, Weight};
     use isthmus_model::place::{ClusterId, Locality, Network};
     use isthmus_snapshot::change::{
         EndpointSet, EndpointSetKey, Export, ExportedPort, GatewayKey, Mark, MarkKey, MarkKind,
@@ -173,6 +182,26 @@ mod tests {
                 .into(),
             })),
         }));
+        items.push(Item::Workload(Arc::new(Workload {
+            uid: "c//Pod/n/w".into(),
+            name: "w".into(),
+            namespace: "n".into(),
+            addresses: vec![[10, 0, 0, 3].into()],
+            node: "node".into(),
+            network: None,
+            locality: Locality::default(),
+            identity: None,
+            encapsulation: Encapsulation::Hbone,
+            is_on_host_network: false,
+            policies: vec!["n/p".into()],
+            waypoint: None,
+            names: Arc::new(WorkloadNames {
+                owner: "o".into(),
+                kind: WorkloadKind::Job,
+                canonical: "c".into(),
+                revision: "v1".into(),
+            }),
+        })));
         let place = |address: Option<IpAddr>| Place { port: 443, address };
         let places =
             vec![(place(None), PlaceProtocol::Tls), (place(Some([127, 0, 0, 1].into())), PlaceProtocol::Tcp)];
@@ -280,5 +309,14 @@ mod tests {
         let [one, other] = services[..] else { panic!("{services:?}") };
         assert!(Arc::ptr_eq(&one.endpoints[0].template, &other.endpoints[0].template));
         assert!(Arc::ptr_eq(&one.key.namespace, &other.key.namespace));
+        let names: Vec<_> = read
+            .iter()
+            .filter_map(|item| match item {
+                Item::Workload(workload) => Some((&workload.names, &workload.node)),
+                _ => None,
+            })
+            .collect();
+        let [one, other] = names[..] else { panic!("{names:?}") };
+        assert!(Arc::ptr_eq(one.0, other.0) && Arc::ptr_eq(one.1, other.1));
     }
 }

@@ -4,7 +4,9 @@ use prost::Message as _;
 use prost_types::Any;
 
 use super::*;
+use isthmus_model::ambient::{WorkloadKind, WorkloadNames};
 use isthmus_model::endpoint::{DeclaredTls, Encapsulation, HBONE_PORT, Health, TlsMode};
+use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_proto::istio::workload::gateway_address::Destination;
 use isthmus_proto::istio::workload::{
     Address, GatewayAddress, NamespacedHostname, NetworkAddress, Port, PortList, TunnelProtocol,
@@ -55,6 +57,10 @@ fn workload(uid: &str, last: u8) -> wds::Workload {
         network: "east".into(),
         cluster_id: "c1".into(),
         service_account: "reviews".into(),
+        workload_name: "reviews-v1".into(),
+        workload_type: wds::WorkloadType::Job.into(),
+        canonical_name: "reviews".into(),
+        canonical_revision: "v1".into(),
         addresses: vec![vec![10, 0, 0, last]],
         services: [(REVIEWS.to_owned(), ports)].into(),
         ..wds::Workload::default()
@@ -153,8 +159,48 @@ fn a_listing_has_services_with_the_workloads_that_name_them() {
     let sent = sent.expect("the service");
     assert_eq!(sent.addresses, ["10.96.0.1".parse::<IpAddr>().expect("an address")]);
     assert_eq!(found[0].template.port_for(&sent.ports[0]), Some(8080));
-    let workloads = applied.changes.iter().filter(|change| matches!(change, Change::Put(Item::Workload(_))));
-    assert_eq!(workloads.count(), 2);
+    let workloads = applied.changes.iter().filter_map(|change| match change {
+        Change::Put(Item::Workload(workload)) => Some(workload),
+        _ => None,
+    });
+    let names: Vec<_> = workloads.map(|workload| &workload.names).collect();
+    let of = |names: &WorkloadNames| {
+        let WorkloadNames { owner, kind, canonical, revision } = names;
+        (owner.to_string(), *kind, canonical.to_string(), revision.to_string())
+    };
+    let told = ("reviews-v1".to_owned(), WorkloadKind::Job, "reviews".to_owned(), "v1".to_owned());
+    assert_eq!(names.iter().map(|names| of(names)).collect::<Vec<_>>(), [told.clone(), told]);
+    assert!(Arc::ptr_eq(names[0], names[1]), "they share their names");
+}
+
+#[test]
+fn the_choice_among_endpoints_and_the_families_are_kept() {
+    use Scope::{Network, Node, Region, Zone};
+    let of = |mode, scopes: &[i32], health, families| {
+        let found = wds::LoadBalancing { mode, routing_preference: scopes.to_vec(), health_policy: health };
+        let sent = wds::Service { load_balancing: Some(found), ip_families: families, ..service(REVIEWS) };
+        let mut reading = reading();
+        let applied = reading.addresses(response(vec![of_service(sent)], &[]), true);
+        let service = applied.changes.into_iter().find_map(|change| match change {
+            Change::Put(Item::Service(service)) => Some(service),
+            _ => None,
+        });
+        let service = service.expect("the service");
+        (service.load_balancing.as_deref().cloned(), service.families)
+    };
+    let (zone, local) = ([Network, Region, Zone], [Node]);
+    assert_eq!(of(0, &[], 0, 0), (None, ServiceFamilies::Automatic));
+    assert_eq!(
+        of(2, &[6, 1, 2], 0, 1),
+        (Some(LoadBalancing::by(Mode::Failover, &zone)), ServiceFamilies::V4)
+    );
+    assert_eq!(of(1, &[4], 0, 2), (Some(LoadBalancing::by(Mode::Strict, &local)), ServiceFamilies::V6));
+    let passthrough = LoadBalancing { mode: Mode::Passthrough, takes_unready: true, scopes: Vec::new() };
+    assert_eq!(of(3, &[], 1, 3), (Some(passthrough), ServiceFamilies::Dual));
+    // Scopes that are unknown or named again add nothing, so that the list has a bound.
+    let many: Vec<i32> = (0..600).map(|at| at % 100).collect();
+    let found = of(2, &many, 7, 9).0.expect("a choice");
+    assert_eq!((found.scopes.len(), found.takes_unready), (6, false));
 }
 
 #[test]

@@ -284,5 +284,6 @@ fn workload(
         is_on_host_network: own.is_on_host_network,
         policies: policies.selecting(namespace, &own.labels),
         waypoint: waypoint_of_pod(sources.tables, namespace, &own.labels),
+        names: own.names.clone(),
     })
 }

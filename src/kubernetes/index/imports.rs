@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::super::imports::{ImportWriter, Imports};
 use super::super::kinds::Kind;
+use super::super::kinds::namespace::NamespaceRecord;
 use super::super::writer::Turns;
 use super::Index;
-use isthmus_model::endpoint::Labels;
 use isthmus_snapshot::change::Report;
 
 impl Index {
@@ -17,7 +17,8 @@ impl Index {
             return None;
         }
         let tables = &self.tables;
-        let is_read = |(name, labels): &(&Arc<str>, &Labels)| tables.spec.namespaces.takes(name, labels);
+        let is_read =
+            |(name, found): &(&Arc<str>, &NamespaceRecord)| tables.spec.namespaces.takes(name, &found.labels);
         let namespaces = tables.namespaces.iter().filter(is_read).map(|(name, _)| name.clone());
         let objects = tables.imports.iter().filter(|(key, _)| self.is_read(key));
         let slices = tables.imported_slices.iter().filter(|(key, _)| self.is_read(key));

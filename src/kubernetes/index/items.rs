@@ -70,7 +70,8 @@ impl Index {
             endpoints: endpoints.into(),
             exported_as: None,
             import: None,
-            prefers_near: record.prefers_near(),
+            load_balancing: record.load_balancing(tables.distribution_of(&key.namespace)),
+            families: record.families(),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let exported = tables.exports.get(key).filter(|_| record.unmarkable.is_none());

@@ -1,7 +1,9 @@
-//! Namespaces: their labels choose and mark services, and those of the system namespace name the cluster's network.
+//! Namespaces: their labels choose and mark services, and those of the system namespace name the cluster's network. Their
+//! annotation with a traffic distribution applies to services without one.
 
 use std::sync::Arc;
 
+use super::service::TrafficDistribution;
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::objects::{Meta, objects};
 use crate::table::{Table, Touched};
@@ -14,17 +16,20 @@ objects! {
 impl Watched for Namespace {
     const FACTS: Facts = Facts { plural: "namespaces", namespaces: Namespaces::None, ..Facts::CORE };
 
-    type Rows = Table<Arc<str>, Labels>;
+    type Rows = Table<Arc<str>, NamespaceRecord>;
 
-    fn record(&self, reading: &mut Reading<'_>) -> Option<Labels> {
-        Some(reading.texts.labels(&self.metadata.labels))
+    fn record(&self, reading: &mut Reading<'_>) -> Option<NamespaceRecord> {
+        Some(NamespaceRecord {
+            labels: reading.texts.labels(&self.metadata.labels),
+            distribution: TrafficDistribution::of_annotation(&self.metadata),
+        })
     }
 
     /// Marks the services and exports of the namespace; all services if the network of the cluster may have changed.
-    fn touch(touched: Touched<Arc<str>, Labels>, tables: &mut Tables) {
+    fn touch(touched: Touched<Arc<str>, NamespaceRecord>, tables: &mut Tables) {
         let Touched { key: name, before } = touched;
         tables.dirty.mark_ambient();
-        let network = |labels: &Labels| labels.get(NETWORK_LABEL).cloned();
+        let network = |record: &NamespaceRecord| record.labels.get(NETWORK_LABEL).cloned();
         let names_network = name == tables.spec.system_namespace && tables.spec.network.is_none();
         let now = tables.namespaces.get(&name);
         tables.dirty.is_all |= names_network && now.map(network) != before.as_ref().map(network);
@@ -32,4 +37,12 @@ impl Watched for Namespace {
         tables.dirty.services.extend(tables.services.inside(&name).map(|(key, _)| key.clone()));
         tables.dirty.services.extend(tables.exports.inside(&name).map(|(key, _)| key.clone()));
     }
+}
+
+/// A Namespace.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NamespaceRecord {
+    pub(crate) labels: Labels,
+    /// The distribution of the traffic of services that have none of their own.
+    pub(crate) distribution: Option<TrafficDistribution>,
 }

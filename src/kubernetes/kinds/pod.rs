@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
-use crate::interner::PodTemplate;
+use crate::interner::{Interner, PodTemplate};
 use crate::objects::{Meta, ip, objects};
 use crate::table::{ObjectKey, Placed, Rows, Touched, Uid};
+use isthmus_model::ambient::{WorkloadKind, WorkloadNames};
 use isthmus_model::endpoint::{Encapsulation, Labels};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
@@ -96,6 +97,7 @@ pub(crate) struct AmbientPod {
     pub(crate) name: Arc<str>,
     pub(crate) labels: Labels,
     pub(crate) is_on_host_network: bool,
+    pub(crate) names: Arc<WorkloadNames>,
 }
 
 impl PodRecord {
@@ -136,7 +138,7 @@ impl PodRecord {
         let ambient = reading.spec.ambient.then(|| {
             let labels = texts.labels(&metadata.labels);
             let (name, is_on_host_network) = (metadata.name.as_str().into(), spec.host_network);
-            Box::new(AmbientPod { name, labels, is_on_host_network })
+            Box::new(AmbientPod { name, labels, is_on_host_network, names: names(metadata, texts) })
         });
         Self {
             ambient,
@@ -145,6 +147,52 @@ impl PodRecord {
             template: texts.template(template),
         }
     }
+}
+
+/// Returns the names of a pod in telemetry, as istiod derives them.
+fn names(metadata: &Meta, texts: &mut Interner) -> Arc<WorkloadNames> {
+    let first = |names: [&str; 3]| names.into_iter().find_map(|name| metadata.labels.get(name));
+    let owner = metadata.labels.get("service.istio.io/workload-name").map(String::as_str);
+    let owner = owner.unwrap_or_else(|| owner_of(metadata));
+    let canonical = first(["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]);
+    let revision = first(["service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"]);
+    let names = WorkloadNames {
+        owner: texts.text(owner),
+        kind: WorkloadKind::Pod,
+        canonical: texts.text(canonical.map_or(owner, String::as_str)),
+        revision: texts.text(revision.map_or("latest", String::as_str)),
+    };
+    texts.workload_names(names)
+}
+
+/// Returns the name of the object that owns a pod, or else the name of the pod. The object is derived from the controller, which is the
+/// ReplicaSet of a Deployment, or the Job of a CronJob. Only pods with a generated name count as owned.
+fn owner_of(metadata: &Meta) -> &str {
+    let controller = metadata.owner_references.iter().find(|owner| owner.controller);
+    let Some(controller) = controller.filter(|_| !metadata.generate_name.is_empty()) else {
+        return &metadata.name;
+    };
+    let label = |name: &str| metadata.labels.get(name).map(String::as_str).filter(|text| !text.is_empty());
+    let name = controller.name.as_str();
+    let owner = match controller.kind.as_str() {
+        "ReplicaSet" => {
+            // The second one is that of Argo Rollouts.
+            let hashes = ["pod-template-hash", "rollouts-pod-template-hash"].map(label);
+            let hash = hashes.into_iter().flatten().find(|hash| name.ends_with(hash));
+            let trimmed = hash.and_then(|hash| name.strip_suffix(hash)?.strip_suffix('-'));
+            trimmed.unwrap_or(name)
+        }
+        "ReplicationController" => label("deploymentconfig").unwrap_or(name),
+        "Job" => without_time(name).unwrap_or(name),
+        _ => name,
+    };
+    if owner.is_empty() { &metadata.name } else { owner }
+}
+
+/// Returns the name of a Job without the time that a CronJob adds, which has 8 to 10 digits.
+fn without_time(job: &str) -> Option<&str> {
+    let (name, time) = job.rsplit_once('-').filter(|(name, _)| !name.is_empty())?;
+    ((8..=10).contains(&time.len()) && time.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
 /// The pods of a cluster.
@@ -318,6 +366,69 @@ mod tests {
         for several in [vec![], vec![one, other]] {
             assert_eq!(Few::from_iter(several.clone()).as_slice(), several);
         }
+    }
+
+    /// The values are those of an istiod of 2026-08 for the same pods.
+    #[test]
+    fn a_pod_has_the_names_that_istiod_gives_it() {
+        let named = |object: &str| {
+            let metadata: Meta = serde_json::from_str(object).expect("legal");
+            let names = names(&metadata, &mut Interner::default());
+            [&names.owner, &names.canonical, &names.revision].map(ToString::to_string).join(" ")
+        };
+        let of = |kind: &str, owner: &str, labels: &str| {
+            named(&format!(
+                r#"{{"name":"web-x-1","generateName":"web-x-","labels":{{{labels}}},"ownerReferences":[
+                    {{"kind":"Other","name":"other"}},{{"kind":"{kind}","name":"{owner}","controller":true}}]}}"#
+            ))
+        };
+        let hash = r#""pod-template-hash":"7d9f""#;
+        assert_eq!(of("ReplicaSet", "web-7d9f", hash), "web web latest");
+        assert_eq!(of("ReplicaSet", "web-7d9f", ""), "web-7d9f web-7d9f latest");
+        assert_eq!(of("ReplicaSet", "web-abc", hash), "web-abc web-abc latest");
+        assert_eq!(of("ReplicaSet", "web7d9f", hash), "web7d9f web7d9f latest");
+        assert_eq!(of("ReplicaSet", "web-5c", r#""rollouts-pod-template-hash":"5c""#), "web web latest");
+        let both = r#""pod-template-hash":"7d9f","rollouts-pod-template-hash":"5c""#;
+        assert_eq!(of("ReplicaSet", "web-5c", both), "web web latest");
+        assert_eq!(of("ReplicationController", "web-3", r#""deploymentconfig":"web""#), "web web latest");
+        assert_eq!(of("ReplicationController", "web-3", ""), "web-3 web-3 latest");
+        for (job, owner) in [
+            ("sum-29012345", "sum"),
+            ("sum-1700000000", "sum"),
+            ("sum-1234567", "sum-1234567"),
+            ("sum-12345678901", "sum-12345678901"),
+            ("sum-2901234x", "sum-2901234x"),
+            ("-29012345", "-29012345"),
+            ("29012345", "29012345"),
+        ] {
+            assert_eq!(of("Job", job, ""), format!("{owner} {owner} latest"));
+        }
+        assert_eq!(of("StatefulSet", "db", ""), "db db latest");
+        assert_eq!(of("DaemonSet", "agent", r#""app":"a","version":"v2""#), "agent a v2");
+        let labels = r#""service.istio.io/canonical-name":"c","app.kubernetes.io/name":"n","app":"a",
+            "service.istio.io/canonical-revision":"r","app.kubernetes.io/version":"v","version":"w""#;
+        assert_eq!(of("DaemonSet", "agent", labels), "agent c r");
+        let labels =
+            r#""app.kubernetes.io/name":"n","app":"a","app.kubernetes.io/version":"v","version":"w""#;
+        assert_eq!(of("DaemonSet", "agent", labels), "agent n v");
+        assert_eq!(of("DaemonSet", "agent", r#""service.istio.io/workload-name":"w""#), "w w latest");
+        assert_eq!(named(r#"{"name":"alone"}"#), "alone alone latest");
+        let owned =
+            r#"{"name":"web-0","ownerReferences":[{"kind":"StatefulSet","name":"web","controller":true}]}"#;
+        assert_eq!(named(owned), "web-0 web-0 latest", "its name is not generated");
+    }
+
+    #[test]
+    fn pods_of_a_deployment_share_their_names() {
+        let mut texts = Interner::default();
+        let mut of = |pod: &str| {
+            let object = format!(
+                r#"{{"name":"{pod}","generateName":"web-7d9f-","labels":{{"pod-template-hash":"7d9f","app":"web"}},
+                    "ownerReferences":[{{"kind":"ReplicaSet","name":"web-7d9f","controller":true}}]}}"#
+            );
+            names(&serde_json::from_str(&object).expect("legal"), &mut texts)
+        };
+        assert!(Arc::ptr_eq(&of("web-7d9f-a"), &of("web-7d9f-b")));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::objects::{IntOrText, Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
+use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::place::Network;
 use isthmus_model::service::PortProtocol;
 use isthmus_net::channel::cut;
@@ -27,6 +28,9 @@ const FAMILIES_MAX: usize = 2;
 pub(crate) const DRAIN: &str = "isthmus.io/drain";
 /// The longest value of [`DRAIN`] that is read, in bytes.
 pub(crate) const DRAIN_BYTES_MAX: usize = 4_096;
+
+/// The annotation with the distribution of a service's traffic, on a Service or, for all of its services, on a Namespace.
+const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 
 /// The annotation with the namespaces in which a service is visible.
 pub(crate) const EXPORT_TO: &str = "networking.istio.io/exportTo";
@@ -46,6 +50,7 @@ objects! {
         ports: Vec<Port>,
         internal_traffic_policy: String,
         traffic_distribution: String,
+        publish_not_ready_addresses: bool,
         external_traffic_policy: String,
         session_affinity: String,
         session_affinity_config: SessionAffinityConfig,
@@ -111,10 +116,43 @@ pub(crate) struct ServiceRecord {
     pub(crate) session_seconds: u32,
     /// `trafficDistribution`, such as `PreferClose`; empty: none.
     pub(crate) traffic_distribution: Arc<str>,
+    /// The distribution of the traffic by the spec or the annotation of the service; `None`: that of its namespace.
+    distribution: Option<TrafficDistribution>,
+    /// True with `internalTrafficPolicy: Local`.
+    is_node_local: bool,
+    /// True if endpoints that are not ready get calls too.
+    takes_unready: bool,
     /// The IP families in order of name, with commas between them.
     pub(crate) ip_families: Arc<str>,
     /// The value of the annotation [`DRAIN`]; `Err` if it has more than [`DRAIN_BYTES_MAX`] bytes.
     pub(crate) drain: Option<Result<Arc<str>, TooLong>>,
+}
+
+/// The distribution of a service's traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrafficDistribution {
+    Any,
+    SameZone,
+    SameNode,
+}
+
+impl TrafficDistribution {
+    /// Reads `spec.trafficDistribution`; `None` if it is absent or unknown, so that annotations apply.
+    fn of_spec(text: &str) -> Option<Self> {
+        match text {
+            "PreferClose" | "PreferSameZone" => Some(Self::SameZone),
+            "PreferSameNode" => Some(Self::SameNode),
+            _ => None,
+        }
+    }
+
+    /// Reads the annotation [`TRAFFIC_DISTRIBUTION`], in any case; `None` if it is absent or empty. An unknown value is no preference.
+    pub(super) fn of_annotation(metadata: &Meta) -> Option<Self> {
+        let text = metadata.annotations.get(TRAFFIC_DISTRIBUTION).filter(|text| !text.is_empty())?;
+        let known = ["PreferClose", "PreferSameZone", "PreferSameNode"];
+        let known = known.into_iter().find(|known| known.eq_ignore_ascii_case(text));
+        Some(known.and_then(Self::of_spec).unwrap_or(Self::Any))
+    }
 }
 
 /// A value that is longer than its limit.
@@ -184,9 +222,33 @@ pub(crate) struct Entrance {
 }
 
 impl ServiceRecord {
-    /// Returns true if `trafficDistribution` prefers endpoints that are near their callers.
-    pub(crate) fn prefers_near(&self) -> bool {
-        matches!(&*self.traffic_distribution, "PreferClose" | "PreferSameZone" | "PreferSameNode")
+    /// Returns how callers choose among the endpoints, as istiod derives it; `None`: all endpoints that are ready are alike.
+    pub(crate) fn load_balancing(
+        &self,
+        of_namespace: Option<TrafficDistribution>,
+    ) -> Option<Box<LoadBalancing>> {
+        use Scope::{Network, Node, Region, Subzone, Zone};
+        let distribution = self.distribution.or(of_namespace).unwrap_or(TrafficDistribution::Any);
+        let mut choice = match distribution {
+            _ if self.is_node_local => LoadBalancing::by(Mode::Strict, &[Node]),
+            TrafficDistribution::Any => LoadBalancing::default(),
+            TrafficDistribution::SameZone => LoadBalancing::by(Mode::Failover, &[Network, Region, Zone]),
+            TrafficDistribution::SameNode => {
+                LoadBalancing::by(Mode::Failover, &[Network, Region, Zone, Subzone, Node])
+            }
+        };
+        choice.takes_unready = self.takes_unready;
+        (choice != LoadBalancing::default()).then(|| choice.into())
+    }
+
+    /// Returns the address families.
+    pub(crate) fn families(&self) -> ServiceFamilies {
+        match &*self.ip_families {
+            "" => ServiceFamilies::Automatic,
+            "IPv4" => ServiceFamilies::V4,
+            "IPv4, IPv6" => ServiceFamilies::Dual,
+            _ => ServiceFamilies::V6,
+        }
     }
 
     /// Returns the number of ports that are left out because they are not TCP ports.
@@ -212,9 +274,10 @@ impl ServiceRecord {
         let vips: Box<[IpAddr]> = all.iter().filter_map(|text| ip(text)).collect();
         let export_to = metadata.annotations.get(EXPORT_TO).filter(|list| !list.is_empty());
         let hiding = export_to.filter(|list| !is_visible(list, &metadata.namespace, &settings.viewer));
+        let is_node_local = spec.internal_traffic_policy == "Local";
         let unmarkable = match hiding {
             Some(list) => Some(Unmarkable::Hidden(texts.text(&cut(list)))),
-            None => (spec.internal_traffic_policy == "Local").then_some(Unmarkable::NodeLocal),
+            None => is_node_local.then_some(Unmarkable::NodeLocal),
         };
         let ports = spec.ports.iter().filter(is_tcp).filter_map(|found| {
             Some(PortRecord {
@@ -250,6 +313,10 @@ impl ServiceRecord {
             }),
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
             traffic_distribution: texts.text(&cut(&spec.traffic_distribution)),
+            distribution: TrafficDistribution::of_spec(&spec.traffic_distribution)
+                .or_else(|| TrafficDistribution::of_annotation(metadata)),
+            is_node_local,
+            takes_unready: spec.publish_not_ready_addresses,
             ip_families: texts.text(&families.into_iter().map(cut).collect::<Vec<_>>().join(", ")),
             drain: drain.map(|text| match text.len() <= DRAIN_BYTES_MAX {
                 true => Ok(text.as_str().into()),
@@ -397,6 +464,76 @@ mod tests {
         };
         assert_eq!(numbers(false), (vec![3, 4], 3));
         assert_eq!(numbers(true), (vec![1, 2, 3, 4], 1));
+    }
+
+    /// The values are those of an istiod of 2026-08 for the same objects.
+    #[test]
+    fn callers_choose_among_endpoints_as_istiod_says() {
+        use Scope::{Network, Node, Region, Subzone, Zone};
+        let annotated = |value: &str| Meta {
+            annotations: [(TRAFFIC_DISTRIBUTION.to_owned(), value.to_owned())].into(),
+            ..Meta::default()
+        };
+        let zone = || Some(LoadBalancing::by(Mode::Failover, &[Network, Region, Zone]));
+        let node = || Some(LoadBalancing::by(Mode::Failover, &[Network, Region, Zone, Subzone, Node]));
+        let local = || Some(LoadBalancing::by(Mode::Strict, &[Node]));
+        let unready = |choice: Option<LoadBalancing>| {
+            Some(LoadBalancing { takes_unready: true, ..choice.unwrap_or_default() })
+        };
+        let cases = [
+            ("", "", "", None),
+            (r#""trafficDistribution":"PreferClose""#, "", "", zone()),
+            (r#""trafficDistribution":"PreferSameZone""#, "", "PreferSameNode", zone()),
+            (r#""trafficDistribution":"PreferSameNode""#, "PreferClose", "", node()),
+            (r#""trafficDistribution":"preferclose""#, "", "", None),
+            (r#""trafficDistribution":"New""#, "PreferSameNode", "", node()),
+            ("", "PreferClose", "", zone()),
+            ("", "prefersamezone", "", zone()),
+            ("", "PreferSameNode", "PreferClose", node()),
+            ("", "Odd", "PreferClose", None),
+            ("", "", "PreferClose", zone()),
+            ("", "", "PREFERSAMENODE", node()),
+            ("", "", "Odd", None),
+            (r#""internalTrafficPolicy":"Cluster""#, "", "", None),
+            (r#""internalTrafficPolicy":"Local""#, "", "", local()),
+            (r#""internalTrafficPolicy":"Local","trafficDistribution":"PreferClose""#, "", "", local()),
+            (r#""internalTrafficPolicy":"Local","publishNotReadyAddresses":true"#, "", "", unready(local())),
+            (r#""publishNotReadyAddresses":true"#, "", "", unready(None)),
+            (r#""publishNotReadyAddresses":true"#, "PreferClose", "", unready(zone())),
+            (r#""clusterIP":"None""#, "", "", None),
+            (r#""clusterIP":"None","trafficDistribution":"PreferSameNode""#, "", "", node()),
+        ];
+        for (spec, own, of_namespace, expected) in cases {
+            let mut object: Service =
+                serde_json::from_str(&format!(r#"{{"spec":{{{spec}}}}}"#)).expect("legal");
+            object.metadata = annotated(own);
+            let record = read(&object);
+            let found = record.load_balancing(TrafficDistribution::of_annotation(&annotated(of_namespace)));
+            assert_eq!(found.as_deref(), expected.as_ref(), "{spec} {own:?} {of_namespace:?}");
+        }
+        for (families, expected) in [
+            ("[]", ServiceFamilies::Automatic),
+            (r#"["IPv4"]"#, ServiceFamilies::V4),
+            (r#"["IPv6"]"#, ServiceFamilies::V6),
+            (r#"["IPv6","IPv4"]"#, ServiceFamilies::Dual),
+        ] {
+            let object = format!(r#"{{"spec":{{"ipFamilies":{families}}}}}"#);
+            assert_eq!(
+                read(&serde_json::from_str(&object).expect("legal")).families(),
+                expected,
+                "{families}"
+            );
+        }
+    }
+
+    fn read(object: &Service) -> ServiceRecord {
+        let spec = KubernetesSpec::plain();
+        let trust_domain = spec.trust_domain.clone();
+        let mut texts = Interner::default();
+        ServiceRecord::read(
+            object,
+            &mut Reading { spec: &spec, trust_domain: &trust_domain, texts: &mut texts },
+        )
     }
 
     #[test]

@@ -14,6 +14,7 @@ use isthmus_model::endpoint::{
 };
 use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
+use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
@@ -77,7 +78,8 @@ pub(super) fn service(peer: &Peer, record: &[u8], now: u64, interner: &mut Inter
         waypoint: None,
         endpoints,
         exported_as: None,
-        prefers_near: false,
+        load_balancing: None,
+        families: ServiceFamilies::Automatic,
         import: Some(Arc::new(import)),
         withheld: Box::default(),
     };

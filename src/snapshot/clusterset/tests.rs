@@ -14,6 +14,7 @@ use crate::service_view::ServiceView;
 use crate::shard::Shard;
 use crate::testing::policy_of;
 use isthmus_model::endpoint::Labels;
+use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey};
@@ -50,7 +51,8 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
         endpoints: Arc::default(),
         exported_as: None,
         import: None,
-        prefers_near: false,
+        load_balancing: None,
+        families: ServiceFamilies::Automatic,
         withheld: Box::default(),
     };
     let mut shard = Shard::new(ClusterId::new(cluster), Network::new("net"), &RegistryScope::default());

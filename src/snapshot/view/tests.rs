@@ -77,7 +77,7 @@ fn a_cluster_of_three_zones_is_one_entry_of_its_total() {
 fn a_service_that_prefers_near_endpoints_gives_those_on_the_viewers_network_first() {
     let near_first = |endpoints: Vec<Endpoint>| {
         let service = service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints);
-        isthmus_model::service::Service { prefers_near: true, ..service }
+        isthmus_model::service::Service { load_balancing: crate::testing::near_first(), ..service }
     };
     let far = vec![endpoint("10.2.0.1", 2)];
     let near =

@@ -3,9 +3,12 @@
 use isthmus_model::endpoint::{Encapsulation, Endpoint, EndpointTemplate};
 use isthmus_model::service::Service;
 use isthmus_proto::envoy::service::discovery::v3::Resource as Sent;
+use isthmus_snapshot::change::{Dirty, Item};
+use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::testing::{
-    Mesh, endpoint, gateway as plain_gateway, host_name, network, port, service as plain_service, shard,
+    Mesh, drained, endpoint, gateway as plain_gateway, host_name, network, port, service as plain_service,
+    shard,
 };
 use isthmus_snapshot::view::Tunnel;
 use prost::Message;
@@ -87,6 +90,7 @@ fn the_endpoints_of_another_network_are_one_workload_per_gateway() {
     );
     let workloads: Vec<_> = made.others.iter().map(workload).collect();
     assert_eq!(workloads[2].capacity, Some(120), "two endpoints of four, and 60 for each");
+    assert_eq!(workloads[2].cluster_id, "b", "the only one with endpoints there");
     assert!(workloads[2].addresses.is_empty() && workloads[2].network_gateway.is_some());
     let Type::Service(service) = message(&made.service) else { panic!("a service") };
     assert_eq!((service.name.as_str(), service.canonical), ("a", true));
@@ -113,6 +117,59 @@ fn endpoints_that_accept_no_hbone_are_not_reached_through_gateways() {
     let gateways = || vec![gateway_with("192.0.2.1", EASTWEST)];
     let made = made(&mesh(vec![endpoint("10.0.1.1", 1)], gateways()), &viewer("n1", "a"));
     assert_eq!(names(&made), Vec::<&str>::new());
+}
+
+/// Returns the choice of ztunnels among the workloads of the service: the mode, the scopes and the health policy.
+fn choice(mesh: &Mesh, viewer: &Viewer) -> Option<(i32, Vec<i32>, i32)> {
+    let Type::Service(service) = message(&made(mesh, viewer).service) else { panic!("a service") };
+    service.load_balancing.map(|found| (found.mode, found.routing_preference, found.health_policy))
+}
+
+#[test]
+fn ztunnels_choose_as_the_service_of_their_cluster_says_unless_gateways_have_a_share() {
+    let far = || vec![hbone("10.0.1.1", "far")];
+    let with = |near: Option<LoadBalancing>, other: Option<LoadBalancing>| {
+        let mut mesh = mesh(far(), vec![gateway_with("192.0.2.1", EASTWEST)]);
+        for (shard, choice) in mesh.shards.iter_mut().zip([near, other]) {
+            let mut changed = (**shard).clone();
+            for service in shard.services() {
+                let load_balancing = choice.clone().map(Box::new);
+                let service =
+                    Service { load_balancing, families: ServiceFamilies::V4, ..(**service).clone() };
+                changed.put(Item::Service(service.into()), &mut Dirty::default());
+            }
+            *shard = changed.into();
+        }
+        mesh
+    };
+    let zone = || LoadBalancing::by(Mode::Failover, &[Scope::Network, Scope::Region, Scope::Zone]);
+    let near = viewer("n1", "a");
+    assert_eq!(choice(&with(None, None), &near), None);
+    // Near endpoints take all calls, so that nothing is divided.
+    let both = with(Some(zone()), Some(zone()));
+    assert_eq!(choice(&both, &near), Some((2, vec![6, 1, 2], 0)));
+    assert_eq!(names(&made(&both, &near)), Vec::<&str>::new());
+    assert_eq!(choice(&both, &viewer("n2", "b")), Some((2, vec![6, 1, 2], 0)));
+    let Type::Service(service) = message(&made(&both, &near).service) else { panic!("a service") };
+    assert_eq!(service.ip_families(), proto::IpFamilies::Ipv4Only);
+    // Where a gateway has a share of the calls, an order of networks or zones would take it away.
+    let divided = with(None, Some(zone()));
+    assert_eq!(names(&made(&divided, &near)).len(), 2);
+    assert_eq!(choice(&divided, &near), None, "the own cluster has no preference");
+    assert_eq!(
+        choice(&divided, &viewer("n2", "b")),
+        Some((2, vec![6, 1, 2], 0)),
+        "its network has no gateway"
+    );
+    let drains = Arc::new(Drains(vec![drained("network", "n1", 16)]));
+    let drained = Mesh { drains, ..both };
+    assert_eq!(names(&made(&drained, &near)).len(), 2);
+    assert_eq!(choice(&drained, &near), None);
+    // Calls that are for the own node stay on it.
+    let strict = LoadBalancing { takes_unready: true, ..LoadBalancing::by(Mode::Strict, &[Scope::Node]) };
+    assert_eq!(choice(&with(Some(strict), None), &near), Some((1, vec![4], 1)));
+    let passthrough = LoadBalancing { mode: Mode::Passthrough, ..LoadBalancing::default() };
+    assert_eq!(choice(&with(Some(passthrough), None), &near), Some((3, vec![], 0)));
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn pod(name: &str, ips: &[&str], account: &str, is_on_host_network: bool) -> Ite
         is_on_host_network,
         policies: Vec::new(),
         waypoint: None,
+        names: Arc::default(),
     }))
 }
 

@@ -375,7 +375,7 @@ fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
 #[test]
 fn priorities_are_localities_apart() {
     let near = |host: &str, service: &str| Service {
-        prefers_near: true,
+        load_balancing: isthmus_snapshot::testing::near_first(),
         ..isthmus_snapshot::testing::service(
             service,
             vec![port(443, PortProtocol::Tcp)],

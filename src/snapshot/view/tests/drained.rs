@@ -159,7 +159,10 @@ fn a_service_that_prefers_near_endpoints_leaves_what_is_drained_to_the_others() 
             let mut next =
                 Shard::new(shard.origin.cluster.clone(), shard.origin.network.clone(), &Default::default());
             for service in shard.services() {
-                let service = isthmus_model::service::Service { prefers_near: true, ..(**service).clone() };
+                let service = isthmus_model::service::Service {
+                    load_balancing: crate::testing::near_first(),
+                    ..(**service).clone()
+                };
                 next.put(Item::Service(service.into()), &mut Dirty::default());
             }
             *shard = next.into();
