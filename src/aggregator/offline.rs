@@ -67,6 +67,7 @@ pub fn snapshot(policy: &Arc<Policy>, shards: &[Arc<Shard>], resolved: &Resolved
         virtual_addresses: None,
         probes: None,
         drains: &drains,
+        recent: None,
     };
     all(inputs, 1)
 }

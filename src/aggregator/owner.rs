@@ -5,6 +5,7 @@
 
 mod addresses;
 mod contained;
+mod identities;
 pub(super) mod names;
 mod rounds;
 mod succession;
@@ -18,6 +19,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, Interval};
 
 use self::addresses::Addresses;
+use self::identities::Identities;
 use self::names::Names;
 use self::rounds::Round;
 use super::copies::{CopyEvent, CopyStore, OtherCopies};
@@ -193,6 +195,7 @@ struct Owner {
     drain_orders: DrainOrders,
     /// The planned drains in force, as of the last build.
     drains: Arc<Drains>,
+    identities: Identities,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, LookedUp)>,
     status: watch::Sender<Arc<Status>>,
@@ -325,6 +328,7 @@ impl Owner {
             virtual_addresses: None,
             probes: None,
             drains: &drains,
+            recent: None,
         };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
@@ -353,6 +357,7 @@ impl Owner {
             probes: Arc::default(),
             drain_orders: DrainOrders::default(),
             drains,
+            identities: Identities::default(),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,

@@ -165,7 +165,8 @@ fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
     }
     if uses(Role::Reserve) {
         trace.step(|| {
-            "no other endpoint is healthy, so those that a planned drain has emptied are used".to_owned()
+            "no other endpoint is healthy, so those that a planned drain has emptied, or whose identity is new to the service, are used"
+                .to_owned()
         });
     }
     if selection.levels.len() > 1 {

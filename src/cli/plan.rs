@@ -231,6 +231,7 @@ fn with_services(policy: &Arc<Policy>, scope: &RegistryScope, services: Vec<List
             virtual_addresses: None,
             probes: None,
             drains: &Arc::default(),
+            recent: None,
         },
         1,
     )

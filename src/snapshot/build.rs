@@ -43,6 +43,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         resolved: Arc::new(inputs.resolved.clone()),
         unread: Arc::default(),
         drains: inputs.drains.clone(),
+        recent: inputs.recent.cloned().unwrap_or_default(),
         ambient: RegistryAmbient::of_all(inputs.shards),
     };
     let hostnames: BTreeSet<&HostName> = inputs.shards.iter().flat_map(|shard| shard.hostnames()).collect();
@@ -66,6 +67,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         policy: inputs.policy.clone(),
         trust_roots: inputs.trust_roots.clone(),
         drains: inputs.drains.clone(),
+        recent: inputs.recent.cloned().unwrap_or_default(),
         ambient: RegistryAmbient::of_all(inputs.shards),
         ..previous.clone()
     };
@@ -104,6 +106,9 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         services.extend(previous.verified_by(&inputs.trust_roots.differing(&previous.trust_roots)));
     }
     services.extend(drains.into_iter().flat_map(|drain| next.drained_by(drain)));
+    if !Arc::ptr_eq(&next.recent, &previous.recent) {
+        services.extend(next.recent.apart(&previous.recent));
+    }
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());
     }

@@ -73,12 +73,12 @@ pub enum Role {
     Regular,
     /// Only if no regular candidate is healthy: the config makes it a backup.
     Backup,
-    /// Only if no other candidate is healthy: a planned drain leaves it nothing.
+    /// Only if no other candidate is healthy: a planned drain leaves it nothing, or its identity is new to the service.
     Reserve,
 }
 
 impl Candidate {
-    /// Returns the role of the endpoint: one of which a drain leaves nothing is in reserve.
+    /// Returns the role of the endpoint: one with nothing left is in reserve.
     pub fn role(&self) -> Role {
         match (self.left, self.is_backup) {
             (0, _) => Role::Reserve,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::drains::Drains;
 use super::policy::Policy;
+use super::recent::RecentIdentities;
 use super::routes::Resolved;
 use super::shard::Shard;
 use super::trust_roots::TrustRoots;
@@ -62,4 +63,6 @@ pub struct Inputs<'a> {
     pub probes: Option<&'a Arc<Probes>>,
     /// The planned drains in force.
     pub drains: &'a Arc<Drains>,
+    /// The identities that services have gained or lost a short time ago; `None`: none.
+    pub recent: Option<&'a Arc<RecentIdentities>>,
 }

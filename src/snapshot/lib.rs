@@ -3,7 +3,7 @@
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
-//! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
+//! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`] (and [`export_tls`]), [`exported`], [`name_index`], [`owners`], [`candidates`],
 //!   [`gateway_api`] and [`gateway_table`] (Gateways and routes of the Gateway API), `listener_routes`.
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
@@ -45,6 +45,7 @@ pub mod owners;
 pub mod peer;
 pub mod policy;
 pub mod port_endpoint;
+pub mod recent;
 pub mod routes;
 pub mod service_view;
 pub mod shard;
@@ -74,6 +75,7 @@ use name_index::NameMap;
 use networks::NetworkTable;
 use owners::AddressIndex;
 use policy::{Listener, Policy, RouteTarget, Tuning};
+use recent::RecentIdentities;
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
 use trust_roots::TrustRoots;
@@ -113,6 +115,8 @@ pub struct Snapshot {
     pub unread: Arc<Unread>,
     /// The planned drains in force.
     pub drains: Arc<Drains>,
+    /// The identities that services have gained or lost a short time ago.
+    pub(crate) recent: Arc<RecentIdentities>,
     /// The workloads and policies, which only ztunnels need, by registry.
     pub ambient: Arc<[RegistryAmbient]>,
 }

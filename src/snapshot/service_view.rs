@@ -19,6 +19,7 @@ use super::networks::NetworkTable;
 use super::peer::{Peer, PeerExport};
 use super::policy::{ExportRule, Tuning};
 use super::port_endpoint::{PortEndpoint, has_labels, is_own_network, network_of, on_own_network};
+use super::recent::{Recent, identities_of};
 use super::routes::Resolved;
 use super::shard::{Origin, Shard, Standing};
 use isthmus_model::address::Host;
@@ -75,6 +76,8 @@ pub struct ServiceView {
     /// True if callers use endpoints on other networks only while their own network has none that is ready. If registries differ,
     /// the first one wins.
     pub prefers_near: bool,
+    /// The identities that the service has gained or lost a short time ago; `None`: none.
+    pub recent: Option<Arc<Recent>>,
 }
 
 /// A difference between registries that could not be merged, so that the definition of one registry does not apply.
@@ -474,10 +477,20 @@ impl ServiceView {
         self.parts.iter().any(|part| part.left.is_some())
     }
 
-    /// Returns the declared identity of every endpoint of the service; an identity may occur several times.
+    /// Returns the identities by which clients verify the endpoints of the service: those that are declared, and those that were lost
+    /// a short time ago. An identity may occur several times.
     pub fn identities(&self) -> impl Iterator<Item = &Identity> {
-        let endpoints = self.parts.iter().flat_map(|part| part.service.endpoints.iter());
-        endpoints.filter_map(|endpoint| endpoint.template.identity.as_ref())
+        self.declared_identities().chain(self.lost_identities())
+    }
+
+    /// Returns the identities whose last endpoint has left a short time ago.
+    pub fn lost_identities(&self) -> impl Iterator<Item = &Identity> {
+        self.recent.iter().flat_map(|recent| &recent.lost)
+    }
+
+    /// Returns the declared identities of the endpoints; one may occur several times.
+    pub fn declared_identities(&self) -> impl Iterator<Item = &Identity> {
+        self.parts.iter().flat_map(|part| identities_of(&part.service.endpoints))
     }
 
     /// Returns the parts whose endpoints are used for a port, in order of registry. Each comes with the registry's own port,
@@ -542,9 +555,10 @@ impl ServiceView {
             let told = part.service.waypoint.as_ref()?;
             Some(WaypointView::new(told, hostname, &part.origin, tuning))
         });
+        let recent = world.recent.and_then(|recent| recent.0.get(&key.hostname)).cloned();
         let ports = ports
             .into_iter()
-            .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, site))
+            .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, (site, recent.as_deref())))
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
         let denied_addresses = world.shards.iter().map(|shard| shard.denied_addresses_of(hostname)).sum();
@@ -552,6 +566,7 @@ impl ServiceView {
         Some(Self {
             import: first.import.clone(),
             prefers_near: first.prefers_near(),
+            recent,
             other_addresses,
             networks,
             export_name: parts
@@ -704,7 +719,7 @@ fn port_view(
     subsets: &BTreeMap<Arc<str>, Labels>,
     exports: &ExportIndex,
     tuning: &Arc<Tuning>,
-    site: Site<'_>,
+    (site, recent): (Site<'_>, Option<&Recent>),
 ) -> PortView {
     let world = site.inputs;
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
@@ -720,6 +735,13 @@ fn port_view(
         all().filter(|found| on_own_network(found, &world.policy.node)).collect();
     let lowest_here = lowest_standing(here.iter().copied(), world.resolved);
     here.retain(|found| found.origin.standing <= lowest_here);
+    if let Some(recent) = recent {
+        // Clients may not know a new identity yet, so its endpoints are in reserve.
+        let is_new = |found: &PortEndpoint<'_>| {
+            found.endpoint.template.identity.as_ref().is_some_and(|identity| recent.new.contains(identity))
+        };
+        here.iter_mut().filter(|found| is_new(found)).for_each(|found| found.left = 0);
+    }
     let everything = Labels::default();
     let subsets: BTreeMap<Arc<str>, SubsetCandidates> = std::iter::once((Arc::default(), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))

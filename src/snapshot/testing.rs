@@ -70,6 +70,7 @@ impl Mesh {
             virtual_addresses: None,
             probes: Some(&self.probes),
             drains: &self.drains,
+            recent: None,
         }
     }
 

@@ -54,6 +54,9 @@ impl Peers {
             }
         }
         nameless |= peers.identities.is_empty();
+        if peers.any {
+            peers.identities.extend(service.lost_identities().cloned());
+        }
         let prefix = |domain: &TrustDomain, namespace: &str| -> Arc<str> {
             format!("spiffe://{}/ns/{namespace}/", domain.as_str()).into()
         };
@@ -120,8 +123,8 @@ fn peer<'a>(snapshot: &'a Snapshot, name: &str) -> Option<&'a Peer> {
 }
 
 /// The identities with which the clusters of each service port were last rendered. Envoy drains the connections of a cluster
-/// that changes. The removal of a pod therefore does not change the cluster: the pod's identity is removed with the next
-/// addition.
+/// that changes. The removal of a pod therefore does not change the cluster: the pod's identity is removed with the first
+/// addition after it has ceased to be a recent one of the service.
 ///
 /// Two replicas may differ in this state: each lists the present identities, and perhaps some that were removed while the
 /// replica ran (SECURITY.md). There are never more entries than services.
@@ -174,7 +177,27 @@ fn keep_ports(snapshot: &Snapshot, hostname: &HostName, ports: &mut BTreeMap<u16
 mod tests {
     use super::*;
     use crate::session::tests::snapshot;
+    use isthmus_snapshot::recent::Recent;
     use isthmus_snapshot::testing::policy_of;
+
+    #[test]
+    fn an_identity_that_was_lost_a_short_time_ago_stays_when_another_comes() {
+        let policy = Arc::new(policy_of("east", "east"));
+        let history = SanHistory::default();
+        let count = |generation, hosts: &[u8], lost: &[&str]| {
+            let world = snapshot(&policy, generation, &[("a", hosts)]);
+            let mut service = ServiceView::clone(world.service("a").expect("a service"));
+            let lost = lost.iter().map(|text| Identity::parse(text).expect("legal")).collect();
+            service.recent = Some(Arc::new(Recent { lost, ..Recent::default() }));
+            history.peers(&world, &service, &service.ports[0]).identities.len()
+        };
+        let lost = ["spiffe://cluster.local/ns/n/sa/s102"];
+        assert_eq!(count(1, &[101, 102], &[]), 2);
+        assert_eq!(count(2, &[101], &lost), 2);
+        assert_eq!(count(3, &[101, 103], &lost), 3);
+        assert_eq!(count(4, &[101, 103], &[]), 3, "it is no reason to change a cluster");
+        assert_eq!(count(5, &[101, 104], &[]), 2);
+    }
 
     #[test]
     fn an_identity_leaves_together_with_the_next_one_that_comes() {

@@ -125,6 +125,7 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
         virtual_addresses: Some(&addresses),
         probes: None,
         drains: &Arc::default(),
+        recent: None,
     };
     (build::all(inputs, generation), addresses.of(NAME).collect())
 }

@@ -100,14 +100,14 @@ impl Owner {
     pub(super) fn publish_round(&mut self, round: Round, now: Instant) {
         let Round { shards, mut dirty, publishes } = round;
         let unread_differ = self.find_unread(now);
-        let publishes = self.find_drains() || publishes;
+        let publishes = self.find_drains() | self.identities.expire(now) || publishes;
         let beside = dirty.clone();
         shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
         contained::panic_if_asked(PanicSite::Owner, &dirty);
         if dirty.is_empty() && !publishes && !unread_differ {
             return self.keep(&shards);
         }
-        if self.build_and_publish(&dirty, &shards).is_ok() {
+        if self.build_and_publish(&dirty, &shards, now).is_ok() {
             return;
         }
         let afterwards: Vec<Option<Arc<Shard>>> = shards
@@ -118,7 +118,7 @@ impl Owner {
                 Some(std::mem::replace(&mut life.shard, replaced.before.clone()))
             })
             .collect();
-        if let Err(fault) = self.build_and_publish(&beside, &[]) {
+        if let Err(fault) = self.build_and_publish(&beside, &[], now) {
             tracing::error!(
                 "internal error while building a snapshot: {fault}; the last snapshot stays in use"
             );
@@ -135,7 +135,7 @@ impl Owner {
         // dropped batch, so it is dropped as well.
         let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
         let before = std::mem::replace(&mut followed.life.shard, after);
-        if let Err(fault) = self.build_and_publish(dirty, std::slice::from_ref(&replaced)) {
+        if let Err(fault) = self.build_and_publish(dirty, std::slice::from_ref(&replaced), now) {
             self.give_up(*epoch, (before, *was_known), &fault, now);
         }
     }
@@ -150,7 +150,12 @@ impl Owner {
     }
 
     /// Builds and publishes a snapshot with these new shards; after a panic the last snapshot stays in use.
-    pub(super) fn build_and_publish(&mut self, dirty: &Dirty, shards: &[Replaced]) -> Result<(), String> {
+    pub(super) fn build_and_publish(
+        &mut self,
+        dirty: &Dirty,
+        shards: &[Replaced],
+        now: Instant,
+    ) -> Result<(), String> {
         let begun = Instant::now();
         let all = self.shards();
         let dirty = match &mut self.addresses {
@@ -158,6 +163,7 @@ impl Owner {
             None => Cow::Borrowed(dirty),
         };
         let current = self.publisher.current();
+        let identities = self.identities.next(&dirty.services, &current, &all, now);
         let inputs = Inputs {
             policy: &self.policy,
             policy_generation: self.policy_generation,
@@ -167,6 +173,7 @@ impl Owner {
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
             probes: Some(&self.probes),
             drains: &self.drains,
+            recent: Some(identities.recent()),
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);
@@ -178,6 +185,7 @@ impl Owner {
             addresses.built(built.as_ref().map(drop).map_err(drop), &dirty);
         }
         let (next, delta) = built?;
+        self.identities = identities;
         self.names.renew(&dirty.named, &all);
         tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
         // The copies are ordered before the snapshot is published: an operator who sees the snapshot may stop the gateway at

@@ -448,6 +448,7 @@ impl Client {
                     virtual_addresses: None,
                     probes: None,
                     drains: &Arc::default(),
+                    recent: None,
                 },
                 1,
             ),

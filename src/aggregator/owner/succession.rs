@@ -57,6 +57,7 @@ impl Owner {
         };
         let drains = Arc::new(Drains::at(drain_time(), &policy, &self.drain_orders, &shards));
         let current = self.publisher.current();
+        let identities = self.identities.next(&dirty.services, &current, &shards, now);
         let inputs = Inputs {
             policy: &policy,
             policy_generation: self.policy_generation + 1,
@@ -66,6 +67,7 @@ impl Owner {
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
             probes: Some(&self.probes),
             drains: &drains,
+            recent: Some(identities.recent()),
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);
@@ -78,6 +80,7 @@ impl Owner {
         self.policy = policy;
         self.policy_generation += 1;
         self.drains = drains;
+        self.identities = identities;
         self.own = own;
         let before = std::mem::replace(&mut self.options, options);
         self.keep_copies(&registries);

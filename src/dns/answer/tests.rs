@@ -93,6 +93,7 @@ impl World {
             virtual_addresses: Some(&self.addresses),
             probes: None,
             drains: &self.drains,
+            recent: None,
         }
     }
 

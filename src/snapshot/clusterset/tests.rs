@@ -81,6 +81,7 @@ fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
             virtual_addresses: None,
             probes: None,
             drains: &Arc::default(),
+            recent: None,
         };
         build::all(inputs, 1).service(ALIAS).expect("there").clone()
     };
@@ -162,6 +163,7 @@ fn clusters_that_agree_have_no_conflict() {
         virtual_addresses: None,
         probes: None,
         drains: &Arc::default(),
+        recent: None,
     };
     let view = build::all(inputs, 1).service(ALIAS).expect("there").clone();
     assert_eq!(view.export_conflict, None);

@@ -35,6 +35,7 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
             virtual_addresses: None,
             probes: None,
             drains: &Arc::default(),
+            recent: None,
         },
         1,
     );
@@ -144,6 +145,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
         virtual_addresses: None,
         probes: None,
         drains: &drains,
+        recent: None,
     };
     let before = [stale, live.clone()];
     let after = [demoted, live];

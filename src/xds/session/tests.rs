@@ -129,6 +129,7 @@ pub(crate) fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str,
             virtual_addresses: None,
             probes: None,
             drains: &Arc::default(),
+            recent: None,
         },
         generation,
     )
@@ -451,6 +452,7 @@ fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot
         virtual_addresses: Some(&addresses),
         probes: None,
         drains: &Arc::default(),
+        recent: None,
     };
     build::all(inputs, generation)
 }

@@ -173,6 +173,7 @@ fn names_of_services() -> Names {
         virtual_addresses: Some(&addresses),
         probes: None,
         drains: &drains,
+        recent: None,
     };
     let zones = ZONES.map(|zone| HostName::parse(zone).expect("legal"));
     Names::new(Arc::new(build::all(inputs, 1)), zones.into(), Ranges::default(), SERVER)

@@ -75,6 +75,7 @@ fn build_of(items: impl Iterator<Item = Item>) {
         virtual_addresses: None,
         probes: None,
         drains: &drains,
+        recent: None,
     };
     // In a build for tests, the invariants of the snapshot are checked.
     build::all(inputs, 1);

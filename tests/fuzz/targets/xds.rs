@@ -135,6 +135,7 @@ pub(super) fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Sn
         virtual_addresses: None,
         probes: None,
         drains: &Arc::default(),
+        recent: None,
     };
     build::all(inputs, generation)
 }
