@@ -70,7 +70,11 @@ fn callers_far_away_are_offered_windows_for_the_distance() {
     let distant = offered(far(default.listener("hbone")));
     assert!((23 << 20..=24 << 20).contains(&distant), "{distant} over {ROUND_TRIP:?}");
     // On loopback. A busy machine answers later at times, which looks like distance.
-    are_offered(default.listener("hbone"), 1 << 20);
+    are_offered(default.listener("hbone"), 16 << 20);
+    // The identity's share of 512 MiB are 64 MiB, and a window is a sixteenth of that.
+    let small =
+        Gateway::start_in(folder(), &format!("{BASE}limits: {{memory: 512MiB}}\nservices:\n{services}"), &[]);
+    are_offered(small.listener("hbone"), 4 << 20);
     let fixed = gateway("streamWindow: 2MiB");
     assert_eq!(offered(far(fixed.listener("hbone"))), 2 << 20);
 }

@@ -67,9 +67,9 @@ keys! {
         /// Simultaneous streams of one connection.
         STREAMS "streams": form::Integer<u32, 1, 65_536> = HboneLimits::default().streams;
         /// Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them. Without this key, the
-        /// window is 600KiB for each millisecond that a message takes to the client and back (measured by the TLS handshake), but at
-        /// least 1MiB and at most 24MiB.
-        STREAM_WINDOW "streamWindow": form::Window => "1MiB to 24MiB, by the distance of the client";
+        /// window is 600KiB for each millisecond that a message takes to the client and back (measured by the TLS handshake), at most
+        /// 24MiB, and at least a sixteenth of what the client's identity may hold (an eighth of `limits.memory`), from 1MiB to 16MiB.
+        STREAM_WINDOW "streamWindow": form::Window => "1MiB to 24MiB, by `limits.memory` and the distance of the client";
         /// Deprecated: a smaller share for each connection than `limits.memory` gives. Above it, the gateway resets the stream that
         /// holds most among those that have been stalled for `stalled`.
         HELD_PER_CONNECTION "heldPerConnection": form::HeldSize => "64MiB";

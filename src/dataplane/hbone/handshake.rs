@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::held::holds_much;
+use super::held::{bounds, holds_much};
 use super::meter::ConnectionStats;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
@@ -45,9 +45,12 @@ const RESET_REMEMBERED: Duration = Duration::from_secs(10);
 /// The number of bytes of one stream that may wait to be sent to the client: one frame.
 const SEND_BUFFER_MAX: usize = FRAME;
 
-/// The window of a stream of a client nearby, in bytes. Larger windows make uploads over a short path slower, because the bytes in
-/// transit do not fit into the processor's cache.
-const NEAR_WINDOW: u32 = 1 << 20;
+/// The largest and the smallest window of a stream of a client nearby, in bytes. A client that closes may drop what the window has not
+/// taken: a ztunnel loses the end of an upload so.
+const NEAR_WINDOW: u32 = 16 << 20;
+const NEAR_WINDOW_MIN: u32 = 1 << 20;
+/// The window of a stream of a client nearby is one of so many parts of what the client's identity may hold.
+const NEAR_PARTS: usize = 16;
 /// The largest window of a stream of a client far away, in bytes.
 const FAR_WINDOW: u32 = 24 << 20;
 /// The largest window of a connection, in bytes. HTTP/2 allows 31 bits (RFC 9113 §6.9.1); half of that is enough.
@@ -193,9 +196,10 @@ fn untrusted(describe: String) -> Failed {
 /// While much memory is used, both windows are small.
 fn windows(core: &Core, limits: &HboneLimits, peer: &Peer, round_trip: Duration) -> (u32, u32) {
     if !holds_much(core, limits, peer) {
-        return (window_over(limits, round_trip), all_windows(limits));
+        let near = near_window(bounds(core, limits).of_identity);
+        return (window_over(limits, near, round_trip), all_windows(limits));
     }
-    let stream = limits.stream_window.unwrap_or(NEAR_WINDOW).min(SHORT_WINDOW);
+    let stream = limits.stream_window.unwrap_or(SHORT_WINDOW).min(SHORT_WINDOW);
     (stream, all_windows(limits).min(limits.streams.saturating_mul(stream)))
 }
 
@@ -205,11 +209,16 @@ fn all_windows(limits: &HboneLimits) -> u32 {
     limits.streams.saturating_mul(stream).min(CONNECTION_WINDOW_MAX)
 }
 
-/// Returns the window of a stream over a path with this round trip time, in bytes. A window that the config gives holds for all
-/// paths.
-fn window_over(limits: &HboneLimits, round_trip: Duration) -> u32 {
+/// Returns the window of a stream of a client nearby whose identity may hold this number of bytes.
+fn near_window(of_identity: usize) -> u32 {
+    u32::try_from(of_identity / NEAR_PARTS).unwrap_or(u32::MAX).clamp(NEAR_WINDOW_MIN, NEAR_WINDOW)
+}
+
+/// Returns the window of a stream over a path with this round trip time, in bytes, which is at least that of a client nearby. A
+/// window that the config gives holds for all paths.
+fn window_over(limits: &HboneLimits, near: u32, round_trip: Duration) -> u32 {
     let milliseconds = u32::try_from(round_trip.as_millis()).unwrap_or(u32::MAX);
-    let over_path = RATE_PER_MS.saturating_mul(milliseconds).clamp(NEAR_WINDOW, FAR_WINDOW);
+    let over_path = RATE_PER_MS.saturating_mul(milliseconds).clamp(near, FAR_WINDOW);
     limits.stream_window.unwrap_or(over_path)
 }
 
@@ -293,10 +302,19 @@ mod tests {
     #[test]
     fn a_window_is_as_long_as_the_path_within_its_limits() {
         let limits = HboneLimits::default();
-        let over = |milliseconds| window_over(&limits, Duration::from_millis(milliseconds)) >> 20;
+        let of = |near, milliseconds| window_over(&limits, near, Duration::from_millis(milliseconds)) >> 20;
+        let over = |milliseconds| of(1 << 20, milliseconds);
         assert_eq!([0, 1, 10, 20, 40, 1_000, u64::MAX].map(over), [1, 1, 5, 11, 23, 24, 24]);
+        assert_eq!([0, 20, 40].map(|milliseconds| of(16 << 20, milliseconds)), [16, 16, 23]);
         let fixed = HboneLimits { stream_window: Some(2 << 20), ..limits };
-        assert_eq!(window_over(&fixed, Duration::from_secs(1)), 2 << 20);
+        assert_eq!(window_over(&fixed, 16 << 20, Duration::from_secs(1)), 2 << 20);
+    }
+
+    #[test]
+    fn the_window_of_a_client_nearby_is_a_part_of_what_its_identity_may_hold() {
+        let of = |mebibytes: usize| near_window(mebibytes << 20) >> 10;
+        assert_eq!([0, 16, 38, 256, 1_000].map(of), [1_024, 1_024, 2_432, 16_384, 16_384]);
+        assert_eq!(near_window(usize::MAX), NEAR_WINDOW, "before the first judgement");
     }
 
     #[test]

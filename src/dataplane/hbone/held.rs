@@ -50,7 +50,8 @@ impl Drop for Holding {
     }
 }
 
-fn bounds(core: &Core, limits: &HboneLimits) -> Bounds {
+/// Returns the bounds in force.
+pub(super) fn bounds(core: &Core, limits: &HboneLimits) -> Bounds {
     core.held.bounds(limits, core.shared.workers.len())
 }
 
