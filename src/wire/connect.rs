@@ -11,6 +11,9 @@ use isthmus_model::trace::TraceParent;
 /// The response header that contains the reason, one word of a closed list.
 pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 
+/// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
+pub const HEADER_BYTES_MAX: usize = 16 * 1024;
+
 /// The unverified claims of a caller about itself; only telemetry uses them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
@@ -34,6 +37,9 @@ pub struct ConnectHead {
 /// An error of a request that is not a valid CONNECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadFault {
+    /// The header list is larger than [`HEADER_BYTES_MAX`].
+    #[error("the headers of the request have more than {} bytes", HEADER_BYTES_MAX)]
+    TooLarge,
     /// The method is not CONNECT.
     #[error("the method is not CONNECT")]
     Method,
@@ -52,6 +58,7 @@ impl HeadFault {
     /// Returns the HTTP status with which the request is refused.
     pub fn status(self) -> StatusCode {
         match self {
+            Self::TooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoAuthority | Self::Authority(_) | Self::Repeated(_) => StatusCode::BAD_REQUEST,
         }
@@ -68,6 +75,9 @@ const TRACE_STATE_BYTES_MAX: usize = 512;
 
 /// Parses the head of a request.
 pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
+    if list_size(head) > HEADER_BYTES_MAX {
+        return Err(HeadFault::TooLarge);
+    }
     if head.method != Method::CONNECT {
         return Err(HeadFault::Method);
     }
@@ -78,6 +88,14 @@ pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
         return Err(HeadFault::Repeated(name));
     }
     Ok(ConnectHead { authority, claims: claims(&head.headers) })
+}
+
+/// Returns the size of the header list of a CONNECT request, as RFC 9113 §6.5.2 counts it.
+fn list_size(head: &Parts) -> usize {
+    let of = |name: &str, bytes: usize| name.len() + bytes + 32;
+    let authority = head.uri.authority().map_or(0, |authority| of(":authority", authority.as_str().len()));
+    let headers = head.headers.iter().map(|(name, value)| of(name.as_str(), value.len()));
+    of(":method", head.method.as_str().len()) + authority + headers.sum::<usize>()
 }
 
 fn claims(headers: &HeaderMap) -> Claims {
@@ -168,6 +186,17 @@ mod tests {
         for name in SINGLE {
             assert_eq!(read("CONNECT", "e:80", &[(name, "a"), (name, "b")]), Err(HeadFault::Repeated(name)));
         }
+    }
+
+    #[test]
+    fn a_header_list_has_at_most_16_kib() {
+        // The method and the authority count 46 and 46 bytes, and the header 33 without its value.
+        let with = |bytes: usize| read("CONNECT", "e:80", &[("a", &"x".repeat(bytes))]).map(drop);
+        assert_eq!(with(HEADER_BYTES_MAX - 46 - 46 - 33), Ok(()));
+        assert_eq!(with(HEADER_BYTES_MAX - 46 - 46 - 32), Err(HeadFault::TooLarge));
+        assert_eq!(HeadFault::TooLarge.status(), 431);
+        let long = format!("{}:80", "h".repeat(HEADER_BYTES_MAX));
+        assert_eq!(read("CONNECT", &long, &[]), Err(HeadFault::TooLarge));
     }
 
     #[test]

@@ -280,6 +280,35 @@ fn a_head_that_is_too_large_costs_its_stream_alone() {
     assert_eq!((answer.stream, answer.payload), (3, b"here".to_vec()));
 }
 
+/// The frames are full, so that the HTTP/2 library still has a part of a header of the frame before when it has read too many.
+#[test]
+fn headers_of_50_kb_in_full_frames_cost_their_stream_alone() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("", &echo, &stalled);
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let value = "h".repeat(1_000);
+    let names: Vec<String> = (0..50).map(|at| format!("header-{at}")).collect();
+    let mut headers = vec![(":method", "CONNECT"), (":authority", "echo.shop.mesh:80")];
+    headers.extend(names.iter().map(|name| (name.as_str(), value.as_str())));
+    let block = block(&headers);
+    let (first, rest) = block.split_at(16 << 10);
+    let (second, rest) = rest.split_at(16 << 10);
+    let (third, last) = rest.split_at(16 << 10);
+    let frames = [
+        (HEADERS, 0, first),
+        (CONTINUATION, 0, second),
+        (CONTINUATION, 0, third),
+        (CONTINUATION, END_HEADERS, last),
+    ];
+    raw.send(&frames.map(|(kind, flags, part)| frame(kind, flags, 1, part)).concat()).expect("sent");
+    raw.send(&connect(3, "echo.shop.mesh:80")).expect("sent");
+    raw.send(&frame(DATA, 0, 3, b"here")).expect("sent");
+    let answer = raw.until(DATA).expect("the connection lives");
+    assert_eq!((answer.stream, answer.payload), (3, b"here".to_vec()));
+    let line = gateway.logged("the refusal", |line| line["reason"] == "bad_request");
+    assert!(line["detail"].as_str().is_some_and(|text| text.contains("more than 16384 bytes")), "{line}");
+}
+
 #[test]
 fn downloads_that_are_broken_off_leave_nothing_behind() {
     const DOWNLOADS: u32 = 10_000;

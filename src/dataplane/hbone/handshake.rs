@@ -33,8 +33,10 @@ use isthmus_tls::trust::{Shower, describe, is_expired};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The size of the largest accepted frame, in bytes.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
-/// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
-pub(super) const HEADER_BYTES_MAX: u32 = 16 * 1024;
+/// The size of the largest header list that the HTTP/2 library reads, in bytes. It ends a connection whose list is larger and goes on in
+/// a CONTINUATION frame. So a request with a list up to this size is handed over, and refused if the list is larger than requests may
+/// have.
+const READ_HEADER_BYTES_MAX: u32 = FRAME_BYTES_MAX + 16 * 1024;
 /// The number of streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
 /// The number of streams that may be reset because of the client's protocol errors before the connection is closed.
@@ -237,7 +239,7 @@ async fn agree(
         .initial_window_size(stream_window)
         .initial_connection_window_size(connection_window)
         .max_frame_size(FRAME_BYTES_MAX)
-        .max_header_list_size(HEADER_BYTES_MAX)
+        .max_header_list_size(READ_HEADER_BYTES_MAX)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
         // All streams may be reset at once, for example when an endpoint dies, while frames of each are in transit. That is
         // not the client's error.

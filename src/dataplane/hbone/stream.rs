@@ -11,7 +11,6 @@ use h2::{RecvStream, SendStream};
 use http::{Request, StatusCode};
 
 use super::connection::HboneConnection;
-use super::handshake::HEADER_BYTES_MAX;
 use super::relay::{Early, relay};
 use super::requests::Refused;
 use crate::connect::{Attempts, Connected, connect};
@@ -44,11 +43,12 @@ pub(super) async fn serve(
 ) {
     let counted = Counted(connection.clone());
     let (head, receive) = request.into_parts();
+    let read = read_head(&head);
+    let authority = head.uri.authority().filter(|_| read != Err(HeadFault::TooLarge));
     let mut stream = StreamHead {
-        authority: head.uri.authority().map_or("", http::uri::Authority::as_str).into(),
+        authority: authority.map_or("", http::uri::Authority::as_str).into(),
         ..StreamHead::default()
     };
-    let read = read_head(&head);
     drop(head);
     if let Ok(ConnectHead { claims, .. }) = &read {
         stream.source_claimed.clone_from(&claims.workload);
@@ -99,7 +99,7 @@ pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refu
             let error = h2::Reason::from(code);
             format!("the request cannot be read, so its stream was reset: {error}")
         }
-        Refused::Answered => format!("the headers of the request have more than {HEADER_BYTES_MAX} bytes"),
+        Refused::Answered => HeadFault::TooLarge.to_string(),
     });
     count_refused(core, connection);
     core.finish(&entry, Reason::BadRequest);
