@@ -94,6 +94,11 @@ pub async fn follow(name: Arc<str>, mut source: impl Source, changes: Changes, m
     }
 }
 
+/// The time after the end of a steady stream in which its server is expected back at any moment.
+const EAGER: Duration = Duration::from_secs(30);
+/// The longest wait between attempts in that time, before jitter of a fifth: a change that the server has meanwhile must not be late.
+const EAGER_WAIT_MAX: Duration = Duration::from_millis(800);
+
 /// The attempts to open a stream again.
 #[derive(Debug)]
 pub struct Reopening {
@@ -102,6 +107,8 @@ pub struct Reopening {
     /// The time after the end of such a stream in which faults are not reported.
     grace: Duration,
     backoff: Backoff,
+    /// The waits of the time in which the server is expected back, and the end of that time.
+    eager: Option<(Backoff, Instant)>,
     /// When the present stream was opened; `None`: there is no stream.
     opened: Option<Instant>,
     /// The end of the grace period.
@@ -112,7 +119,7 @@ impl Reopening {
     /// Returns the attempts of a registry that has no stream yet. The waits between attempts grow to `wait_max`, before jitter of a
     /// fifth.
     pub const fn new(steady: Duration, grace: Duration, wait_max: Duration) -> Self {
-        Self { steady, grace, backoff: Backoff::up_to(wait_max), opened: None, quiet: None }
+        Self { steady, grace, backoff: Backoff::up_to(wait_max), eager: None, opened: None, quiet: None }
     }
 
     /// Notes that a stream was opened.
@@ -124,6 +131,7 @@ impl Reopening {
     fn note_ended(&mut self) {
         if self.opened.take().is_some_and(|opened| opened.elapsed() >= self.steady) {
             self.backoff.reset();
+            self.eager = Some((Backoff::up_to(EAGER_WAIT_MAX), Instant::now() + EAGER));
             self.quiet = Some(Instant::now() + self.grace);
         }
     }
@@ -141,8 +149,12 @@ impl Reopening {
     /// Waits before the next attempt, at most until the end of the grace period: the attempt at its end reports its fault.
     async fn wait(&mut self) {
         // The random number need not be secret; it only has to differ between gateways.
-        let wait = self.backoff.wait(RandomState::new().hash_one(()));
+        let random = RandomState::new().hash_one(());
         let now = Instant::now();
+        let wait = match &mut self.eager {
+            Some((backoff, until)) if now < *until => backoff.wait(random),
+            _ => self.backoff.wait(random),
+        };
         let quiet = self.quiet.filter(|until| *until > now);
         sleep(quiet.map_or(wait, |until| wait.min(until - now))).await;
     }
@@ -231,6 +243,40 @@ mod tests {
             let (reported, _) = outage(streams(), seconds(5)).await;
             assert_eq!(reported, seconds(3));
         }
+    }
+
+    /// A server that goes away for ever after a steady stream, and notes when it is asked.
+    struct Asked(Vec<Instant>);
+
+    impl Source for &mut Asked {
+        async fn follow(&mut self, _: &Changes, streams: &mut Reopening) -> Result<Infallible, Ended> {
+            if self.0.is_empty() {
+                streams.note_opened();
+                sleep(seconds(5)).await;
+            }
+            self.0.push(Instant::now());
+            Err(Ended::Fault(vec!["gone".to_owned()]))
+        }
+
+        fn forget(&mut self, _: Reported) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_has_gone_away_is_asked_each_second_for_30_s() {
+        let mut asked = Asked(Vec::new());
+        let (changes, mut sent) = Changes::for_tests();
+        tokio::select! {
+            () = follow("test".into(), &mut asked, changes, streams()) => {}
+            () = async { while sent.recv().await.is_some() {} } => {}
+            () = sleep(seconds(305)) => {}
+        }
+        let gone = asked.0[0];
+        let late = |at: &Instant| *at - gone > EAGER;
+        let (soon, later) = asked.0.split_at(asked.0.iter().position(late).expect("asked for minutes"));
+        let longest = |times: &[Instant]| times.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(longest(soon).is_some_and(|wait| wait <= seconds(1)), "{soon:?}");
+        assert!(soon.len() >= 30, "{soon:?}");
+        assert!(longest(later).is_some_and(|wait| wait >= seconds(8)), "{later:?}");
     }
 
     #[tokio::test(start_paused = true)]
