@@ -35,7 +35,8 @@ impl Explanation {
         let probed = || self.candidates.iter().filter_map(|candidate| candidate.probe.as_ref());
         if probed().next().is_some() && probed().all(|probe| probe.reason != Reason::Ok.text()) {
             self.warnings.push(
-                "the gateway dialled the endpoints for this request, and none of them accepted a connection"
+                "the gateway dialled the endpoints for this request, and none of them accepted a connection with a certificate that \
+                 clients take"
                     .to_owned(),
             );
         }
@@ -51,27 +52,34 @@ async fn probe(address: SocketAddr, within: Duration, name: Option<&str>) -> Pro
             Err(_) => {
                 let fault =
                     format!("endpoint_silent: no answer to a ClientHello within {} s", WITHIN.as_secs());
-                (Reason::EndpointTimeout, Some(TlsAnswer { fault: Some(fault), ..TlsAnswer::default() }))
+                (
+                    Reason::EndpointTimeout.text(),
+                    Some(TlsAnswer { fault: Some(fault), ..TlsAnswer::default() }),
+                )
             }
         },
-        (Ok(Ok(_)), None) => (Reason::Ok, None),
-        (Ok(Err(error)), _) => (dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)), None),
-        (Err(_), _) => (Reason::EndpointTimeout, None),
+        (Ok(Ok(_)), None) => (Reason::Ok.text(), None),
+        (Ok(Err(error)), _) => (dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)).text(), None),
+        (Err(_), _) => (Reason::EndpointTimeout.text(), None),
     };
-    Probe { reason: reason.text().to_owned(), ms: milliseconds(begun.elapsed()), tls }
+    Probe { reason: reason.to_owned(), ms: milliseconds(begun.elapsed()), tls }
 }
 
-/// Returns the reason that a connection with this answer would get, and the answer in the form of the API.
-fn answered(answer: Answer) -> (Reason, Option<TlsAnswer>) {
+/// Returns the reason that a connection with this answer would get, or the word for a fault of the certificates, and the answer in the
+/// form of the API.
+fn answered(answer: Answer) -> (&'static str, Option<TlsAnswer>) {
     let none = TlsAnswer::default();
-    match answer {
-        Answer::Certificate(Shown { names, not_after, alpn }) => {
-            let not_after = not_after.map(rfc3339);
-            (Reason::Ok, Some(TlsAnswer { names, not_after, alpn, ..none }))
+    let (reason, tls) = match answer {
+        Answer::Certificate(Shown { faults, names, not_after, alpn }) => {
+            let words = faults.iter().map(|fault| format!("{}: {}", fault.word, fault.detail));
+            let fault = (!faults.is_empty()).then(|| words.collect::<Vec<_>>().join(", "));
+            let tls = TlsAnswer { fault, names, not_after: not_after.map(rfc3339), alpn, ..none };
+            return (faults.first().map_or(Reason::Ok.text(), |fault| fault.word), Some(tls));
         }
         Answer::Alert(alert) => (Reason::Ok, Some(TlsAnswer { alert: Some(alert), ..none })),
         Answer::NotTls => (Reason::EndpointNotTls, None),
         Answer::Closed => (Reason::EndpointClosed, None),
         Answer::Failed(fault) => (Reason::Ok, Some(TlsAnswer { fault: Some(fault), ..none })),
-    }
+    };
+    (reason.text(), tls)
 }

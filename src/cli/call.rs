@@ -28,7 +28,7 @@ use isthmus_console::output::{Colour, Column, Format, columns, paint, structured
 use isthmus_model::mesh_name::MeshName;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
-use isthmus_tls::probe::{Answer, PROBED, hello};
+use isthmus_tls::probe::{Answer, PROBED, Shown, hello};
 
 /// The time that a connection, and the answer to a hello, may take.
 const WITHIN: Duration = Duration::from_secs(6);
@@ -270,12 +270,12 @@ fn one_way(
     let accepted = hop(Reason::Ok.text()).because("accepts the connection");
     let begun = Instant::now();
     let answer = runtime.block_on(async { timeout(WITHIN, hello(&mut stream, sni, protocols)).await });
+    let has_arrived = matches!(answer, Ok(Answer::Certificate(_)));
     let (word, detail) = match answer {
         Ok(answer) => word_of(answer),
         Err(_) => (Reason::EndpointTimeout.text().to_owned(), "no answer to the ClientHello".to_owned()),
     };
     // The gateway whose admin API answers knows what it did with the connection. It lists a live one until `stream` is dropped.
-    let has_arrived = word == Reason::Ok.text();
     let known = if way.kind == "gateway" { record_of(call, local, has_arrived)? } else { None };
     drop(stream);
     let answered = |hop: &'static str| Hop::new(hop, begun, word.clone());
@@ -321,6 +321,10 @@ fn record_of(call: &Call, local: SocketAddr, has_arrived: bool) -> Result<Option
 fn word_of(answer: Answer) -> (String, String) {
     let ok = Reason::Ok.text().to_owned();
     match answer {
+        Answer::Certificate(Shown { faults, .. }) if !faults.is_empty() => {
+            let details = faults.iter().map(|fault| fault.detail.as_str()).collect::<Vec<_>>();
+            (faults[0].word.to_owned(), details.join(", "))
+        }
         Answer::Certificate(shown) => {
             let protocol = shown.alpn.map_or_else(String::new, |alpn| format!(", protocol {alpn}"));
             (ok, format!("certificate of {}{protocol}", shown.names.join(" ")))

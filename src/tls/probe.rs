@@ -1,14 +1,15 @@
-//! A TLS handshake with an endpoint, to show an operator how the endpoint answers, and for health checks. Nothing is verified, and
-//! no data is sent.
+//! A TLS handshake with an endpoint, to show an operator how the endpoint answers, and for health checks. No trust is verified, as
+//! the gateway does not know whom the clients trust; what every client would refuse is named. No data is sent.
 
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls::client::Resumption;
 use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_name};
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{AlertDescription, ClientConfig, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
@@ -20,11 +21,18 @@ use super::proof::tls_error_of;
 use super::server::provider;
 use super::signatures::verify_signatures;
 use isthmus_model::alert::Alert;
+use isthmus_model::mesh_name::{self, Dialect};
 
 /// The protocols that the hello of a probe offers.
 pub const PROBED: [&[u8]; 3] = [b"istio-peer-exchange", b"h2", b"http/1.1"];
 /// The largest number of names of a certificate that are returned.
 const NAMES_MAX: usize = 10;
+
+/// The words for the faults of certificates.
+const EXPIRED: &str = "endpoint_certificate_expired";
+const EARLY: &str = "endpoint_certificate_early";
+const NAME: &str = "endpoint_certificate_name";
+const ISSUER: &str = "endpoint_certificate_issuer";
 
 /// The answer of an endpoint to a ClientHello.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,9 +49,20 @@ pub enum Answer {
     Failed(String),
 }
 
+/// A fault of an endpoint's certificates for which every client refuses them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The word for the fault.
+    pub word: &'static str,
+    /// What is wrong, as a clause about the certificate.
+    pub detail: String,
+}
+
 /// The certificate that an endpoint presents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
+    /// The faults of the chain.
+    pub faults: Vec<Fault>,
     /// The DNS names and URIs of the certificate, at most 10.
     pub names: Vec<String>,
     /// The end of the validity; `None` if the certificate cannot be parsed.
@@ -130,18 +149,68 @@ impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
+        further: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
         _: &[u8],
-        _: UnixTime,
+        now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let not_after = validity_of(leaf).map(|validity| validity.not_after);
-        let shown = Shown { names: names_of(leaf), not_after, alpn: None };
+        let faults = faults(leaf, further, name, UNIX_EPOCH + Duration::from_secs(now.as_secs()));
+        let shown = Shown { faults, names: names_of(leaf), not_after, alpn: None };
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
         Ok(ServerCertVerified::assertion())
     }
 
     verify_signatures!(tls12);
+}
+
+/// Returns the faults of a leaf and of those further certificates that lead from it to its root. Callers of a mesh
+/// verify a SPIFFE ID in place of the server's name.
+fn faults(
+    leaf: &CertificateDer<'_>,
+    further: &[CertificateDer<'_>],
+    name: &ServerName<'_>,
+    now: SystemTime,
+) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut put = |word, detail| faults.push(Fault { word, detail });
+    let parsed = |certificate: &&CertificateDer<'_>| X509Certificate::from_der(certificate).is_ok();
+    let mut left: Vec<&CertificateDer<'_>> = further.iter().filter(parsed).collect();
+    let mut at = Some(leaf);
+    while let Some(certificate) = at.take() {
+        let Ok((_, read)) = X509Certificate::from_der(certificate) else { break };
+        let whose = || match std::ptr::eq(certificate, leaf) {
+            true => "the certificate".to_owned(),
+            false => format!("the certificate of its issuer {}", read.subject()),
+        };
+        if let Some(validity) = validity_of(certificate)
+            && let Some(fault) = validity.fault(now)
+        {
+            let word = if validity.is_over(now) { EXPIRED } else { EARLY };
+            put(word, format!("{} {fault}", whose()));
+        }
+        let is_issuer = |other: &&CertificateDer<'_>| {
+            X509Certificate::from_der(other).is_ok_and(|(_, other)| other.subject() == read.issuer())
+        };
+        let next = left.iter().position(is_issuer).filter(|_| read.subject() != read.issuer());
+        if next.is_none()
+            && std::ptr::eq(certificate, leaf)
+            && !left.is_empty()
+            && read.subject() != read.issuer()
+        {
+            put(ISSUER, format!("none of the further certificates is of the issuer {}", read.issuer()));
+        }
+        at = next.map(|next| left.swap_remove(next));
+    }
+    let names = names_of(leaf);
+    let by_mesh_name = mesh_name::read(&name.to_str()) != Dialect::Plain;
+    let is_of_mesh = by_mesh_name || names.iter().any(|name| name.starts_with("spiffe://"));
+    let is_of_name =
+        ParsedCertificate::try_from(leaf).and_then(|leaf| verify_server_name(&leaf, name)).is_ok();
+    if !is_of_mesh && !is_of_name {
+        put(NAME, format!("the certificate is not of {}", name.to_str()));
+    }
+    faults
 }
 
 fn names_of(leaf: &CertificateDer<'_>) -> Vec<String> {
@@ -156,6 +225,7 @@ fn names_of(leaf: &CertificateDer<'_>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
     use tokio::io::AsyncWriteExt as _;
 
     use super::*;
@@ -174,5 +244,80 @@ mod tests {
         assert_eq!(answer(&[21, 3, 3, 0, 2, 2, 112]).await, Answer::Alert("unrecognized_name".to_owned()));
         assert_eq!(answer(b"HTTP/1.1 400 Bad Request\r\n\r\n").await, Answer::NotTls);
         assert_eq!(answer(b"").await, Answer::Closed);
+    }
+
+    /// Returns a CA of this name, valid until a year; of another CA, or its own.
+    fn authority(
+        name: &str,
+        until: i32,
+        issuer: Option<&CertifiedIssuer<'static, KeyPair>>,
+    ) -> CertifiedIssuer<'static, KeyPair> {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        let made = match issuer {
+            None => CertifiedIssuer::self_signed(params, key),
+            Some(issuer) => CertifiedIssuer::signed_by(params, key, issuer),
+        };
+        made.expect("a CA")
+    }
+
+    fn leaf(
+        issuer: &CertifiedIssuer<'static, KeyPair>,
+        uri: Option<&str>,
+        years: [i32; 2],
+    ) -> CertificateDer<'static> {
+        let mut params = CertificateParams::new(vec!["*.shop.test".to_owned()]).expect("parameters");
+        [params.not_before, params.not_after] = years.map(|year| rcgen::date_time_ymd(year, 1, 1));
+        params.subject_alt_names.extend(uri.map(|uri| SanType::URI(uri.try_into().expect("a URI"))));
+        let key = KeyPair::generate().expect("a key");
+        params.signed_by(&key, issuer).expect("signed").der().clone()
+    }
+
+    #[test]
+    fn what_every_client_refuses_has_a_word() {
+        let root = authority("root", 2060, None);
+        let [good, old] = [2060, 2020].map(|until| authority(&format!("until {until}"), until, Some(&root)));
+        let years = [2001, 2050];
+        // 1 January 2026.
+        let now = UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+        let words =
+            |leaf: &CertificateDer<'_>, further: &[&CertifiedIssuer<'static, KeyPair>], name: &str| {
+                let further: Vec<_> = further.iter().map(|one| one.der().clone()).collect();
+                let name = ServerName::try_from(name.to_owned()).expect("a name");
+                let all = faults(leaf, &further, &name, now);
+                all.iter()
+                    .map(|fault| fault.word.trim_start_matches("endpoint_certificate_"))
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            };
+        let of_good = leaf(&good, None, years);
+        for (certificate, further, name, wanted) in [
+            (&of_good, &[][..], "cart.shop.test", ""),
+            (&of_good, &[&good], "cart.shop.test", ""),
+            (&of_good, &[&root, &good], "cart.shop.test", ""),
+            (&of_good, &[&old, &good], "cart.shop.test", ""),
+            (&of_good, &[&old], "cart.shop.test", "issuer"),
+            (&of_good, &[&good], "shop.test", "name"),
+            (&of_good, &[&good], "a.b.shop.test", "name"),
+            (&leaf(&old, None, years), &[&root, &old], "cart.shop.test", "expired"),
+            (&leaf(&good, None, [2001, 2026]), &[&good], "cart.else.test", "expired name"),
+            (&leaf(&good, None, [2027, 2030]), &[], "cart.shop.test", "early"),
+            (&leaf(&good, Some("spiffe://td/ns/a/sa/b"), years), &[], "outbound_.443_._.a.b.c", ""),
+            (&leaf(&root, None, years), &[&root], "cart.shop.test", ""),
+        ] {
+            assert_eq!(words(certificate, further, name), wanted, "{name}, {} further", further.len());
+        }
+        assert!(
+            faults(
+                &of_good,
+                &[CertificateDer::from(&b"none"[..])],
+                &ServerName::try_from("a.shop.test").expect("a name"),
+                now
+            )
+            .is_empty()
+        );
     }
 }

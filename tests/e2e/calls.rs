@@ -50,12 +50,13 @@ fn a_call_through_this_gateway_names_the_hop_that_fails() {
     let gateway = Gateway::start(&format!(
         "listeners:\n  - {{name: a, bind: \"127.0.0.1:0\"}}\n  - {{name: far, bind: \"127.0.0.2:0\", from: [192.0.2.0/24]}}\n\
          timeouts: {{connect: 1s, connectTotal: 1s}}\nroutes:\n  good.test: \"{}\"\n  refused.test: \"{}\"\n  closing.test: \"{}\"\n  \
-         plain.test: \"{}\"\n  silent.test: \"{}\"\n  office.test: {{endpoints: [\"{}\"], from: [192.0.2.0/24]}}\n",
+         plain.test: \"{}\"\n  silent.test: \"{}\"\n  other.test: \"{}\"\n  office.test: {{endpoints: [\"{}\"], from: [192.0.2.0/24]}}\n",
         tls.address,
         refusing(),
         closing.address,
         plain.address,
         silent.address,
+        tls.address,
         tls.address
     ));
     let (_, answer) = call(&gateway, &["good.test"]);
@@ -68,6 +69,7 @@ fn a_call_through_this_gateway_names_the_hop_that_fails() {
         (&["closing.test"], Some(("endpoint", "endpoint_closed"))),
         (&["plain.test"], Some(("endpoint", "endpoint_not_tls"))),
         (&["silent.test"], Some(("endpoint", "endpoint_timeout"))),
+        (&["other.test"], Some(("endpoint", "endpoint_certificate_name"))),
         (&["nobody.test"], Some(("route", "sni_unknown"))),
         (&["office.test"], Some(("gateway", "source_denied"))),
         (&["good.test", "--listener", "far"], Some(("gateway", "source_denied"))),

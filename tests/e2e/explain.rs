@@ -347,8 +347,15 @@ fn a_probe_shows_how_each_endpoint_answers_a_hello() {
     let closing = Backend::start(|mut stream| {
         let _ = stream.read(&mut [0; 4096]);
     });
-    let routes = [("good", good.address), ("plain", plain.address), ("closing", closing.address)]
-        .map(|(name, address)| format!("  {name}.test: \"{address}\"\n"));
+    let expired = Backend::tls_echo(PKI.expired_server("expired.test"), "");
+    let routes = [
+        ("good", good.address),
+        ("other", good.address),
+        ("expired", expired.address),
+        ("plain", plain.address),
+        ("closing", closing.address),
+    ];
+    let routes = routes.map(|(name, address)| format!("  {name}.test: \"{address}\"\n"));
     let gateway = Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes:\n{}", routes.concat()));
     let probed = |name: &str| {
         let (status, answer) = gateway.post(&format!("/api/v1/explain?sni={name}"));
@@ -360,6 +367,15 @@ fn a_probe_shows_how_each_endpoint_answers_a_hello() {
     assert_eq!(answer["reason"], "ok", "{answer:#}");
     assert_eq!(answer["tls"]["names"], serde_json::json!(["good.test"]), "{answer:#}");
     assert!(answer["tls"]["not_after"].as_str().is_some_and(|until| until.ends_with('Z')), "{answer:#}");
+    let (expired, other) = (probed("expired.test"), probed("other.test"));
+    assert_eq!(expired["reason"], "endpoint_certificate_expired", "{expired:#}");
+    assert_eq!(other["reason"], "endpoint_certificate_name", "{other:#}");
+    let table = crate::problems::run(&gateway, &["explain", "other.test", "--probe"]);
+    assert!(table.contains("the certificate is not of other.test"), "{table}");
+    assert!(
+        table.contains("none of them accepted a connection with a certificate that clients take"),
+        "{table}"
+    );
     assert_eq!(probed("plain.test")["reason"], "endpoint_not_tls");
     assert_eq!(probed("closing.test")["reason"], "endpoint_closed");
     let table = crate::problems::run(&gateway, &["explain", "good.test", "--probe"]);
