@@ -117,6 +117,16 @@ pub enum Source {
     Locality(Level),
 }
 
+impl Source {
+    /// Returns the round-trip time; `None` if only the localities are known.
+    pub fn time(self) -> Option<Duration> {
+        match self {
+            Self::Config(time) | Self::Measured(time) | Self::Reported(time) => Some(time),
+            Self::Locality(_) => None,
+        }
+    }
+}
+
 /// The distance from a viewer to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Distance {

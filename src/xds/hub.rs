@@ -45,8 +45,8 @@ use self::pace::Pace;
 use self::queue::{Changes, Queue, Step};
 use self::rendering::{Key, Pass};
 use self::topic::{Topic, Value};
+use super::history::ClusterHistory;
 use super::kind::{Kind, Target};
-use super::peers::SanHistory;
 use super::render;
 use isthmus_ads::resource::Resource;
 use isthmus_model::name::HostName;
@@ -77,13 +77,16 @@ const LISTED: [Kind; 2] = [Kind::Cluster, Kind::Listener];
 /// The largest number of listeners on virtual addresses; further services get no listeners. Each listener costs every client a
 /// socket.
 pub const LISTENERS_MAX: usize = 4_096;
+/// The time from one look at the connect timeouts of clusters, which change after some time, to the next. Clusters that a client
+/// subscribes to by name change with their service.
+const TIMEOUTS_EVERY: Duration = Duration::from_secs(60);
 /// The shortest time between two log lines about services without listeners.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// The cache of rendered resources for all sessions.
 pub struct Hub {
     reader: Reader,
-    san_history: SanHistory,
+    history: ClusterHistory,
     renderings: DashMap<HostName, OfService>,
     hasher: DefaultHashBuilder,
     /// The lists of all resources. A list has a generation when it is complete.
@@ -106,12 +109,12 @@ impl Value for UnreadRegistries {}
 impl Hub {
     /// Makes a hub without renderings.
     pub fn new(reader: Reader) -> Arc<Self> {
-        let (san_history, renderings) = (SanHistory::default(), DashMap::new());
+        let (history, renderings) = (ClusterHistory::default(), DashMap::new());
         let unread = Topic::new(Mutex::new(reader.latest().unread.clone()));
         unread.advance();
         Arc::new(Self {
             reader,
-            san_history,
+            history,
             renderings,
             hasher: DefaultHashBuilder::default(),
             lists: LISTED.map(|_| Topic::new(Mutex::default())),
@@ -132,6 +135,8 @@ impl Hub {
 
     async fn follow(&self) {
         let mut queue = Queue::new(self.reader.latest());
+        let mut timeouts = tokio::time::interval(TIMEOUTS_EVERY);
+        timeouts.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.run_queue(&mut queue).await;
             tokio::select! {
@@ -139,6 +144,7 @@ impl Hub {
                     return;
                 },
                 () = self.wanted.notified() => {}
+                now = timeouts.tick() => queue.push_background(self.history.due(now), Instant::now()),
             }
         }
     }
@@ -148,6 +154,11 @@ impl Hub {
         let mut queue = Queue::new(Arc::new(seen.clone()));
         self.enqueue_changes(&mut queue, Arc::new(next.clone()));
         self.run_queue(&mut queue).await;
+    }
+
+    /// Returns the inputs of clusters of a snapshot that is rendered now.
+    fn inputs<'a>(&'a self, snapshot: &'a Snapshot) -> render::Inputs<'a> {
+        render::Inputs { snapshot, history: &self.history, now: tokio::time::Instant::now() }
     }
 
     /// Renders everything for the newest snapshot.
@@ -216,7 +227,7 @@ impl Hub {
         let Changes { own, behind, everything } = Changes::between(&self.reader, &queue.world, &next);
         self.add_unread(&next.unread);
         if everything {
-            self.san_history.keep_those_of(&next);
+            self.history.keep_those_of(&next);
             queue.push_background(self.all_names(&next), now);
         }
         queue.push_background(behind, now);
@@ -262,7 +273,7 @@ impl Hub {
 
     /// Renders a service's resources again. Returns the changed ones in the order of their types.
     fn refresh(&self, world: &Snapshot, hostname: &HostName) -> Vec<ChangedResource> {
-        self.san_history.keep_ports_of(world, hostname);
+        self.history.keep_ports_of(world, hostname);
         let renderings: Vec<Arc<Topic<Rendering>>> = self
             .renderings
             .get(hostname)
@@ -304,9 +315,7 @@ impl Hub {
         };
         let made = match kind {
             Kind::Listener => render::listeners(world, hostname),
-            Kind::Cluster | Kind::Assignment | Kind::Route => {
-                render::clusters(world, hostname, &self.san_history)
-            }
+            Kind::Cluster | Kind::Assignment | Kind::Route => render::clusters(self.inputs(world), hostname),
         };
         let mut made: Arc<[Arc<Resource>]> = made.into_iter().map(keep).collect();
         if kind == Kind::Listener && len - old.len() + made.len() > LISTENERS_MAX {

@@ -7,6 +7,8 @@
 //!  client ──request──▶ session: names that the client subscribed to, was sent, has acknowledged ──▶ messages
 //! ```
 //!
+//! - `connect_timeout`: the connect timeout of clusters, by the distance of gateways.
+//! - [`history`]: the properties of clusters that change more seldom than snapshots.
 //! - [`kind`]: the resource types, and the syntax of their names.
 //! - [`options`]: the settings.
 //! - [`peers`]: the identities that may serve a service by mutual TLS.
@@ -15,6 +17,8 @@
 //! - [`session`]: the protocol variants state of the world and delta, as a state machine without sockets.
 //! - [`server`]: the gRPC methods.
 
+mod connect_timeout;
+pub mod history;
 pub mod hub;
 pub mod kind;
 pub mod options;

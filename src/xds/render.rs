@@ -1,5 +1,5 @@
 //! Renders resources from a snapshot, in the forms that Envoy and gRPC accept. Equal snapshots give equal bytes, except for the
-//! identities in a cluster for Envoy, which [`SanHistory`] keeps.
+//! identities and the connect timeout in a cluster for Envoy, which [`ClusterHistory`] keeps.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,9 +9,11 @@ use std::time::Duration;
 use prost::Message;
 use prost_types::value::Kind as ValueKind;
 use prost_types::{Any, Struct, Value};
+use tokio::time::Instant;
 
+use super::history::{ClusterHistory, Kept};
 use super::kind::{Kind, Target, cluster_name};
-use super::peers::{Peers, Roots, SanHistory};
+use super::peers::{Peers, Roots};
 use isthmus_ads::resource::Resource;
 use isthmus_model::endpoint::{Health, TlsMode};
 use isthmus_model::import::Import;
@@ -57,17 +59,28 @@ struct Found<'a> {
     subset: &'a str,
 }
 
+/// The inputs of clusters.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The world.
+    pub snapshot: &'a Snapshot,
+    /// The properties with which clusters were last rendered.
+    pub history: &'a ClusterHistory,
+    /// The time of the rendering.
+    pub now: Instant,
+}
+
 /// Renders the resource of a name for a viewer; `None` if the resource does not exist. Every assignment exists, and the
 /// assignment of an unknown service is empty. The only exception is the empty name, which has no assignment: some clients
 /// subscribe to the empty name in order to unsubscribe from all others, but refuse a resource without a name.
 pub fn resource(
-    snapshot: &Snapshot,
+    inputs: Inputs<'_>,
     kind: Kind,
     name: &Arc<str>,
     target: Option<&Target>,
     viewer: &Viewer,
-    san_history: &SanHistory,
 ) -> Option<Resource> {
+    let snapshot = inputs.snapshot;
     if name.is_empty() {
         return None;
     }
@@ -90,9 +103,9 @@ pub fn resource(
         (Kind::Assignment, found) => Some(assignment(snapshot, name, found, viewer)),
         (Kind::Cluster, Some(found)) => {
             let known = found.subset.is_empty() || found.service.subsets.contains_key(found.subset);
-            let peers = (known && viewer.client == ClientKind::Envoy)
-                .then(|| san_history.peers(snapshot, found.service, found.port));
-            known.then(|| cluster_of(snapshot, name, found, peers.as_deref()))
+            let kept =
+                (known && viewer.client == ClientKind::Envoy).then(|| inputs.keep(found.service, found.port));
+            known.then(|| cluster_of(snapshot, name, found, kept.as_ref()))
         }
         (Kind::Listener, Some(_)) => Some(listener_of(name)),
         (Kind::Route, Some(found)) => Some(route_of(name, found)),
@@ -112,17 +125,18 @@ pub fn nothing(kind: Kind, name: &Arc<str>) -> Option<Resource> {
 
 /// Renders the clusters of a service, one for each port and subset, for clients with a wildcard subscription
 /// (Envoy).
-pub fn clusters(snapshot: &Snapshot, hostname: &HostName, san_history: &SanHistory) -> Vec<Resource> {
+pub fn clusters(inputs: Inputs<'_>, hostname: &HostName) -> Vec<Resource> {
+    let snapshot = inputs.snapshot;
     let Some(service) = snapshot.service(hostname.as_str()) else {
         return Vec::new();
     };
     let mut clusters = Vec::new();
     for port in &service.ports {
-        let peers = san_history.peers(snapshot, service, port);
+        let kept = inputs.keep(service, port);
         let subsets = std::iter::once("").chain(service.subsets.keys().map(|subset| &**subset));
         for subset in subsets {
             let name = cluster_name(port.port, subset, &service.name).into();
-            clusters.push(cluster_of(snapshot, &name, Found { service, port, subset }, Some(&peers)));
+            clusters.push(cluster_of(snapshot, &name, Found { service, port, subset }, Some(&kept)));
         }
     }
     clusters
@@ -164,8 +178,14 @@ pub fn listeners(snapshot: &Snapshot, hostname: &HostName) -> Vec<Resource> {
     service.ports.iter().filter_map(of_port).collect()
 }
 
-/// Renders a cluster: with `peers` for Envoy, without `peers` for gRPC, whose clients have their own credentials.
-fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Option<&Peers>) -> Resource {
+impl Inputs<'_> {
+    fn keep(&self, service: &ServiceView, port: &PortView) -> Kept {
+        self.history.keep(self.snapshot, service, port, self.now)
+    }
+}
+
+/// Renders a cluster: with `kept` for Envoy, without it for gRPC, whose clients have their own credentials.
+fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, kept: Option<&Kept>) -> Resource {
     let tuning = snapshot.policy.tuning.of(&found.service.name);
     let mut made = cluster::Cluster {
         name: name.to_string(),
@@ -180,7 +200,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
         lb_policy: cluster::cluster::LbPolicy::RoundRobin.into(),
         ..cluster::Cluster::default()
     };
-    if let Some(peers) = peers {
+    if let Some(Kept { peers, connect_timeout }) = kept {
         // Endpoints that are not ready are sent with their health. Envoy uses them only if no endpoint is ready and the
         // threshold is above 0, which the policy decides.
         let threshold = if tuning.panic { 0.01 } else { 0.0 };
@@ -188,6 +208,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
             healthy_panic_threshold: Some(Percent { value: threshold }),
             ..cluster::cluster::CommonLbConfig::default()
         });
+        made.connect_timeout = Some(duration(*connect_timeout));
         made.outlier_detection = Some(connect_failures());
         made.transport_socket_matches = transport_sockets(found, peers);
     }

@@ -31,9 +31,9 @@ use isthmus_snapshot::routes::Resolved;
 use isthmus_snapshot::testing::{gateway, network as network_of, policy_of, rule};
 use isthmus_snapshot::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_telemetry::recorder::Recorder;
+use isthmus_xds::history::ClusterHistory;
 use isthmus_xds::hub::Hub;
 use isthmus_xds::kind::Kind;
-use isthmus_xds::peers::SanHistory;
 use isthmus_xds::render;
 use isthmus_xds::session::{ClientResources, Session};
 
@@ -387,8 +387,9 @@ impl Client {
     fn version_in(&self, world: &Snapshot, name: &str) -> Version {
         let (kind, name): (Kind, Arc<str>) = (Kind::Assignment, name.into());
         let target = kind.read(&name);
-        let made =
-            render::resource(world, kind, &name, target.as_ref(), &self.viewer, &SanHistory::default());
+        let history = &ClusterHistory::default();
+        let inputs = render::Inputs { snapshot: world, history, now: Instant::now() };
+        let made = render::resource(inputs, kind, &name, target.as_ref(), &self.viewer);
         made.expect("there is one of each name").version
     }
 

@@ -91,8 +91,9 @@ impl<'a> Pass<'a> {
         let viewer = self.neighbourhood.get_or_insert_with(of).reduce(viewer);
         let key = Key { kind: *kind, name: name.clone(), viewer };
         let render = |key: &Key| {
-            let (target, history) = (rendering.target.as_ref(), &self.hub.san_history);
-            render::resource(self.world, key.kind, &key.name, target, &key.viewer, history).map(Arc::new)
+            let inputs = self.hub.inputs(self.world);
+            let target = rendering.target.as_ref();
+            render::resource(inputs, key.kind, &key.name, target, &key.viewer).map(Arc::new)
         };
         self.made.entry(key).or_insert_with_key(render).clone()
     }
@@ -169,7 +170,7 @@ impl Topic<Rendering> {
             // The snapshot is read after this rendering is visible to the hub, so that no later snapshot is missed.
             let world = hub.reader.latest();
             let Key { kind, name, viewer } = &self.value.key;
-            let made = render::resource(&world, *kind, name, Some(target), viewer, &hub.san_history);
+            let made = render::resource(hub.inputs(&world), *kind, name, Some(target), viewer);
             let made = made.map(|made| hub.equal(&target.hostname, &made).unwrap_or_else(|| Arc::new(made)));
             self.replace(world.generation, made);
             debug_assert!(self.generation() >= world.generation, "it is rendered by now");

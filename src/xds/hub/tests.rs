@@ -3,11 +3,20 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::FutureExt;
+use prost::Message;
+use tokio::time::sleep;
 
 use super::*;
 use crate::session::tests::{Stage, snapshot};
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::service::PortProtocol;
+use isthmus_proto::envoy::config::cluster::v3::Cluster;
+use isthmus_proto::envoy::service::discovery::v3 as discovery;
+use isthmus_snapshot::build;
 use isthmus_snapshot::delta::Delta;
+use isthmus_snapshot::policy::NetworkPolicy;
+use isthmus_snapshot::testing::{Mesh, endpoint, gateway, network, port, service, shard};
+use isthmus_world::Publisher;
 
 const SERVICES: usize = 200;
 
@@ -182,4 +191,44 @@ fn sessions_are_woken_when_the_unread_registries_change() {
     assert!(subscription.newer(&mut seen).is_some_and(|unread| unread.is_empty()));
     drop(subscription);
     assert!(stage.hub.unread.is_unused());
+}
+
+/// Returns a world in which `web.mesh` has a gateway at this distance.
+fn world_with_gateway(generation: u64, milliseconds: u64) -> Snapshot {
+    let distance = (Network::new("n1"), Duration::from_millis(milliseconds));
+    let far = NetworkPolicy { distance: [distance].into(), ..network("n2", vec![gateway("192.0.2.1", 1)]) };
+    let web = service("web.mesh", vec![port(80, PortProtocol::Http)], vec![endpoint("10.2.0.1", 1)]);
+    let mesh = Mesh::new(vec![far], vec![shard("b", "n2", vec![web])]);
+    build::all(mesh.world(), generation)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_connect_timeout_of_a_cluster_changes_ten_minutes_after_a_distance() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let (mut publisher, reader) = Publisher::new(world_with_gateway(1, 200));
+    let (hub, mailbox) = (Hub::new(reader), Arc::<Mailbox>::default());
+    let _subscription = hub.subscribe_all(&mailbox, Kind::Cluster);
+    let seconds = || {
+        let clusters = hub.all_of(Kind::Cluster);
+        let (_, clusters) = clusters.iter().next().expect("a service");
+        let resource = discovery::Resource::decode(clusters[0].message().clone()).expect("a resource");
+        let cluster = Cluster::decode(&*resource.resource.expect("an Any").value).expect("a cluster");
+        cluster.connect_timeout.expect("there").seconds
+    };
+    let scene = async {
+        sleep(MINUTE).await;
+        assert_eq!(seconds(), 3);
+        let services = [HostName::parse("web.mesh").expect("legal")].into();
+        publisher.publish(world_with_gateway(2, 5), Delta { generation: 2, services, ..Delta::default() });
+        sleep(9 * MINUTE).await;
+        assert_eq!(seconds(), 3);
+        drop(mailbox.take());
+        sleep(3 * MINUTE).await;
+        assert_eq!(seconds(), 1);
+        assert!(mailbox.changed().now_or_never().is_some(), "the sessions are told");
+    };
+    tokio::select! {
+        () = hub.clone().run() => panic!("the hub has ended"),
+        () = scene => {}
+    }
 }

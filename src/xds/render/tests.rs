@@ -1,4 +1,5 @@
-//! Tests of the clusters of services that are imported from a peer, or have endpoints of several trust domains.
+//! Tests of clusters: their settings, and those of services that are imported from a peer, or have endpoints of several trust
+//! domains.
 
 use std::sync::Arc;
 
@@ -54,22 +55,39 @@ fn mesh_with(services: Vec<Service>) -> Mesh {
     mesh
 }
 
+fn inputs<'a>(snapshot: &'a Snapshot, history: &'a ClusterHistory) -> Inputs<'a> {
+    Inputs { snapshot, history, now: Instant::now() }
+}
+
 fn roots(all: &[(&str, &str)]) -> Arc<TrustRoots> {
     TrustRoots(all.iter().map(|(domain, roots)| ((*domain).into(), (*roots).into())).collect()).into()
+}
+
+/// Returns the clusters of a service for Envoy.
+fn rendered(inputs: Inputs<'_>, hostname: &str) -> Vec<cluster::Cluster> {
+    let read = |resource: &Resource| {
+        let read = discovery::Resource::decode(resource.message().clone()).expect("a resource");
+        cluster::Cluster::decode(&*read.resource.expect("an Any").value).expect("a cluster")
+    };
+    clusters(inputs, &host_name(hostname)).iter().map(read).collect()
+}
+
+/// Returns the TLS context with which Envoy calls endpoints of the mesh.
+fn mesh_context(cluster: &cluster::Cluster) -> tls::UpstreamTlsContext {
+    let [mesh, raw] = &cluster.transport_socket_matches[..] else { panic!("{cluster:?}") };
+    assert_eq!((mesh.r#match.clone(), &raw.r#match), (Some(mesh_mode()), &Some(Struct::default())));
+    let socket = mesh.transport_socket.clone().expect("a socket");
+    let core::transport_socket::ConfigType::TypedConfig(config) = socket.config_type.expect("a config");
+    tls::UpstreamTlsContext::decode(&*config.value).expect("a context")
 }
 
 /// Returns the server name and the validation of servers in the cluster of a service for Envoy.
 fn validation(
     snapshot: &Snapshot,
-    history: &SanHistory,
+    history: &ClusterHistory,
     hostname: &str,
 ) -> (String, tls::CertificateValidationContext) {
-    let all = clusters(snapshot, &host_name(hostname), history);
-    let read = discovery::Resource::decode(all[0].message().clone()).expect("a resource");
-    let cluster = cluster::Cluster::decode(&*read.resource.expect("an Any").value).expect("a cluster");
-    let socket = cluster.transport_socket_matches[0].transport_socket.clone().expect("a socket");
-    let core::transport_socket::ConfigType::TypedConfig(config) = socket.config_type.expect("a config");
-    let context = tls::UpstreamTlsContext::decode(&*config.value).expect("a context");
+    let context = mesh_context(&rendered(inputs(snapshot, history), hostname)[0]);
     use tls::common_tls_context::ValidationContextType;
     let common = context.common_tls_context.expect("there");
     assert_eq!(common.tls_certificate_sds_secret_configs[0].name, CERTIFICATE_SECRET);
@@ -92,7 +110,7 @@ fn inline(source: Option<core::DataSource>) -> Option<String> {
 /// Returns the server name, the accepted names and the roots of all names in the cluster of a service for Envoy.
 fn verified(
     snapshot: &Snapshot,
-    history: &SanHistory,
+    history: &ClusterHistory,
     hostname: &str,
 ) -> (String, Vec<String>, Option<String>) {
     let (sni, validation) = validation(snapshot, history, hostname);
@@ -106,7 +124,7 @@ fn verified(
 }
 
 /// Returns the roots of each trust domain in the cluster of a service for Envoy; empty if all names have the same roots.
-fn bundles(snapshot: &Snapshot, history: &SanHistory, hostname: &str) -> Vec<(String, String)> {
+fn bundles(snapshot: &Snapshot, history: &ClusterHistory, hostname: &str) -> Vec<(String, String)> {
     let Some(custom) = validation(snapshot, history, hostname).1.custom_validator_config else {
         return Vec::new();
     };
@@ -151,7 +169,7 @@ fn pairs<const N: usize>(all: [(&str, &str); N]) -> Vec<(String, String)> {
 
 #[test]
 fn endpoints_of_several_trust_domains_are_verified_by_the_roots_of_their_own() {
-    let history = SanHistory::default();
+    let history = ClusterHistory::default();
     let snapshot = mesh_of(&["cluster.local", "north"]).snapshot();
     let both = pairs([("cluster.local", "our roots"), ("north", "roots of north")]);
     assert_eq!(bundles(&snapshot, &history, "web.mesh"), both, "and no domain that no name is in");
@@ -164,7 +182,7 @@ fn endpoints_of_several_trust_domains_are_verified_by_the_roots_of_their_own() {
 #[test]
 fn endpoints_of_one_trust_domain_are_verified_by_its_roots() {
     let found = |domain| {
-        let (snapshot, history) = (mesh_of(&[domain]).snapshot(), SanHistory::default());
+        let (snapshot, history) = (mesh_of(&[domain]).snapshot(), ClusterHistory::default());
         assert_eq!(bundles(&snapshot, &history, "web.mesh"), pairs([]));
         verified(&snapshot, &history, "web.mesh").2
     };
@@ -175,7 +193,7 @@ fn endpoints_of_one_trust_domain_are_verified_by_its_roots() {
 #[test]
 fn the_clients_own_roots_verify_all_domains_if_the_roots_of_one_are_unknown() {
     for domains in [&["cluster.local", "north", "west"][..], &["west"]] {
-        let (snapshot, history) = (mesh_of(domains).snapshot(), SanHistory::default());
+        let (snapshot, history) = (mesh_of(domains).snapshot(), ClusterHistory::default());
         assert_eq!(bundles(&snapshot, &history, "web.mesh"), pairs([]));
         let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
         assert_eq!((names.len(), roots), (domains.len(), None));
@@ -185,7 +203,7 @@ fn the_clients_own_roots_verify_all_domains_if_the_roots_of_one_are_unknown() {
 #[test]
 fn a_rotation_of_roots_changes_the_clusters_that_have_them_and_no_others() {
     let mut mesh = mesh_of(&["cluster.local", "north"]);
-    let (mut world, history) = (mesh.snapshot(), SanHistory::default());
+    let (mut world, history) = (mesh.snapshot(), ClusterHistory::default());
     let dirty = Dirty { trust_roots: true, ..Dirty::default() };
     let mut next = |all: [(&str, &str); 3]| {
         mesh.trust_roots = roots(&all);
@@ -206,7 +224,7 @@ fn a_rotation_of_roots_changes_the_clusters_that_have_them_and_no_others() {
 
 #[test]
 fn the_last_endpoint_of_a_trust_domain_goes_without_a_change_of_the_cluster() {
-    let history = SanHistory::default();
+    let history = ClusterHistory::default();
     let (first, mut fewer) = (mesh_of(&["cluster.local", "north"]), mesh_of(&["cluster.local"]));
     let both = bundles(&first.snapshot(), &history, "web.mesh");
     assert_eq!(both.len(), 2);
@@ -220,7 +238,7 @@ fn the_last_endpoint_of_a_trust_domain_goes_without_a_change_of_the_cluster() {
 
 #[test]
 fn a_service_of_a_peer_is_verified_by_that_peers_roots_alone() {
-    let (snapshot, history) = (mesh().snapshot(), SanHistory::default());
+    let (snapshot, history) = (mesh().snapshot(), ClusterHistory::default());
     let found = |name| verified(&snapshot, &history, name);
     let exact = vec!["Exact(\"spiffe://cluster.local/ns/pay/sa/pay\")".to_owned()];
     assert_eq!(
@@ -239,7 +257,7 @@ fn a_service_of_a_peer_is_verified_by_that_peers_roots_alone() {
 #[test]
 fn a_rotation_of_a_peers_roots_changes_the_clusters_of_its_services_alone() {
     let mut mesh = mesh();
-    let (before, history) = (mesh.snapshot(), SanHistory::default());
+    let (before, history) = (mesh.snapshot(), ClusterHistory::default());
     verified(&before, &history, "pay-west.here");
     mesh.trust_roots = roots(&[("west", "both roots of west"), ("south", "the roots of south")]);
     let dirty = Dirty { trust_roots: true, ..Dirty::default() };
@@ -255,7 +273,7 @@ fn a_rotation_of_a_peers_roots_changes_the_clusters_of_its_services_alone() {
 fn without_roots_no_server_is_taken_for_the_peers() {
     let mut mesh = mesh();
     mesh.trust_roots = Arc::default();
-    let (_, names, roots) = verified(&mesh.snapshot(), &SanHistory::default(), "pay-west.here");
+    let (_, names, roots) = verified(&mesh.snapshot(), &ClusterHistory::default(), "pay-west.here");
     assert_eq!((names, roots), (vec![format!("Exact({NOBODY:?})")], None));
 }
 
@@ -268,7 +286,7 @@ fn servers_of_a_peer_without_known_identity_may_be_any_of_the_namespace_in_the_p
     let nameless = isthmus_model::endpoint::Endpoint { template: template.into(), ..named.clone() };
     let names_of = |endpoints| {
         let mesh = mesh_with(vec![Service { endpoints, ..service.clone() }]);
-        let (_, names, roots) = verified(&mesh.snapshot(), &SanHistory::default(), "pay-west.here");
+        let (_, names, roots) = verified(&mesh.snapshot(), &ClusterHistory::default(), "pay-west.here");
         assert_eq!(roots.as_deref(), Some("the roots of west"));
         names
     };
@@ -280,7 +298,7 @@ fn servers_of_a_peer_without_known_identity_may_be_any_of_the_namespace_in_the_p
 
 #[test]
 fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
-    let history = SanHistory::default();
+    let history = ClusterHistory::default();
     let before = verified(&mesh().snapshot(), &history, "pay-west.here");
     let empty = Service { endpoints: Arc::default(), ..imported("pay-west.here", "west") };
     let mut mesh = mesh_with(vec![empty]);
@@ -292,7 +310,7 @@ fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
 
 #[test]
 fn grpc_is_not_given_what_needs_a_peers_roots() {
-    let (snapshot, history) = (mesh().snapshot(), SanHistory::default());
+    let (snapshot, history) = (mesh().snapshot(), ClusterHistory::default());
     let viewer = |client| Viewer {
         network: Network::new("n1"),
         cluster: isthmus_model::place::ClusterId::new("a"),
@@ -304,7 +322,7 @@ fn grpc_is_not_given_what_needs_a_peers_roots() {
     let asked = |name: &str, client| {
         let target = Target { hostname: host_name(name), port: 443, subset: "".into() };
         let name: Arc<str> = cluster_name(443, "", name).into();
-        resource(&snapshot, Kind::Cluster, &name, Some(&target), &viewer(client), &history).is_some()
+        resource(inputs(&snapshot, &history), Kind::Cluster, &name, Some(&target), &viewer(client)).is_some()
     };
     assert!(asked("pay-west.here", ClientKind::Envoy) && asked("own.mesh", ClientKind::Grpc));
     assert!(!asked("pay-west.here", ClientKind::Grpc));
@@ -324,7 +342,8 @@ fn grpc_verifies_servers_by_its_own_credentials_whatever_their_trust_domains() {
     };
     let given = |kind| {
         let name: Arc<str> = cluster_name(443, "", "web.mesh").into();
-        resource(&snapshot, kind, &name, Some(&target), &viewer, &SanHistory::default()).expect("given")
+        let history = ClusterHistory::default();
+        resource(inputs(&snapshot, &history), kind, &name, Some(&target), &viewer).expect("given")
     };
     let read = |resource: Resource| {
         let read = discovery::Resource::decode(resource.message().clone()).expect("a resource");
@@ -365,7 +384,8 @@ fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
             sees: Arc::from([]),
         };
         let name: Arc<str> = cluster_name(443, "", name).into();
-        resource(&snapshot, Kind::Cluster, &name, Some(&target), &viewer, &SanHistory::default()).is_some()
+        let history = ClusterHistory::default();
+        resource(inputs(&snapshot, &history), Kind::Cluster, &name, Some(&target), &viewer).is_some()
     };
     assert!(asked("pay.west.global", ClientKind::Grpc) && asked("pay.west.global", ClientKind::Envoy));
     assert!(!asked("pay-west.here", ClientKind::Grpc), "its gateway would refuse the name");
