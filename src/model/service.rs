@@ -69,6 +69,11 @@ impl PortProtocol {
         matches!(self, Self::Tls | Self::Https)
     }
 
+    /// Returns true if endpoints speak HTTP/2 without a negotiation.
+    pub fn is_http2(self) -> bool {
+        matches!(self, Self::Http2 | Self::Grpc)
+    }
+
     /// Returns the TLS mode of an endpoint whose registry declares no mode.
     pub fn default_tls(self) -> TlsMode {
         if self.is_tls() { TlsMode::Own } else { TlsMode::Mesh }

@@ -29,6 +29,7 @@ use isthmus_proto::envoy::extensions::filters::network::http_connection_manager:
 use isthmus_proto::envoy::extensions::filters::network::tcp_proxy::v3::{TcpProxy, tcp_proxy};
 use isthmus_proto::envoy::extensions::transport_sockets::raw_buffer::v3::RawBuffer;
 use isthmus_proto::envoy::extensions::transport_sockets::tls::v3 as tls;
+use isthmus_proto::envoy::extensions::upstreams::http::v3 as upstream;
 use isthmus_proto::envoy::r#type::matcher::v3 as matcher;
 use isthmus_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use isthmus_proto::envoy::r#type::v3::Percent;
@@ -50,6 +51,10 @@ const EJECTED_FOR: Duration = Duration::from_secs(5);
 const EJECTED_MAX_PERCENT: u32 = 50;
 /// The ALPN protocol that mesh endpoints and Istio's SNI gateways expect.
 const MESH_ALPN: &str = "istio";
+/// The ALPN protocol of HTTP/2 (RFC 9113 §3.2).
+const HTTP2_ALPN: &str = "h2";
+/// The name of Envoy's extension for the version of HTTP, which is also the type of its config.
+const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
 /// The service, port and subset that a name refers to.
 #[derive(Clone, Copy)]
@@ -210,9 +215,22 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, kept: Opti
         });
         made.connect_timeout = Some(duration(*connect_timeout));
         made.outlier_detection = Some(connect_failures());
+        if found.port.protocol.is_http2() {
+            made.typed_extension_protocol_options = [(HTTP_OPTIONS.to_owned(), http2())].into();
+        }
         made.transport_socket_matches = transport_sockets(found, peers);
     }
     Resource::new(Kind::Cluster, name.clone(), &made)
+}
+
+/// Returns the config by which Envoy speaks HTTP/2 with endpoints; by itself, it speaks HTTP/1.1.
+fn http2() -> Any {
+    use upstream::http_protocol_options::explicit_http_config::ProtocolConfig;
+    use upstream::http_protocol_options::{ExplicitHttpConfig, UpstreamProtocolOptions};
+    let protocol_config = Some(ProtocolConfig::Http2ProtocolOptions(core::Http2ProtocolOptions {}));
+    let explicit = UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig { protocol_config });
+    let options = upstream::HttpProtocolOptions { upstream_protocol_options: Some(explicit) };
+    Any { type_url: format!("type.googleapis.com/{HTTP_OPTIONS}"), ..any(&options) }
 }
 
 /// Returns the outlier detection that leaves out an endpoint or gateway after three failed connects, for the seconds until a
@@ -250,7 +268,7 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
         transport_socket: Some(socket(
             "tls",
             "tls.v3.UpstreamTlsContext",
-            any(&mutual_tls(sni_of(service, port, subset), peers)),
+            any(&mutual_tls(sni_of(service, port, subset), alpn(port), peers)),
         )),
     });
     let raw = cluster::cluster::TransportSocketMatch {
@@ -259,6 +277,12 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
         transport_socket: Some(socket("raw_buffer", "raw_buffer.v3.RawBuffer", any(&RawBuffer {}))),
     };
     mesh.into_iter().chain([raw]).collect()
+}
+
+/// Returns the ALPN protocols that clients offer: also the application's own, as Istio does, if it is known to be HTTP/2.
+fn alpn(port: &PortView) -> Vec<String> {
+    let http2 = port.protocol.is_http2().then_some(HTTP2_ALPN);
+    [MESH_ALPN].into_iter().chain(http2).map(str::to_owned).collect()
 }
 
 /// Returns the server name that clients send. For an imported service it is the name by which the peer exports the service,
@@ -287,7 +311,7 @@ fn uri_matcher(pattern: MatchPattern) -> tls::SubjectAltNameMatcher {
     }
 }
 
-fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
+fn mutual_tls(sni: String, alpn_protocols: Vec<String>, peers: &Peers) -> tls::UpstreamTlsContext {
     let secret = |name: &str| tls::SdsSecretConfig { name: name.to_owned(), sds_config: None };
     let by_secret = |match_typed_subject_alt_names| {
         let names = tls::CertificateValidationContext {
@@ -314,7 +338,7 @@ fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
     tls::UpstreamTlsContext {
         sni,
         common_tls_context: Some(tls::CommonTlsContext {
-            alpn_protocols: vec![MESH_ALPN.to_owned()],
+            alpn_protocols,
             tls_certificate_sds_secret_configs: vec![secret(CERTIFICATE_SECRET)],
             validation_context_type: Some(validation),
             ..tls::CommonTlsContext::default()

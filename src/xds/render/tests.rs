@@ -423,3 +423,46 @@ fn priorities_are_localities_apart() {
         assert!(localities.iter().all(|one| one.lb_endpoints.len() == 1));
     }
 }
+
+/// Returns a mesh whose service `web.mesh` has a port of each protocol. It has an endpoint on n1 and others on n2, which has a
+/// gateway; `change` changes the policy and the service.
+fn settings_of(change: impl Fn(&mut Policy, &mut Service)) -> (Snapshot, Vec<cluster::Cluster>) {
+    let ports = PortProtocol::ALL.into_iter().zip(1..).map(|(protocol, number)| port(number, protocol));
+    let ports: Vec<_> = ports.collect();
+    let gateways = vec![isthmus_snapshot::testing::gateway("192.0.2.1", 1)];
+    let network = isthmus_snapshot::testing::network("n2", gateways);
+    let mut policy = isthmus_snapshot::testing::policy(
+        vec![network],
+        vec![isthmus_snapshot::testing::rule("*")],
+        Vec::new(),
+    );
+    let mut far = service("web.mesh", ports, vec![endpoint("10.2.0.1", 1)]);
+    change(&mut policy, &mut far);
+    let near = Service { endpoints: [endpoint("10.1.0.1", 1)].into(), ..far.clone() };
+    let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![near]), shard("b", "n2", vec![far])]);
+    mesh.policy = policy.into();
+    let snapshot = mesh.snapshot();
+    let all = rendered(inputs(&snapshot, &ClusterHistory::default()), "web.mesh");
+    (snapshot, all)
+}
+
+#[test]
+fn envoy_speaks_http2_with_ports_of_http2_and_grpc_alone() {
+    let (_, all) = settings_of(|_, _| {});
+    let mut seen = Vec::new();
+    // The other two protocols are TLS of the applications, so no endpoint of them is of the mesh.
+    for (protocol, cluster) in PortProtocol::ALL.into_iter().zip(&all).take(4) {
+        let options = cluster.typed_extension_protocol_options.iter();
+        let is_http2 = options.map(|(name, any)| {
+            assert_eq!((&**name, any), (HTTP_OPTIONS, &http2()));
+            upstream::HttpProtocolOptions::decode(&*any.value).expect("options")
+        });
+        let alpn = mesh_context(cluster).common_tls_context.map(|context| context.alpn_protocols);
+        seen.push((protocol, is_http2.count() == 1, alpn.unwrap_or_default().join(",")));
+    }
+    use PortProtocol::{Grpc, Http, Http2, Tcp};
+    let [no, yes] = [(false, "istio"), (true, "istio,h2")];
+    let expected = [(Tcp, no), (Http, no), (Http2, yes), (Grpc, yes)];
+    let expected = expected.map(|(protocol, (is_http2, alpn))| (protocol, is_http2, alpn.to_owned()));
+    assert_eq!(seen, expected);
+}
