@@ -203,6 +203,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, kept: Opti
         }),
         connect_timeout: Some(duration(tuning.connect_timeout)),
         lb_policy: cluster::cluster::LbPolicy::RoundRobin.into(),
+        circuit_breakers: Some(no_limits()),
         ..cluster::Cluster::default()
     };
     if let Some(Kept { peers, connect_timeout }) = kept {
@@ -221,6 +222,21 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, kept: Opti
         made.transport_socket_matches = transport_sockets(found, peers);
     }
     Resource::new(Kind::Cluster, name.clone(), &made)
+}
+
+/// Returns circuit breakers that break nothing, for the routes of either priority; by themselves, Envoy and gRPC fail what exceeds
+/// 1,024 at once.
+fn no_limits() -> cluster::CircuitBreakers {
+    let all = Some(u32::MAX);
+    let of = |priority: core::RoutingPriority| cluster::circuit_breakers::Thresholds {
+        priority: priority.into(),
+        max_connections: all,
+        max_pending_requests: all,
+        max_requests: all,
+        max_retries: all,
+    };
+    let thresholds = [core::RoutingPriority::Default, core::RoutingPriority::High].map(of).into();
+    cluster::CircuitBreakers { thresholds }
 }
 
 /// Returns the config by which Envoy speaks HTTP/2 with endpoints; by itself, it speaks HTTP/1.1.

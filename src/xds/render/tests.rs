@@ -466,3 +466,26 @@ fn envoy_speaks_http2_with_ports_of_http2_and_grpc_alone() {
     let expected = expected.map(|(protocol, (is_http2, alpn))| (protocol, is_http2, alpn.to_owned()));
     assert_eq!(seen, expected);
 }
+
+#[test]
+fn envoy_and_grpc_have_no_limits() {
+    let (snapshot, all) = settings_of(|_, _| {});
+    let target = Target { hostname: host_name("web.mesh"), port: 1, subset: "".into() };
+    let viewer = Viewer { client: ClientKind::Grpc, ..Viewer::default() };
+    let history = ClusterHistory::default();
+    let name: Arc<str> = cluster_name(1, "", "web.mesh").into();
+    let of_grpc = resource(inputs(&snapshot, &history), Kind::Cluster, &name, Some(&target), &viewer);
+    let read = discovery::Resource::decode(of_grpc.expect("given").message().clone()).expect("a resource");
+    let of_grpc = cluster::Cluster::decode(&*read.resource.expect("an Any").value).expect("a cluster");
+    for cluster in all.iter().chain([&of_grpc]) {
+        let breakers = cluster.circuit_breakers.as_ref().expect("there");
+        let limits = breakers.thresholds.iter().map(|of| {
+            let limits = [of.max_connections, of.max_pending_requests, of.max_requests, of.max_retries];
+            (of.priority(), limits)
+        });
+        let most = [Some(u32::MAX); 4];
+        let expected = [(core::RoutingPriority::Default, most), (core::RoutingPriority::High, most)];
+        assert_eq!(limits.collect::<Vec<_>>(), expected);
+    }
+    assert_eq!((of_grpc.common_lb_config, of_grpc.outlier_detection), (None, None));
+}
