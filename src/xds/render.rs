@@ -212,7 +212,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, kept: Opti
         let threshold = if tuning.panic { 0.01 } else { 0.0 };
         made.common_lb_config = Some(cluster::cluster::CommonLbConfig {
             healthy_panic_threshold: Some(Percent { value: threshold }),
-            ..cluster::cluster::CommonLbConfig::default()
+            locality_config_specifier: Some(by_weights()),
         });
         made.connect_timeout = Some(duration(*connect_timeout));
         made.outlier_detection = Some(connect_failures());
@@ -237,6 +237,14 @@ fn no_limits() -> cluster::CircuitBreakers {
     };
     let thresholds = [core::RoutingPriority::Default, core::RoutingPriority::High].map(of).into();
     cluster::CircuitBreakers { thresholds }
+}
+
+/// Returns the config that makes Envoy heed the weights alone. An Envoy whose bootstrap names a local cluster would otherwise prefer
+/// endpoints in its own zone by their number, in which a gateway counts as one endpoint.
+fn by_weights() -> cluster::cluster::common_lb_config::LocalityConfigSpecifier {
+    let never = Some(Percent { value: 0.0 });
+    let zones = cluster::cluster::common_lb_config::ZoneAwareLbConfig { routing_enabled: never };
+    cluster::cluster::common_lb_config::LocalityConfigSpecifier::ZoneAwareLbConfig(zones)
 }
 
 /// Returns the config by which Envoy speaks HTTP/2 with endpoints; by itself, it speaks HTTP/1.1.

@@ -468,7 +468,7 @@ fn envoy_speaks_http2_with_ports_of_http2_and_grpc_alone() {
 }
 
 #[test]
-fn envoy_and_grpc_have_no_limits() {
+fn envoy_and_grpc_have_no_limits_and_heed_weights_alone() {
     let (snapshot, all) = settings_of(|_, _| {});
     let target = Target { hostname: host_name("web.mesh"), port: 1, subset: "".into() };
     let viewer = Viewer { client: ClientKind::Grpc, ..Viewer::default() };
@@ -486,6 +486,10 @@ fn envoy_and_grpc_have_no_limits() {
         let most = [Some(u32::MAX); 4];
         let expected = [(core::RoutingPriority::Default, most), (core::RoutingPriority::High, most)];
         assert_eq!(limits.collect::<Vec<_>>(), expected);
+    }
+    for cluster in &all {
+        let common = cluster.common_lb_config.as_ref().expect("there");
+        assert_eq!(common.locality_config_specifier, Some(by_weights()));
     }
     assert_eq!((of_grpc.common_lb_config, of_grpc.outlier_detection), (None, None));
 }
