@@ -34,6 +34,7 @@ use isthmus_proto::envoy::r#type::matcher::v3 as matcher;
 use isthmus_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use isthmus_proto::envoy::r#type::v3::Percent;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::policy::Tuning;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 use isthmus_snapshot::view::{ClientKind, Entry, Viewer, view};
 
@@ -45,10 +46,9 @@ const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
 /// A name that no certificate has, because nobody can register `.invalid` (RFC 2606).
 const NOBODY: &str = "spiffe://no-roots-are-known.invalid/";
-/// How long Envoy leaves an endpoint out after failed connects at first; each further time in a row takes as much longer.
-const EJECTED_FOR: Duration = Duration::from_secs(5);
-/// The largest share of a cluster's endpoints that Envoy leaves out, except that it may always leave out one.
-const EJECTED_MAX_PERCENT: u32 = 50;
+/// How long Envoy leaves an endpoint out after failed connects at first; each further time in a row takes as much longer, up to
+/// the second value. The third one is added at most, by chance, so that not all endpoints return at once.
+const EJECTED_FOR: [Duration; 3] = [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(5)];
 /// The ALPN protocol that mesh endpoints and Istio's SNI gateways expect.
 const MESH_ALPN: &str = "istio";
 /// The ALPN protocol of HTTP/2 (RFC 9113 §3.2).
@@ -215,7 +215,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, kept: Opti
             locality_config_specifier: Some(by_weights()),
         });
         made.connect_timeout = Some(duration(*connect_timeout));
-        made.outlier_detection = Some(connect_failures());
+        made.outlier_detection = Some(connect_failures(found.service, tuning));
         if found.port.protocol.is_http2() {
             made.typed_extension_protocol_options = [(HTTP_OPTIONS.to_owned(), http2())].into();
         }
@@ -257,13 +257,23 @@ fn http2() -> Any {
     Any { type_url: format!("type.googleapis.com/{HTTP_OPTIONS}"), ..any(&options) }
 }
 
+/// Returns the largest share of a cluster's endpoints that Envoy leaves out: all of them if it then goes on to other endpoints, or
+/// in panic tries all. Otherwise half of them, since the rest would be no endpoint at all.
+fn ejected_max_percent(service: &ServiceView, tuning: &Tuning) -> u32 {
+    let has_priorities = tuning.steering.is_on() || service.prefers_near;
+    if tuning.panic || has_priorities && service.networks.len() > 1 { 100 } else { 50 }
+}
+
 /// Returns the outlier detection that leaves out an endpoint or gateway after three failed connects, for the seconds until a
 /// probe knows of it (SPEC §19). Nothing else counts: a gateway passes on the errors of all endpoints behind it.
-fn connect_failures() -> cluster::OutlierDetection {
+fn connect_failures(service: &ServiceView, tuning: &Tuning) -> cluster::OutlierDetection {
     let never = Some(0);
+    let [base, largest, jitter] = EJECTED_FOR.map(|time| Some(duration(time)));
     cluster::OutlierDetection {
-        base_ejection_time: Some(duration(EJECTED_FOR)),
-        max_ejection_percent: Some(EJECTED_MAX_PERCENT),
+        base_ejection_time: base,
+        max_ejection_time: largest,
+        max_ejection_time_jitter: jitter,
+        max_ejection_percent: Some(ejected_max_percent(service, tuning)),
         split_external_local_origin_errors: true,
         consecutive_local_origin_failure: Some(3),
         enforcing_consecutive_local_origin_failure: Some(100),

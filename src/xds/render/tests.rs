@@ -493,3 +493,38 @@ fn envoy_and_grpc_have_no_limits_and_heed_weights_alone() {
     }
     assert_eq!((of_grpc.common_lb_config, of_grpc.outlier_detection), (None, None));
 }
+
+#[test]
+fn envoy_leaves_out_all_endpoints_only_if_it_has_others_to_try() {
+    use isthmus_snapshot::steering::{ServiceSteering, SteeringMode};
+    let ejection = |panic: bool, mode: SteeringMode, prefers_near: bool, is_far: bool| {
+        let (_, all) = settings_of(|policy, service| {
+            let steering = ServiceSteering { mode, ..ServiceSteering::default() };
+            policy.tuning.default = Tuning { panic, steering, ..isthmus_snapshot::testing::tuning() }.into();
+            service.load_balancing =
+                if prefers_near { isthmus_snapshot::testing::near_first() } else { None };
+            if !is_far {
+                service.endpoints = Arc::default();
+            }
+        });
+        let ejection = all[0].outlier_detection.expect("there");
+        let seconds = |time: Option<prost_types::Duration>| time.map_or(0, |time| time.seconds);
+        let times =
+            [ejection.base_ejection_time, ejection.max_ejection_time, ejection.max_ejection_time_jitter];
+        assert_eq!(times.map(seconds), [10, 60, 5]);
+        ejection.max_ejection_percent
+    };
+    use SteeringMode::{Nearest, Off};
+    for (panic, mode, prefers_near, is_far, percent) in [
+        (true, Off, false, true, 100),
+        (true, Off, false, false, 100),
+        (false, Off, false, true, 50),
+        (false, Nearest, false, true, 100),
+        (false, Nearest, false, false, 50),
+        (false, Off, true, true, 100),
+        (false, Off, true, false, 50),
+    ] {
+        let found = ejection(panic, mode, prefers_near, is_far);
+        assert_eq!(found, Some(percent), "{panic} {mode:?} {prefers_near} {is_far}");
+    }
+}
