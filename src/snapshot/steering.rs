@@ -16,6 +16,8 @@ pub const PARTS: u32 = 32;
 const ALL: u64 = 1 << 32;
 /// A ready endpoint serves `OVERPROVISIONING` / 10 of the calls that are meant for an endpoint, as for Envoy.
 const OVERPROVISIONING: u128 = 14;
+/// The overprovisioning factor that Envoy uses by itself, in percent.
+pub const ENVOY_OVERPROVISIONING_PERCENT: u32 = 140;
 
 /// The settings of steering that hold for all services.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -292,6 +294,20 @@ pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
             _ => Some(0),
         };
     }
+}
+
+/// Returns what the division has left of the overprovisioning factor, in percent: 140 if it has used nothing, at least 100. A client
+/// that sees further endpoints of priority 0 fail may expect this much more of each of the others.
+pub fn overprovisioning_percent(groups: &[Group]) -> u32 {
+    let left = |group: &Group| {
+        let serves = match group.takes {
+            Takes::Rest => group.serves() * 10 / u128::from(group.all().max(1)),
+            Takes::Room | Takes::More => 0,
+        };
+        u32::try_from(serves).unwrap_or(u32::MAX).clamp(100, ENVOY_OVERPROVISIONING_PERCENT)
+    };
+    let with_share = groups.iter().filter(|group| group.share > 0);
+    with_share.map(left).min().unwrap_or(ENVOY_OVERPROVISIONING_PERCENT)
 }
 
 /// Returns the portion of each group, of about [`ALL`] together; all are 0 if no endpoint is ready.

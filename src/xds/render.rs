@@ -36,7 +36,8 @@ use isthmus_proto::envoy::r#type::v3::Percent;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::policy::Tuning;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
-use isthmus_snapshot::view::{ClientKind, Entry, Viewer, view};
+use isthmus_snapshot::steering::{ENVOY_OVERPROVISIONING_PERCENT, overprovisioning_percent};
+use isthmus_snapshot::view::{Assignment, ClientKind, Entry, Viewer, view};
 
 /// The metadata namespace by which Envoy selects a transport socket for an endpoint, then the key and the value.
 const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";
@@ -408,14 +409,20 @@ fn by_domain(roots: &BTreeMap<Arc<str>, Arc<str>>) -> tls::CertificateValidation
 
 fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, viewer: &Viewer) -> Resource {
     let given = found.and_then(|found| view(snapshot, found.service, found.port, found.subset, viewer));
-    let entries = given.map(|given| given.entries).unwrap_or_default();
+    let Assignment { entries, groups, .. } = given.unwrap_or_default();
+    let factor = overprovisioning_percent(&groups);
+    let is_told = viewer.client == ClientKind::Envoy && factor != ENVOY_OVERPROVISIONING_PERCENT;
+    let policy = is_told.then(|| endpoint::cluster_load_assignment::Policy {
+        overprovisioning_factor: Some(factor),
+        ..endpoint::cluster_load_assignment::Policy::default()
+    });
     let made = endpoint::ClusterLoadAssignment {
         cluster_name: name.to_string(),
         endpoints: match viewer.client {
             ClientKind::Envoy => for_envoy(&entries),
             ClientKind::Grpc => for_grpc(&entries),
         },
-        ..endpoint::ClusterLoadAssignment::default()
+        policy,
     };
     let resource = Resource::new(Kind::Assignment, name.clone(), &made);
     if entries.is_empty() { resource.without_endpoints() } else { resource }

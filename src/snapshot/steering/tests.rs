@@ -76,6 +76,24 @@ fn a_viewer_without_endpoints_on_its_network_uses_the_nearest_ring() {
 }
 
 #[test]
+fn the_overprovisioning_factor_counts_once() {
+    let left = |mut groups: Vec<Group>| {
+        divide(&mut groups, 100);
+        overprovisioning_percent(&groups)
+    };
+    assert_eq!(left(Vec::new()), 140);
+    assert_eq!(left(vec![group(0, 30, 0), group(1, 30, 0)]), 140);
+    assert_eq!(left(vec![group(0, 30, 0), group(1, 1, 29)]), 140, "the other has no share");
+    assert_eq!(left(vec![group(0, 28, 2), group(1, 30, 0)]), 130);
+    assert_eq!(left(vec![group(0, 22, 8), group(1, 30, 0)]), 102, "the own group keeps all");
+    assert_eq!(left(vec![group(0, 21, 9), group(1, 30, 0)]), 100);
+    assert_eq!(left(vec![group(0, 8, 22), group(1, 90, 0)]), 100);
+    assert_eq!(left(vec![group(0, 30, 0), fixed(group(1, 30, 0), 50)]), 140);
+    let drained = Group { drained: 16 * 30, ..group(0, 30, 0) };
+    assert_eq!(left(vec![drained, group(1, 30, 0), group(2, 30, 0)]), 100, "ring 1 is full");
+}
+
+#[test]
 fn a_drain_leaves_calls_to_networks_with_room() {
     let drained = |left: u64| {
         let own = Group { drained: (32 - left) * 30, ..group(0, 30, 0) };

@@ -528,3 +528,34 @@ fn envoy_leaves_out_all_endpoints_only_if_it_has_others_to_try() {
         assert_eq!(found, Some(percent), "{panic} {mode:?} {prefers_near} {is_far}");
     }
 }
+
+#[test]
+fn envoy_is_told_what_steering_has_used_of_its_overprovisioning_factor() {
+    use isthmus_model::endpoint::Health;
+    use isthmus_snapshot::steering::{ServiceSteering, SteeringMode};
+    let factor = |mode, unready, client| {
+        let (snapshot, _) = settings_of(|policy, service| {
+            let steering = ServiceSteering { mode, ..ServiceSteering::default() };
+            policy.tuning.default = Tuning { steering, ..isthmus_snapshot::testing::tuning() }.into();
+            let of = |host: usize| {
+                let health = if host < unready { Health::Unhealthy } else { Health::Healthy };
+                isthmus_model::endpoint::Endpoint { health, ..endpoint(&format!("10.2.0.{host}"), 1) }
+            };
+            service.endpoints = (0..10).map(of).collect();
+        });
+        let name: Arc<str> = cluster_name(5, "", "web.mesh").into();
+        let target = Target { hostname: host_name("web.mesh"), port: 5, subset: "".into() };
+        let viewer = Viewer { network: Network::new("n2"), client, ..Viewer::default() };
+        let history = ClusterHistory::default();
+        let made = resource(inputs(&snapshot, &history), Kind::Assignment, &name, Some(&target), &viewer);
+        let read = discovery::Resource::decode(made.expect("given").message().clone()).expect("a resource");
+        let read = endpoint::ClusterLoadAssignment::decode(&*read.resource.expect("an Any").value);
+        read.expect("an assignment").policy.and_then(|policy| policy.overprovisioning_factor)
+    };
+    use SteeringMode::{Nearest, Off};
+    assert_eq!(factor(Nearest, 0, ClientKind::Envoy), None, "Envoy's own is 140");
+    assert_eq!(factor(Nearest, 2, ClientKind::Envoy), Some(112));
+    assert_eq!(factor(Nearest, 5, ClientKind::Envoy), Some(100));
+    assert_eq!(factor(Nearest, 5, ClientKind::Grpc), None);
+    assert_eq!(factor(Off, 5, ClientKind::Envoy), None);
+}
