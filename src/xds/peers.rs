@@ -13,7 +13,7 @@ use isthmus_snapshot::service_view::{PortView, ServiceView};
 /// The identities of one service port, in all clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peers {
-    /// True if an endpoint speaks mutual TLS, or if mutual TLS is the default for the port's protocol.
+    /// True if an endpoint speaks mutual TLS.
     pub any: bool,
     /// The SPIFFE IDs that the registries declare for the endpoints.
     pub identities: BTreeSet<Identity>,
@@ -21,7 +21,6 @@ pub struct Peers {
     pub prefix: Option<Arc<str>>,
     /// The roots that verify the servers.
     pub roots: Roots,
-    endpoints: usize,
 }
 
 /// The roots that verify the servers of a service.
@@ -39,12 +38,11 @@ pub enum Roots {
 impl Peers {
     /// Collects the identities of a service port.
     pub fn of(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Self {
-        let mut peers = Self { any: port.protocol.default_tls() == TlsMode::Mesh, ..Self::default() };
+        let mut peers = Self::default();
         let mut nameless = false;
         let endpoints = service.endpoints_of(port, "", snapshot.networks()).into_iter().flatten();
         for found in endpoints.filter(|found| found.tls == TlsMode::Mesh) {
             peers.any = true;
-            peers.endpoints += 1;
             match &found.endpoint.template.identity {
                 Some(identity) => drop(peers.identities.insert(identity.clone())),
                 None => nameless = true,
@@ -98,7 +96,7 @@ impl Peers {
 
     /// Returns true if `before` allows all of these identities.
     pub(super) fn are_known(&self, before: &Self) -> bool {
-        self.endpoints == 0 && before.endpoints > 0
+        !self.any && before.any
             || (self.any == before.any
                 && self.identities.is_subset(&before.identities)
                 && (self.prefix.is_none() || self.prefix == before.prefix))

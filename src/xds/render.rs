@@ -47,6 +47,8 @@ const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
 /// A name that no certificate has, because nobody can register `.invalid` (RFC 2606).
 const NOBODY: &str = "spiffe://no-roots-are-known.invalid/";
+/// The SHA-256 of no certificate.
+const NO_CERTIFICATE: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// How long Envoy leaves an endpoint out after failed connects at first; each further time in a row takes as much longer, up to
 /// the second value. The third one is added at most, by chance, so that not all endpoints return at once.
 const EJECTED_FOR: [Duration; 3] = [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(5)];
@@ -287,7 +289,9 @@ fn connect_failures(service: &ServiceView, tuning: &Tuning) -> cluster::OutlierD
     }
 }
 
-/// Returns the transport sockets: mutual TLS for endpoints and gateways that speak it, a plain socket for the rest.
+/// Returns the transport sockets: mutual TLS for endpoints and gateways that speak it, a plain socket for the rest. If none speaks
+/// mutual TLS, Envoy needs no secrets for the cluster, and cannot connect to an endpoint that does: Envoy may learn of the first one
+/// before the cluster changes, and would call it in the clear.
 fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::TransportSocketMatch> {
     let Found { service, port, subset } = found;
     let socket = |name: &str, kind: &str, config: Any| core::TransportSocket {
@@ -297,27 +301,44 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
             ..config
         })),
     };
-    let mesh = peers.any.then(|| cluster::cluster::TransportSocketMatch {
+    let context = match peers.any {
+        true => mutual_tls(sni_of(service, port, subset), alpn(port), peers),
+        false => no_server(),
+    };
+    let mesh = cluster::cluster::TransportSocketMatch {
         name: "mesh".into(),
         r#match: Some(mesh_mode()),
-        transport_socket: Some(socket(
-            "tls",
-            "tls.v3.UpstreamTlsContext",
-            any(&mutual_tls(sni_of(service, port, subset), alpn(port), peers)),
-        )),
-    });
+        transport_socket: Some(socket("tls", "tls.v3.UpstreamTlsContext", any(&context))),
+    };
     let raw = cluster::cluster::TransportSocketMatch {
         name: "raw".into(),
         r#match: Some(Struct::default()),
         transport_socket: Some(socket("raw_buffer", "raw_buffer.v3.RawBuffer", any(&RawBuffer {}))),
     };
-    mesh.into_iter().chain([raw]).collect()
+    vec![mesh, raw]
 }
 
 /// Returns the ALPN protocols that clients offer: also the application's own, as Istio does, if it is known to be HTTP/2.
 fn alpn(port: &PortView) -> Vec<String> {
     let http2 = port.protocol.is_http2().then_some(HTTP2_ALPN);
     [MESH_ALPN].into_iter().chain(http2).map(str::to_owned).collect()
+}
+
+/// Returns a TLS context that accepts no server.
+fn no_server() -> tls::UpstreamTlsContext {
+    let nobody = tls::CertificateValidationContext {
+        verify_certificate_hash: vec![NO_CERTIFICATE.to_owned()],
+        ..tls::CertificateValidationContext::default()
+    };
+    tls::UpstreamTlsContext {
+        common_tls_context: Some(tls::CommonTlsContext {
+            validation_context_type: Some(tls::common_tls_context::ValidationContextType::ValidationContext(
+                nobody,
+            )),
+            ..tls::CommonTlsContext::default()
+        }),
+        ..tls::UpstreamTlsContext::default()
+    }
 }
 
 /// Returns the server name that clients send. For an imported service it is the name by which the peer exports the service,

@@ -304,8 +304,8 @@ fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
     let mut mesh = mesh_with(vec![empty]);
     assert_eq!(verified(&mesh.snapshot(), &history, "pay-west.here"), before);
     mesh.trust_roots = Arc::default();
-    let (_, names, roots) = verified(&mesh.snapshot(), &history, "pay-west.here");
-    assert_eq!((names, roots), (vec![format!("Exact({NOBODY:?})")], None));
+    let snapshot = mesh.snapshot();
+    assert_eq!(mesh_context(&rendered(inputs(&snapshot, &history), "pay-west.here")[0]), no_server());
 }
 
 #[test]
@@ -450,8 +450,7 @@ fn settings_of(change: impl Fn(&mut Policy, &mut Service)) -> (Snapshot, Vec<clu
 fn envoy_speaks_http2_with_ports_of_http2_and_grpc_alone() {
     let (_, all) = settings_of(|_, _| {});
     let mut seen = Vec::new();
-    // The other two protocols are TLS of the applications, so no endpoint of them is of the mesh.
-    for (protocol, cluster) in PortProtocol::ALL.into_iter().zip(&all).take(4) {
+    for (protocol, cluster) in PortProtocol::ALL.into_iter().zip(&all) {
         let options = cluster.typed_extension_protocol_options.iter();
         let is_http2 = options.map(|(name, any)| {
             assert_eq!((&**name, any), (HTTP_OPTIONS, &http2()));
@@ -460,9 +459,11 @@ fn envoy_speaks_http2_with_ports_of_http2_and_grpc_alone() {
         let alpn = mesh_context(cluster).common_tls_context.map(|context| context.alpn_protocols);
         seen.push((protocol, is_http2.count() == 1, alpn.unwrap_or_default().join(",")));
     }
-    use PortProtocol::{Grpc, Http, Http2, Tcp};
+    use PortProtocol::{Grpc, Http, Http2, Https, Tcp, Tls};
     let [no, yes] = [(false, "istio"), (true, "istio,h2")];
-    let expected = [(Tcp, no), (Http, no), (Http2, yes), (Grpc, yes)];
+    // The last two protocols are TLS of the applications, so no endpoint of them is of the mesh.
+    let expected =
+        [(Tcp, no), (Http, no), (Http2, yes), (Grpc, yes), (Tls, (false, "")), (Https, (false, ""))];
     let expected = expected.map(|(protocol, (is_http2, alpn))| (protocol, is_http2, alpn.to_owned()));
     assert_eq!(seen, expected);
 }
@@ -527,6 +528,38 @@ fn envoy_leaves_out_all_endpoints_only_if_it_has_others_to_try() {
         let found = ejection(panic, mode, prefers_near, is_far);
         assert_eq!(found, Some(percent), "{panic} {mode:?} {prefers_near} {is_far}");
     }
+}
+
+#[test]
+fn a_cluster_takes_secrets_only_for_endpoints_of_the_mesh() {
+    let history = ClusterHistory::default();
+    let mut generation = 0;
+    let mut context = |modes: &[TlsMode]| {
+        let one = |(mode, host): (&TlsMode, u8)| {
+            let tls = Some(DeclaredTls::Mode(*mode));
+            let template = EndpointTemplate { tls, ..EndpointTemplate::default() };
+            isthmus_model::endpoint::Endpoint {
+                template: template.into(),
+                ..endpoint(&format!("10.1.0.{host}"), 1)
+            }
+        };
+        let endpoints = modes.iter().zip(1..).map(one).collect();
+        let web = service("web.mesh", vec![port(80, PortProtocol::Http)], endpoints);
+        generation += 1;
+        let mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![web])]);
+        let snapshot = build::all(mesh.world(), generation);
+        let context = mesh_context(&rendered(inputs(&snapshot, &history), "web.mesh")[0]);
+        let secrets = context.common_tls_context.as_ref().expect("there");
+        let has_secrets = !secrets.tls_certificate_sds_secret_configs.is_empty();
+        assert_eq!(has_secrets, context != no_server(), "else it accepts no server");
+        has_secrets
+    };
+    use TlsMode::{Mesh as Mutual, None as Plain, Own};
+    assert!(!context(&[]), "there is nobody to call");
+    assert!(!context(&[Plain]) && !context(&[Own, Plain]) && !context(&[]));
+    assert!(context(&[Plain, Mutual]));
+    // The cluster does not change when the last endpoint of the mesh leaves, and may return.
+    assert!(context(&[Plain]) && context(&[]));
 }
 
 #[test]
