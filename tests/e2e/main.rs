@@ -14,6 +14,7 @@ mod bombs;
 mod boundary;
 mod calls;
 mod checks;
+mod cluster_settings_envoy;
 mod commands;
 mod contained;
 mod control_frames;

@@ -141,22 +141,32 @@ pub fn control_plane_with(registries: &Path, west: &[SocketAddr], xds: &str, mor
 
 /// Starts an Envoy that subscribes with a variant of ADS (`form`) and has a listener for each of these services.
 pub fn client(binary: &OsString, control: SocketAddr, services: &[&str], form: &str) -> Envoy {
+    let listeners: Vec<String> = services.iter().map(|name| LISTENER.replace("{NAME}", name)).collect();
+    let config = client_config(control, &listeners.concat());
+    start_client(binary, &config.replace("DELTA_GRPC", form))
+}
+
+/// Returns the config of an Envoy with these listeners.
+pub fn client_config(control: SocketAddr, listeners: &str) -> String {
+    include_str!("../interop/envoy-horizon.yaml")
+        .replace("{CONTROL_IP}", &control.ip().to_string())
+        .replace("{CONTROL_PORT}", &control.port().to_string())
+        .replace("{LISTENERS}", if listeners.is_empty() { "    []" } else { listeners })
+}
+
+/// Starts an Envoy with this config, and with the certificate of [`CLIENT_ID`].
+pub fn start_client(binary: &OsString, config: &str) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&[], Some(CLIENT_ID));
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
     write("ca.pem", &PKI.ca_pem());
     write("client.pem", &issued.certificate_pem);
     write("client.key", &issued.key_pem);
-    let listeners: Vec<String> = services.iter().map(|name| LISTENER.replace("{NAME}", name)).collect();
-    let config = include_str!("../interop/envoy-horizon.yaml")
-        .replace("{CONTROL_IP}", &control.ip().to_string())
-        .replace("{CONTROL_PORT}", &control.port().to_string())
-        .replace("DELTA_GRPC", form)
-        .replace("{LISTENERS}", &if listeners.is_empty() { "    []".to_owned() } else { listeners.concat() });
-    Envoy::start(binary, folder, &config)
+    Envoy::start(binary, folder, config)
 }
 
-const LISTENER: &str = r#"
+/// A listener that passes TCP on to a service.
+pub const LISTENER: &str = r#"
     - name: {NAME}
       address: {socket_address: {address: 127.0.0.1, port_value: 0}}
       filter_chains:

@@ -6,10 +6,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use super::eventually;
+use super::within;
+
+/// The time limit for what a peer is told, which may be many calls.
+const TOLD: Duration = Duration::from_secs(120);
 
 /// Returns the interpreter with the messages of xDS: `ISTHMUS_PYTHON`, or the one that `tests/run` has
 /// installed.
@@ -93,7 +97,7 @@ impl Peer {
     pub fn tell(&mut self, what: &Value) -> Value {
         let before = self.of("done").len();
         writeln!(self.input, "{what}").expect("it listens");
-        eventually("the peer does as it is told", || {
+        within(TOLD, "the peer does as it is told", || {
             assert!(self.child.try_wait().expect("a child").is_none(), "the peer has ended");
             self.lines().into_iter().filter(|line| line.get("done").is_some()).nth(before)
         })
