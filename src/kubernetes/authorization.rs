@@ -10,12 +10,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use prost::Message;
 
-use super::objects::{Texts, objects};
+use super::objects::{Meta, Texts, is_true, objects};
 use isthmus_proto::istio::security as proto;
 use isthmus_proto::istio::security::string_match::MatchType;
 
 /// The name of the policy that refuses connections without mutual TLS. A name of Kubernetes has no underscore.
 pub(super) const STATIC_STRICT: &str = "istio_converted_static_strict";
+/// The annotation of a policy that is not enforced; a ztunnel only counts what it would refuse.
+const DRY_RUN: &str = "istio.io/dry-run";
 /// The beginning of the name of a policy that is made from a PeerAuthentication.
 pub(super) const OF_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
 
@@ -43,7 +45,8 @@ struct Unjudged;
 
 /// Returns the encoded policy; `None` if it is not for ztunnels: it has a target, which is a waypoint, or an action that ztunnels do
 /// not have.
-pub(super) fn converted(spec: &PolicySpec, name: &str, namespace: &str, root: &str) -> Option<Vec<u8>> {
+pub(super) fn converted(spec: &PolicySpec, metadata: &Meta, root: &str) -> Option<Vec<u8>> {
+    let Meta { name, namespace, annotations, .. } = metadata;
     if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
         return None;
     }
@@ -62,11 +65,12 @@ pub(super) fn converted(spec: &PolicySpec, name: &str, namespace: &str, root: &s
         (action == proto::Action::Deny || !unjudged).then_some(rule)
     });
     let message = proto::Authorization {
-        name: name.to_owned(),
-        namespace: namespace.to_owned(),
+        name: name.clone(),
+        namespace: namespace.clone(),
         scope: scope.into(),
         action: action.into(),
         rules: rules.collect(),
+        dry_run: annotations.get(DRY_RUN).is_some_and(|text| is_true(text)),
     };
     Some(message.encode_to_vec())
 }
@@ -246,6 +250,7 @@ fn denying(name: String, namespace: &str, rules: Vec<proto::Rule>) -> Vec<u8> {
         scope: proto::Scope::WorkloadSelector.into(),
         action: proto::Action::Deny.into(),
         rules,
+        dry_run: false,
     };
     message.encode_to_vec()
 }

@@ -98,6 +98,11 @@ pub(super) fn port(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number > 0)
 }
 
+/// Returns true if the text of a label or annotation is true for Istio, which reads the forms that Go's `strconv.ParseBool` does.
+pub(super) fn is_true(text: &str) -> bool {
+    matches!(text, "1" | "t" | "T" | "true" | "True" | "TRUE")
+}
+
 /// `IntOrString`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(untagged)]

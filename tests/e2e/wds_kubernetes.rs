@@ -300,6 +300,15 @@ fn policies_pass_through_whole_and_at_once() {
     // A namespace that is not is an exception.
     world.fake.put(&mtls("shop", &json!({"mtls": {"mode": "PERMISSIVE"}})));
     assert_eq!(client.told(ADDRESS).workload(WEB).texts(16), ["shop/web"]);
+    // A policy in dry run is marked as one, and enforced as soon as the annotation is gone.
+    let mut tried = policy("all", &deny);
+    for annotations in [json!({"istio.io/dry-run": "true"}), json!({})] {
+        tried["metadata"]["annotations"] = annotations.clone();
+        world.fake.put(&tried);
+        let told = client.told(AUTHORIZATION);
+        let is_dry_run = told.resources["shop/all"].1.number(6) == 1;
+        assert_eq!(is_dry_run, annotations != json!({}));
+    }
     world.fake.delete("authorizationpolicies", "shop/all");
     assert_eq!(client.told(AUTHORIZATION).removed, ["shop/all"]);
 }

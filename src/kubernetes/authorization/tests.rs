@@ -2,19 +2,22 @@
 
 use super::*;
 
-fn of(spec: &str) -> Option<proto::Authorization> {
+fn in_namespace(spec: &str, namespace: &str, annotations: &[(&str, &str)]) -> Option<proto::Authorization> {
     let spec: PolicySpec = serde_json::from_str(spec).expect("legal");
-    let message = converted(&spec, "p", "shop", "istio-system")?;
+    let annotations = annotations.iter().map(|(key, text)| ((*key).into(), (*text).into())).collect();
+    let metadata = Meta { name: "p".into(), namespace: namespace.into(), annotations, ..Meta::default() };
+    let message = converted(&spec, &metadata, "istio-system")?;
     Some(proto::Authorization::decode(&*message).expect("a message"))
+}
+
+fn of(spec: &str) -> Option<proto::Authorization> {
+    in_namespace(spec, "shop", &[])
 }
 
 #[test]
 fn the_scope_follows_from_the_selector_and_the_namespace() {
-    let scope = |text: &str, namespace: &str| {
-        let spec: PolicySpec = serde_json::from_str(text).expect("legal");
-        let message = converted(&spec, "p", namespace, "istio-system").expect("for ztunnels");
-        proto::Authorization::decode(&*message).expect("a message").scope()
-    };
+    let scope =
+        |text: &str, namespace: &str| in_namespace(text, namespace, &[]).expect("for ztunnels").scope();
     assert_eq!(scope("{}", "shop"), proto::Scope::Namespace);
     assert_eq!(scope("{}", "istio-system"), proto::Scope::Global);
     let selected = r#"{"selector":{"matchLabels":{"app":"a"}}}"#;
@@ -34,6 +37,23 @@ fn policies_for_waypoints_and_other_actions_are_left_out() {
     }
     let allow = of("{}").expect("for ztunnels");
     assert_eq!((allow.action(), allow.rules.len()), (proto::Action::Allow, 0), "it admits nobody");
+}
+
+#[test]
+fn a_dry_run_policy_is_marked_as_one() {
+    let is_dry_run = |annotations: &[(&str, &str)]| {
+        let deny = r#"{"action":"DENY","rules":[{}]}"#;
+        let policy = in_namespace(deny, "shop", annotations).expect("for ztunnels");
+        assert_eq!((policy.action(), policy.rules.len()), (proto::Action::Deny, 1));
+        policy.dry_run
+    };
+    // Istio reads the value as Go does.
+    for (value, expected) in
+        [("true", true), ("True", true), ("1", true), ("false", false), ("", false), ("yes", false)]
+    {
+        assert_eq!(is_dry_run(&[("istio.io/dry-run", value)]), expected, "{value:?}");
+    }
+    assert!(!is_dry_run(&[]) && !is_dry_run(&[("dry-run", "true")]));
 }
 
 #[test]

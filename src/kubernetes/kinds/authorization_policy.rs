@@ -24,8 +24,7 @@ impl Watched for AuthorizationPolicy {
     type Rows = Table<ObjectKey, PolicyRecord>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<PolicyRecord> {
-        let Meta { name, namespace, .. } = &self.metadata;
-        let message = converted(&self.spec, name, namespace, &reading.spec.system_namespace)?;
+        let message = converted(&self.spec, &self.metadata, &reading.spec.system_namespace)?;
         let selector =
             self.spec.selector.as_ref().map(|selector| reading.texts.labels(&selector.match_labels));
         Some(PolicyRecord { selector, message })
