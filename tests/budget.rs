@@ -89,7 +89,7 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "WDS",
         "wds/ app/wds app/registries/reviews kubernetes/authorization kubernetes/index/ambient \
-        kubernetes/kinds/authorization_policy kubernetes/kinds/peer_authentication kubernetes/kinds/waypoint kubernetes/reviews \
+        kubernetes/index/waypoints snapshot/admit/waypoint kubernetes/kinds/authorization_policy kubernetes/kinds/peer_authentication kubernetes/kinds/waypoint kubernetes/reviews \
         model/ambient snapshot/ambient",
     ),
     ("xDS", "ads/ xds/ app/xds admin/clients api/client proto/"),

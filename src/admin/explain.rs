@@ -17,6 +17,7 @@ use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::{Encapsulation, Health, ProxyVersion};
 use isthmus_model::identity::Identity;
 use isthmus_model::reason::Reason;
+use isthmus_model::service::CallerKind;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::{admit, admit_source};
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
@@ -206,6 +207,7 @@ fn explain_by(
         source: inquiry.source,
         alpn: entries.as_deref().map(Protocols::from_entries),
         identity: inquiry.identity.as_ref(),
+        kind: CallerKind::default(),
         local: inquiry.local,
         draw: None,
     };

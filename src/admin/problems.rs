@@ -417,6 +417,12 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
             let text = format!("{name}: ztunnels of cluster {cluster:?} are not served, because its policies are not known: {}", cut(why));
             Problem::new(Code::PoliciesUnknown, name, text)
         }));
+        all.extend(
+            report
+                .waypoints_ignored
+                .iter()
+                .map(|why| Problem::new(Code::WaypointIgnored, name, format!("{name}: {}", cut(why)))),
+        );
         if let Some(count) = report.left_out_because(Withheld::Claimed.text()) {
             let text = format!(
                 "{name}: {count} endpoints are not used, because their EndpointSlices do not match their pods"

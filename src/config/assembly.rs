@@ -59,9 +59,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let routes = routes::read(&root, &around, &mut problems);
     registries::seen_from(&node.namespace, &mut registries);
     registries::beside_others(&mut registries, &node);
-    if wds.is_some() {
-        registries::read_for_ztunnels(&mut registries);
-    }
+    let takes_hbone = listeners.list.iter().any(|listener| listener.protocol.takes_hbone());
+    registries::read_for_ambient(&mut registries, takes_hbone, wds.is_some());
     let clusters: Vec<ClusterId> = registries
         .iter()
         .map(|registry| registry.cluster.clone())

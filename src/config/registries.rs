@@ -165,6 +165,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         gateways,
         export_writer: None,
         ambient: false,
+        waypoints: false,
         gateway_api: None,
         import_writer: None,
         import_slices: false,
@@ -185,15 +186,20 @@ pub(super) fn seen_from(namespace: &Arc<str>, registries: &mut [RegistrySpec]) {
     }
 }
 
-/// Makes registries read what only ztunnels need: all workloads, the policies and the waypoints.
-pub(super) fn read_for_ztunnels(registries: &mut [RegistrySpec]) {
+/// Makes registries read what only ambient mode needs: the waypoints for HBONE callers, and all workloads and policies for ztunnels.
+pub(super) fn read_for_ambient(registries: &mut [RegistrySpec], takes_hbone: bool, has_ztunnels: bool) {
     for registry in registries {
-        match &mut registry.kind {
-            RegistryKind::Kubernetes(spec) => spec.ambient = true,
-            RegistryKind::KubernetesClusters(clusters) => clusters.template.ambient = true,
-            RegistryKind::Istiod(spec) => spec.ambient = true,
-            RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => {}
-        }
+        let spec = match &mut registry.kind {
+            RegistryKind::Kubernetes(spec) => spec,
+            RegistryKind::KubernetesClusters(clusters) => &mut clusters.template,
+            RegistryKind::Istiod(spec) => {
+                spec.ambient = has_ztunnels;
+                continue;
+            }
+            RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => continue,
+        };
+        spec.ambient = has_ztunnels;
+        spec.waypoints = takes_hbone || has_ztunnels;
     }
 }
 

@@ -16,6 +16,7 @@ use super::eviction::announced;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
+use isthmus_model::service::CallerKind;
 use isthmus_model::trace::TraceId;
 use isthmus_net::admission::{Holder, Limit};
 use isthmus_net::handed::Purpose;
@@ -502,7 +503,8 @@ fn ask(
     let source = Some(entry.source().ip());
     let local = entry.record.borrow().local.map(|local| local.ip());
     let draw = Some(core.random());
-    let question = AdmissionRequest { listener, requested, source, alpn, identity: None, local, draw };
+    let kind = CallerKind::default();
+    let question = AdmissionRequest { listener, requested, source, alpn, identity: None, kind, local, draw };
     let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
         let missing = || missing_for(snapshot, refusal.reason, question.requested).map(Into::into);

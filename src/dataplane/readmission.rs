@@ -7,6 +7,7 @@ use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
 use isthmus_model::authority::Authority;
 use isthmus_model::reason::Reason;
+use isthmus_model::service::CallerKind;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::readmit;
 use isthmus_snapshot::decision::{AdmissionRequest, Requested};
@@ -85,8 +86,10 @@ pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         source: Some(record.source.ip()),
         alpn: None,
         identity: facts.caller.as_ref().map(|caller| &caller.proof.identity),
-        local: record.local.map(|local| local.ip()),
+        // Neither decides whether an open connection may go on, only where a new one leads.
+        kind: CallerKind::default(),
         draw: None,
+        local: record.local.map(|local| local.ip()),
     };
     readmit(snapshot, &question, permit)
 }

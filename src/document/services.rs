@@ -370,7 +370,7 @@ fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut 
 fn waypoint(fields: &Fields<'_>) -> Option<Waypoint> {
     let port = fields.get(&keys::Waypoint::PORT);
     let address = SocketAddr::new(fields.get(&keys::Waypoint::ADDRESS)?, port);
-    Some(Waypoint { address, identity: fields.get(&keys::Waypoint::IDENTITY) })
+    Some(Waypoint::Address { address, identity: fields.get(&keys::Waypoint::IDENTITY) })
 }
 
 #[cfg(test)]

@@ -119,6 +119,9 @@ pub(crate) fn families(service: &Service) -> ServiceFamilies {
     }
 }
 
+/// The largest number of waypoints among which a service's calls are divided; istiod names two.
+const WAYPOINTS_MAX: usize = 16;
+
 /// A waypoint, as a service or a workload names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WaypointName {
@@ -136,6 +139,17 @@ pub(crate) fn waypoint(address: Option<&GatewayAddress>, network: &Network) -> O
             hostname: HostName::parse(&name.hostname).ok()?,
         })),
         Destination::Address(address) => ip_on(network, address).map(WaypointName::Address),
+    }
+}
+
+/// Returns the waypoints of a service, each with its share of the calls; `None` for one that [`waypoint`] does not return.
+pub(crate) fn waypoints(found: &Service, network: &Network) -> Vec<(Option<WaypointName>, u32)> {
+    let weighted = found.weighted_waypoints.iter().take(WAYPOINTS_MAX);
+    let weighted: Vec<_> =
+        weighted.map(|one| (waypoint(one.destination.as_ref(), network), one.weight)).collect();
+    match &found.waypoint {
+        Some(_) if weighted.is_empty() => vec![(waypoint(found.waypoint.as_ref(), network), 1)],
+        _ => weighted,
     }
 }
 

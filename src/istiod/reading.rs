@@ -21,6 +21,8 @@ use isthmus_proto::istio::workload::address::Type;
 use isthmus_snapshot::change::{Change, Item, Mark, MarkKey, MarkKind};
 use isthmus_wire::outline::{self, fields_of};
 
+mod waypoints;
+
 /// The largest number of workloads and services, together; further ones are left out.
 const RESOURCES_MAX: usize = 1_000_000;
 /// The largest number of services of one workload.
@@ -57,6 +59,8 @@ pub struct Reading {
     workloads: BTreeMap<Arc<str>, HeldWorkload>,
     /// The services by their virtual addresses on the network of the cluster.
     virtual_addresses: HashMap<IpAddr, ServiceKey>,
+    /// The services whose waypoint is named by a virtual address.
+    by_address: BTreeSet<Arc<str>>,
     /// The encoded policies by `namespace/name`; `None`: not known yet.
     policies: Option<BTreeMap<Arc<str>, Vec<u8>>>,
     /// The mistake of each policy that cannot be used.
@@ -78,7 +82,9 @@ struct HeldService {
     is_named: bool,
     /// The service without endpoints; `None`: there is no resource for it, or it cannot be used.
     service: Option<Service>,
-    waypoint: Option<WaypointName>,
+    /// The waypoints, each with its share of the calls; `None`: it cannot be used.
+    waypoints: Vec<(Option<WaypointName>, u32)>,
+    takes_ingress: bool,
     is_private: bool,
     /// The endpoints by the uid of their workload.
     endpoints: BTreeMap<Arc<str>, Endpoint>,
@@ -175,6 +181,9 @@ impl Reading {
         }
         for name in &response.removed_resources {
             self.remove(name, &mut touched);
+        }
+        if !touched.services.is_empty() {
+            touched.services.extend(self.by_address.iter().cloned());
         }
         for name in &std::mem::take(&mut touched.services) {
             self.settle(name, &mut touched.changes);
@@ -335,7 +344,7 @@ impl Reading {
             families: convert::families(found),
             withheld: Box::default(),
         });
-        let waypoint = convert::waypoint(found.waypoint.as_ref(), network);
+        let waypoints = convert::waypoints(found, network);
         self.forget_addresses(name);
         if let Some(service) = &service {
             let addresses = service.addresses.iter().map(|ip| (*ip, service.key.clone()));
@@ -345,7 +354,13 @@ impl Reading {
         held.version = version.into();
         held.is_named = true;
         held.service = service;
-        held.waypoint = waypoint;
+        held.takes_ingress = found.ingress_use_waypoint;
+        let is_by_address = |(name, _): &(_, u32)| matches!(name, Some(WaypointName::Address(_)));
+        match waypoints.iter().any(is_by_address) {
+            true => drop(self.by_address.insert(name.clone())),
+            false => drop(self.by_address.remove(name)),
+        }
+        held.waypoints = waypoints;
         held.is_private = found.visibility() == Visibility::Namespace;
         touched.services.insert(name.clone());
     }
@@ -451,18 +466,12 @@ impl Reading {
         is_of_network || is_of_cluster
     }
 
-    fn waypoint_of(&self, name: Option<&WaypointName>) -> Option<ServiceKey> {
-        match name? {
-            WaypointName::Service(key) => Some(key.clone()),
-            WaypointName::Address(ip) => self.virtual_addresses.get(ip).cloned(),
-        }
-    }
-
     fn remove(&mut self, name: &str, touched: &mut Touched) {
         self.mistakes.remove(name);
         let items = self.withdraw(name, touched);
         replace(items, &[], &mut touched.changes);
         self.forget_addresses(name);
+        self.by_address.remove(name);
         let Some((name, _)) = self.services.get_key_value(name) else { return };
         let name = name.clone();
         if let Some(held) = self.services.get_mut(&name) {
@@ -477,10 +486,12 @@ impl Reading {
 
     /// Makes the items of a service anew, and drops what nothing refers to any more.
     fn settle(&mut self, name: &Arc<str>, changes: &mut Vec<Change>) {
+        let waypoint = self.services.get(name).and_then(|held| self.waypoint_of_service(held));
         let Some(held) = self.services.get_mut(name) else { return };
         let mut items = Vec::new();
         if let Some(service) = &held.service {
-            let service = Service { endpoints: merged(held.endpoints.values()), ..service.clone() };
+            let waypoint = waypoint.map(Arc::new);
+            let service = Service { endpoints: merged(held.endpoints.values()), waypoint, ..service.clone() };
             let object = format!("the visibility of service {}", service.key).into();
             let mark = Mark {
                 key: MarkKey { service: service.key.clone(), object },
@@ -498,37 +509,23 @@ impl Reading {
         }
     }
 
-    /// Makes the policies and waypoints of the cluster anew.
+    /// Makes the policies of the cluster anew.
     fn renew_facts(&mut self, has_new_policies: bool, changes: &mut Vec<Change>) {
         if !self.wanted.ambient {
             return;
         }
         let is_known = self.policies_unknown().is_none();
-        let waypoints = self.waypoints();
-        if is_known
-            && !has_new_policies
-            && self.cluster.as_ref().is_some_and(|old| old.waypoints == waypoints)
-        {
+        if is_known && !has_new_policies && self.cluster.is_some() {
             return;
         }
         let facts = self.policies.as_ref().filter(|_| is_known).map(|policies| {
             let (network, authorizations) = (self.wanted.network.clone(), policies.clone());
-            Arc::new(ClusterFacts { network, authorizations, waypoints })
+            Arc::new(ClusterFacts { network, authorizations })
         });
         let items =
             |facts: Option<Arc<ClusterFacts>>| facts.map(Item::Cluster).into_iter().collect::<Vec<_>>();
         replace(items(self.cluster.take()), &items(facts.clone()), changes);
         self.cluster = facts;
-    }
-
-    /// Returns the services that have a waypoint, in order.
-    fn waypoints(&self) -> Vec<(ServiceKey, ServiceKey)> {
-        let waypoints = self.services.values().filter_map(|held| {
-            Some((held.service.as_ref()?.key.clone(), self.waypoint_of(held.waypoint.as_ref())?))
-        });
-        let mut waypoints: Vec<_> = waypoints.collect();
-        waypoints.sort();
-        waypoints
     }
 
     /// Returns all items as a listing.

@@ -198,6 +198,7 @@ impl IstiodSource {
             left_out: self.reading.left_out(),
             problems,
             policies_unknown: self.reading.policies_unknown(),
+            waypoints_ignored: self.reading.waypoints_ignored(),
             ..Report::default()
         };
         if self.reported.as_ref() == Some(&report) {

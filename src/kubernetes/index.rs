@@ -7,6 +7,7 @@ mod imports;
 pub(super) mod items;
 mod unreadable;
 pub(super) mod watches;
+mod waypoints;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,6 +48,10 @@ pub(super) struct Index {
     sent: BTreeMap<ObjectKey, Vec<Key>>,
     /// The number of endpoints that are withheld from each service, by reason.
     withheld: BTreeMap<ObjectKey, BTreeMap<Withheld, u32>>,
+    /// The reasons why waypoints are not used as their objects ask for, by Service.
+    waypoints_ignored: BTreeMap<ObjectKey, String>,
+    /// True if some waypoints were not known after the last event of their watch.
+    were_waypoints_unknown: bool,
     sent_gateways: BTreeMap<Key, RegistryGateway>,
     /// Problems of gateways, a line each.
     pub(super) gateway_notes: Vec<String>,
@@ -76,6 +81,8 @@ impl Index {
             wanted_is_new: false,
             sent: BTreeMap::new(),
             withheld: BTreeMap::new(),
+            waypoints_ignored: BTreeMap::new(),
+            were_waypoints_unknown: false,
             sent_gateways: BTreeMap::new(),
             gateway_notes: Vec::new(),
             flawed_drains: BTreeSet::new(),
@@ -127,6 +134,11 @@ impl Index {
         }
         // The policies are known only if their watches have listed all of them.
         self.tables.dirty.facts |= matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
+        if kind == Kind::Waypoint {
+            let are_unknown = self.waypoints_unknown().is_some();
+            self.tables.dirty.is_all |= are_unknown != self.were_waypoints_unknown;
+            self.were_waypoints_unknown = are_unknown;
+        }
         self.tables.dirty.imports |=
             matches!(kind, Kind::ServiceImport | Kind::ImportedSlice | Kind::Namespace);
     }

@@ -330,7 +330,7 @@ pub(super) struct Dirty {
     pub(super) pods: BTreeSet<Uid>,
     /// True if all workloads have to be made again.
     pub(super) all_pods: bool,
-    /// True if the policies and waypoints have to be collected again.
+    /// True if the policies have to be collected again.
     pub(super) facts: bool,
     /// True if the imports, their slices or the namespaces may have changed.
     pub(super) imports: bool,

@@ -554,6 +554,7 @@ impl Session {
         self.index.describe_imports(report);
         report.problems.extend(self.index.unusable_exports());
         report.policies_unknown = self.index.policies_unknown();
+        report.waypoints_ignored = self.index.waypoints_ignored();
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         report.problems.extend(self.index.notes_of_gateway_api());
         report.problems.extend(self.index.lacking_kinds());

@@ -1,5 +1,4 @@
-//! The facts of a cluster that only ztunnels need: its workloads with their nodes, its policies, and the waypoints of its
-//! services.
+//! The facts of a cluster that only ztunnels need: its workloads with their nodes, and its policies.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -73,13 +72,11 @@ pub enum WorkloadKind {
     Job,
 }
 
-/// The policies of a cluster, all of them, its network, and the waypoints of its services.
+/// The policies of a cluster, all of them, and its network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterFacts {
     /// The network of the cluster; unknown if nothing names it.
     pub network: Network,
     /// The encoded messages `istio.security.Authorization`, by `namespace/name`.
     pub authorizations: BTreeMap<Arc<str>, Vec<u8>>,
-    /// The services that have a waypoint, in order, each with the service of the waypoint.
-    pub waypoints: Vec<(ServiceKey, ServiceKey)>,
 }

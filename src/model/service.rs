@@ -95,14 +95,60 @@ pub struct ServicePort {
     pub protocol: PortProtocol,
 }
 
-/// A proxy that accepts a service's connections in place of its endpoints.
+/// The proxy that accepts a service's connections in place of its endpoints. The variants have no field in common, so their stored
+/// forms need no names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Waypoint {
-    /// The address on which the waypoint accepts HBONE.
-    #[serde(deserialize_with = "stored_socket")]
-    pub address: SocketAddr,
-    /// The waypoint's SPIFFE ID, by which the gateway recognises calls of the waypoint; `None`: they are not recognised.
-    pub identity: Option<Identity>,
+#[serde(untagged)]
+pub enum Waypoint {
+    /// A proxy at an address.
+    Address {
+        /// The address on which the waypoint accepts HBONE.
+        #[serde(deserialize_with = "stored_socket")]
+        address: SocketAddr,
+        /// The waypoint's SPIFFE ID, by which the gateway recognises calls of the waypoint; `None`: they are not recognised.
+        identity: Option<Identity>,
+    },
+    /// The endpoints of the waypoint's own service.
+    Services {
+        /// The service of the waypoint, or several that divide the calls, each with its share. Empty: the registry knows that there
+        /// is a waypoint, but not which.
+        services: Vec<(ServiceKey, u32)>,
+        /// True if calls of ingress gateways go to the waypoint too.
+        takes_ingress: bool,
+    },
+}
+
+impl Waypoint {
+    /// Returns the services of the waypoint; none if it has only an address, or is not known.
+    pub fn services(&self) -> &[(ServiceKey, u32)] {
+        match self {
+            Self::Address { .. } => &[],
+            Self::Services { services, .. } => services,
+        }
+    }
+}
+
+/// The kind of proxy that an HBONE caller says it is, in the header `x-istio-source`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallerKind {
+    /// Any other caller, such as a ztunnel or a sidecar.
+    #[default]
+    Other,
+    /// A waypoint, which has applied the policies for HTTP.
+    Waypoint,
+    /// An ingress gateway.
+    Ingress,
+}
+
+impl CallerKind {
+    /// Reads the value of the header.
+    pub fn read(value: &[u8]) -> Self {
+        match value {
+            b"waypoint" => Self::Waypoint,
+            b"gateway" => Self::Ingress,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// A service as one registry declares it.

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
+use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_model::service::PortProtocol;
+use isthmus_model::service::{PortProtocol, Waypoint};
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::export_tls::AskedBy;
@@ -15,6 +16,7 @@ use isthmus_snapshot::exports::Offer;
 use isthmus_snapshot::networks::{NetworkEntry, NetworkTable};
 use isthmus_snapshot::peer::{Peer, is_place_of_peer};
 use isthmus_snapshot::port_endpoint::PortEndpoint;
+use isthmus_snapshot::service_view::ServiceView;
 
 /// Returns a service as it is sent to the peer.
 pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at: u64) -> proto::Service {
@@ -26,7 +28,11 @@ pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at:
         let endpoints = view.endpoints_of(port, "", networks).into_iter().flatten();
         for endpoint in endpoints.filter(is_ready) {
             let Some(tls) = tls_for_peers(&endpoint, &offer) else { continue };
-            let sum = sums.entry(GroupKey::of(&endpoint, tls, networks)).or_default();
+            let mut key = GroupKey::of(&endpoint, tls, networks);
+            if let Some(identity) = waypoint_of(snapshot, view, &endpoint, tls) {
+                key.identity = identity.to_string();
+            }
+            let sum = sums.entry(key).or_default();
             *sum = sum.saturating_add(endpoint.endpoint.weight.value().into());
         }
         for (key, sum) in sums {
@@ -67,6 +73,20 @@ pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at:
             })
             .collect(),
     }
+}
+
+/// Returns the identity of the waypoint that the peer's callers meet in place of an endpoint that they reach by HBONE alone; `None`: they
+/// meet the endpoint.
+fn waypoint_of<'a>(
+    snapshot: &'a Snapshot,
+    view: &'a ServiceView,
+    endpoint: &PortEndpoint<'_>,
+    tls: TlsMode,
+) -> Option<&'a Identity> {
+    let part = view.parts.iter().find(|part| std::ptr::eq(&*part.origin, endpoint.origin))?;
+    let waypoint = part.service.waypoint.as_deref().filter(|_| tls == TlsMode::None)?;
+    let takes_calls = !view.addresses.is_empty() || matches!(waypoint, Waypoint::Address { .. });
+    snapshot.waypoint_identities(waypoint).next().filter(|_| takes_calls)
 }
 
 /// Returns the TLS mode of an endpoint for a peer that has this offer; `None` if the peer's callers do not reach the endpoint. One

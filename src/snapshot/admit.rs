@@ -24,9 +24,11 @@ use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 
 mod by_route;
+mod waypoint;
 
 pub use self::by_route::{Held, held};
 use self::by_route::{admit_at_gateways, admit_nameless, admit_raw, follow};
+use self::waypoint::{Way, way};
 
 /// A request, with the snapshot and the peers that decide on it.
 #[derive(Clone, Copy)]
@@ -579,8 +581,7 @@ fn admit_to(
     lead(asking, service, offered, permit, matched, trace)
 }
 
-/// Returns the endpoints of a service for an admitted caller. If the service has a waypoint, HBONE callers get the endpoints of
-/// the waypoint instead; only the waypoint itself gets those of the service.
+/// Returns the endpoints of a service for an admitted caller, or those of its waypoint.
 fn lead(
     asking: &Asking<'_>,
     service: &ServiceView,
@@ -589,18 +590,11 @@ fn lead(
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    if let (Requested::Authority(_), Some(waypoint)) = (asking.request.requested, &service.waypoint) {
-        // The waypoint is recognised by its certificate only, since anybody could forge a header.
-        if waypoint.identity.is_some() && waypoint.identity.as_ref() == asking.request.identity {
-            trace.step(|| {
-                "the caller is the service's waypoint, so it is connected to the endpoints".to_owned()
-            });
-        } else {
-            trace.step(|| "the service has a waypoint, to which the caller is connected".to_owned());
-            return connectable(Some(waypoint.candidates.clone()), None, permit, matched, trace);
-        }
+    match way(asking, service, trace) {
+        Way::Endpoints => connectable(offered.candidates, offered.clusters, permit, matched, trace),
+        Way::Address(candidates) => connectable(Some(candidates), None, permit, matched, trace),
+        Way::Services(candidates) => connectable(candidates, offered.clusters, permit, matched, trace),
     }
-    connectable(offered.candidates, offered.clusters, permit, matched, trace)
 }
 
 fn connectable(

@@ -69,6 +69,8 @@ pub struct Report {
     pub problems: Vec<String>,
     /// Why the policies of the cluster are not known, so that its ztunnels are not served; `None`: they are known, or not asked for.
     pub policies_unknown: Option<String>,
+    /// The waypoints that are not used as their objects ask for, a sentence each.
+    pub waypoints_ignored: Vec<String>,
 }
 
 impl Report {

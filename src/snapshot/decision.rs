@@ -15,6 +15,7 @@ use isthmus_model::limits::ServiceLimitKey;
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
+use isthmus_model::service::CallerKind;
 
 /// All inputs of an admission except the snapshot.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +32,12 @@ pub struct AdmissionRequest<'a> {
     pub alpn: Option<Protocols<'a>>,
     /// The caller's verified identity; only HBONE callers have one.
     pub identity: Option<&'a Identity>,
+    /// The kind of proxy that the caller says it is; only HBONE callers say one.
+    pub kind: CallerKind,
     /// The address that the client has connected to, which tells Gateways on the same port apart; `None` if it is not known.
     pub local: Option<IpAddr>,
-    /// A random number, which chooses among the weighted backends of a route of the Gateway API. It is `None` only in `explain`,
-    /// which shows the first backend that works.
+    /// A random number, which chooses among the weighted backends of a route of the Gateway API, or among the weighted waypoints of a
+    /// service. It is `None` only in `explain`, which shows the first one that works.
     pub draw: Option<u64>,
 }
 

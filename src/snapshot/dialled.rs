@@ -1,14 +1,16 @@
 //! The endpoints that this gateway dials: endpoints of routes, and endpoints of service ports that a route or an export rule
 //! makes reachable. All of them are on the gateway's own network.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::candidates::Candidates;
 use super::export_tls::{AskedBy, ExportTls};
 use super::policy::{ListenerProtocol, Policy, Route, RouteTarget};
+use super::service_view::waypoint::WaypointView;
 use super::service_view::{PortView, ServiceView};
 use super::{Snapshot, routes::RouteTable};
+use isthmus_model::service::ServiceKey;
 
 /// The parts of a policy that decide which endpoints are dialled.
 #[derive(Clone, Debug, Default)]
@@ -43,18 +45,21 @@ impl Dialled {
         self
     }
 
-    /// Returns every list of candidates of a service from which a caller can get an endpoint. An endpoint may be in several of
-    /// these lists.
+    /// Returns every list of candidates of a service from which a caller can get an endpoint, but those of a waypoint that is a service
+    /// itself. An endpoint may be in several of these lists.
     pub fn of_service<'a>(&self, service: &'a ServiceView) -> Vec<&'a Arc<Candidates>> {
         let mut all = Vec::new();
         for port in &service.ports {
             self.of_port(service, port, &mut all);
         }
-        let is_exported = service.ports.iter().any(|port| !port.rules.is_empty());
-        if self.takes_hbone && is_exported {
-            all.extend(service.waypoint.iter().map(|waypoint| &waypoint.candidates));
-        }
+        all.extend(self.waypoint(service).and_then(|waypoint| waypoint.by_address.as_ref()));
         all
+    }
+
+    /// Returns the waypoint of a service, if callers reach it.
+    fn waypoint<'a>(&self, service: &'a ServiceView) -> Option<&'a WaypointView> {
+        let is_exported = service.ports.iter().any(|port| !port.rules.is_empty());
+        service.waypoint.as_ref().filter(|_| self.takes_hbone && is_exported)
     }
 
     fn of_port<'a>(&self, service: &ServiceView, port: &'a PortView, all: &mut Vec<&'a Arc<Candidates>>) {
@@ -92,7 +97,15 @@ impl Dialled {
 
     /// Returns the candidates of all services and routes.
     pub fn all<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a Arc<Candidates>> {
-        let services = snapshot.services().into_iter().flat_map(|service| self.of_service(service));
+        let services = || snapshot.services().into_iter();
+        // Many services usually have one waypoint.
+        let waypoints: BTreeSet<&ServiceKey> = services()
+            .filter_map(|service| self.waypoint(service))
+            .flat_map(|waypoint| waypoint.told.services())
+            .map(|(key, _)| key)
+            .collect();
+        let waypoints = waypoints.into_iter().filter_map(|key| snapshot.waypoint_candidates(key));
+        let services = services().flat_map(|service| self.of_service(service)).chain(waypoints);
         let routes = snapshot.policy.routes.iter();
         services.chain(routes.filter_map(|route| self.of_route(route, &snapshot.routes))).collect()
     }
@@ -104,7 +117,7 @@ mod tests {
     use crate::policy::{Listener, RouteName};
     use crate::testing::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
     use isthmus_model::address::Bind;
-    use isthmus_model::service::PortProtocol;
+    use isthmus_model::service::{PortProtocol, Service, Waypoint};
 
     #[test]
     fn what_is_dialled_follows_from_listeners_routes_and_exports() {
@@ -132,5 +145,25 @@ mod tests {
         assert_eq!(dialled(&mesh), ["kept.mesh:443", "out.mesh:443", "out.mesh:80"]);
         Arc::make_mut(&mut mesh.policy).listeners.clear();
         assert!(dialled(&mesh).is_empty());
+    }
+
+    #[test]
+    fn the_endpoints_of_a_waypoint_are_dialled_although_no_rule_exports_it() {
+        let gate = service("gate.mesh", vec![port(15_008, PortProtocol::Tcp)], vec![endpoint("10.0.0.9", 1)]);
+        let waypoint = Waypoint::Services { services: vec![(gate.key.clone(), 1)], takes_ingress: false };
+        let of = |name| {
+            let plain = service(name, vec![port(80, PortProtocol::Tcp)], vec![endpoint("10.0.0.1", 1)]);
+            Service { waypoint: Some(Arc::new(waypoint.clone())), ..plain }
+        };
+        let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![of("a.mesh"), of("b.mesh"), gate])]);
+        Arc::make_mut(&mut mesh.policy).exports = vec![rule("a.mesh"), rule("b.mesh")];
+        let groups = |mesh: &Mesh| {
+            let snapshot = mesh.snapshot();
+            let all = Dialled::new(&snapshot.policy).all(&snapshot);
+            all.into_iter().map(|one| one.group.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(groups(&mesh), ["a.mesh:80", "b.mesh:80", "gate.mesh:15008"]);
+        Arc::make_mut(&mut mesh.policy).exports.clear();
+        assert!(groups(&mesh).is_empty());
     }
 }

@@ -6,8 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 mod own_network;
+pub mod waypoint;
 
 use self::own_network::{candidate, subset_candidates};
+use self::waypoint::WaypointView;
 use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
 use super::change::Mark;
@@ -55,7 +57,8 @@ pub struct ServiceView {
     /// The labels of each subset, by the subset's name in lower case, as in an SNI. If several registries give a name, the
     /// first one wins.
     pub subsets: BTreeMap<Arc<str>, Labels>,
-    /// The waypoint proxy that accepts HBONE connections for the service. If several registries give one, the first one wins.
+    /// The waypoint proxy that accepts HBONE connections for the service on this network. If several registries with endpoints on
+    /// this network give one, the first one wins.
     pub waypoint: Option<WaypointView>,
     /// The service as each registry gives it, in order of registry. The endpoints are not copied, but shared with the
     /// registries' shards.
@@ -93,15 +96,6 @@ impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
-}
-
-/// The waypoint proxy that accepts HBONE connections for a service.
-#[derive(Clone, Debug)]
-pub struct WaypointView {
-    /// The identity by which the waypoint's own calls are recognised.
-    pub identity: Option<Identity>,
-    /// The waypoint as the only candidate.
-    pub candidates: Arc<Candidates>,
 }
 
 /// A service as one registry gives it.
@@ -551,7 +545,7 @@ impl ServiceView {
         vips.sort_unstable();
         vips.dedup();
         let tuning = world.policy.tuning.of(hostname);
-        let waypoint = parts.iter().find_map(|part| {
+        let waypoint = parts.iter().filter(|part| is_here(part, site)).find_map(|part| {
             let told = part.service.waypoint.as_ref()?;
             Some(WaypointView::new(told, hostname, &part.origin, tuning))
         });
@@ -635,6 +629,14 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Confli
         }
     }
     parts
+}
+
+/// Returns true if the registry has endpoints of the service on this network, or would have them here.
+fn is_here(part: &Part, site: Site<'_>) -> bool {
+    let is_own = |network: &Network| is_own_network(network, &part.origin, &site.inputs.policy.node);
+    let mut networks =
+        part.service.endpoints.iter().map(|endpoint| network_of(endpoint, &part.origin, site.networks));
+    part.service.endpoints.is_empty() && is_own(&part.origin.network) || networks.any(is_own)
 }
 
 /// Returns the networks of a service's endpoints, in order, and the further addresses of its endpoints on this network.

@@ -11,14 +11,15 @@ use std::sync::Arc;
 
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::resource::Resource;
+use isthmus_ads::ztunnel::Kind;
 use isthmus_model::address::canonical_ip;
-use isthmus_model::ambient::{ClusterFacts, Workload, WorkloadKind};
+use isthmus_model::ambient::{Workload, WorkloadKind};
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health};
 use isthmus_model::identity::Identity;
 use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Locality, Network};
-use isthmus_model::service::{PortProtocol, ServiceKey};
+use isthmus_model::service::{PortProtocol, ServiceKey, Waypoint};
 use isthmus_proto::istio::workload as proto;
 use isthmus_proto::istio::workload::address::Type;
 use isthmus_proto::istio::workload::gateway_address::Destination;
@@ -29,7 +30,9 @@ use isthmus_snapshot::port_endpoint::PortEndpoint;
 use isthmus_snapshot::service_view::{Part, PortView, ServiceView};
 use isthmus_snapshot::view::{Entry, EntryKind, Viewer, capacities, view};
 
-use isthmus_ads::ztunnel::Kind;
+mod waypoint;
+
+use self::waypoint::{WaypointOf, waypoint};
 
 /// The resources of one service, as a viewer gets them.
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub struct ServiceResources {
     pub others: Vec<Made>,
     /// The gateways that are left out, because ztunnels could not verify them.
     pub unverifiable: BTreeSet<(Network, SocketAddr)>,
+    /// The services of waypoints from which the resources were made too.
+    pub waypoints: Vec<HostName>,
 }
 
 /// A resource with the further keys by which it is found.
@@ -55,8 +60,8 @@ pub struct Made {
     pub node: Option<Arc<str>>,
     /// The names of the services that a workload serves.
     pub serves: Vec<Arc<str>>,
-    /// The name of the service of the waypoint.
-    pub waypoint: Option<Arc<str>>,
+    /// The names of the services of the waypoints.
+    pub waypoints: Vec<Arc<str>>,
 }
 
 /// A neighbour, as a member of one service.
@@ -120,15 +125,15 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
             others.insert(made.resource.name.clone(), made);
         }
     }
-    let declared = snapshot.facts_of(&viewer.cluster).and_then(|facts| waypoint_of(facts, &found.key));
-    let (waypoint, workload) = match declared {
-        Some(key) => (Some(by_hostname(key)), None),
-        None => waypoint_by_address(snapshot, found, viewer).unzip(),
-    };
-    others.extend(workload.flatten().map(|made| (made.resource.name.clone(), made)));
-    let service = service_of(snapshot, found, viewer, waypoint, is_divided);
-    let service = Made { waypoint: declared.map(|key| key.to_string().into()), ..service };
-    Some(ServiceResources { service, members, others: others.into_values().collect(), unverifiable })
+    let waypoint = waypoint(snapshot, found, viewer);
+    others.extend(waypoint.workload.iter().map(|made| (made.resource.name.clone(), made.clone())));
+    let service = service_of(snapshot, found, viewer, &waypoint, is_divided);
+    let waypoints = waypoint.services().map(|(key, _)| key.to_string().into()).collect();
+    let service = Made { waypoints, ..service };
+    let waypoints = found.parts.iter().filter_map(|part| part.service.waypoint.as_deref());
+    let waypoints = waypoints.flat_map(|waypoint| waypoint.services()).map(|(key, _)| key.hostname.clone());
+    let (others, waypoints) = (others.into_values().collect(), waypoints.collect());
+    Some(ServiceResources { service, members, others, unverifiable, waypoints })
 }
 
 struct Making<'a> {
@@ -315,34 +320,6 @@ fn proxy(uid: String, network: &Network, ip: IpAddr, identity: &Identity) -> Opt
     }))
 }
 
-/// Returns the waypoint of a service near the viewer of which only the address is known, and the workload of the waypoint.
-fn waypoint_by_address(
-    snapshot: &Snapshot,
-    found: &ServiceView,
-    viewer: &Viewer,
-) -> Option<(proto::GatewayAddress, Option<Made>)> {
-    let is_near =
-        |origin: &isthmus_snapshot::shard::Origin| viewer.is_near(snapshot, &origin.network, &origin.cluster);
-    let near = found.parts.iter().filter(|part| is_near(&part.origin));
-    let waypoint = near.into_iter().find_map(|part| part.service.waypoint.as_ref())?;
-    let (network, address) = (&viewer.network, waypoint.address);
-    let uid = format!("Waypoint/{network}/{address}");
-    // Without an identity the ztunnel finds no workload, and refuses the calls: the waypoint is never passed by.
-    let workload =
-        waypoint.identity.as_ref().and_then(|identity| proxy(uid, network, address.ip(), identity));
-    let destination = Destination::Address(network_address(network, address.ip()));
-    Some((
-        proto::GatewayAddress { destination: Some(destination), hbone_mtls_port: address.port().into() },
-        workload,
-    ))
-}
-
-/// Returns the service of the waypoint that a cluster declares for a service.
-fn waypoint_of<'a>(facts: &'a ClusterFacts, key: &ServiceKey) -> Option<&'a ServiceKey> {
-    let at = facts.waypoints.binary_search_by(|(service, _)| service.cmp(key)).ok()?;
-    Some(&facts.waypoints[at].1)
-}
-
 fn by_hostname(waypoint: &ServiceKey) -> proto::GatewayAddress {
     let hostname = proto::NamespacedHostname {
         namespace: waypoint.namespace.to_string(),
@@ -358,7 +335,7 @@ fn service_of(
     snapshot: &Snapshot,
     found: &ServiceView,
     viewer: &Viewer,
-    waypoint: Option<proto::GatewayAddress>,
+    waypoint: &WaypointOf<'_>,
     is_divided: bool,
 ) -> Made {
     // The cluster of the viewer says how its own callers choose, as for istiod.
@@ -372,14 +349,22 @@ fn service_of(
         app_protocol: app_protocol(port.protocol).into(),
     });
     let short = short_name(found);
+    let takes_ingress = matches!(waypoint.told, Some(Waypoint::Services { takes_ingress: true, .. }));
+    let weighted = waypoint.services().map(|(key, weight)| proto::WeightedWaypoint {
+        destination: Some(by_hostname(key)),
+        weight: *weight,
+    });
+    let weighted: Vec<_> = weighted.collect();
     let message = proto::Service {
         name: short.to_owned(),
         namespace: found.namespace.to_string(),
         hostname: found.name.to_string(),
         addresses: addresses.iter().map(|ip| network_address(network, *ip)).collect(),
         ports: ports.collect(),
-        subject_alt_names: identities(snapshot, found),
-        waypoint,
+        subject_alt_names: identities(snapshot, found, &waypoint.behind),
+        waypoint: waypoint.address.clone(),
+        ingress_use_waypoint: takes_ingress,
+        weighted_waypoints: if weighted.len() > 1 { weighted } else { Vec::new() },
         load_balancing: declared
             .and_then(|service| service.load_balancing.as_deref())
             .and_then(|choice| load_balancing(choice, is_divided)),
@@ -394,7 +379,7 @@ fn service_of(
         aliases: addresses.into_iter().map(|ip| alias(network, ip)).collect(),
         node: None,
         serves: Vec::new(),
-        waypoint: None,
+        waypoints: Vec::new(),
     }
 }
 
@@ -452,14 +437,15 @@ fn addresses(found: &ServiceView, viewer: &Viewer) -> BTreeSet<IpAddr> {
     if own.is_empty() { of(&ClusterId::default()) } else { own }
 }
 
-/// Returns the SPIFFE IDs of all members, on every network. A peer's members have the trust domain of its certificates.
-fn identities(snapshot: &Snapshot, found: &ServiceView) -> Vec<String> {
+/// Returns the SPIFFE IDs of all members, on every network, and of waypoints behind gateways. A peer's members have the trust domain
+/// of its certificates.
+fn identities(snapshot: &Snapshot, found: &ServiceView, behind: &[&Identity]) -> Vec<String> {
     let of_peer = found.import.as_ref().map(|import| {
         let peer = snapshot.policy.peers.iter().find(|peer| peer.name == import.peer);
         peer.and_then(|peer| peer.who.as_ref()).map(|who| &who.trust_domain)
     });
     let all: BTreeSet<String> = match of_peer {
-        None => found.identities().map(ToString::to_string).collect(),
+        None => found.identities().chain(behind.iter().copied()).map(ToString::to_string).collect(),
         Some(None) => BTreeSet::new(),
         Some(Some(domain)) => found.identities().map(|own| own.in_domain(domain).to_string()).collect(),
     };
@@ -567,10 +553,11 @@ pub fn neighbour(of: &Neighbour<'_>, members: &[(Arc<str>, &Member)], viewer: &V
     };
     let serves = members.iter().map(|(name, _)| name.clone()).collect();
     let waypoint = match of {
-        Neighbour::Known(_, known) => known.waypoint.as_ref().map(|key| key.to_string().into()),
+        Neighbour::Known(_, known) => known.waypoint.as_ref(),
         Neighbour::Member(_) => None,
     };
-    Made { aliases, node, serves, waypoint, ..made_workload(made) }
+    let waypoints = waypoint.map(|key| key.to_string().into()).into_iter().collect();
+    Made { aliases, node, serves, waypoints, ..made_workload(made) }
 }
 
 /// Returns the key of a node of a cluster.
@@ -593,7 +580,7 @@ fn made_workload(workload: proto::Workload) -> Made {
     let name: Arc<str> = workload.uid.as_str().into();
     let address = proto::Address { r#type: Some(Type::Workload(workload)) };
     let resource = Arc::new(Resource::of_type(Kind::Address.type_url(), name, &address));
-    Made { resource, aliases: Vec::new(), node: None, serves: Vec::new(), waypoint: None }
+    Made { resource, aliases: Vec::new(), node: None, serves: Vec::new(), waypoints: Vec::new() }
 }
 
 fn network_address(network: &Network, ip: IpAddr) -> proto::NetworkAddress {

@@ -49,7 +49,7 @@ pub struct Table {
     /// The names of the services that each workload serves, by the name of the workload.
     pub serves: Index,
     /// The names of the resources that a client with a resource needs, and does not ask for, by the name of that resource: of a
-    /// service its workloads and gateways, and of both the service of their waypoint.
+    /// service its workloads and gateways, and of both the services of their waypoints.
     pub groups: Index,
     /// The registries that were not read yet.
     pub unread: Arc<Unread>,
@@ -83,6 +83,8 @@ pub struct Builder {
     members: BTreeMap<IpAddr, BTreeSet<HostName>>,
     /// The workloads at an address, by key, with their clusters.
     known: BTreeMap<IpAddr, KnownWorkloads>,
+    /// The services that were made from a waypoint's service too, by the name of that service.
+    users: BTreeMap<HostName, BTreeSet<HostName>>,
     /// The number of services that need a gateway or waypoint, by the name of its workload.
     shared: BTreeMap<Arc<str>, usize>,
     /// The further keys of each resource.
@@ -119,6 +121,7 @@ impl Builder {
             services: BTreeMap::new(),
             members: BTreeMap::new(),
             known: BTreeMap::new(),
+            users: BTreeMap::new(),
             shared: BTreeMap::new(),
             keys: BTreeMap::new(),
         }
@@ -131,14 +134,13 @@ impl Builder {
             Since::Deltas(deltas) if self.seen.is_some() => Some(deltas),
             Since::Deltas(_) | Since::Everything => None,
         };
-        let waypoints = |snapshot: &Snapshot| {
-            snapshot.facts_of(&self.viewer.cluster).map(|facts| facts.waypoints.clone())
-        };
-        // Waypoints of services seldom change.
-        let same = self.seen.as_ref().is_some_and(|seen| waypoints(seen) == waypoints(next));
-        match deltas.filter(|_| same) {
+        match deltas {
             Some(deltas) => {
                 work.services.extend(Delta::services_of(&deltas).into_iter().cloned());
+                // Services have identities of their waypoints.
+                let changed: Vec<_> = work.services.iter().filter_map(|name| self.users.get(name)).collect();
+                let users: BTreeSet<HostName> = changed.into_iter().flatten().cloned().collect();
+                work.services.extend(users);
                 let networks: BTreeSet<_> = deltas.iter().flat_map(|delta| &delta.networks).collect();
                 let behind = networks.iter().flat_map(|network| next.services_behind(network));
                 work.services.extend(behind.cloned());
@@ -167,6 +169,17 @@ impl Builder {
             of.map(|of| of.members.keys().copied().collect()).unwrap_or_default()
         };
         let old = self.services.remove(hostname);
+        for waypoint in old.iter().flat_map(|old| &old.waypoints) {
+            if let Some(users) = self.users.get_mut(waypoint) {
+                users.remove(hostname);
+                if users.is_empty() {
+                    self.users.remove(waypoint);
+                }
+            }
+        }
+        for waypoint in made.iter().flat_map(|made| &made.waypoints) {
+            self.users.entry(waypoint.clone()).or_default().insert(hostname.clone());
+        }
         let (before, after) = (members(old.as_ref()), members(made.as_ref()));
         for ip in before.difference(&after) {
             if let Some(services) = self.members.get_mut(ip) {
@@ -223,7 +236,7 @@ impl Builder {
             for (ip, member) in &of.members {
                 names.extend(self.uids_of(*ip, member));
             }
-            names.extend(of.service.waypoint.clone());
+            names.extend(of.service.waypoints.iter().cloned());
             names.sort_unstable();
             names.dedup();
             let service = of.service.resource.name.clone();
@@ -392,7 +405,7 @@ impl Builder {
         // The group of a service is made with its workloads.
         if made.node.is_some() {
             set(&mut self.table.serves, name, &made.serves);
-            set(&mut self.table.groups, name, made.waypoint.as_slice());
+            set(&mut self.table.groups, name, &made.waypoints);
         }
     }
 

@@ -6,6 +6,7 @@ use http::{HeaderMap, Method, Response, StatusCode};
 
 use isthmus_model::authority::{Authority, AuthorityFault};
 use isthmus_model::reason::Reason;
+use isthmus_model::service::CallerKind;
 use isthmus_model::trace::TraceParent;
 
 /// The response header that contains the reason, one word of a closed list.
@@ -32,6 +33,8 @@ pub struct ConnectHead {
     pub authority: Authority,
     /// The unverified claims of the caller, for telemetry.
     pub claims: Claims,
+    /// The kind of proxy that the caller says it is.
+    pub kind: CallerKind,
 }
 
 /// An error of a request that is not a valid CONNECT.
@@ -65,9 +68,11 @@ impl HeadFault {
     }
 }
 
+/// The header with the kind of proxy that the caller is.
+const SOURCE: &str = "x-istio-source";
 /// The headers that may occur only once, because two readers could disagree on which of two is valid. `baggage` may come in
 /// parts (W3C Baggage §3.2).
-const SINGLE: [&str; 4] = ["traceparent", "forwarded", "x-istio-source", "x-forwarded-network"];
+const SINGLE: [&str; 4] = ["traceparent", "forwarded", SOURCE, "x-forwarded-network"];
 /// The largest length of a claim in bytes; a longer claim is cut.
 const CLAIM_BYTES_MAX: usize = 253;
 /// The longest `tracestate` that is kept, in bytes; a longer one may be dropped (W3C Trace Context §3.3.1.5).
@@ -87,7 +92,8 @@ pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
     if let Some(name) = SINGLE.iter().find(repeated) {
         return Err(HeadFault::Repeated(name));
     }
-    Ok(ConnectHead { authority, claims: claims(&head.headers) })
+    let kind = head.headers.get(SOURCE).map(|value| CallerKind::read(value.as_bytes())).unwrap_or_default();
+    Ok(ConnectHead { authority, claims: claims(&head.headers), kind })
 }
 
 /// Returns the size of the header list of a CONNECT request, as RFC 9113 §6.5.2 counts it.

@@ -349,9 +349,13 @@ fn each_right_comes_with_its_feature_alone() {
         "isthmus.io/gateway-controller"
     );
     // If the values name the namespaces, Roles replace the ClusterRole: they permit reading the objects of these namespaces
-    // alone, and Gateways only in the namespaces that the values search for gateways.
+    // alone, and Gateways in those that the values search for gateways; with an HBONE listener in all, as waypoints.
+    let without =
+        helm.objects(Some(&set("8-namespaced")), &["--set", "hbone.enabled=false,identity.source=none"]);
+    assert_eq!(rules(object(&without, "ClusterRole", &cluster_role)), ["/namespaces", "/nodes"].map(read));
     let objects = helm.objects(Some(&set("8-namespaced")), &[]);
-    assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), ["/namespaces", "/nodes"].map(read));
+    let of_cluster = ["/namespaces", "/nodes", "gateway.networking.k8s.io/gateways"].map(read);
+    assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), of_cluster);
     let gateways = ["gateway.networking.k8s.io/gateways"].map(read);
     let whole = sorted([&services[..], &gateways, &mcs].concat());
     let part = sorted([&services[..], &gateways].concat());

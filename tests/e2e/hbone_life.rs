@@ -296,10 +296,18 @@ fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
     let address = gateway.listener("hbone");
     let hbone = Hbone::connect(address, caller()).expect("let in");
     assert_eq!(hbone.open("echo.shop.mesh:80").expect("admitted").read(8), Ok(b"waypoint".to_vec()));
-    // The header `x-istio-source` does not make its sender a waypoint.
-    let request = http::Request::connect("echo.shop.mesh:80").header("x-istio-source", "waypoint");
-    let mut stream = hbone.ask(request.body(()).expect("a request")).expect("admitted");
-    assert_eq!(stream.read(8), Ok(b"waypoint".to_vec()));
+    // As for Istio's gateway, a waypoint or an ingress gateway of another network says that it wants the endpoints.
+    for (source, expected) in
+        [("waypoint", &b"endpoint"[..]), ("gateway", b"endpoint"), ("sidecar", b"waypoint")]
+    {
+        let request = http::Request::connect("echo.shop.mesh:80").header("x-istio-source", source);
+        let mut stream = hbone.ask(request.body(()).expect("a request")).expect("admitted");
+        // The waypoint reads nothing.
+        if expected == b"endpoint" {
+            stream.write(expected).expect("open");
+        }
+        assert_eq!(stream.read(8), Ok(expected.to_vec()), "{source}");
+    }
     let by_address = hbone.open(&echo.address.to_string()).expect("admitted").read(8);
     assert_eq!(by_address, Ok(b"waypoint".to_vec()), "nor is there a way round it by address");
     let itself =
@@ -309,7 +317,7 @@ fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
 
 /// Starts the Python peer `tests/interop/hbone_peer.py`. Returns `None`, after reporting a skip, if no Python has the packages
 /// for it.
-fn peer(arguments: &[&str]) -> Option<Child> {
+pub(crate) fn peer(arguments: &[&str]) -> Option<Child> {
     let Some(python) = python::with_http2() else {
         skip("HBONE with other libraries: no Python with h2");
         return None;
@@ -321,7 +329,7 @@ fn peer(arguments: &[&str]) -> Option<Child> {
 }
 
 /// A running Python peer; killed when dropped.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -330,7 +338,7 @@ impl Drop for Running {
 }
 
 /// Runs a caller to its end; returns the JSON object that it prints, and the bytes that it has received.
-fn called(arguments: &[&str], input: &[u8]) -> Option<(Value, Vec<u8>)> {
+pub(crate) fn called(arguments: &[&str], input: &[u8]) -> Option<(Value, Vec<u8>)> {
     let mut child = peer(arguments)?;
     child.stdin.take().expect("piped").write_all(input).expect("read");
     let output = child.wait_with_output().expect("it ends");
@@ -339,7 +347,7 @@ fn called(arguments: &[&str], input: &[u8]) -> Option<(Value, Vec<u8>)> {
     Some((serde_json::from_slice(&output.stdout[..at]).expect("JSON"), output.stdout[at + 1..].to_vec()))
 }
 
-fn workload_folder(identity: &str) -> tempfile::TempDir {
+pub(crate) fn workload_folder(identity: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     write_identity(folder.path(), &PKI.issue(&[], Some(identity)), &PKI.ca_pem());
     folder

@@ -107,6 +107,7 @@ mod upgrade;
 mod upgrade_faults;
 mod vanished;
 mod virtual_addresses;
+mod waypoints;
 mod wds;
 mod wds_kubernetes;
 mod windows;

@@ -207,6 +207,12 @@ fn every_fault_of_a_cluster_has_one_word_in_all_places() {
             ambient.fake.put(&crate::wds_kubernetes::policy("odd", &serde_json::json!({"rules": 7})));
         },
     );
+    ambient.fake.delete("authorizationpolicies", "shop/odd");
+    table.problem(&ambient.gateway, "The waypoint that a label of a service names is not there", "waypoint_ignored", || {
+        let labels = serde_json::json!({"istio.io/use-waypoint": "absent"});
+        ambient.fake.put(&serde_json::json!({"kind": "Service", "metadata": {"name": "led", "namespace": "shop", "labels": labels},
+            "spec": {"clusterIP": "10.96.0.19", "clusterIPs": ["10.96.0.19"], "ports": [{"name": "http", "port": 80}]}}));
+    });
     table.is_section("Clusters");
 }
 

@@ -115,6 +115,7 @@ annotations:
       "slices" (and $registry $kubernetes.serviceImports.slices)
       "gatewayApi" (and $registry (eq .role "gateway") (ne $kubernetes.gatewayApi.class ""))
       "wds" (and $registry (ne (dig "xds" "wds" "" (default dict $values.config) | toString) ""))
+      "waypoints" (and $registry (eq .role "gateway") .root.Values.hbone.enabled)
       "secrets" $secrets
       "token" (or $registry $secrets)
     | toJson -}}

@@ -92,6 +92,16 @@ reads all namespaces.
 {{- end }}
 {{- end }}
 
+{{/* Gateways as waypoints of services, which HBONE callers are connected to; they may be in any namespace. */}}
+{{- define "isthmus.role.waypoints" -}}
+{{- $features := include "isthmus.role.features" . | fromJson }}
+{{- if and $features.waypoints (not $features.wds) (or $features.only (not $features.gateways)) }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways]
+  verbs: [list, watch]
+{{- end }}
+{{- end }}
+
 {{/* What the ClusterRole has of the registry. */}}
 {{- define "isthmus.role.cluster" -}}
 {{- $features := include "isthmus.role.features" . | fromJson -}}
@@ -107,6 +117,7 @@ reads all namespaces.
   verbs: [patch]
 {{- end }}
 {{- include "isthmus.role.wds" . }}
+{{- include "isthmus.role.waypoints" . }}
 {{- if not $features.only }}
 {{ include "isthmus.role.services" . }}
 {{- include "isthmus.role.gateways" . }}

@@ -99,6 +99,11 @@ codes! {
          ready: without a policy they would admit what it denies.",
         "the policy that the text names, or the right to list and watch `authorizationpolicies` and `peerauthentications` of \
          `security.istio.io`, and `gateways` of `gateway.networking.k8s.io`; `xds.wds.withoutPolicies` for a cluster without policies";
+    WaypointIgnored = "waypoint_ignored", Warning in "registries",
+        "A service has labels that name a waypoint (`istio.io/use-waypoint`) or a canary of it, which cannot be used. If its Gateway is \
+         not there, has no address, or is not for the service, calls pass it by, as inside the cluster; if it may be there but \
+         cannot be read, HBONE callers of the service are refused.",
+        "the Gateway and the labels that the text names; the right to list and watch `gateways` of `gateway.networking.k8s.io`";
     ClusterClaimedTwice = "cluster_claimed_twice", Warning in "registries",
         "Two kubeconfigs have the same cluster. Of two Secrets, the older one is in use; of two files, the first by name. The other one \
          is ignored.",

@@ -15,7 +15,7 @@ pub struct IstiodSpec {
     pub name: Arc<str>,
     /// The namespace that the gateway claims if its token names none.
     pub namespace: Arc<str>,
-    /// True if what only ztunnels need is read too: all workloads, the policies and the waypoints.
+    /// True if what only ztunnels need is read too: all workloads and the policies.
     pub ambient: bool,
     /// The networks and clusters that other registries read, from which nothing is taken here.
     pub elsewhere: Elsewhere,

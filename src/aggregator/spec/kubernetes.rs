@@ -45,8 +45,10 @@ pub struct KubernetesSpec {
     pub gateways: Option<Vec<Arc<str>>>,
     /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
     pub export_writer: Option<LeaseSpec>,
-    /// True if the registry reads what only ztunnels need: all pods, the policies and the waypoints.
+    /// True if the registry reads what only ztunnels need: all pods and the policies.
     pub ambient: bool,
+    /// True if the registry reads the waypoints of services.
+    pub waypoints: bool,
     /// The Gateways and routes of the Gateway API that this process serves; `None`: none are read.
     pub gateway_api: Option<GatewayApiSpec>,
     /// The writer of ServiceImports; `None`: this registry writes none.
@@ -120,6 +122,7 @@ impl KubernetesSpec {
             gateways: None,
             export_writer: None,
             ambient: false,
+            waypoints: false,
             gateway_api: None,
             import_writer: None,
             import_slices: false,

@@ -164,9 +164,10 @@ fn ask(
         source: Some(connection.source.ip()),
         alpn: None,
         identity: Some(&connection.peer.proof.identity),
+        kind: head.kind,
         // Only listeners of protocol SNI or TCP belong to Gateways.
         local: None,
-        draw: None,
+        draw: Some(core.random()),
     };
     let answer = admit(&snapshot, &question, &mut ());
     if let Err(refusal) = &answer {

@@ -31,14 +31,14 @@ keys! {
         ENDPOINTS "endpoints": form::List<Endpoint> => "none";
     }
 
-    /// Waypoint proxy of a service. It is skipped if the caller is the waypoint itself.
+    /// Waypoint proxy of a service. It is skipped if the caller is the waypoint itself, or says in the header `x-istio-source` that it
+    /// is a waypoint or an ingress gateway.
     pub Waypoint "waypoint" {
         /// Address of the waypoint.
         ADDRESS "address": form::Ip => required;
         /// HBONE port of the waypoint.
         PORT "port": form::Port = HBONE_PORT;
-        /// SPIFFE ID of the waypoint. A caller with this identity is connected to the endpoints. Without this key
-        /// every caller is connected to the waypoint.
+        /// SPIFFE ID of the waypoint. A caller with this identity is connected to the endpoints.
         IDENTITY "identity": form::Identity => "none";
     }
 

@@ -7,6 +7,7 @@ use super::*;
 use isthmus_model::ambient::{WorkloadKind, WorkloadNames};
 use isthmus_model::endpoint::{DeclaredTls, Encapsulation, HBONE_PORT, Health, TlsMode};
 use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
+use isthmus_model::service::Waypoint;
 use isthmus_proto::istio::workload::gateway_address::Destination;
 use isthmus_proto::istio::workload::{
     Address, GatewayAddress, NamespacedHostname, NetworkAddress, Port, PortList, TunnelProtocol,
@@ -16,6 +17,7 @@ use isthmus_snapshot::change::Key;
 
 const REVIEWS: &str = "shop/reviews.shop.svc.cluster.local";
 const WAYPOINT: &str = "shop/waypoint.shop.svc.cluster.local";
+const RATINGS: &str = "shop/ratings.shop.svc.cluster.local";
 
 fn wanted() -> Wanted {
     Wanted {
@@ -374,10 +376,12 @@ fn waypoints_are_services_by_name_or_by_address() {
     let by_address = NetworkAddress { network: "east".into(), address: vec![10, 96, 9, 9], length: Some(32) };
     let by_address =
         GatewayAddress { destination: Some(Destination::Address(by_address)), hbone_mtls_port: 15008 };
-    let (namespace, hostname) = WAYPOINT.split_once('/').expect("a slash");
-    let by_name = NamespacedHostname { namespace: namespace.into(), hostname: hostname.into() };
-    let by_name =
-        GatewayAddress { destination: Some(Destination::Hostname(by_name)), hbone_mtls_port: 15008 };
+    let named = |name: &str| {
+        let (namespace, hostname) = name.split_once('/').expect("a slash");
+        let by_name = NamespacedHostname { namespace: namespace.into(), hostname: hostname.into() };
+        GatewayAddress { destination: Some(Destination::Hostname(by_name)), hbone_mtls_port: 15008 }
+    };
+    let by_name = named(WAYPOINT);
     let mut waypoint = service(WAYPOINT);
     waypoint.addresses[0].address = vec![10, 96, 9, 9];
     let listed = vec![
@@ -393,16 +397,33 @@ fn waypoints_are_services_by_name_or_by_address() {
         _ => None,
     });
     assert_eq!(of_workloads.collect::<Vec<_>>(), [Some(expected.clone()), Some(expected.clone())]);
-    let facts = |applied: &Applied| {
+    let of_reviews = |applied: &Applied| {
         applied.changes.iter().find_map(|change| match change {
-            Change::Put(Item::Cluster(facts)) => Some(facts.waypoints.clone()),
+            Change::Put(Item::Service(found)) if found.key == service_key(REVIEWS).expect("a key") => {
+                Some(found.waypoint.as_deref().cloned())
+            }
             _ => None,
         })
     };
-    let reviews = service_key(REVIEWS).expect("a key");
-    assert_eq!(facts(&applied), Some(vec![(reviews, expected)]));
+    let to =
+        |services: Vec<(ServiceKey, u32)>| Some(Some(Waypoint::Services { services, takes_ingress: false }));
+    assert_eq!(of_reviews(&applied), to(vec![(expected.clone(), 1)]));
+    // Its address names no service any more: the waypoint is not known, and is not passed by.
+    let applied = reading.addresses(response(Vec::new(), &[WAYPOINT]), false);
+    assert_eq!(of_reviews(&applied), to(Vec::new()));
+    assert!(reading.waypoints_ignored()[0].starts_with(REVIEWS), "{:?}", reading.waypoints_ignored());
+    let weighted = [(WAYPOINT, 70), (RATINGS, 30)]
+        .map(|(name, weight)| wds::WeightedWaypoint { destination: Some(named(name)), weight });
+    let divided = wds::Service {
+        waypoint: Some(named(WAYPOINT)),
+        weighted_waypoints: weighted.to_vec(),
+        ..service(REVIEWS)
+    };
+    let applied = reading.addresses(response(vec![of_service(divided)], &[]), false);
+    let ratings = service_key(RATINGS).expect("a key");
+    assert_eq!(of_reviews(&applied), to(vec![(expected, 70), (ratings, 30)]));
     let applied = reading.addresses(response(vec![of_service(service(REVIEWS))], &[]), false);
-    assert_eq!(facts(&applied), Some(Vec::new()));
+    assert_eq!(of_reviews(&applied), Some(None));
 }
 
 #[test]

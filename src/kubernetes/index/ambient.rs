@@ -7,30 +7,15 @@ use super::super::authorization::{
     MutualTls, OF_PEER_AUTHENTICATION, STATIC_STRICT, of_ports, static_strict,
 };
 use super::super::endpoints::{Instance, Sources};
-use super::super::gateway_api::grants::allows;
 use super::super::kinds::peer_authentication::PeerRecord;
 use super::super::kinds::pod::PodRecord;
-use super::super::kinds::waypoint::WaypointRecord;
 use super::super::kinds::{Kind, Tables};
 use super::super::table::{ObjectKey, Uid};
 use super::Index;
-use super::unreadable::Unreadable;
-use super::watches::WatchState;
+use super::waypoints::of_pod;
 use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::endpoint::Labels;
-use isthmus_model::name::HostName;
-use isthmus_model::service::ServiceKey;
 use isthmus_snapshot::change::{Change, Item, Key};
-
-/// The label of Services that Istio has made for a waypoint or an east-west gateway. They use no waypoint themselves.
-const MANAGED: (&str, [&str; 2]) =
-    ("gateway.istio.io/managed", ["istio.io-mesh-controller", "istio.io-eastwest-controller"]);
-/// The label of pods that names their Gateway. Pods of a waypoint use none.
-const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
-/// The labels by which a service, workload or namespace uses a waypoint, and its value for none.
-const USE_WAYPOINT: &str = "istio.io/use-waypoint";
-const WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
-const NO_WAYPOINT: &str = "none";
 
 /// The items for ztunnels that were sent.
 #[derive(Default)]
@@ -103,7 +88,7 @@ impl Index {
         let is_of_policies =
             |kind| matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication | Kind::Waypoint);
         let mut watches = self.watches.all.iter().filter(|watch| is_of_policies(watch.kind));
-        watches.find_map(|watch| unknown(watch, &self.unreadable))
+        watches.find_map(|watch| self.unreadable.unknown(watch))
     }
 
     fn renew_facts(&mut self, changes: &mut Vec<Change>) {
@@ -119,20 +104,7 @@ impl Index {
     }
 }
 
-/// Returns why the policies of a watch are not known; `None` if they are.
-fn unknown(watch: &WatchState, unreadable: &Unreadable) -> Option<String> {
-    let kind = watch.kind;
-    if watch.too_many > 0 {
-        return Some(format!("there are too many {}", kind.plural()));
-    }
-    if !watch.is_synced && watch.absent.is_none() {
-        let why = watch.failure();
-        return Some(why.unwrap_or_else(|| format!("{} were not listed yet", kind.plural())));
-    }
-    unreadable.first(kind)
-}
-
-/// Returns all policies of a cluster, and the waypoints of its services.
+/// Returns all policies of a cluster.
 fn facts(tables: &Tables) -> ClusterFacts {
     let root = &tables.spec.system_namespace;
     let mut authorizations: BTreeMap<Arc<str>, Vec<u8>> = BTreeMap::new();
@@ -148,51 +120,7 @@ fn facts(tables: &Tables) -> ClusterFacts {
             authorizations.insert(name.into(), message);
         }
     }
-    let services = tables.services.iter().filter_map(|(key, service)| {
-        Some((service_key(tables, key)?, waypoint_of_service(tables, key, &service.labels)?))
-    });
-    let mut waypoints: Vec<_> = services.collect();
-    waypoints.sort();
-    ClusterFacts { network: tables.network(), authorizations, waypoints }
-}
-
-/// Returns the waypoint of a Service.
-fn waypoint_of_service(tables: &Tables, key: &ObjectKey, labels: &Labels) -> Option<ServiceKey> {
-    if labels.get(MANAGED.0).is_some_and(|value| MANAGED.1.contains(&&**value)) {
-        return None;
-    }
-    waypoint(tables, labels, &key.namespace, |found| found.services)
-}
-
-/// Returns the waypoint of a pod.
-fn waypoint_of_pod(tables: &Tables, namespace: &Arc<str>, labels: &Labels) -> Option<ServiceKey> {
-    let gateway = |name: &Arc<str>| ObjectKey { namespace: namespace.clone(), name: name.clone() };
-    if labels.get(GATEWAY_NAME).is_some_and(|name| tables.waypoints.get(&gateway(name)).is_some()) {
-        return None;
-    }
-    waypoint(tables, labels, namespace, |found| found.workloads)
-}
-
-/// Returns the service of the waypoint of an object with these labels, or else of its namespace; `None` if the waypoint is not there,
-/// does not take this traffic, or is not for this namespace.
-fn waypoint(
-    tables: &Tables,
-    labels: &Labels,
-    namespace: &Arc<str>,
-    takes: impl Fn(&WaypointRecord) -> bool,
-) -> Option<ServiceKey> {
-    let of_namespace = tables.labels_of(namespace);
-    let labels = if labels.get(USE_WAYPOINT).is_some() { labels } else { of_namespace };
-    let name = labels.get(USE_WAYPOINT).filter(|name| !name.is_empty() && &***name != NO_WAYPOINT)?;
-    let own = labels.get(WAYPOINT_NAMESPACE).filter(|name| !name.is_empty()).unwrap_or(namespace);
-    let key = ObjectKey { namespace: own.clone(), name: name.clone() };
-    let found = tables.waypoints.get(&key).filter(|found| takes(found))?;
-    allows(&found.namespaces, "Same", own, namespace, of_namespace).then(|| service_key(tables, &key))?
-}
-
-fn service_key(tables: &Tables, key: &ObjectKey) -> Option<ServiceKey> {
-    let hostname = format!("{}.{}.svc.{}", key.name, key.namespace, tables.spec.cluster_domain);
-    Some(ServiceKey { namespace: key.namespace.clone(), hostname: HostName::parse(&hostname).ok()? })
+    ClusterFacts { network: tables.network(), authorizations }
 }
 
 /// Returns true if a PeerAuthentication is for single workloads. One in the root namespace is not.
@@ -283,7 +211,7 @@ fn workload(
         encapsulation: pod.template.encapsulation,
         is_on_host_network: own.is_on_host_network,
         policies: policies.selecting(namespace, &own.labels),
-        waypoint: waypoint_of_pod(sources.tables, namespace, &own.labels),
+        waypoint: of_pod(sources.tables, namespace, &own.labels),
         names: own.names.clone(),
     })
 }

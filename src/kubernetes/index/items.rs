@@ -13,11 +13,13 @@ use super::super::kinds::service::{
 };
 use super::super::table::{ObjectKey, Rows as _};
 use super::Index;
+use super::waypoints::{of_service, service_key};
 use isthmus_document::drains::read;
 use isthmus_model::drain::DrainTarget;
 use isthmus_model::endpoint::Labels;
+use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope};
 use isthmus_model::name::HostName;
-use isthmus_model::service::{Service, ServiceKey, ServicePort};
+use isthmus_model::service::{Service, ServicePort};
 use isthmus_snapshot::change::{Export, Item, Key, Mark, MarkKey, MarkKind, RegistryDrain};
 use isthmus_snapshot::clusterset::DOMAIN;
 
@@ -41,6 +43,7 @@ impl Index {
     /// and the export marks of all of them.
     pub(super) fn items(&mut self, key: &ObjectKey) -> ServiceItems {
         self.withheld.remove(key);
+        self.waypoints_ignored.remove(key);
         let tables = &self.tables;
         let namespace = tables.labels_of(&key.namespace);
         if !tables.spec.namespaces.takes(&key.namespace, namespace) {
@@ -50,27 +53,32 @@ impl Index {
         if record.class == ServiceClass::ExternalName || record.ports.is_empty() {
             return ServiceItems::default();
         }
-        let Ok(hostname) =
-            HostName::parse(&format!("{}.{}.svc.{}", key.name, key.namespace, tables.spec.cluster_domain))
-        else {
-            return ServiceItems::default();
-        };
+        let Some(service_key) = service_key(tables, key) else { return ServiceItems::default() };
+        let hostname = service_key.hostname.clone();
         let network = tables.network();
         let subsets = subsets(tables, key, &hostname);
         let has_subset_of_node = subsets.values().any(|labels| labels.get(NODE_LABEL).is_some());
         let sources = Sources { tables, network: &network, has_subset_of_node };
         let Made { endpoints, named, withheld } = made(&sources, key, record, &mut self.texts);
+        let waypoint = of_service(tables, key, record, || self.waypoints_unknown());
         let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
+        // A waypoint of another network is used only if none is here, as with istiod.
+        let near_waypoint = || {
+            let is_waypoint = tables.waypoints.get(key).is_some();
+            is_waypoint.then(|| Box::new(LoadBalancing::by(Mode::Failover, &[Scope::Network])))
+        };
         let service = Service {
-            key: ServiceKey { namespace: key.namespace.clone(), hostname: hostname.clone() },
+            key: service_key,
             addresses: record.vips.to_vec(),
             ports,
             subsets,
-            waypoint: None,
+            waypoint: waypoint.used.map(Arc::new),
             endpoints: endpoints.into(),
             exported_as: None,
             import: None,
-            load_balancing: record.load_balancing(tables.distribution_of(&key.namespace)),
+            load_balancing: record
+                .load_balancing(tables.distribution_of(&key.namespace))
+                .or_else(near_waypoint),
             families: record.families(),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
@@ -124,6 +132,7 @@ impl Index {
         if !withheld.is_empty() {
             self.withheld.insert(key.clone(), withheld);
         }
+        self.waypoints_ignored.extend(waypoint.ignored.map(|why| (key.clone(), why)));
         let of_service = |service: Service| {
             let is_alias = alias.as_ref() == Some(&service.key.hostname);
             let marks = marks.iter().map(|(kind, object, labels)| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::super::kinds::Kind;
 use super::super::objects::Meta;
 use super::super::watch::WatchId;
+use super::watches::WatchState;
 use isthmus_net::channel::cut;
 use isthmus_snapshot::change::Change;
 
@@ -79,6 +80,19 @@ impl Unreadable {
     /// Makes the next changes those of all objects.
     pub(super) fn begin_listing(&mut self) {
         self.dirty = self.objects.keys().cloned().collect();
+    }
+
+    /// Returns why the objects of a watch are not known; `None` if they are.
+    pub(super) fn unknown(&self, watch: &WatchState) -> Option<String> {
+        let kind = watch.kind;
+        if watch.too_many > 0 {
+            return Some(format!("there are too many {}", kind.plural()));
+        }
+        if !watch.is_synced && watch.absent.is_none() {
+            let why = watch.failure();
+            return Some(why.unwrap_or_else(|| format!("{} were not listed yet", kind.plural())));
+        }
+        self.first(kind)
     }
 
     /// Returns the changes since the last call.

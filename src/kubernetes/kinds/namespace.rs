@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::service::TrafficDistribution;
+use super::waypoint::{CanaryWeight, canary_weight};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::objects::{Meta, objects};
 use crate::table::{Table, Touched};
@@ -22,6 +23,7 @@ impl Watched for Namespace {
         Some(NamespaceRecord {
             labels: reading.texts.labels(&self.metadata.labels),
             distribution: TrafficDistribution::of_annotation(&self.metadata),
+            canary_weight: canary_weight(&self.metadata),
         })
     }
 
@@ -45,4 +47,6 @@ pub(crate) struct NamespaceRecord {
     pub(crate) labels: Labels,
     /// The distribution of the traffic of services that have none of their own.
     pub(crate) distribution: Option<TrafficDistribution>,
+    /// The share of the canary waypoint of the services of the namespace.
+    pub(crate) canary_weight: CanaryWeight,
 }

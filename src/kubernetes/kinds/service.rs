@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::waypoint::{CanaryWeight, canary_weight};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::interner::Interner;
 use crate::objects::{IntOrText, Meta, Port, Texts, ip, objects, port};
@@ -91,7 +92,6 @@ impl Watched for Service {
         }
         tables.dirty.gateways |= before.is_some_and(|before| is_entrance(&before))
             || tables.services.get(&key).is_some_and(|now| is_entrance(now));
-        tables.dirty.facts = true;
         tables.dirty.services.insert(key);
     }
 }
@@ -126,6 +126,8 @@ pub(crate) struct ServiceRecord {
     pub(crate) ip_families: Arc<str>,
     /// The value of the annotation [`DRAIN`]; `Err` if it has more than [`DRAIN_BYTES_MAX`] bytes.
     pub(crate) drain: Option<Result<Arc<str>, TooLong>>,
+    /// The share of the service's canary waypoint.
+    pub(crate) canary_weight: CanaryWeight,
 }
 
 /// The distribution of a service's traffic.
@@ -323,6 +325,7 @@ impl ServiceRecord {
                 false => Err(TooLong),
             }),
             labels: texts.labels(&metadata.labels),
+            canary_weight: canary_weight(metadata),
             class,
             vips,
             ports,

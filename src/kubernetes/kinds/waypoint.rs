@@ -1,11 +1,10 @@
-//! Gateways of the Gateway API as waypoints of ztunnels: the traffic that they take, and of which namespaces.
-
-use serde::de::IgnoredAny;
+//! Gateways of the Gateway API as waypoints: the traffic that they take, and of which namespaces. Who uses which is in `index::waypoints`.
 
 use super::class_gateway::AllowedNamespaces;
 use super::{Facts, Namespaces, Reading, Tables, Watched};
-use crate::objects::{Meta, objects};
+use crate::objects::{Meta, TypedAddress, objects};
 use crate::table::{ObjectKey, Table, Touched};
+use isthmus_model::name::HostName;
 
 /// The label that says which traffic a waypoint takes.
 const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
@@ -19,7 +18,7 @@ objects! {
     WaypointSpec { listeners: Vec<WaypointListener>, }
     WaypointListener { port: i64, protocol: String, allowed_routes: WaypointRoutes, }
     WaypointRoutes { namespaces: AllowedNamespaces, }
-    WaypointStatus { addresses: Vec<IgnoredAny>, }
+    WaypointStatus { addresses: Vec<TypedAddress>, }
 }
 
 impl Watched for Waypoint {
@@ -29,7 +28,7 @@ impl Watched for Waypoint {
         is_custom: true,
         namespaces: Namespaces::Every,
         objects_max: 10_000,
-        is_wanted: |spec| spec.ambient,
+        is_wanted: |spec| spec.waypoints,
         ..Facts::CORE
     };
 
@@ -49,7 +48,9 @@ impl Watched for Waypoint {
             Some("all") => (true, true),
             Some(_) => (false, false),
         };
+        let hostname = self.status.addresses.iter().find(|address| address.kind == "Hostname");
         Some(WaypointRecord {
+            hostname: hostname.and_then(|address| HostName::parse(&address.value).ok()),
             services,
             workloads,
             namespaces: listener
@@ -59,17 +60,37 @@ impl Watched for Waypoint {
     }
 
     fn touch(_: Touched<ObjectKey, WaypointRecord>, tables: &mut Tables) {
-        tables.dirty.mark_ambient();
+        // Any service may use it, and any workload.
+        (tables.dirty.is_all, tables.dirty.all_pods) = (true, true);
     }
 }
 
 /// A Gateway that may be a waypoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WaypointRecord {
+    /// The host name of its Service, if the status has one; else the Service has its name.
+    pub(crate) hostname: Option<HostName>,
     /// True if it takes the traffic to services.
     pub(crate) services: bool,
     /// True if it takes the traffic to workloads.
     pub(crate) workloads: bool,
     /// The namespaces whose services and workloads may use it.
     pub(crate) namespaces: AllowedNamespaces,
+}
+
+/// The annotation with the percentage of the calls that the canary waypoint takes.
+const CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
+
+/// The percentage of the calls that a canary waypoint takes, as an object says it; `None`: the object says nothing; `Err`: what it says is
+/// no percentage.
+pub(crate) type CanaryWeight = Option<Result<u8, NoPercentage>>;
+
+/// A value that is no percentage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoPercentage;
+
+/// Returns the percentage of a canary waypoint that an object has.
+pub(super) fn canary_weight(metadata: &Meta) -> CanaryWeight {
+    let text = metadata.annotations.get(CANARY_WEIGHT)?;
+    Some(text.parse::<u8>().ok().filter(|weight| *weight <= 100).ok_or(NoPercentage))
 }

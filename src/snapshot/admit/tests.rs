@@ -7,7 +7,7 @@ use crate::testing::{Mesh, endpoint, host_name, inferred, peer, port, rule, scop
 use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::{DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, TlsMode};
 use isthmus_model::name::NamePattern;
-use isthmus_model::service::{PortProtocol, ServiceKey};
+use isthmus_model::service::{CallerKind, PortProtocol, ServiceKey};
 
 const HOST: &str = "dash.shop.svc.cluster.local";
 
@@ -51,6 +51,7 @@ fn request<'a>(snapshot: &'a Snapshot, requested: Requested<'a>) -> AdmissionReq
         source: Some([10, 0, 0, 9].into()),
         alpn: None,
         identity: None,
+        kind: CallerKind::default(),
         local: None,
         draw: None,
     }

@@ -11,7 +11,7 @@ use crate::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
 use isthmus_model::authority::Authority;
 use isthmus_model::import::Import;
 use isthmus_model::reason::Reason;
-use isthmus_model::service::PortProtocol;
+use isthmus_model::service::{CallerKind, PortProtocol};
 
 /// Returns a mesh of these services, and one peer with these rules.
 fn mesh(services: &[&str], rules: &[(&str, Option<&str>)]) -> Mesh {
@@ -37,6 +37,7 @@ fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) 
         source: Some(source.parse().expect("an address")),
         alpn: None,
         identity: identity.as_ref(),
+        kind: CallerKind::default(),
         local: None,
         draw: None,
     };
@@ -159,6 +160,7 @@ fn a_new_policy_ends_what_it_does_not_offer_any_more() {
         source: None,
         alpn: None,
         identity: Some(&identity),
+        kind: CallerKind::default(),
         local: None,
         draw: None,
     };

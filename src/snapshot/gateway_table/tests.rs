@@ -11,7 +11,7 @@ use crate::policy::{Conditions, Policy};
 use crate::testing::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
 use isthmus_model::address::Bind;
 use isthmus_model::reason::Reason;
-use isthmus_model::service::PortProtocol;
+use isthmus_model::service::{CallerKind, PortProtocol};
 
 const EDGE: Place = Place { port: 443, address: None };
 
@@ -105,6 +105,7 @@ fn request<'a>(snapshot: &'a Snapshot, listener: &str, name: &'a str) -> Admissi
         source: None,
         alpn: None,
         identity: None,
+        kind: CallerKind::default(),
         local: None,
         draw: Some(0),
     }

@@ -3,20 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::{
-    HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, Site, SubsetCandidates, TCP_PREFERENCE, WaypointView,
-    WithoutOwn,
-};
+use super::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, Site, SubsetCandidates, TCP_PREFERENCE, WithoutOwn};
 use crate::candidates::{Candidate, Candidates, EndpointKey};
 use crate::export_tls::AskedBy;
 use crate::policy::Tuning;
 use crate::port_endpoint::PortEndpoint;
-use crate::shard::Origin;
 use isthmus_model::address::Host;
-use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode, Weight};
-use isthmus_model::place::{Distance, Locality};
-use isthmus_model::service::Waypoint;
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode};
+use isthmus_model::place::Locality;
 
 pub(super) fn subset_candidates(
     here: &[PortEndpoint<'_>],
@@ -124,28 +118,6 @@ fn mode_of(here: &[&PortEndpoint<'_>], preference: [TlsMode; 2]) -> Option<TlsMo
     };
     let find = |ready| preference.into_iter().find(|mode| has(*mode, ready));
     find(true).or_else(|| find(false))
-}
-
-impl WaypointView {
-    pub(super) fn new(told: &Waypoint, hostname: &str, origin: &Origin, tuning: &Arc<Tuning>) -> Self {
-        let group: Arc<str> = format!("{hostname}:waypoint").into();
-        let candidate = Candidate {
-            key: EndpointKey { group: group.clone(), address: told.address },
-            others: None,
-            weight: Weight::ONE,
-            health: Health::Healthy,
-            left: PARTS,
-            is_backup: false,
-            connections_max: None,
-            cluster: origin.cluster.clone(),
-            locality: Locality::default(),
-            distance: Distance::Elsewhere,
-            // Waypoints accept only HBONE.
-            encapsulation: Encapsulation::Hbone,
-        };
-        let candidates = Arc::new(Candidates::new(group, tuning.clone(), vec![candidate]));
-        Self { identity: told.identity.clone(), candidates }
-    }
 }
 
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {

@@ -7,7 +7,7 @@ use isthmus_model::address::Host;
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
-use isthmus_model::service::{Service, ServiceKey, Withheld};
+use isthmus_model::service::{Service, ServiceKey, Waypoint, Withheld};
 
 /// The parts of one item that the scope denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,11 @@ impl Shard {
         }
         let endpoints = self.cut_endpoints(service.endpoints.clone(), &mut denied);
         let waypoint = service.waypoint.as_ref();
-        let waypoint = waypoint.filter(|waypoint| self.scope.addresses.allows(waypoint.address.ip()));
+        let waypoint = waypoint.filter(|waypoint| match &***waypoint {
+            Waypoint::Address { address, .. } => self.scope.addresses.allows(address.ip()),
+            // Its endpoints are checked with those of its service.
+            Waypoint::Services { .. } => true,
+        });
         denied.addresses += usize::from(waypoint.is_none() && service.waypoint.is_some());
         if denied == Denied::default() {
             return (Some(service), denied);

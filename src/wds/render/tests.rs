@@ -7,8 +7,8 @@ use isthmus_snapshot::change::{Dirty, Item};
 use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::testing::{
-    Mesh, drained, endpoint, gateway as plain_gateway, host_name, network, port, service as plain_service,
-    shard,
+    Mesh, drained, endpoint, gateway as plain_gateway, host_name, network, port, rule,
+    service as plain_service, shard,
 };
 use isthmus_snapshot::view::Tunnel;
 use prost::Message;
@@ -229,4 +229,85 @@ fn names_of_addresses_are_read_in_any_form() {
     assert_eq!(read_alias("n1/::ffff:10.0.0.1").as_deref(), Some("n1/10.0.0.1"));
     assert_eq!(read_alias("/2001:DB8::1").as_deref(), Some("/2001:db8::1"));
     assert_eq!((read_alias("shop/a.mesh"), read_alias("10.0.0.1")), (None, None));
+}
+
+/// Returns a mesh with the service `a` on the network of the viewer with these endpoints, and behind a gateway with a waypoint, which
+/// has these shares.
+fn mesh_with_waypoint(near: Vec<Endpoint>, shares: &[(&str, u32)]) -> Mesh {
+    let web =
+        |endpoints| plain_service("a.shop.svc.cluster.local", vec![port(80, PortProtocol::Http)], endpoints);
+    let key = |name: &str| ServiceKey { namespace: "shop".into(), hostname: host_name(name) };
+    let services = shares.iter().map(|(name, share)| (key(name), *share)).collect();
+    let waypoint = Some(Arc::new(Waypoint::Services { services, takes_ingress: true }));
+    let far = Service { waypoint, ..web(vec![hbone("10.0.1.1", "far")]) };
+    let gate =
+        plain_service("gate.mesh", vec![port(15_008, PortProtocol::Tcp)], vec![hbone("10.0.1.9", "gate")]);
+    let shards = vec![shard("a", "n1", vec![web(near)]), shard("b", "n2", vec![far, gate])];
+    Mesh::new(vec![network("n2", vec![gateway_with("192.0.2.1", EASTWEST)])], shards)
+}
+
+fn service_message(made: &ServiceResources) -> proto::Service {
+    match message(&made.service) {
+        Type::Service(service) => service,
+        Type::Workload(workload) => panic!("{workload:?}"),
+    }
+}
+
+fn account(name: &str) -> String {
+    format!("spiffe://cluster.local/ns/shop/sa/{name}")
+}
+
+#[test]
+fn a_waypoint_behind_a_gateway_is_given_where_all_calls_lead_to_it() {
+    let mesh = mesh_with_waypoint(Vec::new(), &[("gate.mesh", 1)]);
+    let resources = made(&mesh, &viewer("n1", "a"));
+    let of_web = service_message(&resources);
+    assert_eq!(
+        of_web.waypoint,
+        Some(by_hostname(&ServiceKey { namespace: "shop".into(), hostname: host_name("gate.mesh") }))
+    );
+    assert_eq!((of_web.subject_alt_names, of_web.ingress_use_waypoint), (vec![account("far")], true));
+    assert!(of_web.weighted_waypoints.is_empty());
+    assert_eq!(resources.service.waypoints, ["shop/gate.mesh".into()]);
+    // The waypoint is behind the same gateway, and ztunnels expect its identity there.
+    let gate = service(&mesh.snapshot(), &host_name("gate.mesh"), &viewer("n1", "a")).expect("a service");
+    assert_eq!(service_message(&gate).subject_alt_names, [account("gate")]);
+    let behind =
+        gate.others.iter().map(workload).find(|one| one.uid.starts_with("SplitHorizon")).expect("one");
+    assert!(behind.addresses.is_empty() && behind.network_gateway.is_some());
+    assert_eq!(behind.services["shop/gate.mesh"].ports[0].service_port, 15_008);
+}
+
+#[test]
+fn the_identities_of_a_waypoint_that_ztunnels_do_not_get_are_among_those_of_the_service() {
+    let mesh = mesh_with_waypoint(vec![hbone("10.0.0.1", "near")], &[("gate.mesh", 1)]);
+    let resources = made(&mesh, &viewer("n1", "a"));
+    let of_web = service_message(&resources);
+    assert_eq!((of_web.waypoint, of_web.ingress_use_waypoint), (None, false));
+    assert_eq!(of_web.subject_alt_names, ["far", "gate", "near"].map(account));
+    assert_eq!(resources.waypoints, [host_name("gate.mesh")], "a change of the waypoint changes the service");
+    // Nor do they get one that no rule exports, behind which no gateway would be listed.
+    let mut hidden = mesh_with_waypoint(Vec::new(), &[("gate.mesh", 1)]);
+    Arc::make_mut(&mut hidden.policy).exports = vec![rule("a.shop.svc.cluster.local")];
+    let of_web = service_message(&made(&hidden, &viewer("n1", "a")));
+    assert_eq!((of_web.waypoint, of_web.subject_alt_names), (None, ["far", "gate"].map(account).to_vec()));
+    // Its own ztunnels get it.
+    let of_web = service_message(&made(&mesh, &viewer("n2", "b")));
+    assert!(of_web.waypoint.is_some() && of_web.subject_alt_names == ["far", "near"].map(account));
+}
+
+#[test]
+fn weighted_waypoints_are_all_given_with_their_shares() {
+    let mesh = mesh_with_waypoint(Vec::new(), &[("gate.mesh", 90), ("canary.mesh", 10)]);
+    let resources = made(&mesh, &viewer("n2", "b"));
+    let of_web = service_message(&resources);
+    let shares = of_web.weighted_waypoints.iter().map(|one| {
+        let Some(Destination::Hostname(name)) = one.destination.clone().and_then(|to| to.destination) else {
+            panic!("{one:?}")
+        };
+        (name.hostname, one.weight)
+    });
+    assert_eq!(shares.collect::<Vec<_>>(), [("gate.mesh".to_owned(), 90), ("canary.mesh".to_owned(), 10)]);
+    assert_eq!(of_web.waypoint, of_web.weighted_waypoints[0].destination);
+    assert_eq!(resources.service.waypoints, ["shop/gate.mesh".into(), "shop/canary.mesh".into()]);
 }

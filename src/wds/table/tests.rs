@@ -4,7 +4,7 @@ use isthmus_model::ambient::ClusterFacts;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, EndpointTemplate};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_model::service::{PortProtocol, Service};
+use isthmus_model::service::{PortProtocol, Service, Waypoint};
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::{Dirty, Item, Key};
 use isthmus_snapshot::policy::Gateway;
@@ -147,6 +147,26 @@ fn a_table_is_the_same_step_by_step_and_at_once() {
     followed.put(1, a(&[]));
     let table = followed.put(0, a(&[]));
     assert_eq!(names(&table), ["a//Pod/shop/h2", "a//Pod/shop/p9", "shop/a.mesh"]);
+}
+
+/// Services have identities of the waypoints behind gateways, so they change with them.
+#[test]
+fn a_table_follows_the_waypoints_of_its_services() {
+    let mut followed = Followed::new();
+    let gate = |account: &str| Service {
+        endpoints: vec![hbone("10.0.1.9", account)].into(),
+        ..plain_service("gate.mesh", vec![port(15_008, PortProtocol::Tcp)], Vec::new())
+    };
+    let services = vec![(gate("x").key, 1)];
+    let waypoint = Some(Arc::new(Waypoint::Services { services, takes_ingress: false }));
+    let far = Service { waypoint, ..service_of("a.mesh", &["10.0.1.1"]) };
+    let version = |table: &Table| table.addresses.get("shop/a.mesh").expect("a service").version;
+    let before = version(&followed.put(1, Item::Service(Arc::new(far))));
+    let with_gate = version(&followed.put(1, Item::Service(Arc::new(gate("gate")))));
+    let renamed = version(&followed.put(1, Item::Service(Arc::new(gate("other")))));
+    assert!(before != with_gate && with_gate != renamed);
+    followed.put(1, Item::Service(Arc::new(service_of("a.mesh", &["10.0.1.1"]))));
+    followed.remove(1, &Key::Service(gate("x").key));
 }
 
 #[test]
