@@ -14,7 +14,7 @@ use isthmus_config::Config;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::files;
-use isthmus_tls::status::{CERTIFICATE, SourceStatus, domain_of, trust_of};
+use isthmus_tls::status::{CERTIFICATE, SourceStatus, crl_of, domain_of, trust_of};
 use isthmus_tls::trust::{Bundle, Owner};
 
 /// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the config.
@@ -23,8 +23,9 @@ pub fn file_problems(config: &Config) -> Vec<String> {
     let places = &config.identity_places;
     let place = |of: String| {
         let trust = places.trust.iter().find(|(domain, _)| trust_of(domain) == of).map(|(_, place)| place);
+        let crl = places.crl.iter().find(|(domain, _)| crl_of(domain) == of).map(|(_, place)| place);
         let own = places.certificate.as_ref().filter(|_| of == CERTIFICATE);
-        own.or(trust).cloned().unwrap_or(of)
+        own.or(trust).or(crl).cloned().unwrap_or(of)
     };
     let problems = files::problems(&config.identity).into_iter();
     problems.map(|(of, problem)| format!("{}: {problem}", place(of))).collect()

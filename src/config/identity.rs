@@ -32,7 +32,8 @@ pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mu
                      the gateway requests";
         problems.error(found.position, &Path::Root.key(Root::IDENTITY.name()), fault);
     }
-    Options { source, trust: trust(root, problems), peers: Vec::new(), state: None, expected }
+    let brings_trust = source.as_ref().is_some_and(Source::brings_trust);
+    Options { source, trust: trust(root, brings_trust, problems), peers: Vec::new(), state: None, expected }
 }
 
 /// Returns the identity that the certificate must have, if the node has a namespace and service account.
@@ -68,7 +69,7 @@ fn source(identity: &Fields<'_>, node: &Node, problems: &Problems) -> Option<Sou
     Some(Source::WorkloadApi { socket })
 }
 
-fn trust(root: &Fields<'_>, problems: &mut Problems) -> Vec<TrustFile> {
+fn trust(root: &Fields<'_>, brings_trust: bool, problems: &mut Problems) -> Vec<TrustFile> {
     let list = Path::Root.key(Root::TRUST.name());
     let mut places: HashMap<TrustDomain, Position> = HashMap::new();
     let mut files = Vec::new();
@@ -82,7 +83,15 @@ fn trust(root: &Fields<'_>, problems: &mut Problems) -> Vec<TrustFile> {
             continue;
         }
         let roots = path_of(&fields, &keys::Trust::ROOTS, problems);
-        files.extend(roots.map(|roots| TrustFile { trust_domain, roots }));
+        let crl = path_of(&fields, &keys::Trust::CRL, problems);
+        if fields.at(&keys::Trust::ROOTS).is_none() && (crl.is_none() || !brings_trust) {
+            let fault = match crl {
+                None => "the key roots is missing",
+                Some(_) => "the key roots is missing, and identity names no source that provides roots",
+            };
+            problems.error(named.position, &list.index(at), fault.to_owned());
+        }
+        files.push(TrustFile { trust_domain, roots, crl });
     }
     files
 }
@@ -98,6 +107,10 @@ pub(super) fn places(root: &Fields<'_>, peers: &[PeerTrust], problems: &Problems
         if let Some((domain, roots)) = domain.zip(fields.at(&keys::Trust::ROOTS)) {
             let place = format!("{}: trust[{at}].roots", problems.place(roots.position));
             places.trust.insert(domain, place);
+        }
+        let domain = fields.get(&keys::Trust::TRUST_DOMAIN);
+        if let Some((domain, crl)) = domain.zip(fields.at(&keys::Trust::CRL)) {
+            places.crl.insert(domain, format!("{}: trust[{at}].crl", problems.place(crl.position)));
         }
     }
     for (at, fields, _) in root.maps(&Root::PEERS) {

@@ -111,6 +111,8 @@ pub struct IdentityPlaces {
     pub certificate: Option<String>,
     /// The position of the roots of each trust domain.
     pub trust: BTreeMap<TrustDomain, String>,
+    /// The position of the revocation lists of each trust domain.
+    pub crl: BTreeMap<TrustDomain, String>,
 }
 
 impl Config {

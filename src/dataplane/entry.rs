@@ -23,7 +23,7 @@ use isthmus_snapshot::decision::{self, Admission, Refusal, alert_of};
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
 use isthmus_tls::proof::Proof;
-use isthmus_tls::trust::TrustBundles;
+use isthmus_tls::trust::{TrustBundles, describe};
 
 /// One live connection or CONNECT stream. The task that serves it owns the sockets; the entry owns everything else.
 pub(crate) struct Entry {
@@ -139,8 +139,8 @@ pub(crate) struct Carried<'a> {
 pub(crate) struct Peer {
     /// The client's certificate chain and identity.
     pub(crate) proof: Proof,
-    /// True if the last verification of the client's certificate succeeded.
-    trusted: Cell<bool>,
+    /// Why the last verification of the client's certificate failed; `None`: it succeeded.
+    distrust: RefCell<Option<Box<str>>>,
     /// The reader of the trust bundles, which reports a bundle that is newer than the one of the last verification.
     trust: RefCell<Latest<TrustBundles>>,
     /// The bytes that the connection and its streams hold because a peer does not read them.
@@ -152,17 +152,23 @@ pub(crate) struct Peer {
 impl Peer {
     /// Creates a trusted peer. The reader `trust` must have seen the bundle that the proof was verified against.
     pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>, held_of_identity: Rc<Part>) -> Self {
-        let (trusted, trust, held) = (Cell::new(true), RefCell::new(trust), HeldBytes::default());
-        Self { proof, trusted, trust, held, held_of_identity }
+        let (distrust, trust, held) = (RefCell::default(), RefCell::new(trust), HeldBytes::default());
+        Self { proof, distrust, trust, held, held_of_identity }
     }
 
     /// Returns true if the current trust bundle verifies the client's certificate. The call costs as much as a handshake if
     /// the bundle has changed, and next to nothing otherwise.
     pub(crate) fn is_trusted(&self) -> bool {
         if let Some(changed) = self.trust.borrow_mut().unseen() {
-            self.trusted.set(self.proof.verify_against(&changed).is_ok());
+            let fault = self.proof.verify_against(&changed).err();
+            *self.distrust.borrow_mut() = fault.map(|fault| describe(&fault).into());
         }
-        self.trusted.get()
+        self.distrust.borrow().is_none()
+    }
+
+    /// Returns why the client's certificate is not trusted any more; `None`: it was at the last call of [`is_trusted`](Self::is_trusted).
+    pub(crate) fn distrust(&self) -> Option<Box<str>> {
+        self.distrust.borrow().clone()
     }
 }
 

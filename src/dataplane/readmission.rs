@@ -22,6 +22,10 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
     for some in entries.chunks(AT_ONCE) {
         for entry in some {
             if !is_still_admitted(&snapshot, entry) {
+                let distrust = entry.facts.borrow().caller.as_ref().and_then(|caller| caller.distrust());
+                if let Some(distrust) = distrust {
+                    entry.explain(distrust);
+                }
                 entry.cut(Reason::ConfigRemoved);
             } else if core.is_live(entry) {
                 count_for_limits(&core, entry);

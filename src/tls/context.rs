@@ -148,7 +148,7 @@ impl CertificateRotation {
             waiting: watch::Sender::default(),
             status: self.store.status.clone(),
             expected: options.expected.clone(),
-            configured: options.trust.iter().map(|trust| trust.trust_domain.clone()).collect(),
+            configured: files::files_of(options).map(|(domain, _)| domain.clone()).collect(),
             store: self.store.clone(),
             configuration: self.store.roots.borrow().configurations,
         }
@@ -207,7 +207,7 @@ mod tests {
             std::fs::write(path, all.collect::<String>()).expect("written");
         };
         write(&roots, 1);
-        let trust = vec![TrustFile { trust_domain: domain(), roots: roots.clone() }];
+        let trust = vec![TrustFile { trust_domain: domain(), roots: Some(roots.clone()), crl: None }];
         let scope = Scope::default();
         let mut keeper = CertificateRotation::start(&scope);
         keeper.configure(Options { trust, ..Options::default() }).await;
@@ -226,7 +226,7 @@ mod tests {
             let authority = Authority::new(domain.clone()).expect("made");
             let roots = folder.path().join(name);
             std::fs::write(&roots, authority.certificate_pem()).expect("written");
-            let trust = vec![TrustFile { trust_domain: domain, roots }];
+            let trust = vec![TrustFile { trust_domain: domain, roots: Some(roots), crl: None }];
             Options { trust, ..Options::default() }
         };
         let (former, next) = (options("former.mesh"), options("next.mesh"));

@@ -19,7 +19,7 @@ use super::certificate::{limits_uris, pem};
 use super::pinned::{Hash, sha256};
 use super::server::provider;
 use super::status::{IN_USE, SourceStatus, trust_of};
-use super::trust::{Bundle, Owner, TrustBundles};
+use super::trust::{Bundle, CrlList, Owner, TrustBundles};
 use isthmus_model::identity::TrustDomain;
 use isthmus_tasks::latest::{Latest, LatestWriter};
 use isthmus_telemetry::clock::rfc3339;
@@ -50,6 +50,9 @@ pub struct PeerTrust {
 pub(super) struct Roots {
     /// Roots from files, for this mesh's trust domains.
     pub(super) configured: BTreeMap<TrustDomain, RootList>,
+    /// The revocation lists of this mesh's trust domains that have a file of them; `None`: it could not be read yet, so that the roots
+    /// of the domain are not used.
+    pub(super) crls: BTreeMap<TrustDomain, Option<CrlList>>,
     /// Roots that the source of the certificate has provided.
     pub(super) supplied: BTreeMap<TrustDomain, RootList>,
     /// The peers, in the order of the config.
@@ -154,7 +157,8 @@ impl RootStore {
         self.check(alias, None, &roots)?;
         if !roots.is_empty() {
             let owner = Owner::Peer { named: peer.trust_domain.clone() };
-            Bundle::new(alias, owner, roots.clone(), &self.provider).map_err(|fault| fault.to_string())?;
+            Bundle::new(alias, owner, roots.clone(), CrlList::new(), &self.provider)
+                .map_err(|fault| fault.to_string())?;
         }
         let base = base(known.of_peers.get(alias));
         if of_base.is_some_and(|of_base| of_base != base) {
@@ -229,12 +233,13 @@ impl RootStore {
         let aliases: BTreeSet<&TrustDomain> = roots.peers.iter().map(|peer| &peer.alias).collect();
         let mut domains = roots.supplied.clone();
         domains.extend(roots.configured.clone());
-        domains.retain(|domain, _| !aliases.contains(domain));
+        domains.retain(|domain, _| !aliases.contains(domain) && roots.crls.get(domain) != Some(&None));
         let mut taken: BTreeMap<Vec<u8>, TrustDomain> = BTreeMap::new();
         for (domain, list) in &domains {
             taken.extend(keys_of(list).into_iter().map(|key| (key, domain.clone())));
         }
-        let mut bundles = match TrustBundles::new(domains, &self.provider) {
+        let crls = |domain: &TrustDomain| roots.crls.get(domain).cloned().flatten().unwrap_or_default();
+        let mut bundles = match TrustBundles::with_crls(domains, crls, &self.provider) {
             Ok(bundles) => bundles,
             Err(fault) => return self.problem("trust", fault.to_string()),
         };
@@ -273,7 +278,7 @@ impl RootStore {
             if let Some(same) = last.as_ref().filter(is_same) {
                 return Ok(same.clone());
             }
-            Bundle::new(alias, owner.clone(), list.clone(), &self.provider)
+            Bundle::new(alias, owner.clone(), list.clone(), CrlList::new(), &self.provider)
                 .map(|bundle| Arc::new(bundle.unconfirmed(is_unconfirmed)))
                 .map_err(|fault| fault.to_string())
         });

@@ -79,13 +79,15 @@ pub struct IstioCa {
     pub validity: Duration,
 }
 
-/// The roots of one trust domain.
+/// The files of one trust domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustFile {
     /// The trust domain.
     pub trust_domain: TrustDomain,
-    /// The PEM file of the roots.
-    pub roots: PathBuf,
+    /// The PEM file of the roots; `None`: the source of the certificate provides them.
+    pub roots: Option<PathBuf>,
+    /// The file of the revocation lists; `None`: no certificate is revoked.
+    pub crl: Option<PathBuf>,
 }
 
 /// Receives certificates and roots from a source.

@@ -32,11 +32,20 @@ pub fn trust_of(domain: &TrustDomain) -> String {
 /// The beginning of [`trust_of`].
 const TRUST_OF: &str = "trust of ";
 
+/// Returns the key in [`SourceStatus::problems`] of a problem with the revocation lists of a trust domain.
+pub fn crl_of(domain: &TrustDomain) -> String {
+    format!("{}{CRL}", trust_of(domain))
+}
+
+/// The end of [`crl_of`].
+const CRL: &str = " (crl)";
+
 /// Appended to [`trust_of`] in the key of a problem with the roots in use of a peer.
 pub(super) const IN_USE: &str = " (roots in use)";
 
 /// Returns the trust domain whose roots the problem under this key of [`SourceStatus::problems`] keeps out of use.
 pub fn domain_of(of: &str) -> Option<TrustDomain> {
     let domain = of.strip_prefix(TRUST_OF)?;
-    TrustDomain::parse(domain.strip_suffix(IN_USE).unwrap_or(domain)).ok()
+    let domain = domain.strip_suffix(IN_USE).or_else(|| domain.strip_suffix(CRL)).unwrap_or(domain);
+    TrustDomain::parse(domain).ok()
 }

@@ -6,12 +6,14 @@
 //! decides.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, Error, OtherError, RootCertStore};
@@ -19,6 +21,9 @@ use rustls::{CertificateError, Error, OtherError, RootCertStore};
 use super::certificate::{IdentityFault, identity_of, limits_uris, validity_of};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_telemetry::clock::rfc3339;
+
+/// The certificate revocation lists of one trust domain.
+pub(super) type CrlList = Vec<CertificateRevocationListDer<'static>>;
 
 /// The roots of all trust domains.
 #[derive(Debug, Default)]
@@ -67,6 +72,8 @@ pub struct Bundle {
     /// The time at which the last of the roots expires; `None` if no validity can be read.
     pub not_after: Option<SystemTime>,
     verifier: Arc<dyn ClientCertVerifier>,
+    /// The verifier of servers where certificates may be revoked; without lists, the anchors are enough.
+    servers: Option<Arc<WebPkiServerVerifier>>,
     anchors: Arc<RootCertStore>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -122,6 +129,9 @@ pub fn describe(error: &Error) -> String {
         Error::InvalidCertificate(CertificateError::NotValidYetContext { not_before, .. }) => {
             format!("the certificate is not valid before {}", at(*not_before))
         }
+        Error::InvalidCertificate(CertificateError::Revoked) => {
+            "the certificate, or one of its authorities, is revoked by a list of trust[].crl".to_owned()
+        }
         Error::InvalidCertificate(error) => format!("the certificate is not trusted: {error}"),
         error => error.to_string(),
     }
@@ -146,8 +156,17 @@ impl TrustBundles {
         domains: impl IntoIterator<Item = (TrustDomain, Vec<CertificateDer<'static>>)>,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TrustFault> {
+        Self::with_crls(domains, |_| CrlList::new(), provider)
+    }
+
+    /// Makes the bundles of this mesh's own trust domains, whose revocation lists `crls` returns.
+    pub(super) fn with_crls(
+        domains: impl IntoIterator<Item = (TrustDomain, Vec<CertificateDer<'static>>)>,
+        crls: impl Fn(&TrustDomain) -> CrlList,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, TrustFault> {
         let bundles = domains.into_iter().map(|(domain, roots)| {
-            let bundle = Bundle::new(&domain, Owner::Ours, roots, provider)?;
+            let bundle = Bundle::new(&domain, Owner::Ours, roots, crls(&domain), provider)?;
             Ok((domain, Arc::new(bundle)))
         });
         let domains: BTreeMap<_, _> = bundles.collect::<Result<_, _>>()?;
@@ -257,15 +276,27 @@ impl Bundle {
         domain: &TrustDomain,
         owner: Owner,
         roots: Vec<CertificateDer<'static>>,
+        crls: CrlList,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TrustFault> {
         let store = anchors(&roots).map_err(|(at, error)| TrustFault::Root(at, domain.clone(), error))?;
         let anchors = Arc::new(store);
+        let unusable = |error| TrustFault::Roots(domain.clone(), error);
+        // Every certificate of a chain is checked. As for ztunnels, one whose authority has no list is not revoked.
         let builder = WebPkiClientVerifier::builder_with_provider(anchors.clone(), provider.clone());
-        let verifier = builder.build().map_err(|error| TrustFault::Roots(domain.clone(), error))?;
+        let builder = builder.with_crls(crls.clone()).allow_unknown_revocation_status();
+        let verifier = builder.build().map_err(unusable)?;
+        let servers = match crls.is_empty() {
+            true => None,
+            false => {
+                let builder = WebPkiServerVerifier::builder_with_provider(anchors.clone(), provider.clone());
+                let builder = builder.with_crls(crls).allow_unknown_revocation_status();
+                Some(builder.build().map_err(unusable)?)
+            }
+        };
         let not_after = roots.iter().filter_map(validity_of).map(|validity| validity.not_after).max();
         let algorithms = provider.signature_verification_algorithms;
-        Ok(Self { owner, roots, is_unconfirmed: false, not_after, verifier, anchors, algorithms })
+        Ok(Self { owner, roots, is_unconfirmed: false, not_after, verifier, servers, anchors, algorithms })
     }
 
     /// Sets [`Self::is_unconfirmed`].
@@ -307,6 +338,17 @@ impl Bundle {
         match shower {
             Shower::Client | Shower::Gateway => {
                 self.verifier.verify_client_cert(leaf, intermediates, now).map(drop)
+            }
+            Shower::Server if let Some(servers) = &self.servers => {
+                // rustls looks for revoked certificates only together with a name. The name is checked last, and is the identity's
+                // matter here.
+                let nobody = ServerName::IpAddress(IpAddr::from(Ipv4Addr::UNSPECIFIED).into());
+                match servers.verify_server_cert(leaf, intermediates, &nobody, &[], now) {
+                    Err(Error::InvalidCertificate(
+                        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+                    )) => Ok(()),
+                    verified => verified.map(drop),
+                }
             }
             Shower::Server => {
                 let leaf = ParsedCertificate::try_from(leaf)?;
@@ -461,6 +503,74 @@ mod tests {
         }
         let refused = verify(None, Some((DNS, "west")));
         assert!(refused.contains(NAME_CONSTRAINTS), "{refused}");
+    }
+
+    #[test]
+    fn a_revoked_certificate_is_refused_in_every_role_and_so_is_one_below_a_revoked_authority() {
+        use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+        const BELOW: u64 = 3;
+        let params = |serial: u64, name: &str| {
+            let mut params = CertificateParams::default();
+            params.serial_number = Some(serial.into());
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            params
+        };
+        let ca = |serial, name| {
+            let mut params = params(serial, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params
+        };
+        let key = || KeyPair::generate().expect("a key");
+        let root = CertifiedIssuer::self_signed(ca(1, "root"), key()).expect("a CA");
+        let below = CertifiedIssuer::signed_by(ca(BELOW, "below"), key(), &root).expect("a CA");
+        let leaf = |serial, issuer: &CertifiedIssuer<'_, KeyPair>| {
+            let mut params = params(serial, "leaf");
+            params.subject_alt_names.push(rcgen::SanType::URI("spiffe://east/a".try_into().expect("ASCII")));
+            params.signed_by(&key(), issuer).expect("signed").der().clone()
+        };
+        let crl = |revoked: &[u64]| {
+            let time = rcgen::date_time_ymd(2025, 1, 1);
+            let revoked = revoked.iter().map(|serial| rcgen::RevokedCertParams {
+                serial_number: (*serial).into(),
+                revocation_time: time,
+                reason_code: None,
+                invalidity_date: None,
+            });
+            let params = rcgen::CertificateRevocationListParams {
+                this_update: time,
+                next_update: rcgen::date_time_ymd(2100, 1, 1),
+                crl_number: 1_u64.into(),
+                issuing_distribution_point: None,
+                revoked_certs: revoked.collect(),
+                key_identifier_method: rcgen::KeyIdMethod::Sha256,
+            };
+            vec![CertificateRevocationListDer::from(params.signed_by(&root).expect("signed").der().to_vec())]
+        };
+        let verified = |leaf: &CertificateDer<'_>, shower, lists: CrlList| {
+            let east = TrustDomain::parse("east").expect("legal");
+            let domains = [(east, vec![root.der().clone()])];
+            let trust = TrustBundles::with_crls(domains, |_| lists.clone(), &provider()).expect("usable");
+            text(trust.verify_of(shower, leaf, &[below.der().clone()], UnixTime::now()))
+        };
+        let (own, of_below) = (leaf(7, &root), leaf(8, &below));
+        for shower in [Shower::Client, Shower::Gateway, Shower::Server] {
+            for (leaf, lists, is_good) in [
+                (&own, CrlList::new(), true),
+                (&own, crl(&[8]), true),
+                (&own, crl(&[7]), false),
+                // The list is the root's, so it revokes nothing that another authority has certified.
+                (&of_below, crl(&[8]), true),
+                (&of_below, crl(&[BELOW]), false),
+            ] {
+                let expected = match is_good {
+                    true => "spiffe://east/a",
+                    false => {
+                        "the certificate, or one of its authorities, is revoked by a list of trust[].crl"
+                    }
+                };
+                assert_eq!(verified(leaf, shower, lists), expected, "{shower:?}");
+            }
+        }
     }
 
     /// Returns the identity of a certificate with changed parameters.

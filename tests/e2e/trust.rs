@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use rustls::{ClientConfig, ClientConnection};
@@ -14,7 +15,7 @@ use crate::support::eventually;
 use crate::support::frames::{HEADERS, SETTINGS, connect as ask, frame};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
-use crate::support::pki::Pki;
+use crate::support::pki::{PKI, Pki};
 
 const PARTNER: &str = "spiffe://partner/ns/a/sa/b";
 const AUTHORITY: &str = "echo.shop.mesh:80";
@@ -217,4 +218,84 @@ fn the_log_names_name_constraints_for_uris_as_the_cause() {
     assert!(detail.contains("has name constraints for URIs, which are not supported"), "{detail}");
     let (_, body) = gateway.post("/api/v1/reload");
     assert!(body.contains("has name constraints for URIs"), "{body}");
+}
+
+const GOOD: &str = "spiffe://cluster.local/ns/shop/sa/good";
+const BAD: &str = "spiffe://cluster.local/ns/shop/sa/bad";
+
+#[test]
+fn revoked_certificates_are_refused_and_their_open_connections_end() {
+    let folder = folder();
+    let crl = folder.path().join("ca-crl.pem");
+    let (bad, good) = (PKI.issue_numbered(7, BAD), PKI.issue_numbered(8, GOOD));
+    let [certificate, key] = ["bad.pem", "bad.key"].map(|name| folder.path().join(name));
+    std::fs::write(&certificate, &bad.certificate_pem).expect("written");
+    std::fs::write(&key, &bad.key_pem).expect("written");
+    std::fs::write(&crl, PKI.crl(&[], 2100)).expect("written");
+    let echo = Backend::echo();
+    let config = BASE.replace("roots: roots.pem", "roots: roots.pem, crl: ca-crl.pem");
+    let services = service("echo.shop.mesh", 80, &echo, "");
+    let gateway = Gateway::start_in(folder, &format!("{config}services:\n{services}"), &[]);
+    let address = gateway.listener("hbone");
+    let open = |issued| Hbone::connect(address, client(Some(issued), &["h2"])).expect("let in");
+    let (of_bad, of_good) = (open(bad), open(good));
+    let mut streams = [&of_bad, &of_good].map(|hbone| hbone.open(AUTHORITY).expect("admitted"));
+    streams.iter_mut().for_each(|stream| assert_eq!(stream.echo("on"), Ok("on".to_owned())));
+
+    std::fs::write(&crl, PKI.crl(&[7], 2100)).expect("written");
+    eventually("the revoked connection to end", || of_bad.ended());
+    let line = gateway.logged("its end", |line| line["reason"] == "config_removed");
+    let detail = line["detail"].as_str().unwrap_or_default();
+    assert!(detail.contains("is revoked by a list of trust[].crl"), "{line}");
+    assert_eq!(streams[1].echo("still on"), Ok("still on".to_owned()));
+    // A client that is none of ours: OpenSSL.
+    let mut command = std::process::Command::new("openssl");
+    command.args(["s_client", "-connect", &address.to_string(), "-alpn", "h2", "-tls1_3", "-cert"]);
+    command.arg(&certificate).arg("-key").arg(&key);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    match command.spawn() {
+        Err(error) => crate::support::skip(&format!("a revoked certificate of OpenSSL: {error}")),
+        Ok(mut asking) => {
+            // It ends at the alert, however long its input stays open.
+            let input = asking.stdin.take();
+            let said = asking.wait_with_output().expect("it ends");
+            drop(input);
+            let said = String::from_utf8_lossy(&said.stderr).into_owned();
+            assert!(said.contains("certificate revoked"), "{said}");
+            let line = gateway.logged("its refusal", |line| line["reason"] == "identity_untrusted");
+            assert!(line["detail"].as_str().is_some_and(|detail| detail.contains("is revoked")), "{line}");
+        }
+    }
+
+    // A file that cannot be read changes nothing; one that lists nothing lets the caller in again.
+    std::fs::write(&crl, "no PEM\n").expect("written");
+    eventually("the problem", || {
+        gateway.json("/api/v1/status")["problems"].to_string().contains("cluster.local (crl)").then_some(())
+    });
+    let again = || Hbone::connect(address, client(Some(PKI.issue_numbered(7, BAD)), &["h2"]));
+    assert!(again().is_err(), "the last good list stays in use");
+    let (_, body) = gateway.post("/api/v1/reload");
+    assert!(body.contains("trust[0].crl: "), "{body}");
+    std::fs::write(&crl, PKI.crl(&[], 2025)).expect("written");
+    eventually("the caller to be let in again", || again().ok());
+    let (_, body) = gateway.post("/api/v1/reload");
+    assert!(body.contains("should have been replaced at 2025-01-01T00:00:00"), "{body}");
+}
+
+#[test]
+fn nobody_is_let_in_before_the_revoked_certificates_are_known() {
+    let folder = folder();
+    let crl = folder.path().join("ca-crl.pem");
+    let config = BASE.replace("roots: roots.pem", "roots: roots.pem, crl: ca-crl.pem");
+    let gateway = Gateway::start_unready(folder, &config);
+    eventually("the gate", || {
+        let (status, text) = gateway.get("/readyz");
+        (status == 503 && text.contains("[-] trust: trust of cluster.local (crl): ")).then_some(())
+    });
+    let open =
+        || Hbone::connect(gateway.listener("hbone"), client(Some(PKI.issue_numbered(9, GOOD)), &["h2"]));
+    assert!(open().is_err());
+    std::fs::write(&crl, PKI.crl(&[], 2100)).expect("written");
+    gateway.ready();
+    assert!(open().is_ok());
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, CustomExtension, DnType, IsCa, KeyPair,
-    KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, CustomExtension,
+    DnType, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -115,6 +115,35 @@ impl Pki {
             certificate_pem: certificate.pem(),
             key_pem: key.serialize_pem(),
         }
+    }
+
+    /// Issues a certificate with this serial number and URI.
+    pub fn issue_numbered(&self, serial: u64, uri: &str) -> Issued {
+        let mut params = CertificateParams::default();
+        params.serial_number = Some(serial.into());
+        params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
+        self.sign(params)
+    }
+
+    /// Returns a list that revokes the certificates with these serial numbers, in PEM. It should have been replaced on 1 January of
+    /// this year.
+    pub fn crl(&self, revoked: &[u64], until: i32) -> String {
+        let since = rcgen::date_time_ymd(2024, 1, 1);
+        let revoked = revoked.iter().map(|serial| RevokedCertParams {
+            serial_number: (*serial).into(),
+            revocation_time: since,
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: since,
+            next_update: rcgen::date_time_ymd(until, 1, 1),
+            crl_number: 1_u64.into(),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.issuer).expect("signed").pem().expect("PEM")
     }
 
     /// Issues a certificate with these URIs, valid from 1 January of one year to 1 January of another.

@@ -58,8 +58,13 @@ keys! {
     pub(crate) Trust "trust" {
         /// Trust domain, unique in the list.
         TRUST_DOMAIN "trustDomain": form::TrustDomain => required;
-        /// PEM file of the domain's root certificates, read again when it changes.
-        ROOTS "roots": form::Path => required;
+        /// PEM file of the domain's root certificates, read again when it changes. Without this key, they are those that `identity`
+        /// provides for the domain, and `crl` must be set.
+        ROOTS "roots": form::Path => "the roots that `identity` provides";
+        /// File of the certificate revocation lists of the domain's authorities (X509 CRL, in PEM or DER), such as Istio's `ca-crl.pem`,
+        /// read again when it changes. A revoked certificate is refused, and its open connections end. Until the file was read once,
+        /// no certificate of the domain is accepted.
+        CRL "crl": form::Path => "none";
     }
 
     /// Limits of HBONE connections and their streams. A change applies to new connections.

@@ -26,7 +26,8 @@ fn an_identity_has_one_of_three_sources() {
         Some("spiffe://td/ns/istio-system/sa/eastwest")
     );
     let [trust] = options.trust.as_slice() else { panic!("one") };
-    assert!(trust.trust_domain.as_str() == "td" && trust.roots.ends_with("r.pem"));
+    assert!(trust.trust_domain.as_str() == "td" && trust.crl.is_none());
+    assert!(trust.roots.as_ref().is_some_and(|roots| roots.ends_with("r.pem")));
     let options = of("istioCa: {address: 'https://istiod:15012', roots: r.pem, token: /t, validity: 1h}");
     let Some(Source::IstioCa(IstioCa { istiod, validity })) = options.source else { panic!("istioCa") };
     assert_eq!(istiod.cluster.as_str(), "c1");
@@ -89,6 +90,14 @@ fn bad_identities() {
         "trust: [{trustDomain: td, roots: a}, {trustDomain: td, roots: b}]",
         &[":2:52: trust[1].trustDomain: the trust domain td is listed twice; first at c.yaml:2:23"],
     );
+    refused_with("trust: [{trustDomain: td}]", &[":2:23: trust[0]: the key roots is missing"]);
+    refused_with(
+        "identity: {files: {certificate: c, key: k}}\ntrust: [{trustDomain: td, crl: l}]",
+        &[":3:23: trust[0]: the key roots is missing, and identity names no source that provides roots"],
+    );
+    let of_source = "identity: {workloadApi: {socket: 'unix:/s'}}\ntrust: [{trustDomain: td, crl: l.pem}]";
+    let [trust] = &loaded(&format!("listen: ':1'\n{of_source}")).identity.trust[..] else { panic!("one") };
+    assert!(trust.roots.is_none() && trust.crl.as_ref().is_some_and(|crl| crl.ends_with("l.pem")));
 }
 
 #[test]
