@@ -2,7 +2,7 @@
 //! each endpoint is sent a ClientHello with that name, and no data.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use isthmus_api::text::milliseconds;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
 use isthmus_telemetry::clock::rfc3339;
-use isthmus_tls::probe::{Answer, PROBED, Shown, hello};
+use isthmus_tls::probe::{Answer, PROBED, hello};
 
 /// The largest number of candidates that are dialled; further ones are not.
 const PROBED_MAX: usize = 32;
@@ -48,7 +48,7 @@ async fn probe(address: SocketAddr, within: Duration, name: Option<&str>) -> Pro
     let begun = Instant::now();
     let (reason, tls) = match (timeout(within, TcpStream::connect(address)).await, name) {
         (Ok(Ok(stream)), Some(name)) => match timeout(WITHIN, hello(stream, name, &PROBED)).await {
-            Ok(answer) => answered(answer),
+            Ok(answer) => answered(answer, name),
             Err(_) => {
                 let fault =
                     format!("endpoint_silent: no answer to a ClientHello within {} s", WITHIN.as_secs());
@@ -65,21 +65,23 @@ async fn probe(address: SocketAddr, within: Duration, name: Option<&str>) -> Pro
     Probe { reason: reason.to_owned(), ms: milliseconds(begun.elapsed()), tls }
 }
 
-/// Returns the reason that a connection with this answer would get, or the word for a fault of the certificates, and the answer in the
-/// form of the API.
-fn answered(answer: Answer) -> (&'static str, Option<TlsAnswer>) {
+/// Returns the reason that a connection with this answer to a hello for `name` would get, or the word for a fault of the certificates,
+/// and the answer in the form of the API.
+fn answered(answer: Answer, name: &str) -> (&'static str, Option<TlsAnswer>) {
     let none = TlsAnswer::default();
-    let (reason, tls) = match answer {
-        Answer::Certificate(Shown { faults, names, not_after, alpn }) => {
-            let words = faults.iter().map(|fault| format!("{}: {}", fault.word, fault.detail));
-            let fault = (!faults.is_empty()).then(|| words.collect::<Vec<_>>().join(", "));
-            let tls = TlsAnswer { fault, names, not_after: not_after.map(rfc3339), alpn, ..none };
-            return (faults.first().map_or(Reason::Ok.text(), |fault| fault.word), Some(tls));
+    match answer {
+        Answer::Certificate(shown) => {
+            let faults = shown.faults(name, SystemTime::now());
+            let word = faults.first().map_or(Reason::Ok.text(), |fault| fault.word);
+            let texts: Vec<String> =
+                faults.iter().map(|fault| format!("{}: {}", fault.word, fault.detail)).collect();
+            let fault = (!texts.is_empty()).then(|| texts.join(", "));
+            let (names, not_after) = (shown.names(), shown.not_after().map(rfc3339));
+            (word, Some(TlsAnswer { fault, names, not_after, alpn: shown.alpn, ..none }))
         }
-        Answer::Alert(alert) => (Reason::Ok, Some(TlsAnswer { alert: Some(alert), ..none })),
-        Answer::NotTls => (Reason::EndpointNotTls, None),
-        Answer::Closed => (Reason::EndpointClosed, None),
-        Answer::Failed(fault) => (Reason::Ok, Some(TlsAnswer { fault: Some(fault), ..none })),
-    };
-    (reason.text(), tls)
+        Answer::Alert(alert) => (Reason::Ok.text(), Some(TlsAnswer { alert: Some(alert), ..none })),
+        Answer::NotTls => (Reason::EndpointNotTls.text(), None),
+        Answer::Closed => (Reason::EndpointClosed.text(), None),
+        Answer::Failed(fault) => (Reason::Ok.text(), Some(TlsAnswer { fault: Some(fault), ..none })),
+    }
 }

@@ -7,7 +7,7 @@
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, Subcommand};
 use rustix::io::Errno;
@@ -28,7 +28,7 @@ use isthmus_console::output::{Colour, Column, Format, columns, paint, structured
 use isthmus_model::mesh_name::MeshName;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
-use isthmus_tls::probe::{Answer, PROBED, Shown, hello};
+use isthmus_tls::probe::{Answer, PROBED, hello};
 
 /// The time that a connection, and the answer to a hello, may take.
 const WITHIN: Duration = Duration::from_secs(6);
@@ -272,7 +272,7 @@ fn one_way(
     let answer = runtime.block_on(async { timeout(WITHIN, hello(&mut stream, sni, protocols)).await });
     let has_arrived = matches!(answer, Ok(Answer::Certificate(_)));
     let (word, detail) = match answer {
-        Ok(answer) => word_of(answer),
+        Ok(answer) => word_of(answer, sni),
         Err(_) => (Reason::EndpointTimeout.text().to_owned(), "no answer to the ClientHello".to_owned()),
     };
     // The gateway whose admin API answers knows what it did with the connection. It lists a live one until `stream` is dropped.
@@ -317,18 +317,21 @@ fn record_of(call: &Call, local: SocketAddr, has_arrived: bool) -> Result<Option
     Ok(None)
 }
 
-/// Returns the word and the detail of an answer to a hello.
-fn word_of(answer: Answer) -> (String, String) {
+/// Returns the word and the detail of an answer to a hello with this server name.
+fn word_of(answer: Answer, sni: &str) -> (String, String) {
     let ok = Reason::Ok.text().to_owned();
     match answer {
-        Answer::Certificate(Shown { faults, .. }) if !faults.is_empty() => {
-            let details = faults.iter().map(|fault| fault.detail.as_str()).collect::<Vec<_>>();
-            (faults[0].word.to_owned(), details.join(", "))
-        }
-        Answer::Certificate(shown) => {
-            let protocol = shown.alpn.map_or_else(String::new, |alpn| format!(", protocol {alpn}"));
-            (ok, format!("certificate of {}{protocol}", shown.names.join(" ")))
-        }
+        Answer::Certificate(shown) => match &*shown.faults(sni, SystemTime::now()) {
+            [] => {
+                let protocol =
+                    shown.alpn.as_ref().map_or_else(String::new, |alpn| format!(", protocol {alpn}"));
+                (ok, format!("certificate of {}{protocol}", shown.names().join(" ")))
+            }
+            faults @ [first, ..] => {
+                let details = faults.iter().map(|fault| fault.detail.as_str()).collect::<Vec<_>>();
+                (first.word.to_owned(), details.join(", "))
+            }
+        },
         Answer::Alert(alert) => (Reason::TlsFailed.text().to_owned(), format!("TLS alert {alert}")),
         Answer::NotTls => (Reason::EndpointNotTls.text().to_owned(), "the answer is not TLS".to_owned()),
         Answer::Closed => (Reason::EndpointClosed.text().to_owned(), "closed without an answer".to_owned()),

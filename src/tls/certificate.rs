@@ -284,7 +284,8 @@ pub fn validity_of(certificate: &CertificateDer<'_>) -> Option<Validity> {
     X509Certificate::from_der(certificate).ok().map(|(_, parsed)| validity(&parsed))
 }
 
-fn validity(certificate: &X509Certificate<'_>) -> Validity {
+/// Returns the validity of a parsed certificate.
+pub(super) fn validity(certificate: &X509Certificate<'_>) -> Validity {
     let validity = certificate.validity();
     let time = |seconds: i64| match u64::try_from(seconds) {
         Ok(seconds) => UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH),

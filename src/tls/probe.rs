@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_name};
@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::certificate::validity_of;
+use super::certificate::{validity, validity_of};
 use super::proof::tls_error_of;
 use super::server::provider;
 use super::signatures::verify_signatures;
@@ -54,19 +54,15 @@ pub enum Answer {
 pub struct Fault {
     /// The word for the fault.
     pub word: &'static str,
-    /// What is wrong, as a clause about the certificate.
+    /// The description of the fault: a clause about the certificate.
     pub detail: String,
 }
 
-/// The certificate that an endpoint presents.
+/// The certificates that an endpoint presents. They are parsed only for an operator: a health check needs none of their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// The faults of the chain.
-    pub faults: Vec<Fault>,
-    /// The DNS names and URIs of the certificate, at most 10.
-    pub names: Vec<String>,
-    /// The end of the validity; `None` if the certificate cannot be parsed.
-    pub not_after: Option<SystemTime>,
+    /// The chain, leaf first.
+    chain: Vec<CertificateDer<'static>>,
     /// The protocol that the endpoint has chosen from the offered ones.
     pub alpn: Option<String>,
 }
@@ -150,13 +146,12 @@ impl ServerCertVerifier for AnyServer {
         &self,
         leaf: &CertificateDer<'_>,
         further: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
+        _: &ServerName<'_>,
         _: &[u8],
-        now: UnixTime,
+        _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let not_after = validity_of(leaf).map(|validity| validity.not_after);
-        let faults = faults(leaf, further, name, UNIX_EPOCH + Duration::from_secs(now.as_secs()));
-        let shown = Shown { faults, names: names_of(leaf), not_after, alpn: None };
+        let chain = [leaf].into_iter().chain(further).map(|one| one.clone().into_owned()).collect();
+        let shown = Shown { chain, alpn: None };
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
         Ok(ServerCertVerified::assertion())
     }
@@ -164,67 +159,77 @@ impl ServerCertVerifier for AnyServer {
     verify_signatures!(tls12);
 }
 
-/// Returns the faults of a leaf and of those further certificates that lead from it to its root. Callers of a mesh
-/// verify a SPIFFE ID in place of the server's name.
-fn faults(
-    leaf: &CertificateDer<'_>,
-    further: &[CertificateDer<'_>],
-    name: &ServerName<'_>,
-    now: SystemTime,
-) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    let mut put = |word, detail| faults.push(Fault { word, detail });
-    let parsed = |certificate: &&CertificateDer<'_>| X509Certificate::from_der(certificate).is_ok();
-    let mut left: Vec<&CertificateDer<'_>> = further.iter().filter(parsed).collect();
-    let mut at = Some(leaf);
-    while let Some(certificate) = at.take() {
-        let Ok((_, read)) = X509Certificate::from_der(certificate) else { break };
-        let whose = || match std::ptr::eq(certificate, leaf) {
-            true => "the certificate".to_owned(),
-            false => format!("the certificate of its issuer {}", read.subject()),
+impl Shown {
+    /// Returns the DNS names and URIs of the leaf, at most 10.
+    pub fn names(&self) -> Vec<String> {
+        let Some(Ok((_, leaf))) = self.chain.first().map(|leaf| X509Certificate::from_der(leaf)) else {
+            return Vec::new();
         };
-        if let Some(validity) = validity_of(certificate)
-            && let Some(fault) = validity.fault(now)
-        {
-            let word = if validity.is_over(now) { EXPIRED } else { EARLY };
-            put(word, format!("{} {fault}", whose()));
-        }
-        let is_issuer = |other: &&CertificateDer<'_>| {
-            X509Certificate::from_der(other).is_ok_and(|(_, other)| other.subject() == read.issuer())
+        let Ok(Some(names)) = leaf.subject_alternative_name() else { return Vec::new() };
+        let text = |name: &GeneralName<'_>| match name {
+            GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
+            _ => None,
         };
-        let next = left.iter().position(is_issuer).filter(|_| read.subject() != read.issuer());
-        if next.is_none()
-            && std::ptr::eq(certificate, leaf)
-            && !left.is_empty()
-            && read.subject() != read.issuer()
-        {
-            put(ISSUER, format!("none of the further certificates is of the issuer {}", read.issuer()));
+        names.value.general_names.iter().filter_map(text).take(NAMES_MAX).collect()
+    }
+
+    /// Returns the end of the validity of the leaf; `None` if it cannot be parsed.
+    pub fn not_after(&self) -> Option<SystemTime> {
+        Some(validity_of(self.chain.first()?)?.not_after)
+    }
+
+    /// Returns the faults of the leaf, and of those further certificates that lead from it to its root, for a client that asked for
+    /// this server name. Callers of a mesh verify a SPIFFE ID in place of the name.
+    pub fn faults(&self, name: &str, now: SystemTime) -> Vec<Fault> {
+        let mut parsed =
+            self.chain.iter().map(|one| X509Certificate::from_der(one).ok().map(|(_, parsed)| parsed));
+        let mut path: Vec<X509Certificate<'_>> = parsed.next().flatten().into_iter().collect();
+        let mut further: Vec<X509Certificate<'_>> = parsed.flatten().collect();
+        while let Some(at) = path.last().and_then(|last| issuer_of(last, &further)) {
+            path.push(further.swap_remove(at));
         }
-        at = next.map(|next| left.swap_remove(next));
+        let mut faults = Vec::new();
+        let mut put = |word, detail| faults.push(Fault { word, detail });
+        for (at, certificate) in path.iter().enumerate() {
+            let validity = validity(certificate);
+            if let Some(fault) = validity.fault(now) {
+                let word = if validity.is_over(now) { EXPIRED } else { EARLY };
+                let of =
+                    if at == 0 { String::new() } else { format!(" of its issuer {}", certificate.subject()) };
+                put(word, format!("the certificate{of} {fault}"));
+            }
+        }
+        if let [leaf] = &*path
+            && !further.is_empty()
+            && leaf.subject() != leaf.issuer()
+        {
+            put(ISSUER, format!("none of the further certificates is of the issuer {}", leaf.issuer()));
+        }
+        let by_mesh_name = mesh_name::read(name) != Dialect::Plain;
+        let is_of_mesh = by_mesh_name || self.names().iter().any(|name| name.starts_with("spiffe://"));
+        if !is_of_mesh && !self.is_of(name) {
+            put(NAME, format!("the certificate is not of {name}"));
+        }
+        faults
     }
-    let names = names_of(leaf);
-    let by_mesh_name = mesh_name::read(&name.to_str()) != Dialect::Plain;
-    let is_of_mesh = by_mesh_name || names.iter().any(|name| name.starts_with("spiffe://"));
-    let is_of_name =
-        ParsedCertificate::try_from(leaf).and_then(|leaf| verify_server_name(&leaf, name)).is_ok();
-    if !is_of_mesh && !is_of_name {
-        put(NAME, format!("the certificate is not of {}", name.to_str()));
+
+    fn is_of(&self, name: &str) -> bool {
+        let leaf = self.chain.first().and_then(|leaf| ParsedCertificate::try_from(leaf).ok());
+        let name = ServerName::try_from(name).ok();
+        leaf.zip(name).is_some_and(|(leaf, name)| verify_server_name(&leaf, &name).is_ok())
     }
-    faults
 }
 
-fn names_of(leaf: &CertificateDer<'_>) -> Vec<String> {
-    let Ok((_, parsed)) = X509Certificate::from_der(leaf) else { return Vec::new() };
-    let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
-    let text = |name: &GeneralName<'_>| match name {
-        GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
-        _ => None,
-    };
-    names.value.general_names.iter().filter_map(text).take(NAMES_MAX).collect()
+/// Returns the index of the issuer of a certificate among others; `None` if it is not there, or the certificate is its own.
+fn issuer_of(certificate: &X509Certificate<'_>, others: &[X509Certificate<'_>]) -> Option<usize> {
+    let is_own = certificate.subject() == certificate.issuer();
+    others.iter().position(|other| !is_own && other.subject() == certificate.issuer())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
     use tokio::io::AsyncWriteExt as _;
 
@@ -283,11 +288,15 @@ mod tests {
         let years = [2001, 2050];
         // 1 January 2026.
         let now = UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+        let faults = |leaf: &CertificateDer<'_>, further: &[CertificateDer<'static>], name: &str| {
+            let leaf = [leaf.clone().into_owned()];
+            let chain = leaf.into_iter().chain(further.iter().cloned()).collect();
+            Shown { chain, alpn: None }.faults(name, now)
+        };
         let words =
             |leaf: &CertificateDer<'_>, further: &[&CertifiedIssuer<'static, KeyPair>], name: &str| {
                 let further: Vec<_> = further.iter().map(|one| one.der().clone()).collect();
-                let name = ServerName::try_from(name.to_owned()).expect("a name");
-                let all = faults(leaf, &further, &name, now);
+                let all = faults(leaf, &further, name);
                 all.iter()
                     .map(|fault| fault.word.trim_start_matches("endpoint_certificate_"))
                     .collect::<Vec<_>>()
@@ -310,14 +319,6 @@ mod tests {
         ] {
             assert_eq!(words(certificate, further, name), wanted, "{name}, {} further", further.len());
         }
-        assert!(
-            faults(
-                &of_good,
-                &[CertificateDer::from(&b"none"[..])],
-                &ServerName::try_from("a.shop.test").expect("a name"),
-                now
-            )
-            .is_empty()
-        );
+        assert!(faults(&of_good, &[CertificateDer::from(&b"none"[..])], "a.shop.test").is_empty());
     }
 }
