@@ -20,9 +20,9 @@ pub struct RecentIdentities(pub BTreeMap<HostName, Arc<Recent>>);
 /// The identities that one service has gained or lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recent {
-    /// The new ones, which clients may not know yet.
+    /// The new identities, which clients may not know yet.
     pub new: BTreeSet<Identity>,
-    /// Those whose last endpoint has left.
+    /// The identities whose last endpoint has left.
     pub lost: BTreeSet<Identity>,
 }
 

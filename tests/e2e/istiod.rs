@@ -311,7 +311,7 @@ fn ztunnels_get_the_workloads_and_policies_of_an_istiod() {
     let (addresses, policies) = client.first();
     assert_eq!(policies.names(), ["istio-system/one", "shop/deny-all"]);
     assert!(addresses.names().contains(&POD), "{:?}", addresses.names());
-    // What the istiod has told of them passes through.
+    // The fields of services and workloads that the istiod sends are passed on.
     let (service, pod) = (addresses.service(KEY), addresses.workload(POD));
     let choice = service.message(8);
     assert_eq!((choice.number(2), choice.numbers(1), choice.number(3)), (2, vec![6, 1, 2, 3, 4], 1));

@@ -10,8 +10,7 @@ impl Reading {
     /// Returns the services whose waypoint is not known, a sentence each.
     pub(crate) fn waypoints_ignored(&self) -> Vec<String> {
         let is_unknown = |held: &HeldService| {
-            !held.waypoints.is_empty()
-                && held.waypoints.iter().any(|(name, _)| self.waypoint_of(name.as_ref()).is_none())
+            held.waypoints.iter().any(|(name, _)| self.waypoint_of(name.as_ref()).is_none())
         };
         let unknown = self.services.iter().filter(|(_, held)| is_unknown(held));
         let line = |(name, _): (&Arc<str>, _)| {

@@ -39,9 +39,9 @@ pub(super) struct Found {
 enum Unusable {
     /// There is no Gateway of this name with an address.
     Missing,
-    /// Its listener does not allow the namespace.
+    /// The listener of the Gateway does not allow the namespace.
     NotAllowed,
-    /// It is for other traffic.
+    /// The Gateway is for other traffic.
     OtherTraffic,
 }
 

@@ -16,11 +16,11 @@ use isthmus_model::service::{CallerKind, ServiceKey, Waypoint};
 
 /// The endpoints that a caller is connected to.
 pub(super) enum Way {
-    /// Those of the service.
+    /// The endpoints of the service.
     Endpoints,
     /// The waypoint at an address.
     Address(Arc<Candidates>),
-    /// Those of the waypoint's service; `None`: there are none.
+    /// The endpoints of the waypoint's service; `None`: it has none here.
     Services(Option<Arc<Candidates>>),
 }
 
