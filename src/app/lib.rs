@@ -171,7 +171,7 @@ async fn start_and_serve(start: Start<'_>, taking: &mut Option<Taking>) -> Resul
     let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
     let config = config.map_err(|problems| not_served(problems.join("\n")))?;
     // `files` has the states of the files before the read, so files that change during a long start are read again.
-    let watch = FileWatch::since(files.unwrap_or_default());
+    let watch = FileWatch::since(files.unwrap_or_default()).waiting_for_writers();
     let openings = Readings::new(OPENINGS);
     let opening = supervisor.during(orders::open(&openings, config.access_log.clone())).await;
     let Ok(access_log) = opening else { return Ok(()) };

@@ -328,7 +328,17 @@ impl Program {
                     }
                 }
                 Event::Enrolled => supervisor.request_reload("a peer was enrolled", None),
-                Event::Changed => supervisor.request_reload("the config file changed", None),
+                Event::Changed => match self.watch.unclosed() {
+                    None => supervisor.request_reload("the config file changed", None),
+                    Some(path) => {
+                        let problem = format!(
+                            "{}: is still open for writing after 60 s; it is read once it is closed, or by `isthmus reload`",
+                            path.display()
+                        );
+                        tracing::error!("config not read, the previous one stays in use: {problem}");
+                        self.parts.update_status(|status| status.rejected = vec![problem]);
+                    }
+                },
                 Event::Trust => {
                     self.parts.publish_trust_roots();
                     supervisor.during(self.parts.dataplane.readmit()).await?;

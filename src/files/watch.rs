@@ -26,6 +26,8 @@ const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
 const BUSY_WITHIN: Duration = Duration::from_millis(100);
 /// The upper bound of the time from the first notice to the check, if notices never pause or a file stays open for writing.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
+/// The same bound for a file that is open for writing, if the watch [waits for writers](FileWatch::waiting_for_writers).
+const UNCLOSED_WITHIN: Duration = Duration::from_secs(60);
 /// The time for which a file must be missing before that is a change. Some editors save a file by renaming it to the name of a
 /// backup and writing a new one.
 const MISSING_FOR: Duration = Duration::from_millis(500);
@@ -44,6 +46,9 @@ pub struct FileWatch {
     hint: Option<Hint>,
     /// The files that a writer has begun to write and has not closed, as far as is known.
     unfinished: BTreeSet<PathBuf>,
+    waits_for_writers: bool,
+    /// True once it was reported that a writer has not closed a file.
+    is_unclosed: bool,
     /// The duration of the last read of the files by the owner of the watch.
     cost: Duration,
     looks: Readings,
@@ -124,9 +129,24 @@ impl FileWatch {
             notices: SubscriptionState::Outdated(None),
             hint: None,
             unfinished: BTreeSet::new(),
+            waits_for_writers: false,
+            is_unclosed: false,
             cost: Duration::ZERO,
             looks: Readings::new(CHECKS),
         }
+    }
+
+    /// Has the watch report no change of the files while one of them is open for writing: its content may be half of a change that is
+    /// legal. After a minute, [`changed`](Self::changed) returns once to say so by [`unclosed`](Self::unclosed).
+    #[must_use]
+    pub fn waiting_for_writers(mut self) -> Self {
+        self.waits_for_writers = true;
+        self
+    }
+
+    /// Returns a file that its writer has not closed for a minute, so that its change waits.
+    pub fn unclosed(&self) -> Option<&Path> {
+        self.unfinished.first().filter(|_| self.is_unclosed).map(PathBuf::as_path)
     }
 
     /// Returns the states of the files at the last check.
@@ -178,7 +198,7 @@ impl FileWatch {
         self.outdate();
     }
 
-    /// Waits until a file differs from its state at the last check. Cancel safe.
+    /// Waits until a file differs from its state at the last check, or one is [unclosed](Self::unclosed). Cancel safe.
     pub async fn changed(&mut self) {
         let mut missing_since = None;
         loop {
@@ -191,6 +211,14 @@ impl FileWatch {
                 }
             }
             self.quiet().await;
+            if !self.unfinished.is_empty() {
+                self.hint = None;
+                if !std::mem::replace(&mut self.is_unclosed, true) {
+                    return;
+                }
+                continue;
+            }
+            self.is_unclosed = false;
             let now = self.now().await;
             if now.as_ref().is_ok_and(|now| now.lacks_file_of(&self.seen)) {
                 let since = *missing_since.get_or_insert_with(Instant::now);
@@ -271,17 +299,18 @@ impl FileWatch {
         let busy = first + BUSY_WITHIN.max(2 * self.cost).min(QUIET_WITHIN);
         let alone = self.seen.0.len() == 1
             && self.seen.0.values().all(|stamp| stamp.as_ref().is_some_and(|stamp| stamp.file.is_some()));
+        let unclosed = if self.waits_for_writers { UNCLOSED_WITHIN } else { QUIET_WITHIN };
         while let (Some(last), SubscriptionState::Current(_)) = (self.hint, &self.notices) {
             // The content of a file that its writer has not closed may be half of a change.
             let is_whole = self.unfinished.is_empty();
-            let latest = if is_whole { busy } else { first + QUIET_WITHIN };
+            let latest = if is_whole { busy } else { first + unclosed };
             if Instant::now() >= latest {
                 break;
             }
             let rest = match last {
                 // The only watched file was replaced by a complete one, so no further change is expected.
                 Hint::Placed if alone => break,
-                _ if !is_whole => QUIET_WITHIN,
+                _ if !is_whole => unclosed,
                 Hint::Begun | Hint::Written => QUIET,
                 Hint::Placed | Hint::Closed => QUIET_WHEN_WHOLE,
             };
@@ -292,7 +321,9 @@ impl FileWatch {
         }
         // If the kernel dropped the event for the end of a write, nothing else would remove the file from the set. A file that
         // is still being written is added again by its next event.
-        self.unfinished.clear();
+        if !self.waits_for_writers {
+            self.unfinished.clear();
+        }
     }
 }
 
@@ -363,6 +394,36 @@ mod tests {
         for (cost, longest) in [(0, 100), (300, 600), (5_000, 2_000)] {
             assert_eq!(millis(Hint::Begun, true, cost).await, longest, "notices without a pause");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_waits_for_writers_reports_no_change_of_a_file_that_is_not_closed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.yaml");
+        std::fs::write(&path, "whole").expect("written");
+        let mut watch = FileWatch::new(vec![path.clone()]).waiting_for_writers();
+        watch.refresh().await;
+        let (notices, subscription) = Subscription::scripted();
+        watch.notices = SubscriptionState::Current(subscription);
+        std::fs::write(&path, "half").expect("written");
+        let notice = |hint| notices.try_send(Notice { hint, path: path.clone() }).expect("room");
+        notice(Hint::Written);
+        let begun = Instant::now();
+        watch.changed().await;
+        assert_eq!((begun.elapsed(), watch.unclosed()), (UNCLOSED_WITHIN, Some(&*path)));
+        // The checks without a notice find the change as well, and more is written.
+        let more = async {
+            tokio::time::sleep(Duration::from_secs(600)).await;
+            notice(Hint::Written);
+            tokio::time::sleep(Duration::from_secs(600)).await;
+        };
+        tokio::select! {
+            () = watch.changed() => panic!("it was said once"),
+            () = more => {}
+        }
+        notice(Hint::Closed);
+        watch.changed().await;
+        assert_eq!(watch.unclosed(), None);
     }
 
     #[tokio::test]
