@@ -79,7 +79,9 @@ fn answered(answer: Answer, name: &str) -> (&'static str, Option<TlsAnswer>) {
             let (names, not_after) = (shown.names(), shown.not_after().map(rfc3339));
             (word, Some(TlsAnswer { fault, names, not_after, alpn: shown.alpn, ..none }))
         }
-        Answer::Alert(alert) => (Reason::Ok.text(), Some(TlsAnswer { alert: Some(alert), ..none })),
+        Answer::Alert(alert) => {
+            (Reason::EndpointAlert.text(), Some(TlsAnswer { alert: Some(alert.to_owned()), ..none }))
+        }
         Answer::NotTls => (Reason::EndpointNotTls.text(), None),
         Answer::Closed => (Reason::EndpointClosed.text(), None),
         Answer::Failed(fault) => (Reason::Ok.text(), Some(TlsAnswer { fault: Some(fault), ..none })),

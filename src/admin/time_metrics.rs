@@ -23,7 +23,7 @@ const METRICS: [Metric; 2] = [
 pub const DESCRIPTIONS: [(&str, &str); 2] = [
     (
         "isthmus_endpoint_answer_seconds",
-        "Recent times from a client's last byte to the endpoint's next one, by service port or route, endpoint and quantile (0.5 and \
+        "Longest waits of recent connections for a byte of the endpoint, by service port or route, endpoint and quantile (0.5 and \
          0.99), of the 100 endpoints with the longest ones.",
     ),
     (

@@ -54,7 +54,7 @@ pub struct Endpoint {
     pub not_tls: Option<String>,
     /// The times until the endpoint accepted recent connections, if there were any.
     pub connect: Option<Times>,
-    /// The recent times from the client's last byte to the endpoint's next one, if there were any.
+    /// The longest waits of recent connections for a byte of the endpoint, if there were any.
     pub answer: Option<Times>,
     /// The host name of the endpoint's service; absent for endpoints of routes, and in the list of one service.
     #[serde(skip_serializing_if = "Option::is_none")]

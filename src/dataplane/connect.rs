@@ -1,5 +1,7 @@
 //! Chooses an endpoint and dials it; if that fails, tries another one.
 
+mod race;
+
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -8,17 +10,18 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
-use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use self::race::{Accepted, Race, Target};
 use super::announce;
 use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
 use super::peek::Replay;
-use super::upstreams::{InFlight, Verdict};
+use super::upstreams::{Failure, InFlight, Verdict};
 use isthmus_balance::{Ask, FULL};
+use isthmus_model::alert::Description;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
@@ -43,18 +46,42 @@ pub(crate) struct Attempts {
     started: Option<Instant>,
     /// The number of attempts so far.
     count: u8,
+    /// The place, in `tried`, of the attempt that the connection is at: the last one, unless another was tried beside it.
+    present: u8,
     /// The endpoints that were tried, by their indices among the candidates.
     tried: [u32; ATTEMPTS_MAX],
     /// The reason of each attempt that failed, in the order of `tried`.
     failed: [Option<Reason>; ATTEMPTS_MAX],
-    /// The endpoint that closed after the hello, until another one shows whether the hello is at fault.
+    /// The endpoint that refused the hello, until another one shows whether the hello is at fault.
     suspect: Option<Box<Suspect>>,
+    /// The alert by which the endpoint of the present attempt refused the hello.
+    pub(crate) alert: Option<Description>,
 }
 
-/// An endpoint that closed after the hello without an answer.
+/// An endpoint that refused the hello.
 struct Suspect {
     index: u32,
     in_flight: InFlight,
+    refusal: Refusal,
+}
+
+/// The refusal of a hello.
+#[derive(Clone, Copy)]
+struct Refusal {
+    reason: Reason,
+    alert: Option<Description>,
+}
+
+impl Refusal {
+    fn is_about_hello(self) -> bool {
+        self.alert.is_some_and(Description::is_about_hello)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self { reason: refusal.reason, detail: refusal.alert.map(|alert| alert.text().into()) }
+    }
 }
 
 /// An endpoint that has accepted the connection.
@@ -96,9 +123,11 @@ impl Attempts {
             balancer,
             started: None,
             count: 0,
+            present: 0,
             tried: [0; ATTEMPTS_MAX],
             failed: [None; ATTEMPTS_MAX],
             suspect: None,
+            alert: None,
         }
     }
 
@@ -128,52 +157,114 @@ impl Attempts {
         debug_assert!(next.is_some(), "more attempts than a connection may make");
         if let Some(next) = next {
             *next = u32::try_from(index).unwrap_or(u32::MAX);
+            self.present = self.count;
             self.count += 1;
         }
     }
 
-    /// Records that the endpoint of the last attempt failed before it took the connection.
+    /// Records that the endpoint of the present attempt failed before it took the connection.
     pub(crate) fn failed(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
         self.note_failed(reason);
-        self.blame(core, self.tried().last().copied(), in_flight, reason);
+        self.blame(core, self.present(), in_flight, reason.into());
+    }
+
+    /// Returns the index of the endpoint of the present attempt.
+    fn present(&self) -> u32 {
+        self.tried().get(usize::from(self.present)).copied().unwrap_or_default()
     }
 
     fn note_failed(&mut self, reason: Reason) {
-        let present = self.count.checked_sub(1).and_then(|present| self.failed.get_mut(usize::from(present)));
-        debug_assert!(present.is_some(), "an attempt failed that was not begun");
-        if let Some(present) = present {
+        debug_assert!(self.present < self.count, "an attempt failed that was not begun");
+        if let Some(present) = self.failed.get_mut(usize::from(self.present)) {
             *present = Some(reason);
         }
     }
 
     /// Counts a failure of the endpoint with this index, which may eject it.
-    fn blame(&self, core: &Core, index: Option<u32>, in_flight: &InFlight, reason: Reason) {
-        let candidates = &self.candidates;
-        if core.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
-            let endpoint = index.map(|index| self.candidate(index as usize).key.address.to_string());
-            tracing::warn!(service = &*candidates.group, endpoint, %reason, "an endpoint is ejected after repeated failures");
+    fn blame(&self, core: &Core, index: u32, in_flight: &InFlight, failure: Failure) {
+        let reason = failure.reason;
+        let verdict = core.shared.upstreams.failed(in_flight, &self.candidates, failure);
+        self.report(index, reason, verdict);
+    }
+
+    /// Logs the ejection of the endpoint with this index, if it is ejected.
+    fn report(&self, index: u32, reason: Reason, verdict: Verdict) {
+        if verdict == Verdict::Ejected {
+            let endpoint = self.candidate(index as usize).key.address;
+            tracing::warn!(service = &*self.candidates.group, %endpoint, %reason, "an endpoint is ejected after repeated failures");
         }
     }
 
-    /// Records that the endpoint of the last attempt ended the connection before its first byte. If it closed in order after the
+    /// Records that the endpoint of the present attempt has been sent the hello, at `now`.
+    pub(crate) fn asked(&self, core: &Core, in_flight: &InFlight, now: Instant) {
+        let verdict = core.shared.upstreams.asked(in_flight, Some(&self.candidates), now);
+        self.report(self.present(), Reason::EndpointSilent, verdict);
+    }
+
+    /// Records that the client has left, after it had waited for this time for the first byte of the endpoint of the present attempt.
+    pub(crate) fn silent(&self, core: &Core, in_flight: &InFlight, waited: Duration) {
+        let verdict = core.shared.upstreams.silent(in_flight, &self.candidates, waited);
+        self.report(self.present(), Reason::EndpointSilent, verdict);
+    }
+
+    /// Records that the endpoint of the present attempt ended or refused the connection in place of a ServerHello. If it refused the
     /// hello, the hello may be at fault: only the next endpoint shows it.
     pub(crate) fn not_taken(&mut self, core: &Core, in_flight: InFlight, reason: Reason) {
-        if reason != Reason::EndpointClosed {
+        if !reason.refuses_hello() {
             return self.failed(core, &in_flight, reason);
         }
-        let is_first = !self.failed.contains(&Some(Reason::EndpointClosed));
+        let is_first = !self.has_refused_hello();
         self.note_failed(reason);
-        // If two endpoints have closed after the same hello, none is at fault, whatever further ones do.
-        let index = self.tried().last().copied().unwrap_or_default();
-        self.suspect = is_first.then(|| Box::new(Suspect { index, in_flight }));
+        let refusal = Refusal { reason, alert: self.alert.take() };
+        if is_first {
+            self.suspect = Some(Box::new(Suspect { index: self.present(), in_flight, refusal }));
+        } else {
+            self.pardon(core, &in_flight, refusal);
+        }
     }
 
-    /// Counts the failure of an endpoint that closed after the hello, as no other endpoint has shown that the hello is at fault:
-    /// one has answered, or none is left to try.
-    pub(crate) fn settle(&mut self, core: &Core) {
-        if let Some(suspect) = self.suspect.take() {
-            self.blame(core, Some(suspect.index), &suspect.in_flight, Reason::EndpointClosed);
+    /// Records that the endpoint of the present attempt refused the hello by bytes that are passed on, because no other endpoint can be
+    /// tried.
+    pub(crate) fn refused_last(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
+        let refusal = Refusal { reason, alert: self.alert.take() };
+        if self.has_refused_hello() || refusal.is_about_hello() {
+            self.pardon(core, in_flight, refusal);
+        } else {
+            self.blame(core, self.present(), in_flight, refusal.into());
         }
+    }
+
+    fn has_refused_hello(&self) -> bool {
+        self.failed.iter().flatten().any(|reason| reason.refuses_hello())
+    }
+
+    /// Records that an endpoint refused the hello, for which the hello may be at fault. If two endpoints refuse the same hello, none is
+    /// at fault, whatever further ones do.
+    fn pardon(&mut self, core: &Core, in_flight: &InFlight, refusal: Refusal) {
+        let upstreams = &core.shared.upstreams;
+        if let Some(Suspect { index: _, in_flight, refusal }) = self.suspect.take().map(|suspect| *suspect) {
+            upstreams.failed_perhaps(&in_flight, &self.candidates, refusal.into());
+        }
+        upstreams.failed_perhaps(in_flight, &self.candidates, refusal.into());
+    }
+
+    /// Counts the failure of an endpoint that refused the hello, as no other endpoint has shown that the hello is at fault: one has
+    /// answered, or none is left to try. An alert that speaks of the hello never counts for ejection.
+    pub(crate) fn settle(&mut self, core: &Core) {
+        let Some(Suspect { index, in_flight, refusal }) = self.suspect.take().map(|suspect| *suspect) else {
+            return;
+        };
+        if refusal.is_about_hello() {
+            self.pardon(core, &in_flight, refusal);
+        } else {
+            self.blame(core, index, &in_flight, refusal.into());
+        }
+    }
+
+    /// Returns the index of another endpoint that can be tried.
+    pub(crate) fn another(&self, core: &Core, entry: &Entry) -> Option<usize> {
+        let may_try = usize::from(self.count) < ATTEMPTS_MAX && self.has_time(core);
+        may_try.then(|| self.choose(core, entry).ok()).flatten()
     }
 
     /// Returns the failed endpoints and the reasons of their failures, as text for the record of the connection, which another
@@ -200,19 +291,22 @@ impl Attempts {
         {
             return Err(last);
         }
+        self.choose(core, entry).map_err(|reason| {
+            if reason == Reason::LimitService {
+                entry.add_detail(FULL);
+            }
+            last.unwrap_or(reason)
+        })
+    }
+
+    fn choose(&self, core: &Core, entry: &Entry) -> Result<usize, Reason> {
         let ask = Ask {
             candidates: &self.candidates,
             clusters: self.clusters.as_deref(),
             tried: self.tried(),
             source: Some(entry.source().ip()),
         };
-        let chosen = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random());
-        chosen.map_err(|reason| {
-            if reason == Reason::LimitService {
-                entry.add_detail(FULL);
-            }
-            last.unwrap_or(reason)
-        })
+        self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random())
     }
 }
 
@@ -227,42 +321,22 @@ pub(crate) async fn connect(
 ) -> Result<Connected, Reason> {
     loop {
         let index = attempts.next(core, entry)?;
-        let max = attempts.candidate(index).connections_max;
-        let mut begun = Instant::now();
-        attempts.started.get_or_insert(begun);
-        let endpoint = attempts.balancer.endpoint(index).clone();
-        let counted = core.shared.upstreams.begin_below(endpoint, max, begun);
         // Another worker may have taken the last place since the choice.
-        let Some(in_flight) = counted else { continue };
-        let encapsulation = attempts.candidate(index).encapsulation;
-        let tuning = &attempts.candidates.tuning;
-        let timeout = tuning.connect_timeout;
-        let header = tuning.header_for(encapsulation);
-        if let Some(version) = header {
-            announce::prepare(core, entry, version);
-        }
-        let announces = header.is_some();
-        entry.dialled(attempts.candidate(index));
-        attempts.begin(index);
-        let count = attempts.candidate(index).addresses().count();
-        let first = in_flight.first_address();
-        let mut tried = 0;
+        let Some(mut target) = Target::begin(core, entry, attempts, index) else { continue };
         let dialled = loop {
-            let candidate = attempts.candidate(index);
-            let address = candidate.addresses().nth((first + tried) % count).unwrap_or(candidate.key.address);
-            entry.dialled_at(address);
             if let Some(replay) = replay {
                 entry.take_back(std::mem::take(&mut replay.sent));
             }
-            let dialled = match dial_endpoint(core, entry, address, announces, replay) {
-                Ok(Dialled::Connected(socket)) => Ok(socket),
+            let dialled = match target.dial(core, entry, attempts, replay) {
+                Ok((socket, Dialled::Connected)) => Ok(socket),
                 // Boxed, so that the future is not part of the connection's own future while bytes are relayed.
-                Ok(Dialled::Connecting(socket)) => {
-                    match Box::pin(accepted(entry, client, socket, timeout)).await {
+                Ok((socket, Dialled::Connecting)) => {
+                    let race = Race { core, entry, client, attempts: &mut *attempts, replay: &mut *replay };
+                    match Box::pin(race.run(&mut target, socket)).await {
                         Accepted::Cut(reason) => return Err(reason),
                         Accepted::Failed(reason) => Err(reason),
-                        Accepted::Connected(socket) if announces => {
-                            let sent = send_first(&socket, entry, announces, replay);
+                        Accepted::Connected(socket) if target.announces => {
+                            let sent = send_first(&socket, entry, true, replay);
                             sent.map(|()| socket).map_err(dial_reason)
                         }
                         Accepted::Connected(socket) => Ok(socket),
@@ -270,16 +344,18 @@ pub(crate) async fn connect(
                 }
                 Err(reason) => Err(reason),
             };
-            tried += 1;
             match dialled {
-                Err(reason) if reason != Reason::Internal && tried < count && attempts.has_time(core) => {
-                    in_flight.prefer_address((first + tried) % count);
-                    entry.add_detail(&format!("{address}: {reason}"));
-                    begun = Instant::now();
+                Err(reason)
+                    if reason != Reason::Internal
+                        && target.has_another_address()
+                        && attempts.has_time(core) =>
+                {
+                    target.try_next_address(entry, attempts, reason);
                 }
                 dialled => break dialled,
             }
         };
+        let Target { in_flight, encapsulation, begun, .. } = target;
         match dialled {
             Ok(socket) => {
                 let now = Instant::now();
@@ -310,9 +386,11 @@ fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts, now: Instant) {
     }
 }
 
+/// The state of a dial that has begun.
 enum Dialled {
-    Connected(TcpStream),
-    Connecting(TcpStream),
+    /// The endpoint has accepted, and was sent its first bytes.
+    Connected,
+    Connecting,
 }
 
 /// Begins to connect, and tries to send at once: on a fast network the endpoint has accepted by then.
@@ -322,7 +400,7 @@ fn dial_endpoint(
     address: SocketAddr,
     announces: bool,
     replay: &mut Option<Replay>,
-) -> Result<Dialled, Reason> {
+) -> Result<(TcpStream, Dialled), Reason> {
     let own = &core.shared.own;
     if own.is_own(address) || core.is_own_gateway(address) {
         return Err(Reason::EndpointUnreachable);
@@ -338,9 +416,9 @@ fn dial_endpoint(
     let local = local.and_then(|local| SocketAddr::try_from(local).ok());
     entry.facts.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local, address)));
     match send_first(&socket, entry, announces, replay) {
-        Ok(()) => into_tokio(socket).map(Dialled::Connected),
+        Ok(()) => Ok((into_tokio(socket)?, Dialled::Connected)),
         Err(Errno::AGAIN | Errno::INPROGRESS | Errno::NOTCONN | Errno::ALREADY) => {
-            into_tokio(socket).map(Dialled::Connecting)
+            Ok((into_tokio(socket)?, Dialled::Connecting))
         }
         Err(error) => Err(dial_reason(error)),
     }
@@ -367,47 +445,4 @@ fn send_first(
 
 fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {
     TcpStream::from_std(socket.into()).map_err(|_| Reason::Internal)
-}
-
-/// The result of waiting for an endpoint.
-enum Accepted {
-    Connected(TcpStream),
-    Failed(Reason),
-    /// The connection was ordered to end, or its client has reset it.
-    Cut(Reason),
-}
-
-/// Waits until the endpoint accepts or refuses, the timeout passes, or the connection is ordered to end or reset by its client.
-async fn accepted(
-    entry: &Entry,
-    client: Option<&TcpStream>,
-    socket: TcpStream,
-    timeout: Duration,
-) -> Accepted {
-    // Priority: an order to end, then the endpoint's answer, then the client's reset, then the timeout.
-    tokio::select! {
-        biased;
-        reason = entry.cut_ordered() => Accepted::Cut(reason),
-        connected = connected(socket) => connected.map_or_else(Accepted::Failed, Accepted::Connected),
-        () = reset(client) => Accepted::Cut(Reason::ClientReset),
-        () = tokio::time::sleep(timeout) => Accepted::Failed(Reason::EndpointTimeout),
-    }
-}
-
-/// Waits until the client resets its connection; without end if it has no socket of its own.
-async fn reset(client: Option<&TcpStream>) {
-    if let Some(client) = client {
-        let _ = client.ready(Interest::ERROR).await;
-    } else {
-        std::future::pending().await
-    }
-}
-
-/// Waits until the endpoint accepts or refuses.
-async fn connected(socket: TcpStream) -> Result<TcpStream, Reason> {
-    socket.writable().await.map_err(|_| Reason::Internal)?;
-    match socket.take_error() {
-        Ok(None) => Ok(socket),
-        Ok(Some(error)) | Err(error) => Err(dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
-    }
 }

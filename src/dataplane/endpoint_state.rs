@@ -143,7 +143,7 @@ pub struct EndpointState {
     pub is_slow: bool,
     /// The times until the endpoint accepted recent connections.
     pub connect: Option<Percentiles>,
-    /// The times from the client's last byte to the endpoint's next one.
+    /// The longest waits of connections for the endpoint's bytes.
     pub answer: Option<Percentiles>,
 }
 

@@ -276,8 +276,14 @@ impl Entry {
 
     /// Records that an endpoint is being dialled.
     pub(crate) fn dialled(&self, candidate: &Candidate) {
+        let attempts = self.record.borrow().attempts.saturating_add(1);
+        self.record.borrow_mut().attempts = attempts;
+        self.goes_to(candidate);
+    }
+
+    /// Records the place of the endpoint to which the connection goes, if it accepts.
+    pub(crate) fn goes_to(&self, candidate: &Candidate) {
         let mut record = self.record.borrow_mut();
-        record.attempts = record.attempts.saturating_add(1);
         record.endpoint_cluster = Some(candidate.cluster.shared());
         record.endpoint_locality = Some(candidate.locality.shared());
     }

@@ -189,7 +189,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
     connection.endpoint?;
     let now = core.clock.now();
     let [owed_up, owed_down] = standstill.progress(now);
-    let relay::Parked { up, down, taken, asked, not_tls } = parked;
+    let relay::Parked { up, down, taken, asked, failure } = parked;
     let key = in_flight.key();
     Some(Record {
         connection,
@@ -201,7 +201,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
         up: up.carried(owed_up),
         down: down.carried(owed_down),
         answered: *taken,
-        not_tls: *not_tls,
+        failure: failure.map(|reason| reason.text().to_owned()),
     })
 }
 
@@ -209,7 +209,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
 /// limits, and it is admitted again as by a reload. On an error the connection stays in the other process.
 pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String> {
     let Parcel { record, client, endpoint, up: held_up, down: held_down, place: _ } = parcel;
-    let Record { connection, permit, endpoint: key, age, asked, idle, up, down, answered, not_tls } = record;
+    let Record { connection, permit, endpoint: key, age, asked, idle, up, down, answered, failure } = record;
     let snapshot = core.shared_snapshot();
     let listener = snapshot
         .listener(&connection.listener)
@@ -256,7 +256,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
         down: Direction::resumed(&down, held_down),
         taken: answered,
         asked: asked.map(ago),
-        not_tls,
+        failure: failure.and_then(|text| Reason::named(&text)),
     };
     if !is_still_admitted(&snapshot, &entry) {
         entry.cut(Reason::ConfigRemoved);

@@ -18,6 +18,7 @@
 //! message; a close that came before the read was already reported by the poller.
 
 mod park;
+mod waits;
 
 use std::future::poll_fn;
 use std::io;
@@ -33,6 +34,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 pub(crate) use self::park::{Parked, resume};
+use self::waits::Waits;
 use super::bandwidth;
 use super::connect::{Attempts, Connected};
 use super::core::Core;
@@ -47,7 +49,7 @@ use isthmus_model::record::Side;
 use isthmus_net::pipe::Pipe;
 use isthmus_net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
 use isthmus_telemetry::local::{RelayPath, RetirementEnd};
-use isthmus_wire::client_hello::{answers_tls, looks_like};
+use isthmus_wire::client_hello::{ServerAnswer, looks_like};
 
 /// The size in bytes of a read after which the next bytes are spliced, so that they stay in the kernel.
 const SPLICE_FROM: usize = 16 * 1024;
@@ -57,17 +59,21 @@ const SMALL_SPLICES_MAX: u8 = 4;
 /// The number of bytes that one direction may move before other connections get their turn.
 const TURN: usize = 1 << 20;
 
+/// The time that a client must have waited for the endpoint's first byte, so that its leaving is the endpoint's fault.
+const WAITED_MIN: Duration = Duration::from_millis(250);
+
 /// The outcome of relaying a connection.
 #[derive(Debug)]
 pub(crate) enum End {
     Closed(Reason),
     /// The connection has stopped at a safe point, because another process may go on with it.
     Parked(Box<Parked>),
-    /// The endpoint ended the connection before its first byte: `EndpointReset`, `EndpointVanished` or `EndpointClosed`.
+    /// The endpoint ended the connection before its first byte (`EndpointReset`, `EndpointVanished` or `EndpointClosed`), or refused the
+    /// hello (`EndpointAlert` or `EndpointNotTls`).
     NotTaken(Reason, Retry),
 }
 
-/// The next step if the endpoint ended the connection before its first byte.
+/// The next step if the endpoint did not take the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// Try another endpoint: this one was sent the hello and nothing else.
@@ -93,7 +99,7 @@ pub(crate) async fn relay(
     let is_raw = entry.is_raw();
     let asked = attempts.connected_at(entry);
     if !is_raw {
-        core.shared.upstreams.asked(&connected.in_flight, asked);
+        attempts.asked(core, &connected.in_flight, asked);
     }
     let mut relay = Relay {
         core,
@@ -106,14 +112,12 @@ pub(crate) async fn relay(
         down: Direction::default(),
         taken: false,
         is_raw,
-        asked: Some(asked),
-        is_measured: true,
-        measured: 0,
-        not_tls: false,
+        waits: Waits::new(asked, &core.clock),
+        failure: None,
         tuned: false,
     };
     let end = poll_fn(|context| relay.poll(context)).await;
-    relay.explain_silence();
+    relay.settle();
     end
 }
 
@@ -132,16 +136,9 @@ struct Relay<'a> {
     taken: bool,
     /// True if the bytes may not be TLS, so that the first bytes of the endpoint say nothing about it.
     is_raw: bool,
-    /// The time of the client's last byte, until the endpoint's next one. If that answer is not measured, the time of the tick
-    /// before.
-    asked: Option<Instant>,
-    /// True if the time until the endpoint's next byte is measured. One answer in each tick is: to measure each one costs 5 % of
-    /// the instructions of a round trip.
-    is_measured: bool,
-    /// The tick of the last measured answer.
-    measured: u32,
-    /// True if the endpoint's first bytes are not TLS.
-    not_tls: bool,
+    waits: Waits,
+    /// The fault of the endpoint by which the connection failed, whatever its peers do afterwards.
+    failure: Option<Reason>,
     /// True once the endpoint's socket has the options that only a longer connection needs.
     tuned: bool,
 }
@@ -178,6 +175,13 @@ impl Direction {
 pub(crate) struct Held {
     bytes: Box<[u8]>,
     written: usize,
+}
+
+/// The cause for which no bytes were read, or the bytes that were read are not passed on.
+enum Unread {
+    Failed(io::Error),
+    /// The endpoint refused the hello, and another one can be tried.
+    Refused(Reason),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -272,13 +276,45 @@ impl Relay<'_> {
     fn reset(&self, reason: Reason) -> End {
         reset_on_close(self.client);
         reset_on_close(&self.connected.socket);
-        End::Closed(reason)
+        let is_silent = self.failure == Some(Reason::EndpointSilent);
+        // That a silent endpoint kept its direction open is only the sequel.
+        if is_silent && reason == Reason::HalfCloseTimeout {
+            self.closed(reason)
+        } else {
+            End::Closed(reason)
+        }
     }
 
-    /// Adds a detail for the operator if the endpoint has not answered the hello for a while.
-    fn explain_silence(&self) {
-        let waited = self.asked.map_or(Duration::ZERO, |asked| asked.elapsed());
-        if !self.taken && !self.is_raw && waited >= SILENT_AFTER {
+    /// Returns the time for which the client has waited for the endpoint's answer to its hello; `None` if it has one, or was sent none.
+    fn waited(&self) -> Option<Duration> {
+        let asked = self.waits.asked().filter(|_| !self.taken && !self.is_raw);
+        asked.map(|asked| asked.elapsed())
+    }
+
+    /// Records the endpoint's silence if the client leaves after it has waited for the answer to its hello.
+    fn client_left(&mut self) {
+        let Some(waited) = self.waited().filter(|waited| *waited >= WAITED_MIN && self.failure.is_none())
+        else {
+            return;
+        };
+        self.failure = Some(Reason::EndpointSilent);
+        self.entry.explain(format!(
+            "the endpoint had sent no byte {:.1} s after the hello, when the client left",
+            waited.as_secs_f64()
+        ));
+        if let Some(attempts) = &self.attempts {
+            attempts.silent(self.core, &self.connected.in_flight, waited);
+        }
+    }
+
+    /// Records the waits, once the relay has ended or stopped. Adds a detail for the operator if the endpoint has not answered the
+    /// hello for a while, and that is not the reason of the end.
+    fn settle(&mut self) {
+        if let Some(longest) = self.waits.report() {
+            self.connected.in_flight.replied(longest);
+        }
+        let waited = self.waited().unwrap_or_default();
+        if self.failure.is_none() && waited >= SILENT_AFTER {
             self.entry.explain(format!(
                 "endpoint_silent: the endpoint has sent no byte for {} s after the hello",
                 waited.as_secs()
@@ -302,16 +338,17 @@ impl Relay<'_> {
     /// Returns true if the endpoint sent last, and no bytes wait in this process. If nothing is under way in the kernel either, the
     /// sockets can be closed then: neither peer waits for the other's bytes.
     fn is_in_pause(&self) -> bool {
-        self.taken && self.asked.is_none() && !self.up.holds() && !self.down.holds()
+        self.taken && self.waits.asked().is_none() && !self.up.holds() && !self.down.holds()
     }
 
     /// Passes a reset on as a reset, so that a truncated download never looks complete.
-    fn broken(&self, reason: Reason) -> End {
+    fn broken(&mut self, reason: Reason) -> End {
         if matches!(reason, Reason::ClientReset | Reason::ClientVanished) {
+            self.client_left();
             reset_on_close(&self.connected.socket);
             return self.closed(reason);
         }
-        if !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable) {
+        if self.is_repeatable() {
             return End::NotTaken(reason, Retry::Another);
         }
         if reason != Reason::EndpointClosed {
@@ -320,10 +357,9 @@ impl Relay<'_> {
         if self.taken { self.closed(reason) } else { End::NotTaken(reason, Retry::GiveUp) }
     }
 
-    /// Returns the end of a connection that a side has ended. What the client did with an answer that is not TLS matters less
-    /// than the answer.
+    /// Returns the end of a connection that a side has ended.
     fn closed(&self, reason: Reason) -> End {
-        End::Closed(if self.not_tls { Reason::EndpointNotTls } else { reason })
+        End::Closed(self.failure.unwrap_or(reason))
     }
 
     /// Moves bytes in one direction; ready once the direction has ended.
@@ -338,6 +374,9 @@ impl Relay<'_> {
                 if way == Way::Down && !self.taken && !self.is_raw && !self.up.read_out {
                     self.entry.explain("the endpoint ended the connection before it sent a byte");
                     return Poll::Ready(Err(Reason::EndpointClosed));
+                }
+                if way == Way::Up {
+                    self.client_left();
                 }
                 self.end(way);
                 return Poll::Ready(Ok(()));
@@ -476,7 +515,7 @@ impl Relay<'_> {
             direction.unreported = read.as_ref().is_ok_and(|count| *count > 0);
             read
         } else if self.direction(way).splicing && self.has_pipe(way) {
-            self.fill_pipe(way)
+            self.fill_pipe(way).map_err(Unread::Failed)
         } else if self.direction(way).urgent {
             self.fill_scratch(way, receive_to_mark)
         } else {
@@ -489,27 +528,28 @@ impl Relay<'_> {
                 Poll::Ready(Ok(0))
             }
             Ok(count) => {
-                self.heard(way);
+                self.heard(way, count);
                 Poll::Ready(Ok(count))
             }
-            Err(error) if is_again(&error) => Poll::Ready(Ok(0)),
-            Err(error) => Poll::Ready(Err(fault(side, &error))),
+            Err(Unread::Failed(error)) if is_again(&error) => Poll::Ready(Ok(0)),
+            Err(Unread::Failed(error)) => Poll::Ready(Err(fault(side, &error))),
+            Err(Unread::Refused(reason)) => Poll::Ready(Err(reason)),
         }
     }
 
-    /// Handles the arrival of bytes. Bytes from the endpoint prove that it answers on this connection. After the arrival of
+    /// Handles the arrival of this number of bytes. Bytes from the endpoint prove that it answers on this connection. After the arrival of
     /// bytes from either peer no other endpoint can be tried, because bytes that the client sends after the hello are not kept.
-    fn heard(&mut self, way: Way) {
+    fn heard(&mut self, way: Way, count: usize) {
         let clock = &self.core.clock;
         match way {
-            Way::Up => {
-                self.is_measured = self.measured != clock.now();
-                self.asked = Some(if self.is_measured { Instant::now() } else { clock.ticked() });
-            }
+            Way::Up => self.waits.client_spoke(clock),
             Way::Down => {
-                let asked = self.asked.take().filter(|_| self.is_measured);
-                if asked.is_some() || !self.taken {
-                    self.answered(asked);
+                let (now, longest) = self.waits.endpoint_spoke(clock, count);
+                if let Some(longest) = longest {
+                    self.connected.in_flight.replied(longest);
+                }
+                if !self.taken {
+                    self.answered(now.unwrap_or_else(Instant::now));
                 }
             }
         }
@@ -521,20 +561,17 @@ impl Relay<'_> {
         }
     }
 
-    /// Records an answer, and its time if that is measured and the client's last byte came at `asked`.
-    fn answered(&mut self, asked: Option<Instant>) {
-        let now = Instant::now();
-        if let Some(asked) = asked {
-            self.connected.in_flight.replied(now.duration_since(asked));
-            self.measured = self.core.clock.now();
+    /// Records the endpoint's first byte, which came at `now`.
+    fn answered(&mut self, now: Instant) {
+        self.taken = true;
+        self.entry.answered(now);
+        let (upstreams, in_flight) = (&self.core.shared.upstreams, &self.connected.in_flight);
+        if self.failure.is_some_and(Reason::refuses_hello) {
+            return upstreams.heard(in_flight, now);
         }
-        if !self.taken {
-            self.taken = true;
-            self.entry.answered(now);
-            self.core.shared.upstreams.succeeded(&self.connected.in_flight, now);
-            if let Some(attempts) = &mut self.attempts {
-                attempts.settle(self.core);
-            }
+        upstreams.succeeded(in_flight, now);
+        if let Some(attempts) = &mut self.attempts {
+            attempts.settle(self.core);
         }
     }
 
@@ -591,14 +628,14 @@ impl Relay<'_> {
         &mut self,
         way: Way,
         receive: impl FnOnce(&TcpStream, &mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
+    ) -> Result<usize, Unread> {
         let core = self.core;
         let mut scratch = core.scratch.borrow_mut();
         let (source, _) = self.source(way);
-        let count = receive(source, &mut scratch.bytes)?;
+        let count = receive(source, &mut scratch.bytes).map_err(Unread::Failed)?;
         let bytes = &scratch.bytes[..count];
         if way == Way::Down && !self.taken && !self.is_raw {
-            self.look_at_answer(bytes);
+            self.judge(bytes).map_err(Unread::Refused)?;
         }
         self.pass_on(way, bytes);
         drop(scratch);
@@ -619,19 +656,43 @@ impl Relay<'_> {
         self.count(way, RelayPath::Copy, written);
     }
 
-    /// Records whether the endpoint's answer to a ClientHello is TLS; if it is not, adds a detail for the operator.
-    fn look_at_answer(&mut self, bytes: &[u8]) {
-        let tls = answers_tls(bytes);
+    /// Judges the endpoint's first bytes, its answer to a ClientHello. Returns a reason if they refuse the hello and another endpoint can
+    /// be tried, so that they are not passed on.
+    fn judge(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        let answer = ServerAnswer::of(bytes);
         if !bytes.is_empty() {
-            self.core.shared.upstreams.answered(&self.connected.in_flight, tls);
+            self.core.shared.upstreams.answered(&self.connected.in_flight, answer != ServerAnswer::NotTls);
         }
-        if !tls {
-            self.not_tls = true;
-            let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));
+        let (reason, alert, text) = match answer {
+            ServerAnswer::Handshake => return Ok(()),
             // The first word is the code by which `status` lists the problem.
-            let text = format!("endpoint_not_tls: the endpoint answered with bytes that are not TLS{like}");
-            self.entry.explain(text);
+            ServerAnswer::NotTls => {
+                let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));
+                let text =
+                    format!("endpoint_not_tls: the endpoint answered with bytes that are not TLS{like}");
+                (Reason::EndpointNotTls, None, text)
+            }
+            ServerAnswer::Alert(alert) => {
+                let text = format!("the endpoint answered with the TLS alert {}", alert.text());
+                (Reason::EndpointAlert, Some(alert), text)
+            }
+        };
+        let is_repeatable = self.is_repeatable();
+        if let Some(attempts) = &mut self.attempts {
+            attempts.alert = alert;
+            if is_repeatable && attempts.another(self.core, self.entry).is_some() {
+                return Err(reason);
+            }
+            attempts.refused_last(self.core, &self.connected.in_flight, reason);
         }
+        self.failure = Some(reason);
+        self.entry.explain(text);
+        Ok(())
+    }
+
+    /// Returns true if the endpoint was sent the hello and nothing else, so that another one can be sent the same.
+    fn is_repeatable(&self) -> bool {
+        !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable)
     }
 
     /// Returns an empty pipe to the worker's pool.

@@ -102,7 +102,7 @@ impl Rig {
             encapsulation: Encapsulation::None,
         };
         let (up, down) = (Direction::default(), Direction::default());
-        let parked = Parked { up, down, taken: false, asked: None, not_tls: false };
+        let parked = Parked { up, down, taken: false, asked: None, failure: None };
         let (ends, ended) = oneshot::channel();
         self.core.scope.spawn(async move {
             let end = resume(&core, &registration.entry, &accepted, &connected, parked).await;

@@ -26,6 +26,13 @@ use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_o
 use isthmus_snapshot::policy::Ejection;
 use isthmus_telemetry::recorder::Recorder;
 
+/// The time without a byte after a hello that counts for ejection. It is below the shortest usual timeout of clients, 1 s, of which a
+/// part passes before the hello.
+const SILENCE_MIN: Duration = Duration::from_millis(800);
+/// The number of such times in a row that leave the endpoint out.
+const SILENCES: u32 = 2;
+/// The time for which a silent endpoint is left out. Then it gets one connection, and further ones once it has answered.
+const SILENT_LEFT_OUT: Duration = Duration::from_secs(10);
 /// The time after which the counts of an endpoint's times are halved.
 const AGE_EVERY: Duration = Duration::from_secs(30);
 /// An endpoint is slow if the median time of its answers is above this, and above [`SLOWER`] times that of the others.
@@ -60,6 +67,13 @@ pub struct Upstream {
     address: AtomicUsize,
     /// The number of failures since the endpoint last took a connection.
     failures: AtomicU32,
+    /// The number of failures since then that are shown, but do not count for ejection, because the hello may be at fault.
+    not_counted: AtomicU32,
+    /// The number of times since then that it answered no byte for [`SILENCE_MIN`] after a hello.
+    silences: AtomicU32,
+    /// The time of the first hello since the endpoint's last first byte, in milliseconds on the clock of [`Upstreams::now`]; 0 if there
+    /// was none, or nobody waits for an answer.
+    unanswered_since: AtomicU64,
     /// The end of the ejection, in milliseconds on the clock of [`Upstreams::now`]; 0 if the endpoint is not ejected.
     ejected_until: AtomicU64,
     /// The number of consecutive failed health checks.
@@ -79,7 +93,7 @@ pub struct Upstream {
     slow: AtomicBool,
     /// The times until the endpoint accepted a connection.
     connects: Times,
-    /// The times from the client's last byte to the endpoint's next one.
+    /// The longest waits of connections for the endpoint's bytes.
     answers: Times,
     /// The last failure. Its lock is taken only when a connection or a check fails, and by readers of the API.
     last_failure: Mutex<Option<LastFailure>>,
@@ -93,19 +107,19 @@ pub struct CheckResult {
     /// True if the endpoint is unhealthy.
     pub unhealthy: bool,
     /// The failure of the latest check; `None` if it passed.
-    pub failure: Option<CheckFailure>,
+    pub failure: Option<Failure>,
 }
 
-/// The failure of a health check.
+/// The failure of a connection or of a health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckFailure {
+pub struct Failure {
     /// The reason of the failure.
     pub reason: Reason,
     /// The endpoint's answer to a ClientHello, where the reason alone does not say it.
     pub detail: Option<Arc<str>>,
 }
 
-impl From<Reason> for CheckFailure {
+impl From<Reason> for Failure {
     fn from(reason: Reason) -> Self {
         Self { reason, detail: None }
     }
@@ -161,8 +175,14 @@ impl Upstream {
         self.ejected_until.load(Ordering::Relaxed)
     }
 
-    fn set_last_failure(&self, failure: CheckFailure, by_check: bool) {
-        let CheckFailure { reason, detail } = failure;
+    /// Returns the number of connections that have failed since the endpoint last took one.
+    fn in_a_row(&self) -> u32 {
+        let counts = [&self.failures, &self.not_counted, &self.silences];
+        counts.iter().map(|count| count.load(Ordering::Relaxed)).fold(0, u32::saturating_add)
+    }
+
+    fn set_last_failure(&self, failure: Failure, by_check: bool) {
+        let Failure { reason, detail } = failure;
         let last = LastFailure { reason, detail, by_check, time: SystemTime::now() };
         *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
     }
@@ -206,7 +226,12 @@ impl InFlight {
         self.upstream.connects.record(after);
     }
 
-    /// Records the time from the client's last byte to the endpoint's next one.
+    /// Returns the median of the times until the endpoint accepted recent connections.
+    pub(crate) fn usual_connect(&self) -> Option<Duration> {
+        self.upstream.connects.quantile(0.5)
+    }
+
+    /// Records the longest wait of a connection for the endpoint's bytes.
     pub(crate) fn replied(&self, after: Duration) {
         self.upstream.answers.record(after);
     }
@@ -276,11 +301,45 @@ impl Upstreams {
         (before, InFlight { upstream, waits: Cell::new(false) })
     }
 
-    /// Records that the endpoint is sent a hello at `now`, and is expected to answer.
-    pub fn asked(&self, in_flight: &InFlight, now: Instant) {
-        if !in_flight.waits.replace(true) && in_flight.upstream.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-            in_flight.upstream.waiting_since.store(self.at(now), Ordering::Relaxed);
+    /// Records that the endpoint is sent a hello at `now`, and is expected to answer. Leaves the endpoint out until it does, if it has
+    /// been silent; `candidates` is `None` where no endpoint was chosen.
+    pub fn asked(&self, in_flight: &InFlight, candidates: Option<&Candidates>, now: Instant) -> Verdict {
+        let upstream = &in_flight.upstream;
+        if in_flight.waits.replace(true) {
+            return Verdict::Stays;
         }
+        let now = self.at(now);
+        let is_first = upstream.waiting.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_first {
+            upstream.waiting_since.store(now, Ordering::Relaxed);
+        }
+        let since = upstream.unanswered_since.load(Ordering::Relaxed);
+        if is_first || since == 0 {
+            upstream.unanswered_since.store(now, Ordering::Relaxed);
+        }
+        if !is_first && since != 0 && now.saturating_sub(since) >= milliseconds(SILENCE_MIN) {
+            upstream.silences.fetch_max(SILENCES, Ordering::Relaxed);
+        }
+        let is_silent = upstream.silences.load(Ordering::Relaxed) >= SILENCES;
+        match candidates.filter(|_| is_silent) {
+            Some(candidates) => self.eject(upstream, candidates, SILENT_LEFT_OUT),
+            None => Verdict::Stays,
+        }
+    }
+
+    /// Records that a client has left which had waited for the endpoint's first byte for this time since the hello.
+    pub fn silent(&self, in_flight: &InFlight, candidates: &Candidates, waited: Duration) -> Verdict {
+        let upstream = &in_flight.upstream;
+        let detail = format!("no byte for {:.1} s after the hello", waited.as_secs_f64());
+        self.count_failure(
+            upstream,
+            candidates,
+            Failure { reason: Reason::EndpointSilent, detail: Some(detail.into()) },
+        );
+        if waited < SILENCE_MIN || upstream.silences.fetch_add(1, Ordering::Relaxed) + 1 < SILENCES {
+            return Verdict::Stays;
+        }
+        self.eject(upstream, candidates, SILENT_LEFT_OUT)
     }
 
     /// Returns the withdrawals by operators.
@@ -306,6 +365,9 @@ impl Upstreams {
                 in_flight: AtomicU32::new(0),
                 address: AtomicUsize::new(0),
                 failures: AtomicU32::new(0),
+                not_counted: AtomicU32::new(0),
+                silences: AtomicU32::new(0),
+                unanswered_since: AtomicU64::new(0),
                 checks_failed: AtomicU32::new(0),
                 unhealthy: AtomicBool::new(false),
                 ejected_until: AtomicU64::new(0),
@@ -343,11 +405,28 @@ impl Upstreams {
     pub fn succeeded(&self, in_flight: &InFlight, now: Instant) {
         // The value is read before it is written, because all workers share its cache line. For a healthy endpoint the value is
         // 0 and is not written.
-        if in_flight.upstream.failures.load(Ordering::Relaxed) != 0 {
-            in_flight.upstream.failures.store(0, Ordering::Relaxed);
+        let upstream = &in_flight.upstream;
+        for count in [&upstream.failures, &upstream.not_counted] {
+            if count.load(Ordering::Relaxed) != 0 {
+                count.store(0, Ordering::Relaxed);
+            }
         }
+        self.heard(in_flight, now);
+    }
+
+    /// Records the endpoint's first byte on a connection, at `now`. One that was left out for its silence is used again.
+    pub fn heard(&self, in_flight: &InFlight, now: Instant) {
+        let upstream = &in_flight.upstream;
         if in_flight.stop_waiting() {
-            in_flight.upstream.waiting_since.store(self.at(now), Ordering::Relaxed);
+            upstream.waiting_since.store(self.at(now), Ordering::Relaxed);
+            upstream.unanswered_since.store(0, Ordering::Relaxed);
+        }
+        if upstream.silences.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let until = upstream.ejected_until();
+        if upstream.silences.swap(0, Ordering::Relaxed) >= SILENCES && until != 0 {
+            self.let_back(upstream, until);
         }
     }
 
@@ -360,21 +439,41 @@ impl Upstreams {
         }
     }
 
-    /// Records that the endpoint refused a connection, timed out, was unreachable, or reset the connection before its first
-    /// byte. Ejects the endpoint if it has failed often enough.
-    pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
-        let upstream = &in_flight.upstream;
-        upstream.set_last_failure(reason.into(), false);
-        let labels = [("service", service_of(&candidates.group)), ("reason", reason.text())];
+    fn count_failure(&self, upstream: &Upstream, candidates: &Candidates, failure: Failure) {
+        let labels = [("service", service_of(&candidates.group)), ("reason", failure.reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
+        upstream.set_last_failure(failure, false);
+    }
+
+    /// Records that the endpoint refused a connection, timed out, was unreachable, or ended or refused the connection before a
+    /// ServerHello. Ejects the endpoint if it has failed often enough.
+    pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, failure: Failure) -> Verdict {
+        let upstream = &in_flight.upstream;
+        self.count_failure(upstream, candidates, failure);
         let failures = upstream.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        match candidates.tuning.ejection {
+            Some(ejection) if failures >= ejection.failures => {
+                self.eject(upstream, candidates, ejection.time)
+            }
+            _ => Verdict::Stays,
+        }
+    }
+
+    /// Records a failure for which the hello may be at fault: it is shown, and does not count for ejection.
+    pub fn failed_perhaps(&self, in_flight: &InFlight, candidates: &Candidates, failure: Failure) {
+        self.count_failure(&in_flight.upstream, candidates, failure);
+        in_flight.upstream.not_counted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ejects an endpoint for this time, or for the time of the settings if that is shorter, if they allow it and it is not ejected.
+    fn eject(&self, upstream: &Upstream, candidates: &Candidates, time: Duration) -> Verdict {
         let Some(ejection) = candidates.tuning.ejection else {
             return Verdict::Stays;
         };
-        if failures < ejection.failures || !self.may_eject(candidates, &ejection) {
+        if !self.may_eject(candidates, &ejection) {
             return Verdict::Stays;
         }
-        let until = self.now().saturating_add(milliseconds(ejection.time));
+        let until = self.now().saturating_add(milliseconds(time.min(ejection.time)));
         if upstream.ejected_until.compare_exchange(0, until, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Verdict::Stays;
         }
@@ -502,7 +601,7 @@ impl Upstreams {
                 && upstream.in_flight.load(Ordering::Relaxed) == 0
                 && upstream.ejected_until.load(Ordering::Relaxed) == 0
                 && !upstream.unhealthy.load(Ordering::Relaxed);
-            let troubled = upstream.failures.load(Ordering::Relaxed) != 0
+            let troubled = upstream.in_a_row() != 0
                 || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.not_tls.load(Ordering::Relaxed) != 0;
             let forget = if troubled { forget_failed } else { forget };
@@ -570,7 +669,7 @@ impl Upstreams {
         // While all endpoints are healthy, nothing is locked or copied.
         let may_be = |upstream: &Upstream| {
             let of = [&upstream.ejected_until, &upstream.not_tls];
-            upstream.failures.load(Ordering::Relaxed) != 0
+            upstream.in_a_row() != 0
                 || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.unhealthy.load(Ordering::Relaxed)
                 || upstream.waiting.load(Ordering::Relaxed) != 0
@@ -606,7 +705,6 @@ impl Upstreams {
         let until = upstream.ejected_until.load(Ordering::Relaxed);
         let not_tls = upstream.not_tls.load(Ordering::Relaxed);
         let last_failure = upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let failures = upstream.failures.load(Ordering::Relaxed);
         // Once a check has passed, the failures of connections are shown again.
         let checks_failed = upstream.checks_failed.load(Ordering::Relaxed);
         let by_check = checks_failed != 0 && last_failure.as_ref().is_some_and(|last| last.by_check);
@@ -619,7 +717,7 @@ impl Upstreams {
         EndpointState {
             in_flight: upstream.in_flight.load(Ordering::Relaxed),
             ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
-            in_a_row: if by_check { checks_failed } else { failures },
+            in_a_row: if by_check { checks_failed } else { upstream.in_a_row() },
             unhealthy: upstream.unhealthy.load(Ordering::Relaxed),
             withdrawal: None,
             last_failure,

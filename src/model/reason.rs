@@ -152,6 +152,12 @@ reasons! {
     /// The endpoint answered a ClientHello with bytes that are not TLS.
     EndpointNotTls = "endpoint_not_tls", alert None, status None,
         look at "the port of the endpoint: `isthmus get endpoints`; `detail`";
+    /// The endpoint answered a ClientHello with a TLS alert in place of a ServerHello.
+    EndpointAlert = "endpoint_alert", alert Some(InternalError), status None,
+        look at "`detail`, which names the alert; the endpoint's certificates and names; `isthmus explain NAME --probe`";
+    /// The client left at least 250 ms after its hello, and the endpoint had sent no byte.
+    EndpointSilent = "endpoint_silent", alert None, status None,
+        look at "`detail`, which tells how long the client waited; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The endpoint no longer acknowledged bytes.
     EndpointVanished = "endpoint_vanished", alert None, status None,
         look at "the endpoint's host, and the path to it";
@@ -190,6 +196,18 @@ reasons! {
         look at "the log of the gateway; please report it";
 }
 
+impl Reason {
+    /// Returns the reason with this text.
+    pub fn named(text: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| reason.text() == text)
+    }
+
+    /// Returns true if an endpoint has refused a ClientHello, for which the hello or the endpoint may be at fault.
+    pub const fn refuses_hello(self) -> bool {
+        matches!(self, Self::EndpointClosed | Self::EndpointAlert | Self::EndpointNotTls)
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text())
@@ -206,7 +224,8 @@ mod tests {
              no_sni, sni_invalid, sni_unknown, authority_unknown, not_exported, alpn_refused, source_denied, \
              proxy_protocol, tls_failed, identity_untrusted, identity_expired, identity_required, identity_denied, \
              bad_request, no_endpoints, all_unhealthy, endpoint_refused, endpoint_timeout, endpoint_unreachable, \
-             drained, client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_vanished, \
+             drained, client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_alert, \
+             endpoint_silent, endpoint_vanished, \
              client_vanished, stalled, idle_timeout, half_close_timeout, limit_source, \
              limit_service, limit_global, draining, config_removed, killed, internal";
         let ours: Vec<_> = Reason::ALL.iter().map(|reason| reason.text()).collect();

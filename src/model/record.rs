@@ -61,11 +61,14 @@ impl Side {
     pub fn of(reason: Reason, first: Option<Self>) -> Option<Self> {
         match reason {
             Reason::Ok => first,
-            Reason::ClientGone | Reason::ClientReset | Reason::ClientVanished => Some(Self::Client),
+            Reason::ClientGone | Reason::ClientReset | Reason::ClientVanished | Reason::EndpointSilent => {
+                Some(Self::Client)
+            }
             Reason::EndpointRefused
             | Reason::EndpointReset
             | Reason::EndpointClosed
             | Reason::EndpointNotTls
+            | Reason::EndpointAlert
             | Reason::EndpointVanished => Some(Self::Endpoint),
             _ => Some(Self::Gateway),
         }

@@ -10,7 +10,7 @@ use rustls::client::{Resumption, verify_server_name};
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{AlertDescription, ClientConfig, Error};
+use rustls::{ClientConfig, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
@@ -20,7 +20,7 @@ use super::certificate::{validity, validity_of};
 use super::proof::tls_error_of;
 use super::server::provider;
 use super::signatures::verify_signatures;
-use isthmus_model::alert::Alert;
+use isthmus_model::alert::Description;
 use isthmus_model::mesh_name::{self, Dialect};
 
 /// The protocols that the hello of a probe offers.
@@ -40,7 +40,7 @@ pub enum Answer {
     /// The endpoint has sent its certificate.
     Certificate(Shown),
     /// The endpoint has refused the hello with this TLS alert.
-    Alert(String),
+    Alert(&'static str),
     /// The endpoint has sent bytes that are not TLS.
     NotTls,
     /// The endpoint has closed the connection without a byte.
@@ -97,28 +97,12 @@ where
 
 fn refused(error: &io::Error) -> Answer {
     match tls_error_of(error) {
-        // The spelling of RFC 6066.
-        Some(Error::AlertReceived(AlertDescription::UnrecognisedName)) => {
-            Answer::Alert(Alert::UnrecognizedName.text().to_owned())
-        }
-        Some(Error::AlertReceived(alert)) => Answer::Alert(words(&format!("{alert:?}"))),
+        Some(Error::AlertReceived(alert)) => Answer::Alert(Description(u8::from(*alert)).text()),
         Some(Error::InvalidMessage(_)) => Answer::NotTls,
         Some(fault) => Answer::Failed(fault.to_string()),
         None if error.kind() == ErrorKind::UnexpectedEof => Answer::Closed,
         None => Answer::Failed(error.to_string()),
     }
-}
-
-/// Returns the name of an alert as in RFC 8446 §6: `HandshakeFailure` is `handshake_failure`.
-fn words(name: &str) -> String {
-    let mut words = String::new();
-    for character in name.chars() {
-        if character.is_uppercase() && !words.is_empty() {
-            words.push('_');
-        }
-        words.extend(character.to_lowercase());
-    }
-    words
 }
 
 fn config(seen: Arc<Mutex<Option<Shown>>>, protocols: &[&[u8]]) -> Result<ClientConfig, Error> {
@@ -246,7 +230,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_a_certificate_is_told_apart() {
         // A fatal alert, unrecognized_name (112).
-        assert_eq!(answer(&[21, 3, 3, 0, 2, 2, 112]).await, Answer::Alert("unrecognized_name".to_owned()));
+        assert_eq!(answer(&[21, 3, 3, 0, 2, 2, 112]).await, Answer::Alert("unrecognized_name"));
         assert_eq!(answer(b"HTTP/1.1 400 Bad Request\r\n\r\n").await, Answer::NotTls);
         assert_eq!(answer(b"").await, Answer::Closed);
     }

@@ -34,8 +34,8 @@ pub struct Record {
     pub down: Direction,
     /// True once the endpoint has sent its first byte.
     pub answered: bool,
-    /// True if the first bytes of the endpoint are not TLS.
-    pub not_tls: bool,
+    /// The reason, by its name, if the connection has failed by a fault of the endpoint.
+    pub failure: Option<String>,
 }
 
 /// The part of the policy that admitted a connection.
@@ -140,7 +140,7 @@ mod tests {
         let times =
             (time(), time(), proptest::option::of(time()), proptest::option::of(time()), any::<u32>());
         (
-            any::<(u64, bool, bool, u8, u64, u64)>(),
+            any::<(u64, bool, u8, u64, u64)>(),
             (address(), address()),
             texts,
             (bytes(), bytes(), proptest::option::of(any::<[u8; 16]>())),
@@ -149,7 +149,7 @@ mod tests {
         )
             .prop_map(
                 |(
-                    (id, answered, not_tls, attempts, bytes_up, bytes_down),
+                    (id, answered, attempts, bytes_up, bytes_down),
                     (source, endpoint),
                     texts,
                     (sni, alpn, trace),
@@ -186,7 +186,7 @@ mod tests {
                         up,
                         down,
                         answered,
-                        not_tls,
+                        failure: answered.then(|| "endpoint_not_tls".to_owned()),
                     }
                 },
             )

@@ -7,6 +7,7 @@
 //! reported at the byte of the stream that shows it, and bytes are evaluated in order, so the verdict does not depend on
 //! how the bytes were cut.
 
+use isthmus_model::alert::Description;
 use isthmus_model::alpn::Protocols;
 use tls_parser::{TlsExtension, parse_tls_extension_alpn_content, parse_tls_extension_sni_content};
 
@@ -16,6 +17,7 @@ const RANDOM_BYTES: usize = 32;
 /// The longest plaintext record in bytes (RFC 8446 §5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
 const CONTENT_ALERT: u8 = 21;
+const ALERT_FATAL: u8 = 2;
 /// The type of a record that carries a part of the handshake (RFC 8446 §5.1).
 pub const CONTENT_HANDSHAKE: u8 = 22;
 const HANDSHAKE_CLIENT_HELLO: u8 = 1;
@@ -96,9 +98,31 @@ pub fn looks_like(bytes: &[u8]) -> Option<&'static str> {
     OTHER_PROTOCOLS.iter().find(|(prefix, _)| bytes.starts_with(prefix)).map(|(_, name)| *name)
 }
 
-/// Returns true if the answer to a ClientHello begins with a TLS record (a handshake or an alert), or is empty.
-pub fn answers_tls(bytes: &[u8]) -> bool {
-    bytes.first().is_none_or(|first| matches!(*first, CONTENT_ALERT | CONTENT_HANDSHAKE))
+/// What the first bytes of a server's answer to a ClientHello say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerAnswer {
+    /// The handshake goes on, as far as the bytes show.
+    Handshake,
+    /// An alert ends it.
+    Alert(Description),
+    /// The bytes are not TLS.
+    NotTls,
+}
+
+impl ServerAnswer {
+    /// Reads the first bytes of an answer.
+    pub fn of(bytes: &[u8]) -> Self {
+        match bytes {
+            // A warning does not end the handshake, except for close_notify.
+            [CONTENT_ALERT, _, _, _, _, level, description, ..] => {
+                let description = Description(*description);
+                let is_end = *level == ALERT_FATAL || description == Description::CLOSE_NOTIFY;
+                if is_end { Self::Alert(description) } else { Self::Handshake }
+            }
+            [] | [CONTENT_ALERT | CONTENT_HANDSHAKE, ..] => Self::Handshake,
+            _ => Self::NotTls,
+        }
+    }
 }
 
 /// The buffers that the scanners of one worker share.
@@ -548,5 +572,21 @@ pub(crate) mod tests {
         };
         let names: Vec<_> = hello.alpn.expect("offered").iter().collect();
         assert_eq!(names, [&b"h2"[..], b"istio"]);
+    }
+
+    #[test]
+    fn the_first_bytes_of_a_server_are_a_handshake_an_alert_or_no_tls() {
+        let alert = |level, description| ServerAnswer::of(&[21, 3, 3, 0, 2, level, description]);
+        assert_eq!(alert(2, 112), ServerAnswer::Alert(Description(112)));
+        assert_eq!(
+            alert(1, 112),
+            ServerAnswer::Handshake,
+            "a warning, after which the ServerHello comes (RFC 6066 §3)"
+        );
+        assert_eq!(alert(1, 0), ServerAnswer::Alert(Description::CLOSE_NOTIFY));
+        for begun in [&[][..], &[21], &[22, 3, 3]] {
+            assert_eq!(ServerAnswer::of(begun), ServerAnswer::Handshake);
+        }
+        assert_eq!(ServerAnswer::of(b"SSH-2.0"), ServerAnswer::NotTls);
     }
 }

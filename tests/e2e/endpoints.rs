@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::problems::{has_problem, run};
 use crate::support::backend::{Backend, Silent, refusing, reset, tls_echo};
-use crate::support::client::{call, connect, hello, tls};
+use crate::support::client::{call, connect, hello, read_alert, tls};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::pki::PKI;
@@ -122,10 +123,7 @@ fn an_endpoint_is_tried_at_its_next_address_if_the_first_one_fails() {
 
 #[test]
 fn an_endpoint_that_accepts_and_says_nothing_is_named_while_a_client_waits() {
-    let backend = Backend::start(|mut stream| {
-        // It reads the hello, and waits for the client to go.
-        let _ = std::io::copy(&mut stream, &mut std::io::sink());
-    });
+    let backend = waiting();
     let config = format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", backend.address);
     let gateway = Gateway::start(&config);
     let mut client = connect(gateway.listener("default"));
@@ -147,7 +145,7 @@ fn an_endpoint_that_accepts_and_says_nothing_is_named_while_a_client_waits() {
         (!all.contains("endpoint_silent")).then_some(())
     });
     let line = gateway.logged("the connection", |line| line["sni"] == "a.test");
-    assert!(line["detail"].as_str().is_some_and(|detail| detail.contains("endpoint_silent: ")), "{line}");
+    assert_eq!(line["reason"], "endpoint_silent", "{line}");
 }
 
 #[test]
@@ -221,6 +219,179 @@ fn an_endpoint_that_recovers_is_used_again() {
     eventually("it is used again", || (one_call() == "back:x").then_some(()));
 }
 
+/// Returns an endpoint that reads a hello, sends these bytes and closes.
+fn answering(answer: &'static [u8]) -> Backend {
+    Backend::start(move |mut stream| {
+        let _ = stream.read(&mut [0; 16 << 10]);
+        let _ = stream.write_all(answer);
+    })
+}
+
+/// A fatal `internal_error`, and what nginx (`ssl_reject_handshake`) and HAProxy (`strict-sni`) send: `unrecognized_name`.
+const INTERNAL_ERROR: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
+const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
+
+#[test]
+fn an_endpoint_that_refuses_hellos_loses_no_call() {
+    let http = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
+    for (answer, reason, counts) in [
+        (INTERNAL_ERROR, "endpoint_alert", true),
+        (UNRECOGNIZED_NAME, "endpoint_alert", false),
+        (http, "endpoint_not_tls", true),
+    ] {
+        let (good, bad) = (good(), answering(answer));
+        let gateway = Gateway::start(&config(good.address, bad.address, ""));
+        call_200(&gateway);
+        assert_eq!(good.accepted(), CALLS);
+        let failures = gateway.metric("isthmus_endpoint_failures_total", &[&format!("reason=\"{reason}\"")]);
+        let tried = bad.accepted();
+        if counts {
+            assert!((5..60).contains(&tried), "{reason}: the endpoint was tried {tried} times");
+        } else {
+            assert!(tried > 60 && !ejected(&gateway), "the alert speaks of the hello; {tried}");
+        }
+        assert!(failures >= 5.0 && failures <= tried as f64, "{failures} of {tried}");
+        let line = gateway.logged("a call that was tried twice", |line| line["attempts"] == 2);
+        let detail = format!("{}: {reason}", bad.address);
+        assert_eq!((&line["reason"], &line["detail"]), (&"ok".into(), &detail.into()), "{line}");
+    }
+}
+
+#[test]
+fn the_alert_of_the_only_endpoint_reaches_the_client() {
+    let endpoint = answering(UNRECOGNIZED_NAME);
+    let gateway =
+        Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", endpoint.address));
+    for _ in 0..3 {
+        let mut client = connect(gateway.listener("default"));
+        client.write_all(&hello("a.test")).expect("sent");
+        assert_eq!(read_alert(&mut client), (Some(112), true));
+    }
+    let line = gateway.logged("its end", |line| line["sni"] == "a.test");
+    let expected =
+        ["endpoint_alert", "the endpoint answered with the TLS alert unrecognized_name", "endpoint"];
+    assert_eq!(["reason", "detail", "ended_by"].map(|key| line[key].clone()), expected, "{line}");
+    let problem = has_problem(&gateway, "endpoint_failing");
+    assert!(
+        problem["text"]
+            .as_str()
+            .is_some_and(|text| text.contains("endpoint_alert: unrecognized_name, 3 in a row"))
+    );
+    let explained = run(&gateway, &["explain", "a.test", "--probe"]);
+    assert!(
+        explained.contains("but every recent connection failed") && explained.contains("endpoint_alert"),
+        "{explained}"
+    );
+}
+
+#[test]
+fn a_hello_that_every_endpoint_refuses_in_its_own_way_ejects_none() {
+    let all = [answering(INTERNAL_ERROR), closing(), answering(b"no\r\n"), answering(INTERNAL_ERROR)];
+    let addresses = all.each_ref().map(|endpoint| format!("\"{}\"", endpoint.address)).join(", ");
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes:\n  two.test: {{endpoints: [{addresses}], ejection: {{failures: 2, time: 20s}}}}\n"
+    ));
+    for _ in 0..20 {
+        tls(gateway.listener("default"), "two.test").expect_err("no answer");
+    }
+    assert!(!ejected(&gateway), "the hello is at fault");
+    let tried = all.iter().map(Backend::accepted).sum::<usize>();
+    assert_eq!(tried, 60, "each hello is tried at three endpoints");
+}
+
+/// A warning does not end a handshake: a server that has another certificate for the name may send one before its ServerHello
+/// (RFC 6066 §3).
+#[test]
+fn an_endpoint_that_only_warns_takes_the_connection() {
+    let server = PKI.server("a.test");
+    let warning = Backend::start(move |mut stream| {
+        let _ = stream.peek(&mut [0; 1]);
+        let _ = stream.write_all(&[21, 3, 3, 0, 2, 1, 112]);
+        tls_echo(stream, server.clone(), "warned:");
+    });
+    let gateway =
+        Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", warning.address));
+    let mut client = connect(gateway.listener("default"));
+    client.write_all(&hello("a.test")).expect("sent");
+    let mut first = [0; 13];
+    client.read_exact(&mut first).expect("the warning and the head of the ServerHello");
+    assert_eq!((first[0], first[7]), (21, 22));
+    drop(client);
+    let line = gateway.logged("its end", |line| line["sni"] == "a.test");
+    assert_ne!(line["reason"], "endpoint_alert", "{line}");
+}
+
+/// Returns an endpoint that reads, and says nothing until its client goes.
+pub(crate) fn waiting() -> Backend {
+    Backend::start(|mut stream| drop(std::io::copy(&mut stream, &mut std::io::sink())))
+}
+
+/// Sends a hello, and leaves if no byte has come within this time; returns true if one has.
+pub(crate) fn gives_up(address: std::net::SocketAddr, name: &str, after: Duration) -> bool {
+    let mut client = connect(address);
+    client.set_read_timeout(Some(after)).expect("a timeout");
+    client.write_all(&hello(name)).expect("sent");
+    client.read(&mut [0; 1]).is_ok_and(|count| count > 0)
+}
+
+#[test]
+fn a_silent_endpoint_costs_two_impatient_clients_a_call() {
+    let (good, silent) = (good(), waiting());
+    let gateway = Gateway::start(&config(good.address, silent.address, "").replace("time: 2s", "time: 60s"));
+    let address = gateway.listener("default");
+    let answered = (0..40).filter(|_| gives_up(address, "two.test", Duration::from_secs(1))).count();
+    // The clients after the second are sent to the other endpoint; on a busy machine, one may try the silent one after 10 s.
+    assert!((37..=38).contains(&answered), "{answered} of 40 calls got an answer");
+    let line = gateway.logged("a client that left", |line| line["reason"] == "endpoint_silent");
+    let detail = line["detail"].as_str().unwrap_or_default();
+    assert!(detail.starts_with("the endpoint had sent no byte 1.") && line["ended_by"] == "client", "{line}");
+    let explained = gateway.json("/api/v1/explain?sni=two.test");
+    let bad = silent.address.to_string();
+    let all = explained["candidates"].as_array().cloned().unwrap_or_default();
+    let bad = all.iter().find(|one| one["address"] == bad.as_str()).expect("the silent one");
+    assert_eq!(
+        (&bad["health"], &bad["last_failure"]["reason"]),
+        (&"ejected".into(), &"endpoint_silent".into())
+    );
+}
+
+#[test]
+fn the_silence_of_the_only_endpoint_is_the_reason_of_each_client_that_leaves() {
+    let silent = waiting();
+    let gateway =
+        Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", silent.address));
+    let address = gateway.listener("default");
+    for _ in 0..3 {
+        assert!(!gives_up(address, "a.test", Duration::from_millis(900)));
+    }
+    // One that resets, as a program that is killed does.
+    let mut client = connect(address);
+    client.write_all(&hello("a.test")).expect("sent");
+    thread::sleep(Duration::from_millis(900));
+    reset(&client);
+    drop(client);
+    let lines = eventually("the four ends", || {
+        let lines = gateway.access_log();
+        (lines.len() == 4).then_some(lines)
+    });
+    assert!(lines.iter().all(|line| line["reason"] == "endpoint_silent"), "{lines:?}");
+    assert!(gateway.metric("isthmus_endpoint_failures_total", &["reason=\"endpoint_silent\""]) >= 4.0);
+    let problem = has_problem(&gateway, "endpoint_failing");
+    assert!(
+        problem["text"].as_str().is_some_and(|text| text.contains("endpoint_silent: no byte for ")),
+        "{problem}"
+    );
+    // A client that leaves at once blames nobody.
+    let mut client = connect(address);
+    client.write_all(&hello("a.test")).expect("sent");
+    drop(client);
+    let lines = eventually("the fifth end", || {
+        let lines = gateway.access_log();
+        (lines.len() == 5).then_some(lines)
+    });
+    assert_eq!(lines[4]["reason"], "ok", "{lines:?}");
+}
+
 /// Every way in which the only endpoint can fail, with the reason and the alert that the client receives.
 #[test]
 fn the_last_failure_is_the_reason() {
@@ -257,4 +428,61 @@ fn the_gateway_never_dials_itself() {
     gateway.reload(&format!("listen: \"127.0.0.1:0\"\nroutes: {{loop.test: \"{own}\"}}\n"));
     tls(own, "loop.test").expect_err("no endpoint");
     gateway.logged("the refusal", |line| line["reason"] == "endpoint_unreachable");
+}
+
+/// The dial of an endpoint that does not answer is overtaken by that of another one after 250 ms.
+
+#[test]
+fn a_client_does_not_wait_for_an_endpoint_that_is_gone() {
+    let (good, gone) = (good(), Silent::new());
+    let pair = |more: &str| {
+        let endpoints =
+            [gone.address, good.address].map(|at| format!("{{address: \"{at}\"{more}}}")).join(", ");
+        format!(
+            "two.test: {{endpoints: [{endpoints}], connectTimeout: 20s, loadBalancing: {{policy: roundRobin}}, ejection: off}}"
+        )
+    };
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes:\n  {}\ntimeouts: {{connectTotal: 40s}}\n",
+        pair("")
+    ));
+    let begun = Instant::now();
+    for _ in 0..10 {
+        let mut stream = tls(gateway.listener("default"), "two.test").expect("a handshake");
+        assert_eq!(call(&mut stream, "x").expect("an answer"), "good:x");
+    }
+    // Without the race, a call would wait for 20 s.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let line = gateway.logged("a call that was overtaken", |line| line["attempts"] == 2);
+    let expected = ["ok".into(), good.address.to_string(), format!("{}: endpoint_timeout", gone.address)];
+    assert_eq!(["reason", "endpoint", "detail"].map(|key| line[key].clone()), expected, "{line}");
+    assert!(line["connect_ms"].as_f64().is_some_and(|time| time >= 250.0), "{line}");
+    assert!(gateway.metric("isthmus_endpoint_failures_total", &["reason=\"endpoint_timeout\""]) >= 5.0);
+}
+
+/// An endpoint of two families of which one is a black hole.
+#[test]
+fn the_next_address_of_an_endpoint_is_dialled_beside_one_that_is_gone() {
+    let gone = Silent::new();
+    let good = Backend::start_at((([127, 0, 0, 2]), gone.address.port()).into(), |stream| {
+        tls_echo(stream, PKI.server("two.test"), "good:")
+    });
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes: {{two.test: {{service: a.shop.svc.cluster.local, port: 443}}}}\n\
+         defaults: {{connectTimeout: 20s}}\ntimeouts: {{connectTotal: 40s}}\n\
+         services: [{{hostname: a.shop.svc.cluster.local, namespace: shop, ports: [{{name: tls, port: 443, targetPort: {}, \
+         protocol: TLS}}], endpoints: [{{addresses: [127.0.0.1, 127.0.0.2]}}]}}]\n",
+        gone.address.port()
+    ));
+    for _ in 0..3 {
+        let mut stream = tls(gateway.listener("default"), "two.test").expect("a handshake");
+        assert_eq!(call(&mut stream, "x").expect("an answer"), "good:x");
+    }
+    let lines = eventually("the calls", || Some(gateway.access_log()).filter(|lines| lines.len() == 3));
+    let of = |key: &str| lines.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("attempts"), [1, 1, 1]);
+    assert_eq!(of("endpoint"), vec![good.address.to_string(); 3]);
+    // The address that has answered is tried first from then on.
+    let detail = format!("{}: endpoint_timeout", gone.address);
+    assert_eq!(of("detail"), [detail.into(), serde_json::Value::Null, serde_json::Value::Null]);
 }

@@ -43,6 +43,7 @@ fn timer(fault: &str, word: &str) -> &'static str {
         "client_vanished" | "endpoint_vanished" => "two minutes without an acknowledgement",
         "all_unhealthy" | "endpoint_unhealthy" => "`health.interval` × `unhealthyAfter`",
         "name_stale" => "the TTL of the last answer",
+        "endpoint_silent" if fault.contains("leaves") => "–",
         "endpoint_silent" => "5 s without a byte",
         "registry_impaired" => "5 s",
         "gateway_unreachable" => "two probes, one each second",

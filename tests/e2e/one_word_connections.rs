@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::Request;
 
-use crate::endpoints::closing;
+use crate::endpoints::{closing, gives_up, waiting};
 use crate::hbone::{BASE, CALLER, OWN, caller, folder, service};
 use crate::hbone_hostile::old_client;
 use crate::one_word::Table;
@@ -170,6 +170,8 @@ fn of_endpoints(table: &mut Table) {
         })
     };
     let (plain, ssh) = (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), says(b"SSH-2.0-OpenSSH\r\n"));
+    let [rejecting, failing] = [&[21, 3, 3, 0, 2, 2, 112], &[21, 3, 3, 0, 2, 2, 80]].map(|alert| says(alert));
+    let waiting = waiting();
     let accepting = Backend::start(|stream| reset(&stream));
     let names = NameServer::start();
     names.answer("mute.names.test", Answer::Silence);
@@ -178,7 +180,7 @@ fn of_endpoints(table: &mut Table) {
         "listen: \"127.0.0.1:0\"\nroutes:\n  dead.test: {{endpoints: [\"{dead}\"], ejection: off}}\n  \
          slow.test: {{endpoints: [\"{}\"], connectTimeout: 200ms}}\n  reset.test: \"{}\"\n  lost.test: \"no-such-name.invalid:443\"\n  \
          unsaid.test: \"mute.names.test:443\"\n  moved.test: {{endpoints: [\"dead.names.test:{}\"], ejection: off}}\n  accept.test: \"{}\"\n  \
-         mute.test: \"{}\"\n  plain.test: \"{}\"\n  ssh.test: \"{}\"\n  nowhere.test: \"[fe80::1]:1\"\n  \
+         mute.test: \"{}\"\n  plain.test: \"{}\"\n  ssh.test: \"{}\"\n  rejects.test: \"{}\"\n  fails.test: \"{}\"\n  waits.test: \"{}\"\n  nowhere.test: \"[fe80::1]:1\"\n  \
          sick.test: {{endpoints: [\"{sick}\"], panic: false, health: {{interval: 100ms, timeout: 100ms, unhealthyAfter: 2}}}}\n\
          dns: {{servers: [\"{}\"]}}\naggregator: {{startTimeout: 1s}}\n",
         silent.address,
@@ -188,6 +190,9 @@ fn of_endpoints(table: &mut Table) {
         closing.address,
         plain.address,
         ssh.address,
+        rejecting.address,
+        failing.address,
+        waiting.address,
         names.address
     ));
     let address = gateway.listener("default");
@@ -244,6 +249,24 @@ fn of_endpoints(table: &mut Table) {
         &asks,
         || {
             send(address, &raw::hello(b"ssh.test"));
+        },
+    );
+    for (fault, name) in [
+        ("An endpoint refuses the name by a TLS alert", "rejects.test"),
+        ("An endpoint refuses each hello by the alert `internal_error`", "fails.test"),
+    ] {
+        table.connection(&gateway, fault, "endpoint_alert", &[name], || {
+            send(address, &raw::hello(name.as_bytes()));
+        });
+    }
+    let asks = ["waits.test"];
+    table.connection(
+        &gateway,
+        "A client leaves before an endpoint answers",
+        "endpoint_silent",
+        &asks,
+        || {
+            gives_up(address, asks[0], Duration::from_millis(300));
         },
     );
     let asks = ["nowhere.test"];

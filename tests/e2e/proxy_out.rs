@@ -16,7 +16,7 @@ use crate::support::raw::{self, connect_from, read_out};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 7);
 
-/// An endpoint that answers one byte, and records the bytes of each connection's first read.
+/// An endpoint that answers one byte, as a TLS handshake begins, and records the bytes of each connection's first read.
 struct Recorder {
     backend: Backend,
     reads: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -25,7 +25,7 @@ struct Recorder {
 impl Recorder {
     fn start() -> Self {
         Self::with(|mut stream| {
-            let _ = stream.write_all(b"!").and_then(|()| stream.read(&mut [0; 64]));
+            let _ = stream.write_all(&[22]).and_then(|()| stream.read(&mut [0; 64]));
         })
     }
 

@@ -84,6 +84,9 @@ fn urgent_bytes_cut_no_transfer_short() {
         let seed = u64::from_le_bytes(way[1..].try_into().expect("eight"));
         if way[0] == b'd' {
             send_urgently(&mut stream, LENGTH, seed);
+        } else {
+            // An endpoint that says nothing is silent. This is how a TLS handshake begins.
+            stream.write_all(&[22]).expect("sent");
         }
         let came = read_out(&mut stream);
         let _ = tell.lock().expect("not poisoned").send(came);
@@ -100,6 +103,7 @@ fn urgent_bytes_cut_no_transfer_short() {
         told.recv_timeout(Duration::from_secs(20)).expect("its end");
         let mut up = open(&gateway);
         up.write_all(&[&b"u"[..], &seed.to_le_bytes()].concat()).expect("sent");
+        up.read_exact(&mut [0]).expect("answered");
         send_urgently(&mut up, LENGTH, seed);
         let (came, end) = told.recv_timeout(Duration::from_secs(20)).expect("its end");
         assert_eq!((came.len(), end), (LENGTH, End::Fin), "up, seed {seed}");

@@ -394,7 +394,7 @@ fn pair(backend: &Backend, id: u64) -> Pair {
     });
     let record = json!({
         "connection": connection, "permit": "route", "endpoint": {"group": NAME, "first": address},
-        "age": {"secs": 3, "nanos": 0}, "idle": 2, "up": direction, "down": direction, "answered": true, "not_tls": false,
+        "age": {"secs": 3, "nanos": 0}, "idle": 2, "up": direction, "down": direction, "answered": true, "failure": null,
     });
     Pair { client, endpoint, inner: [of_client, of_endpoint], record }
 }

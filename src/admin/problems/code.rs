@@ -213,8 +213,8 @@ codes! {
          no connection waits for it.",
         "the endpoint itself; a firewall or a smaller MTU on the way: `isthmus explain NAME --probe`";
     EndpointSlow = "endpoint_slow", Warning in "endpoints",
-        "The median time from a client's last byte to an endpoint's next one is above 1 s, and five times that of the other endpoints \
-         of the service. It still gets connections.",
+        "The median of the longest waits of connections for a byte of an endpoint is above 1 s, and five times that of the other \
+         endpoints of the service. It still gets connections.",
         "ANSWER of `isthmus get endpoints`; the endpoint itself";
     AccessLogLost = "access_log_lost", Warning in "logs",
         "Lines of the access log were lost in the last ten minutes because the queue was full or the file could \

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use super::schedule::Due;
-use crate::upstreams::CheckFailure;
+use crate::upstreams::Failure;
 use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::{dial_reason, reset_on_close};
@@ -16,7 +16,7 @@ use isthmus_tls::probe::{Answer, hello};
 
 /// Connects to an address of an endpoint and sends it the greeting and the ClientHello. Fails with [`Reason::Internal`] if the check says nothing
 /// about the endpoint.
-pub(super) async fn dial(address: SocketAddr, due: &Due) -> Result<(), CheckFailure> {
+pub(super) async fn dial(address: SocketAddr, due: &Due) -> Result<(), Failure> {
     let until = Instant::now() + due.timeout;
     let connected = timeout_at(until, TcpStream::connect(address)).await;
     let stream = match connected.map_err(|_| Reason::EndpointTimeout)? {
@@ -26,7 +26,7 @@ pub(super) async fn dial(address: SocketAddr, due: &Due) -> Result<(), CheckFail
             return match (reason, &due.name) {
                 // It has accepted the connection, and did not answer a ClientHello.
                 (Ok(()), Some(_)) => Err(Reason::EndpointReset.into()),
-                (reason, _) => reason.map_err(CheckFailure::from),
+                (reason, _) => reason.map_err(Failure::from),
             };
         }
     };
@@ -47,11 +47,11 @@ pub(super) async fn dial(address: SocketAddr, due: &Due) -> Result<(), CheckFail
 
 /// Sends a ClientHello, and returns what the answer says about the endpoint. The hello offers no protocols (ALPN), because a
 /// server may refuse all those that it does not know.
-async fn answer(stream: TcpStream, name: &HostName) -> Result<(), CheckFailure> {
+async fn answer(stream: TcpStream, name: &HostName) -> Result<(), Failure> {
     match hello(stream, name.as_str(), &[]).await {
         Answer::Certificate(_) => Ok(()),
         Answer::Alert(alert) => Err(failure(
-            Reason::TlsFailed,
+            Reason::EndpointAlert,
             format!("the endpoint answered the ClientHello with the alert {alert}"),
         )),
         Answer::NotTls => Err(Reason::EndpointNotTls.into()),
@@ -60,8 +60,8 @@ async fn answer(stream: TcpStream, name: &HostName) -> Result<(), CheckFailure> 
     }
 }
 
-fn failure(reason: Reason, detail: String) -> CheckFailure {
-    CheckFailure { reason, detail: Some(detail.into()) }
+fn failure(reason: Reason, detail: String) -> Failure {
+    Failure { reason, detail: Some(detail.into()) }
 }
 
 /// Returns what a failed `connect` says about the endpoint.
@@ -172,7 +172,7 @@ mod tests {
         }
         // A fatal alert, unrecognized_name (112).
         let alert = answered(Some(&[21, 3, 3, 0, 2, 2, 112])).expect_err("an alert");
-        assert!(alert.starts_with("tls_failed ") && alert.ends_with("unrecognized_name"), "{alert}");
+        assert!(alert.starts_with("endpoint_alert ") && alert.ends_with("unrecognized_name"), "{alert}");
         assert_eq!(answered(Some(b"HTTP/1.1 400 Bad Request\r\n\r\n")), Err("endpoint_not_tls -".to_owned()));
         assert_eq!(answered(None), Err("endpoint_timeout no answer to the ClientHello".to_owned()));
     }

@@ -25,7 +25,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::clock::milliseconds;
-use super::upstreams::{CheckFailure, Upstreams};
+use super::upstreams::{Failure, Upstreams};
 use dial::dial;
 use isthmus_model::reason::Reason;
 use isthmus_net::own::OwnAddresses;
@@ -80,7 +80,7 @@ struct Checker {
     targets: Targets,
     schedule: Schedule,
     /// The checks that are running. Each returns the address of its endpoint and the result.
-    running: FuturesUnordered<BoxFuture<'static, (SocketAddr, Result<(), CheckFailure>)>>,
+    running: FuturesUnordered<BoxFuture<'static, (SocketAddr, Result<(), Failure>)>>,
     counters: HashMap<Reason, Counter>,
     /// True if the shares may have changed since the last summary.
     has_changed: bool,
@@ -207,7 +207,7 @@ impl Checker {
     }
 
     /// Counts and records the result of a check.
-    fn end(&mut self, address: SocketAddr, result: Result<(), CheckFailure>) {
+    fn end(&mut self, address: SocketAddr, result: Result<(), Failure>) {
         let reason = result.as_ref().err().map_or(Reason::Ok, |failure| failure.reason);
         let counter = self.counters.entry(reason).or_insert_with(|| {
             self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])

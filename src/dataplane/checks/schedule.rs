@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::milliseconds;
-use crate::upstreams::{CheckFailure, CheckResult};
+use crate::upstreams::{CheckResult, Failure};
 use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
@@ -110,7 +110,7 @@ impl Checked {
     }
 
     /// Records the result of a check. Returns false if the endpoint is healthy and was so before.
-    fn record(&mut self, result: &Result<(), CheckFailure>, check: &HealthCheck) -> bool {
+    fn record(&mut self, result: &Result<(), Failure>, check: &HealthCheck) -> bool {
         match result {
             Ok(()) if self.failed == 0 && !self.unhealthy => return false,
             Ok(()) => {
@@ -129,7 +129,7 @@ impl Checked {
     }
 
     /// Returns the result of the checks for a group that uses the endpoint.
-    fn finding(&self, group: &Arc<str>, address: SocketAddr, failure: Option<CheckFailure>) -> Finding {
+    fn finding(&self, group: &Arc<str>, address: SocketAddr, failure: Option<Failure>) -> Finding {
         let key = EndpointKey { group: group.clone(), address };
         Finding { key, result: CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure } }
     }
@@ -206,12 +206,7 @@ impl Schedule {
 
     /// Records the result of a check; [`Reason::Internal`] says nothing about the endpoint. Returns findings if they may
     /// differ from those of the last check.
-    pub(super) fn end(
-        &mut self,
-        address: SocketAddr,
-        result: Result<(), CheckFailure>,
-        now: u64,
-    ) -> Vec<Finding> {
+    pub(super) fn end(&mut self, address: SocketAddr, result: Result<(), Failure>, now: u64) -> Vec<Finding> {
         // If the endpoint was removed during the check, and perhaps added again, the result is not for the endpoint that is
         // in the schedule.
         let known = self.endpoints.get_mut(&address).filter(|known| known.running);
@@ -301,7 +296,7 @@ mod tests {
             "its turn has not come"
         );
         let due = schedule.begin(at).expect("due");
-        (at, schedule.end(due.address, result.map_err(CheckFailure::from), at))
+        (at, schedule.end(due.address, result.map_err(Failure::from), at))
     }
 
     #[test]

@@ -8,12 +8,14 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use super::waits::Waits;
 use super::{Direction, End, Held, Relay, Way};
 use crate::bandwidth;
 use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::examine::{self, Sides};
+use isthmus_model::reason::Reason;
 use isthmus_upgrade::record;
 
 /// The age of a connection until which it is not parked while another endpoint may still be tried. Such a connection would lose
@@ -29,8 +31,8 @@ pub(crate) struct Parked {
     pub(crate) taken: bool,
     /// The time of the client's last byte or of the tick before it, if the endpoint has sent none since.
     pub(crate) asked: Option<Instant>,
-    /// True if the endpoint's first bytes are not TLS.
-    pub(crate) not_tls: bool,
+    /// The fault of the endpoint by which the connection failed.
+    pub(crate) failure: Option<Reason>,
 }
 
 impl Held {
@@ -83,9 +85,9 @@ pub(crate) async fn resume(
     bandwidth::begin(core, entry, Some(client), &connected.socket);
     let is_raw = entry.is_raw();
     if !parked.taken && !is_raw {
-        core.shared.upstreams.asked(&connected.in_flight, Instant::now());
+        core.shared.upstreams.asked(&connected.in_flight, None, Instant::now());
     }
-    let Parked { up, down, taken, asked, not_tls } = parked;
+    let Parked { up, down, taken, asked, failure } = parked;
     let mut relay = Relay {
         core,
         entry,
@@ -97,23 +99,19 @@ pub(crate) async fn resume(
         down,
         taken,
         is_raw,
-        asked,
-        is_measured: false,
-        measured: 0,
-        not_tls,
+        waits: Waits::resumed(asked, &core.clock),
+        failure,
         tuned: false,
     };
     let end = poll_fn(|context| relay.poll(context)).await;
-    relay.explain_silence();
+    relay.settle();
     end
 }
 
 impl Relay<'_> {
     /// Returns true if another endpoint may be tried soon, should this one end the connection.
     pub(super) fn may_try_another(&self) -> bool {
-        !self.taken
-            && self.replay.as_ref().is_some_and(|replay| replay.repeatable)
-            && self.entry.accepted.elapsed() < RETRIED_UNTIL
+        self.is_repeatable() && self.entry.accepted.elapsed() < RETRIED_UNTIL
     }
 
     /// Takes the state of the relay. On an error nothing is lost.
@@ -134,8 +132,8 @@ impl Relay<'_> {
             up: std::mem::take(&mut self.up),
             down: std::mem::take(&mut self.down),
             taken: self.taken,
-            asked: self.asked,
-            not_tls: self.not_tls,
+            asked: self.waits.asked(),
+            failure: self.failure,
         }))
     }
 

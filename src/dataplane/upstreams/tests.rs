@@ -42,7 +42,7 @@ fn failures_in_a_row_eject_but_never_more_than_the_share() {
     let set = set(4, Ejection { failures: 2, ..Ejection::default() });
     let fail = |index: usize| {
         let in_flight = begin(&upstreams, &set, index);
-        upstreams.failed(&in_flight, &set, Reason::EndpointRefused)
+        upstreams.failed(&in_flight, &set, Reason::EndpointRefused.into())
     };
     assert_eq!(fail(0), Verdict::Stays);
     upstreams.succeeded(&begin(&upstreams, &set, 0), Instant::now());
@@ -58,7 +58,7 @@ fn the_only_endpoint_is_never_ejected() {
     let upstreams = upstreams();
     let set = set(1, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
     let in_flight = begin(&upstreams, &set, 0);
-    assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointReset), Verdict::Stays);
+    assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointReset.into()), Verdict::Stays);
     let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
     assert_eq!((state.in_a_row, state.ejected_for), (1, None));
     assert_eq!(state.last_failure.map(|last| last.reason), Some(Reason::EndpointReset));
@@ -84,7 +84,7 @@ fn an_endpoint_is_not_ejected_for_others_that_are_never_chosen() {
             .map(|(health, port)| candidate(port, 1, health, Distance::Elsewhere));
         let group = format!("{panic} {others:?}");
         let set = Candidates::new(group.as_str().into(), tuning.into(), all.collect());
-        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused)
+        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused.into())
     };
     assert_eq!(fails(false, Health::Draining), Verdict::Stays);
     assert_eq!(fails(true, Health::Draining), Verdict::Stays);
@@ -98,7 +98,7 @@ fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
     let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
     let in_flight = begin(&upstreams, &set, 0);
     assert_eq!(upstreams.in_flight(&set, 0), 1);
-    assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointTimeout), Verdict::Ejected);
+    assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointTimeout.into()), Verdict::Ejected);
     assert!(!is_ejected(&upstreams, &set, 0), "its time was over at once");
     assert!(!upstreams.has_left_out(&set));
     drop(in_flight);
@@ -113,7 +113,7 @@ fn an_ejection_ends_by_an_order_and_by_a_reload_and_lasts_no_longer_than_the_new
     let ejection = |time| Ejection { failures: 1, time, ..Ejection::default() };
     let set = set(4, ejection(Duration::from_secs(3_600)));
     let key = &set.endpoints()[0].key;
-    let eject = || upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused);
+    let eject = || upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused.into());
     let ejected_for = || upstreams.state(key).expect("a state").ejected_for;
     assert!(!upstreams.end_ejection(key));
     assert_eq!(eject(), Verdict::Ejected);
@@ -155,7 +155,8 @@ fn an_endpoint_whose_checks_fail_is_left_out_and_remembered_until_they_pass() {
     upstreams.succeeded(&begin(&upstreams, &set, 0), Instant::now());
     assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
     // One more endpoint may be ejected, but not the last available one.
-    let fail = |index| upstreams.failed(&begin(&upstreams, &set, index), &set, Reason::EndpointRefused);
+    let fail =
+        |index| upstreams.failed(&begin(&upstreams, &set, index), &set, Reason::EndpointRefused.into());
     assert_eq!((fail(1), fail(2)), (Verdict::Ejected, Verdict::Stays));
     upstreams.upkeep();
     assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
@@ -172,7 +173,7 @@ fn failed_connections_count_again_once_a_check_has_passed() {
     let key = &set.endpoints()[0].key;
     let in_a_row = || upstreams.state(key).expect("a state").in_a_row;
     for _ in 0..4 {
-        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused);
+        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused.into());
     }
     upstreams.checked(key, failed(1, false));
     assert_eq!((in_a_row(), troubled(&upstreams).len()), (1, 1), "the last failure is that of the check");
@@ -190,7 +191,7 @@ async fn an_ejected_endpoint_may_be_unhealthy_too_and_returns_when_both_are_over
     let upstreams = upstreams();
     let set = set(2, Ejection { failures: 1, time: Duration::from_secs(7), ..Ejection::default() });
     assert_eq!(
-        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointTimeout),
+        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointTimeout.into()),
         Verdict::Ejected
     );
     upstreams.checked(&set.endpoints()[0].key, failed(3, true));
@@ -228,14 +229,14 @@ async fn an_endpoint_that_answers_no_hello_for_5_s_is_silent_until_it_does_or_no
     let (one, other) = (begin(&upstreams, &set, 0), begin(&upstreams, &set, 0));
     let silent_for =
         |upstreams: &Upstreams| upstreams.state(&set.endpoints()[0].key).expect("it was dialled").silent_for;
-    upstreams.asked(&one, Instant::now());
+    upstreams.asked(&one, None, Instant::now());
     advance(Duration::from_millis(4_999)).await;
     assert_eq!(silent_for(&upstreams), None);
     advance(Duration::from_millis(1)).await;
     assert_eq!(silent_for(&upstreams), Some(Duration::from_secs(5)));
     assert_eq!(troubled(&upstreams).len(), 1);
     // It answers one of two connections.
-    upstreams.asked(&other, Instant::now());
+    upstreams.asked(&other, None, Instant::now());
     upstreams.succeeded(&other, Instant::now());
     assert_eq!(silent_for(&upstreams), None);
     advance(Duration::from_secs(5)).await;
@@ -246,12 +247,78 @@ async fn an_endpoint_that_answers_no_hello_for_5_s_is_silent_until_it_does_or_no
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_endpoint_that_is_silent_twice_gets_one_connection_each_10_s_until_it_answers() {
+    let upstreams = upstreams();
+    let set = set(2, Ejection::default());
+    let key = &set.endpoints()[0].key;
+    let in_a_row = || upstreams.state(key).map(|state| state.in_a_row);
+    let call = || {
+        let in_flight = begin(&upstreams, &set, 0);
+        let verdict = upstreams.asked(&in_flight, Some(&set), Instant::now());
+        (in_flight, verdict)
+    };
+    let leave = |in_flight: InFlight, waited| upstreams.silent(&in_flight, &set, waited);
+    assert_eq!(leave(call().0, SILENCE_MIN - MOMENT), Verdict::Stays);
+    assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Stays);
+    assert_eq!(in_a_row(), Some(1), "a shorter wait shows nothing");
+    let answered = call().0;
+    upstreams.succeeded(&answered, Instant::now());
+    assert_eq!(in_a_row(), Some(0));
+    assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Stays);
+    assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Ejected);
+    advance(SILENT_LEFT_OUT - MOMENT).await;
+    assert!(is_ejected(&upstreams, &set, 0));
+    advance(MOMENT).await;
+    assert!(!is_ejected(&upstreams, &set, 0));
+    // One connection shows whether it answers now; until then it gets no further ones.
+    let (trial, verdict) = call();
+    assert!(verdict == Verdict::Ejected && is_ejected(&upstreams, &set, 0));
+    upstreams.heard(&trial, Instant::now());
+    assert!(!is_ejected(&upstreams, &set, 0) && upstreams.is_whole());
+    let last = upstreams.state(key).and_then(|state| state.last_failure).expect("one");
+    assert_eq!(last.text(), "endpoint_silent: no byte for 0.8 s after the hello");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_has_not_answered_one_client_is_left_out_when_it_gets_the_next() {
+    let upstreams = upstreams();
+    let set = set(2, Ejection::default());
+    let ask = |in_flight: &InFlight| upstreams.asked(in_flight, Some(&set), Instant::now());
+    let [first, second, third, fourth] = [(); 4].map(|()| begin(&upstreams, &set, 0));
+    assert_eq!(ask(&first), Verdict::Stays);
+    advance(SILENCE_MIN - MOMENT).await;
+    assert_eq!(ask(&second), Verdict::Stays);
+    upstreams.succeeded(&second, Instant::now());
+    // It has answered since, so what the first client waits for says little about it.
+    advance(SILENCE_MIN).await;
+    assert_eq!(ask(&third), Verdict::Stays);
+    advance(SILENCE_MIN).await;
+    assert_eq!(ask(&fourth), Verdict::Ejected);
+    upstreams.succeeded(&third, Instant::now());
+    assert!(upstreams.is_whole());
+}
+
+#[test]
+fn failures_for_which_the_hello_may_be_at_fault_are_shown_and_eject_nobody() {
+    let upstreams = upstreams();
+    let set = set(2, Ejection { failures: 1, ..Ejection::default() });
+    let in_flight = begin(&upstreams, &set, 0);
+    for _ in 0..10 {
+        upstreams.failed_perhaps(&in_flight, &set, Reason::EndpointAlert.into());
+    }
+    assert!(upstreams.is_whole() && troubled(&upstreams).len() == 1);
+    assert_eq!(upstreams.state(&set.endpoints()[0].key).map(|state| state.in_a_row), Some(10));
+    upstreams.succeeded(&in_flight, Instant::now());
+    assert!(troubled(&upstreams).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_endpoint_that_nobody_uses_is_forgotten_after_a_minute_and_after_ten_if_it_failed() {
     for (fails, seconds) in [(false, 60), (true, 600)] {
         let (upstreams, set) = (upstreams(), set(2, Ejection::default()));
         let in_flight = begin(&upstreams, &set, 0);
         if fails {
-            upstreams.failed(&in_flight, &set, Reason::EndpointRefused);
+            upstreams.failed(&in_flight, &set, Reason::EndpointRefused.into());
         }
         drop(in_flight);
         for (wait, is_known) in [(Duration::from_secs(seconds) - MOMENT, true), (MOMENT, false)] {
