@@ -1,43 +1,18 @@
 //! The metrics of a gateway with all of its parts, and the alerts and the dashboard that use them. Prometheus' own tool checks
-//! all of it (`promtool` of Debian's package `prometheus`, or `ISTHMUS_PROMTOOL`).
+//! all of it.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use crate::federation::Pair;
 use crate::support::client::tls;
-use crate::support::{eventually, skip, yaml};
+use crate::support::promtool::Promtool;
+use crate::support::{eventually, yaml};
 
 /// Labels that Prometheus and Kubernetes add, and the label of buckets.
 const ADDED: [&str; 5] = ["namespace", "pod", "job", "instance", "le"];
-
-fn promtool() -> Option<PathBuf> {
-    let named = std::env::var_os("ISTHMUS_PROMTOOL").map(PathBuf::from);
-    let usual = || Some(PathBuf::from("/usr/bin/promtool")).filter(|path| path.exists());
-    named.or_else(usual)
-}
-
-/// Runs the tool with this input; returns true if it succeeded, and its output.
-fn checked(tool: &Path, arguments: &[&str], input: &str) -> (bool, String) {
-    let mut child = Command::new(tool)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut stdin = child.stdin.take().expect("piped");
-    let input = input.to_owned();
-    let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
-    let output = child.wait_with_output().expect("it ends");
-    let _ = writer.join().expect("no panic");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
-}
 
 /// Returns the metrics of a gateway that has every part, after some traffic.
 fn exposition() -> String {
@@ -110,15 +85,15 @@ fn labels(expression: &str) -> BTreeSet<&str> {
 
 #[test]
 fn the_metrics_are_as_prometheus_wants_them() {
-    let Some(tool) = promtool() else { return skip("monitoring: no promtool (Debian package prometheus)") };
+    let Some(tool) = Promtool::installed() else { return };
     let text = exposition();
     for family in
         ["isthmus_limit{", "isthmus_dns_queries_total{", "isthmus_registry_state{", "isthmus_xds_clients "]
     {
         assert!(text.contains(family), "no {family}: {text}");
     }
-    assert_eq!(checked(&tool, &["check", "metrics"], &text), (true, String::new()), "{text}");
-    let (_, said) = checked(&tool, &["check", "metrics"], "# TYPE x counter\nx 1\n");
+    assert_eq!(tool.run(&["check", "metrics"], &text), (true, String::new()), "{text}");
+    let (_, said) = tool.run(&["check", "metrics"], "# TYPE x counter\nx 1\n");
     assert!(said.contains("_total"), "the tool finds mistakes: {said}");
 }
 
@@ -169,9 +144,9 @@ fn alerts_and_dashboard_parse_and_name_metrics_and_labels_that_are_served() {
             assert!(list.iter().any(|expression| expression.contains(area)), "{area} is not in the {place}");
         }
     }
-    let Some(tool) = promtool() else { return skip("monitoring: no promtool (Debian package prometheus)") };
+    let Some(tool) = Promtool::installed() else { return };
     let rules = files().join("alerts.yaml");
-    let (parses, said) = checked(&tool, &["check", "rules", &rules.display().to_string()], "");
+    let (parses, said) = tool.run(&["check", "rules", &rules.display().to_string()], "");
     assert!(parses, "{said}");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("dashboard.yaml");
@@ -187,7 +162,7 @@ fn alerts_and_dashboard_parse_and_name_metrics_and_labels_that_are_served() {
             .collect();
         let groups = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]});
         std::fs::write(&path, groups.to_string()).expect("written");
-        checked(&tool, &["check", "rules", &path.display().to_string()], "")
+        tool.run(&["check", "rules", &path.display().to_string()], "")
     };
     let (parses, said) = check(&dashboard);
     assert!(parses, "{said}");

@@ -32,6 +32,7 @@ pub mod markdown;
 pub mod namespace;
 pub mod organisation;
 pub mod pki;
+pub mod promtool;
 pub mod proxy_header;
 pub mod python;
 pub mod raw;
