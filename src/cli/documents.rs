@@ -81,9 +81,8 @@ fn access_log() -> String {
 fn metrics() -> String {
     let mut text = "# Metrics\n\n\
         The admin listener and `telemetry.metrics.bind` serve these metrics at `/metrics` in the Prometheus text format. Server names\n\
-        that match no route or service are counted under the label `_unknown`. Useful alerts are `isthmus_problems > 0`, by\n\
-        [code](reasons.md#problems), and `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page\n\
-        is generated from the code.\n\n\
+        that match no route or service are counted under the label `_unknown`. [Alerts](metrics-and-logs.md#metrics) come with the\n\
+        chart. This page is generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();
     let others = [

@@ -77,9 +77,10 @@ fn alerts_name_problems_that_exist() {
     let problems = problems.expect("docs/reasons.md");
     let text = std::fs::read_to_string(chart().join("files/alerts.yaml")).expect("alerts");
     for expression in all(&yaml::document(&text), "expr") {
-        let Some((_, codes)) = expression.split_once("code=~\"") else { continue };
-        for code in codes.split('"').next().expect("quoted").split('|') {
-            assert!(problems.contains(&format!("| `{code}` |")), "{code}");
+        for codes in ["code=~\"", "code!~\""].iter().filter_map(|matches| expression.split_once(matches)) {
+            for code in codes.1.split('"').next().expect("quoted").split('|') {
+                assert!(problems.contains(&format!("| `{code}` |")), "{code}");
+            }
         }
     }
 }
