@@ -70,6 +70,20 @@ fn alerts_and_dashboard_rest_on_metrics_that_exist() {
     exist(&variables);
 }
 
+/// Without Kubernetes there is no `pod`, and other programs have metrics of their process too.
+#[test]
+fn the_dashboard_tells_gateways_apart_from_each_other_and_from_other_programs() {
+    let text = std::fs::read_to_string(chart().join("files/dashboard.json")).expect("a dashboard");
+    for expression in all(&serde_json::from_str(&text).expect("JSON"), "expr") {
+        for labels in expression.split(" by (").skip(1) {
+            let labels: Vec<&str> = labels.split(')').next().expect("labels").split(", ").collect();
+            assert!(!labels.contains(&"pod") || labels.contains(&"instance"), "{expression}");
+        }
+        let is_joined = expression.ends_with("and on (job, namespace, pod, instance) isthmus_build_info");
+        assert!(!expression.contains("process_") || is_joined, "{expression}");
+    }
+}
+
 /// The codes in the alerts are codes of docs/reasons.md.
 #[test]
 fn alerts_name_problems_that_exist() {
