@@ -9,46 +9,48 @@ use std::path::Path;
 use crate::support::helm::chart;
 use crate::support::promtool::Promtool;
 
-/// The labels that Prometheus gives to a gateway without Kubernetes, and to one in a pod.
-const GATEWAYS: [&str; 2] = [
+/// The labels that Prometheus gives to two gateways without Kubernetes, and to one in a pod.
+const GATEWAYS: [&str; 3] = [
     r#"job="edge",instance="192.0.2.1:15020""#,
+    r#"job="edge",instance="192.0.2.2:15020""#,
     r#"job="mesh/east",namespace="mesh",pod="east-0",instance="10.0.0.7:15020""#,
 ];
 /// Gateways without a fault, of the same jobs.
 const QUIET: [&str; 2] = [
-    r#"job="edge",instance="192.0.2.2:15020""#,
+    r#"job="edge",instance="192.0.2.3:15020""#,
     r#"job="mesh/east",namespace="mesh",pod="east-1",instance="10.0.0.8:15020""#,
 ];
 
-/// The series of a gateway without a fault: of one service each call arrives, 100 each second. A gateway probes the listener each
-/// second, and a scanner calls it. The values are 30 s apart.
-const HEALTHY: [(&str, &str); 14] = [
-    ("up{}", "1x80"),
-    (r#"isthmus_build_info{version="1"}"#, "1x80"),
-    (r#"isthmus_connections_total{listener="east",service="other",reason="ok"}"#, "0+3000x80"),
-    (r#"isthmus_connections_total{listener="east",service="_unknown",reason="client_gone"}"#, "0+30x80"),
-    (r#"isthmus_connections_total{listener="east",service="_unknown",reason="sni_unknown"}"#, "0+15x80"),
-    (r#"isthmus_connections_active{listener="east"}"#, "100x80"),
-    (r#"isthmus_limit{limit="connections"}"#, "10000x80"),
-    (r#"isthmus_problems{code="config_rejected"}"#, "0x80"),
-    (r#"isthmus_endpoint_ejected{service="other"}"#, "0x80"),
-    (r#"isthmus_endpoint_healthy{service="other"}"#, "1x80"),
-    (r#"isthmus_peer_up{peer="west"}"#, "1x80"),
-    (r#"isthmus_dns_queries_total{rcode="NOERROR"}"#, "0+300x80"),
-    ("process_open_fds{}", "100x80"),
-    ("process_max_fds{}", "1000x80"),
+/// The series of a gateway without a fault: of one service each call arrives, 100 each second. Gateways probe the listener, clients
+/// leave, and a scanner calls it. The values are 30 s apart.
+const HEALTHY: [(&str, &str); 15] = [
+    ("up{}", "1x50"),
+    (r#"isthmus_build_info{version="1"}"#, "1x50"),
+    (r#"isthmus_connections_total{listener="east",service="other",reason="ok"}"#, "0+3000x50"),
+    (r#"isthmus_connections_total{listener="east",service="_unknown",reason="client_gone"}"#, "0+30x50"),
+    (r#"isthmus_connections_total{listener="east",service="_unknown",reason="sni_unknown"}"#, "0+15x50"),
+    (r#"isthmus_probes_total{listener="east"}"#, "0+60x50"),
+    (r#"isthmus_connections_active{listener="east"}"#, "100x50"),
+    (r#"isthmus_limit{limit="connections"}"#, "10000x50"),
+    (r#"isthmus_problems{code="config_rejected"}"#, "0x50"),
+    (r#"isthmus_endpoint_ejected{service="other"}"#, "0x50"),
+    (r#"isthmus_endpoint_healthy{service="other"}"#, "1x50"),
+    (r#"isthmus_peer_up{peer="west"}"#, "1x50"),
+    (r#"isthmus_dns_queries_total{rcode="NOERROR"}"#, "0+300x50"),
+    ("process_open_fds{}", "100x50"),
+    ("process_max_fds{}", "1000x50"),
 ];
 /// The series of other programs: one with few descriptors left, and one that is down.
 const FOREIGN: [(&str, &str); 4] = [
-    (r#"up{job="mysql",instance="192.0.2.1:9104"}"#, "1x80"),
-    (r#"process_open_fds{job="mysql",instance="192.0.2.1:9104"}"#, "950x80"),
-    (r#"process_max_fds{job="mysql",instance="192.0.2.1:9104"}"#, "1000x80"),
-    (r#"up{job="node",instance="192.0.2.1:9100"}"#, "0x80"),
+    (r#"up{job="mysql",instance="192.0.2.1:9104"}"#, "1x50"),
+    (r#"process_open_fds{job="mysql",instance="192.0.2.1:9104"}"#, "950x50"),
+    (r#"process_max_fds{job="mysql",instance="192.0.2.1:9104"}"#, "1000x50"),
+    (r#"up{job="node",instance="192.0.2.1:9100"}"#, "0x50"),
 ];
 
 /// The values of a counter with one call every 2 s, and of one with 20 calls every second.
-const FEW: &str = "0+15x80";
-const MANY: &str = "0+600x80";
+const FEW: &str = "0+15x50";
+const MANY: &str = "0+600x50";
 
 /// The alerts of a fault.
 enum Outcome {
@@ -86,6 +88,16 @@ impl Row {
     }
 }
 
+/// The alerts that someone must see at once; the others are warnings.
+const CRITICAL: [&str; 6] = [
+    "IsthmusDown",
+    "IsthmusServiceDown",
+    "IsthmusServiceUnhealthy",
+    "IsthmusPeerDown",
+    "IsthmusCertificateExpired",
+    "IsthmusMemoryShort",
+];
+
 const SHOP_DOWN: &str = r#"IsthmusServiceDown{service="shop"}"#;
 const SHOP_FAILS: &str = r#"IsthmusServiceFails{service="shop",reason="WORD"}"#;
 const REFUSES: &str = r#"IsthmusRefusesConnections{reason="WORD"}"#;
@@ -110,7 +122,7 @@ fn table() -> Vec<Row> {
             ],
             Raises(&[SHOP_DOWN, SHOP_FAILS, FAILING]),
         )
-        .with(&[(r#"isthmus_problems{code="endpoint_failing"}"#, "0 1x79")]),
+        .with(&[(r#"isthmus_problems{code="endpoint_failing"}"#, "0 1x49")]),
         // These are reasons and problems.
         of(&["endpoint_not_tls", "endpoint_silent"], Raises(&[SHOP_DOWN, SHOP_FAILS, ENDPOINT]))
             .with(&[(r#"isthmus_connections_total{listener="east",service="shop",reason="WORD"}"#, FEW)]),
@@ -119,13 +131,13 @@ fn table() -> Vec<Row> {
             Raises(&[SHOP_DOWN, SHOP_FAILS, r#"IsthmusServiceUnhealthy{service="shop"}"#]),
         )
         .with(&[
-            (r#"isthmus_endpoint_healthy{service="shop"}"#, "1 0x79"),
-            (r#"isthmus_problems{code="endpoint_unhealthy"}"#, "0 2x79"),
+            (r#"isthmus_endpoint_healthy{service="shop"}"#, "1 0x49"),
+            (r#"isthmus_problems{code="endpoint_unhealthy"}"#, "0 2x49"),
         ]),
         of(&["endpoint_unhealthy"], Raises(&[r#"IsthmusEndpointsUnhealthy{service="shop"}"#]))
-            .with(&[(r#"isthmus_endpoint_healthy{service="shop"}"#, "1 0.5x79")]),
+            .with(&[(r#"isthmus_endpoint_healthy{service="shop"}"#, "1 0.5x49")]),
         of(&["endpoint_ejected"], Raises(&[r#"IsthmusEndpointsEjected{service="shop"}"#]))
-            .with(&[(r#"isthmus_endpoint_ejected{service="shop"}"#, "0 1x79")]),
+            .with(&[(r#"isthmus_endpoint_ejected{service="shop"}"#, "0 1x49")]),
         of(&["endpoint_failing", "endpoint_slow"], Raises(&[ENDPOINT])),
         of(&["stalled"], Raises(&[SHOP_FAILS])),
         of(&["internal"], Raises(&[SHOP_DOWN, SHOP_FAILS, REFUSES])).with(&[(
@@ -143,7 +155,7 @@ fn table() -> Vec<Row> {
         ),
         of(&["memory_short"], Raises(&["IsthmusMemoryShort{}"])),
         of(&["peer_not_live"], Raises(&[r#"IsthmusPeerDown{peer="west"}"#]))
-            .with(&[(r#"isthmus_peer_up{peer="west"}"#, "1 0x79")]),
+            .with(&[(r#"isthmus_peer_up{peer="west"}"#, "1 0x49")]),
         of(
             &["registry_stale"],
             Raises(&[PROBLEM, r#"IsthmusRegistryErrors{registry="north",error="unavailable"}"#]),
@@ -224,7 +236,7 @@ fn table() -> Vec<Row> {
         ),
         // Faults without a word.
         of(&["The gateway hangs", "The gateway's process is down"], Raises(&["IsthmusDown{}"]))
-            .with(&[("up{}", "1x20 0x59"), (r#"isthmus_build_info{version="1"}"#, "1x20 stale")]),
+            .with(&[("up{}", "1x20 0x29"), (r#"isthmus_build_info{version="1"}"#, "1x20 stale")]),
         of(
             &["An endpoint's certificate is for another name", "An endpoint's certificate has expired"],
             Silent("TLS encrypts certificates; `isthmus explain NAME --probe` shows them"),
@@ -233,16 +245,16 @@ fn table() -> Vec<Row> {
         // States before a fault.
         of(&["No fault"], Silent("there is none")),
         of(&["Most connections of the limit are in use"], Raises(&["IsthmusNearLimit{}"]))
-            .with(&[(r#"isthmus_connections_active{listener="east"}"#, "9000x80")]),
+            .with(&[(r#"isthmus_connections_active{listener="east"}"#, "9000x50")]),
         of(&["Most descriptors are in use"], Raises(&["IsthmusDescriptorsShort{}"]))
-            .with(&[("process_open_fds{}", "950x80")]),
+            .with(&[("process_open_fds{}", "950x50")]),
         of(&["Lines of the program's own log are lost"], Raises(&["IsthmusLogLost{}"]))
             .with(&[("isthmus_log_dropped_total{}", FEW)]),
         of(&["The DNS server fails for names of its zones"], Raises(&["IsthmusDnsFails{}"]))
-            .with(&[(r#"isthmus_dns_queries_total{rcode="SERVFAIL"}"#, "0+30x80")]),
+            .with(&[(r#"isthmus_dns_queries_total{rcode="SERVFAIL"}"#, "0+30x50")]),
         of(&["The upstream name servers do not answer"], Raises(&["IsthmusDnsFails{}"])).with(&[
-            (r#"isthmus_dns_queries_total{rcode="SERVFAIL"}"#, "0+30x80"),
-            (r#"isthmus_dns_forwarded_total{result="timeout"}"#, "0+30x80"),
+            (r#"isthmus_dns_queries_total{rcode="SERVFAIL"}"#, "0+30x50"),
+            (r#"isthmus_dns_forwarded_total{result="timeout"}"#, "0+30x50"),
         ]),
         // Shares, and faults that come and go.
         of(
@@ -250,7 +262,7 @@ fn table() -> Vec<Row> {
             Raises(&[SHOP_DOWN, r#"IsthmusServiceFails{service="shop",reason="endpoint_refused"}"#]),
         )
         .with(&[
-            (r#"isthmus_connections_total{listener="east",service="other",reason="ok"}"#, "0x80"),
+            (r#"isthmus_connections_total{listener="east",service="other",reason="ok"}"#, "0x50"),
             (r#"isthmus_connections_total{listener="east",service="shop",reason="endpoint_refused"}"#, FEW),
         ]),
         of(
@@ -258,7 +270,7 @@ fn table() -> Vec<Row> {
             Raises(&[r#"IsthmusServiceFails{service="shop",reason="endpoint_reset"}"#]),
         )
         .with(&[
-            (r#"isthmus_connections_total{listener="east",service="shop",reason="ok"}"#, "0+135x80"),
+            (r#"isthmus_connections_total{listener="east",service="shop",reason="ok"}"#, "0+135x50"),
             (r#"isthmus_connections_total{listener="east",service="shop",reason="endpoint_reset"}"#, FEW),
         ]),
         of(
@@ -280,11 +292,11 @@ fn table() -> Vec<Row> {
         )
         .with(&[(
             r#"isthmus_connections_total{listener="east",service="shop",reason="endpoint_refused"}"#,
-            "7x20 8x59",
+            "7x20 8x29",
         )]),
         of(&["A hundredth of the calls of a service fails"], Silent("the share of failures in any network"))
             .with(&[
-                (r#"isthmus_connections_total{listener="east",service="shop",reason="ok"}"#, "0+1485x80"),
+                (r#"isthmus_connections_total{listener="east",service="shop",reason="ok"}"#, "0+1485x50"),
                 (r#"isthmus_connections_total{listener="east",service="shop",reason="endpoint_reset"}"#, FEW),
             ]),
         of(
@@ -292,8 +304,8 @@ fn table() -> Vec<Row> {
             Silent("restarts of endpoints and registries cause such problems"),
         )
         .with(&[
-            (r#"isthmus_problems{code="endpoint_failing"}"#, "0x20 1 1 0x57"),
-            (r#"isthmus_problems{code="registry_stale"}"#, "0x20 1 1 0x57"),
+            (r#"isthmus_problems{code="endpoint_failing"}"#, "0x20 1 1 0x27"),
+            (r#"isthmus_problems{code="registry_stale"}"#, "0x20 1 1 0x27"),
         ]),
         of(
             &["An endpoint is silent, and only one look in three sees it"],
@@ -367,7 +379,7 @@ impl Row {
             all.push((format!("isthmus_connections_total{{{labels}}}"), calls.to_owned()));
         }
         if codes.contains(word) {
-            all.push((format!("isthmus_problems{{code=\"{word}\"}}"), "0 1x79".to_owned()));
+            all.push((format!("isthmus_problems{{code=\"{word}\"}}"), "0 1x49".to_owned()));
         }
         let further = self.series.iter();
         all.extend(further.map(|(series, values)| (series.replace("WORD", word), (*values).to_owned())));
@@ -383,14 +395,16 @@ impl Row {
         for (series, values) in faulty.chain(quiet).chain(foreign) {
             let _ = writeln!(text, "  - {{series: '{series}', values: '{values}'}}");
         }
-        let fired = "max without (severity, alertstate) (max_over_time(ALERTS{alertstate=\"firing\"}[1h]))";
+        let fired = "max without (alertstate) (max_over_time(ALERTS{alertstate=\"firing\"}[1h]))";
         // The tool prints the expression of a test that fails, and a comment in it names the fault.
         let _ = writeln!(text, "  promql_expr_test:\n  - expr: '{fired} # {}'", fault.replace('\'', "''"));
-        text += "    eval_time: 39m\n    exp_samples:\n";
+        text += "    eval_time: 24m\n    exp_samples:\n";
         let Raises(alerts) = self.outcome else { return text };
         for (alert, gateway) in alerts.iter().flat_map(|alert| GATEWAYS.map(|gateway| (alert, gateway))) {
             let (name, labels) = alert.split_once('{').expect("braces");
-            let sample = format!("{{alertname=\"{name}\",{}", labels.replace("WORD", word));
+            let severity = if CRITICAL.contains(&name) { "critical" } else { "warning" };
+            let labels = labels.replace("WORD", word);
+            let sample = format!("{{alertname=\"{name}\",severity=\"{severity}\",{labels}");
             let sample = labelled(&sample.replace(",}", "}"), gateway);
             let _ = writeln!(text, "    - {{labels: '{sample}', value: 1}}");
         }
@@ -460,6 +474,10 @@ fn each_alert_is_in_the_table_and_of_one_gateway() {
     let alerts: BTreeSet<&str> =
         text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert_eq!(raised, alerts);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics-and-logs.md");
+    let page = std::fs::read_to_string(page).expect("docs/metrics-and-logs.md");
+    let critical = page.split_once("- Critical: ").expect("a list").1.split("\n- ").next().expect("its end");
+    assert!(CRITICAL.iter().all(|alert| critical.contains(&format!("`{alert}`"))), "{critical}");
     for word in [" by (", " on ("] {
         for labels in text.split(word).skip(1) {
             assert!(labels.starts_with("job, namespace, pod, instance"), "{word}{labels}");
@@ -468,9 +486,42 @@ fn each_alert_is_in_the_table_and_of_one_gateway() {
 }
 
 #[test]
+fn alerts_fire_within_minutes_of_a_fault() {
+    let Some(tool) = Promtool::installed() else { return };
+    let gateway = GATEWAYS[0];
+    // From the tenth minute on, all calls of a service fail, and an endpoint has a problem.
+    let fault = [
+        (r#"isthmus_connections_total{service="shop",reason="ok"}"#, "0+15x20 300x29"),
+        (r#"isthmus_connections_total{service="shop",reason="endpoint_closed"}"#, "0x20 0+15x29"),
+        (r#"isthmus_problems{code="endpoint_failing"}"#, "0x20 1x29"),
+    ];
+    let fault = fault.map(|(series, values)| (series.to_owned(), values.to_owned()));
+    let mut test = "- interval: 30s\n  input_series:\n".to_owned();
+    for (series, values) in series(gateway, &fault) {
+        let _ = writeln!(test, "  - {{series: '{series}', values: '{values}'}}");
+    }
+    test += "  promql_expr_test:\n";
+    let cases = [
+        ("14m", "IsthmusEndpointProblem", 0),
+        ("16m", "IsthmusEndpointProblem", 1),
+        ("14m", "IsthmusServiceDown", 0),
+        ("19m", "IsthmusServiceDown", 1),
+    ];
+    for (time, alert, count) in cases {
+        let _ = writeln!(
+            test,
+            "  - expr: 'count(ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}) or vector(0)'\n    eval_time: \
+             {time}\n    exp_samples: [{{labels: '{{}}', value: {count}}}]"
+        );
+    }
+    let (succeeded, said) = fire(&tool, &test);
+    assert!(succeeded, "{said}");
+}
+
+#[test]
 fn the_text_of_an_alert_names_the_pod_or_the_address() {
     let Some(tool) = Promtool::installed() else { return };
-    let problem = [(r#"isthmus_problems{code="config_rejected"}"#.to_owned(), "1x80".to_owned())];
+    let problem = [(r#"isthmus_problems{code="config_rejected"}"#.to_owned(), "1x50".to_owned())];
     let mut test = "- interval: 30s\n  input_series:\n".to_owned();
     for (series, values) in GATEWAYS.iter().flat_map(|gateway| series(gateway, &problem)) {
         let _ = writeln!(test, "  - {{series: '{series}', values: '{values}'}}");
@@ -478,7 +529,7 @@ fn the_text_of_an_alert_names_the_pod_or_the_address() {
     test += "  alert_rule_test:\n  - eval_time: 20m\n    alertname: IsthmusProblem\n    exp_alerts:\n";
     let description =
         "`isthmus status` on the gateway begins with what is wrong; docs/reasons.md says what to look at.";
-    for (gateway, name) in GATEWAYS.iter().zip(["192.0.2.1:15020", "east-0"]) {
+    for (gateway, name) in GATEWAYS.iter().zip(["192.0.2.1:15020", "192.0.2.2:15020", "east-0"]) {
         let labels = gateway.replace('=', ": ").replace(',', ", ");
         let _ = writeln!(
             test,
