@@ -287,9 +287,9 @@ impl Core {
         }
     }
 
-    /// Counts the end of a connection whose client left before it sent a byte; the end is not logged.
+    /// Counts a connection that the client closed before a byte was read as a probe; it has no reason, and is not logged.
     pub(crate) fn finish_probe(&self, entry: &Entry) {
-        self.count_end(entry, Reason::ClientGone);
+        entry.listener.probed();
     }
 
     fn count_end(&self, entry: &Entry, reason: Reason) {

@@ -64,9 +64,9 @@ reasons! {
     /// The ClientHello was incomplete when `hello.timeout` had passed.
     HelloTimeout = "hello_timeout", alert None, status None,
         look at "the client, the path to it (MTU), `hello.timeout`";
-    /// The client closed or reset the connection before it was admitted.
+    /// The client closed or reset the connection after its first byte, and before it was admitted.
     ClientGone = "client_gone", alert None, status None,
-        look at "the client, its timeouts; a load balancer's probes";
+        look at "the client, its timeouts";
     /// The ClientHello is longer than `hello.maxBytes`, or announces a length above it.
     HelloTooLarge = "hello_too_large", alert Some(IllegalParameter), status None,
         look at "the client; `listeners[].hello`";

@@ -129,6 +129,11 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ),
     ("isthmus_connections_active", "Open connections and CONNECT streams, from accept to their end."),
     (
+        "isthmus_probes_total",
+        "Connections that the client closed before the gateway read a byte, by listener: probes of load balancers and of other gateways. \
+         isthmus_connections_total does not count them.",
+    ),
+    (
         "isthmus_hbone_connections_total",
         "Ended HBONE connections that carried CONNECT streams, by listener and reason. isthmus_connections_total counts the \
          streams, and HBONE connections that failed before the first stream.",

@@ -92,6 +92,7 @@ pub struct ListenerCounts {
     /// The name of the listener.
     pub name: Arc<str>,
     active: Gauge,
+    probes: Counter,
 }
 
 impl ListenerCounts {
@@ -104,6 +105,12 @@ impl ListenerCounts {
     /// connection continues outside the data plane.
     pub fn ended_silently(&self) {
         self.active.decrement(1.0);
+    }
+
+    /// Counts the end of a connection from which no byte was read.
+    pub fn probed(&self) {
+        self.active.decrement(1.0);
+        self.probes.increment(1);
     }
 }
 
@@ -162,8 +169,10 @@ impl Local {
         if let Some(known) = listeners.get(name) {
             return known.clone();
         }
-        let active = self.recorder.gauge("isthmus_connections_active", &[("listener", &**name)]);
-        let new = Rc::new(ListenerCounts { name: name.clone(), active });
+        let labels = [("listener", &**name)];
+        let active = self.recorder.gauge("isthmus_connections_active", &labels);
+        let probes = self.recorder.counter("isthmus_probes_total", &labels);
+        let new = Rc::new(ListenerCounts { name: name.clone(), active, probes });
         listeners.insert(name.clone(), new.clone());
         new
     }

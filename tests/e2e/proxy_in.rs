@@ -196,16 +196,14 @@ fn a_proxy_that_speaks_for_itself_is_the_source() {
         let line = gateway.logged(&own, |line| line["source"] == own);
         assert_eq!((&line["reason"], &line["proxy"]), (&"ok".into(), &serde_json::Value::Null), "{line}");
     }
-    // The health check of a load balancer sends a header and disconnects. The connection is counted, but neither logged nor
-    // listed as a failure.
+    // The health check of a load balancer sends a header and disconnects. The connection is counted as a probe, and
+    // neither logged nor listed as a failure.
     let lines = gateway.access_log().len();
     for header in &locals {
         drop(send(address, &[header]));
     }
     drop(connect_from(BALANCER, address));
-    eventually("the probes", || {
-        (gateway.metric("isthmus_connections_total", &["reason=\"client_gone\""]) == 6.0).then_some(())
-    });
+    eventually("the probes", || (gateway.metric("isthmus_probes_total", &[]) == 6.0).then_some(()));
     assert_eq!(gateway.access_log().len(), lines);
     assert!(!gateway.get("/api/v1/failures").1.contains("client_gone"));
 }
