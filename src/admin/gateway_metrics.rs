@@ -25,7 +25,7 @@ pub(super) fn expose(snapshot: &Snapshot, liveness: &Liveness, exposition: &mut 
             let up = match states.get(&address) {
                 Some(State::Answers { .. } | State::Stopping { .. }) => 1_u8,
                 Some(State::Unreachable { .. }) => 0,
-                Some(State::NeverAnswered) | None => continue,
+                Some(State::NeverAnswered { .. }) | None => continue,
             };
             family.add([("network", network.as_str()), ("gateway", &address.to_string())], up);
         }

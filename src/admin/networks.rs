@@ -43,7 +43,7 @@ fn gateway(
         .filter_map(|address| {
             let state = states.get(&address)?;
             let (since, connect_us) = match state {
-                State::NeverAnswered => (None, None),
+                State::NeverAnswered { .. } => (None, None),
                 State::Answers { took } => (None, u64::try_from(took.as_micros()).ok()),
                 State::Stopping { since } | State::Unreachable { since, .. } => (Some(rfc3339(*since)), None),
             };

@@ -198,7 +198,7 @@ impl Linked {
             return None;
         }
         match states.get(first)? {
-            State::NeverAnswered => Some(format!("{first} has never answered this one")),
+            State::NeverAnswered { .. } => Some(format!("{first} has never answered this one")),
             _ => Some(format!("{first} does not answer")),
         }
     }

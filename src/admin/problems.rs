@@ -17,7 +17,7 @@ use super::peers::{Linked, PeerState};
 use code::Code;
 use endpoints::of_endpoints;
 use history::LOSS_REMEMBERED;
-use isthmus_aggregator::liveness::State;
+use isthmus_aggregator::liveness::{Fault, State};
 use isthmus_aggregator::status::{
     RegistryState, RegistryStatus, Status as AggregatorStatus, VirtualAddressStatus,
 };
@@ -296,25 +296,45 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// Returns a problem for each address of a gateway that has ceased to answer.
+/// The time after the first probe from which it is a problem that a gateway has never answered.
+const NEVER_ANSWERED_FOR: Duration = Duration::from_secs(30);
+
+/// Returns a problem for each address of a gateway that has ceased to answer, or never has.
 fn of_gateways(snapshot: &Snapshot, states: &States) -> Vec<Problem> {
     let mut all = Vec::new();
     for (network, entry) in snapshot.networks().iter() {
         for address in entry.gateways.iter().flat_map(GatewayEntry::entrances) {
-            let Some(State::Unreachable { since, is_out }) = states.get(&address) else { continue };
-            let is_last = entry.gateways.iter().all(|gateway| !gateway.answers());
-            let effect = match (is_out, is_last) {
-                (false, _) => {
-                    "it stays in use, because no gateway of any other network answers: this host may be cut off"
+            let network = network.as_str();
+            let text = match states.get(&address) {
+                Some(State::Unreachable { since, is_out, fault }) => {
+                    let is_last = entry.gateways.iter().all(|gateway| !gateway.answers());
+                    let effect = match (is_out, is_last) {
+                        (false, _) => {
+                            "it stays in use, because no gateway of any other network answers: this host may be cut off"
+                        }
+                        (true, true) => "it stays in use, because no other gateway of the network answers",
+                        (true, false) => "clients get the other gateways of the network",
+                    };
+                    let how = match fault {
+                        Fault::Refused => "refuses connections",
+                        Fault::Unconnected => "accepts no connection",
+                        Fault::Mute => "accepts connections, and answers no hello as it did before",
+                    };
+                    let since = rfc3339(*since);
+                    format!(
+                        "the gateway {address} of network {network:?} has not answered since {since}: it {how}; {effect}"
+                    )
                 }
-                (true, true) => "it stays in use, because no other gateway of the network answers",
-                (true, false) => "clients get the other gateways of the network",
+                Some(State::NeverAnswered { since: Some(since) })
+                    if since.elapsed().is_ok_and(|elapsed| elapsed >= NEVER_ANSWERED_FOR) =>
+                {
+                    format!(
+                        "the gateway {address} of network {network:?} has never answered this one; it stays in use, as it may \
+                         answer its callers: if it does, set networks.{network}.probe: off"
+                    )
+                }
+                _ => continue,
             };
-            let text = format!(
-                "the gateway {address} of network {:?} has not answered since {}; {effect}",
-                network.as_str(),
-                rfc3339(*since)
-            );
             all.push(Problem::new(Code::GatewayUnreachable, address.to_string(), text));
         }
     }

@@ -2,16 +2,22 @@
 //! ceased to answer, and the round-trip times of their networks. Every good probe is a measurement. A peer's gateway may also say
 //! that it stops; it is then taken out while it still answers.
 //!
-//! A gateway that has never answered this replica is not judged, because a firewall may let its callers through and not us. While
-//! no gateway of any other network answers, no further one is judged either: then it is more likely that this host is cut off.
+//! The kernel accepts connections for a process that hangs, and a load balancer for one that is gone. So every other probe sends a hello,
+//! and a gateway that has answered one must answer again.
+//!
+//! A gateway that has never answered this replica is judged only if it refuses connections while another one of its network answers: a
+//! firewall may let its callers through and not us. While no gateway of any other network answers, no further one is judged at all: then
+//! it is more likely that this host is cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -19,22 +25,30 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use crate::owner::Handle;
 use crate::reported::{Report, Reports};
 use crate::round_trip::{Minimum, Settled};
+use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::place::Network;
+use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::{MeasuredBy, Probes, RoundTrip, RoundTrips};
 use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_snapshot::peer::{is_network_of, is_place_of_peer};
-use isthmus_snapshot::policy::Access;
+use isthmus_snapshot::policy::{Access, GatewayProbes};
+use isthmus_tls::probe::greeting;
 use isthmus_world::Reader;
 
 /// The time from one probe of an address to the next, and between two looks at which gateways there are.
 const EVERY: Duration = Duration::from_secs(1);
-/// How long an address may take to accept the connection.
+/// How long an address may take to accept the connection, and to answer the hello.
 const WITHIN: Duration = Duration::from_secs(1);
 /// The number of failed probes in a row after which an address is taken out.
 const FAILED: u32 = 2;
-/// The number of good probes in a row after which an address that was taken out is used again.
+/// The number of good probes in a row after which an address that was taken out is used again. It doubles with each further outage
+/// within [`OUTAGES_WITHIN`], up to [`GOOD_MAX`], so that a gateway that flaps disturbs fewer and fewer calls.
 const GOOD: u32 = 3;
+const GOOD_MAX: u32 = 300;
+const OUTAGES_WITHIN: Duration = Duration::from_secs(3_600);
+/// The number of outages that are remembered, from which on [`GOOD_MAX`] is needed.
+const OUTAGES_MAX: usize = 8;
 /// The time after which a gateway that has said that it stops, and answers all the same, is judged by its probes again.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 /// The largest number of addresses that are probed; the others count as answering.
@@ -46,7 +60,10 @@ const ROUND_TRIPS_EVERY: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// It has never answered this replica, so it is used as if it did.
-    NeverAnswered,
+    NeverAnswered {
+        /// The time of the first probe; `None` if none is over.
+        since: Option<SystemTime>,
+    },
     /// It answers. `took` is the time of the last connect.
     Answers {
         /// The time of the last connect.
@@ -63,14 +80,46 @@ pub enum State {
         since: SystemTime,
         /// True if it is taken out. It is not if no gateway of any other network answers.
         is_out: bool,
+        /// What became of the last probe that failed.
+        fault: Fault,
     },
+}
+
+/// What became of a probe that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// The connection was refused.
+    Refused,
+    /// There was no connection within a second.
+    Unconnected,
+    /// The connection was accepted, and the hello not answered as before.
+    Mute,
+}
+
+/// The answer to the hello of a probe, the worst first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Answer {
+    #[default]
+    None,
+    /// The connection was closed or reset, as Istio's gateways do with names that they do not have.
+    Closed,
+    /// There were bytes: an alert, or the begin of a handshake.
+    Bytes,
+}
+
+/// The outcome of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The address accepted the connection after this time. The answer is that to the hello, if one was sent.
+    Connected(Duration, Option<Answer>),
+    Failed(Fault),
 }
 
 impl State {
     /// Returns the state as the API shows it.
     pub fn text(self) -> &'static str {
         match self {
-            Self::NeverAnswered => "never_answered",
+            Self::NeverAnswered { .. } => "never_answered",
             Self::Answers { .. } => "answers",
             Self::Stopping { .. } => "stopping",
             Self::Unreachable { .. } => "unreachable",
@@ -81,12 +130,19 @@ impl State {
 /// The results of the probes of one address.
 #[derive(Debug, Default)]
 struct Probed {
-    networks: BTreeSet<Network>,
+    way: Way,
+    /// True if the next probe sends a hello.
+    greets_next: bool,
+    /// The best answer to a hello so far; a later one must be as good.
+    best: Answer,
     /// The number of good probes in a row.
     good: u32,
-    /// The number of failed probes in a row, and the time of the first one.
+    /// The number of failed probes in a row, the time of the first one, and the fault of the last.
     failed: u32,
     failing_since: Option<SystemTime>,
+    fault: Option<Fault>,
+    /// The times at which the address was taken out, within [`OUTAGES_WITHIN`].
+    outages: Vec<Instant>,
     /// The time of the last connect; `None` if none has succeeded.
     took: Option<Duration>,
     minimum: Minimum,
@@ -95,7 +151,34 @@ struct Probed {
     stopping_since: Option<SystemTime>,
 }
 
+/// How an address is probed, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Way {
+    networks: BTreeSet<Network>,
+    /// True if probes may send a hello.
+    greets: bool,
+}
+
 impl Probed {
+    /// Returns true if the next probe sends a hello: every other one, and each one while the address is in doubt.
+    fn greets(&self) -> bool {
+        self.way.greets && (self.greets_next || self.failed > 0 || self.is_out)
+    }
+
+    /// Returns the number of good probes in a row that end the present outage.
+    fn good_needed(&self) -> u32 {
+        let earlier = self.outages.len().saturating_sub(1);
+        GOOD.saturating_mul(1 << earlier.min(OUTAGES_MAX)).min(GOOD_MAX)
+    }
+
+    fn take_out(&mut self, at: Instant) {
+        if !std::mem::replace(&mut self.is_out, true) {
+            self.outages.retain(|outage| at.duration_since(*outage) < OUTAGES_WITHIN);
+            self.outages.truncate(OUTAGES_MAX - 1);
+            self.outages.push(at);
+        }
+    }
+
     /// Returns true if the last probe has succeeded.
     fn answers(&self) -> bool {
         self.took.is_some() && self.failed == 0
@@ -105,11 +188,12 @@ impl Probed {
         if let Some(since) = self.stopping_since {
             return State::Stopping { since };
         }
+        let fault = self.fault.unwrap_or(Fault::Unconnected);
         match (self.took, self.failing_since) {
-            (None, _) => State::NeverAnswered,
-            (Some(_), Some(since)) if self.is_out || self.failed >= FAILED => {
-                State::Unreachable { since, is_out: self.is_out }
+            (_, Some(since)) if self.is_out || self.took.is_some() && self.failed >= FAILED => {
+                State::Unreachable { since, is_out: self.is_out, fault }
             }
+            (None, since) => State::NeverAnswered { since },
             (Some(took), _) => State::Answers { took },
         }
     }
@@ -151,27 +235,27 @@ pub struct Measured {
 
 impl Results {
     /// Replaces the addresses to probe; returns those that are new.
-    fn replace(&mut self, own: &Network, known: BTreeMap<SocketAddr, BTreeSet<Network>>) -> Vec<SocketAddr> {
+    fn replace(&mut self, own: &Network, known: BTreeMap<SocketAddr, Way>) -> Vec<SocketAddr> {
         self.own = own.clone();
         let mut before = std::mem::take(&mut self.probed);
         let mut new = Vec::new();
-        for (address, networks) in known {
+        for (address, way) in known {
             let probed = before.remove(&address).unwrap_or_else(|| {
                 new.push(address);
-                Probed::default()
+                Probed { greets_next: true, ..Probed::default() }
             });
-            self.probed.insert(address, Probed { networks, ..probed });
+            self.probed.insert(address, Probed { way, ..probed });
         }
         self.answering = Default::default();
         for (address, probed) in &self.probed {
             if probed.answers() {
-                self.answering[usize::from(probed.networks.contains(own))].insert(*address);
+                self.answering[usize::from(probed.way.networks.contains(own))].insert(*address);
             }
         }
         let networks: BTreeSet<&Network> = self
             .probed
             .values()
-            .flat_map(|probed| &probed.networks)
+            .flat_map(|probed| &probed.way.networks)
             .filter(|network| *network != own)
             .collect();
         let mut settled = std::mem::take(&mut self.settled);
@@ -185,7 +269,7 @@ impl Results {
         let mut minima: BTreeMap<Network, Duration> = BTreeMap::new();
         for probed in self.probed.values() {
             let Some(minimum) = probed.minimum.get(now) else { continue };
-            for network in &probed.networks {
+            for network in &probed.way.networks {
                 let smallest = minima.entry(network.clone()).or_insert(minimum);
                 *smallest = minimum.min(*smallest);
             }
@@ -236,43 +320,61 @@ impl Results {
         all
     }
 
-    /// Records the result of a probe: the time of the connect, or `None`. Returns true if the address was taken out or is used
-    /// again; `None` if it is no gateway's any more.
+    /// Records the outcome of a probe. Returns true if the address was taken out or is used again; `None` if it is no gateway's any more.
     fn note(
         &mut self,
         address: SocketAddr,
-        took: Option<Duration>,
+        outcome: Outcome,
         (now, at): (SystemTime, Instant),
     ) -> Option<bool> {
+        let probed = self.probed.get(&address)?;
+        let is_sibling = |other: &Probed| !other.way.networks.is_disjoint(&probed.way.networks);
+        // An address that has never answered does not answer now, so it is none of these.
+        let sibling_answers = outcome == Outcome::Failed(Fault::Refused)
+            && probed.took.is_none()
+            && self.probed.values().any(|other| other.answers() && is_sibling(other));
         let probed = self.probed.get_mut(&address)?;
-        let answering = &mut self.answering[usize::from(probed.networks.contains(&self.own))];
+        let answering = &mut self.answering[usize::from(probed.way.networks.contains(&self.own))];
         let another_answers = answering.iter().any(|other| *other != address);
         let was_out = probed.is_out;
+        probed.greets_next = !probed.greets_next;
+        let (took, fault) = match outcome {
+            Outcome::Connected(took, Some(answer)) if answer < probed.best => (Some(took), Some(Fault::Mute)),
+            Outcome::Connected(took, answer) => {
+                probed.best = probed.best.max(answer.unwrap_or_default());
+                (Some(took), None)
+            }
+            Outcome::Failed(fault) => (None, Some(fault)),
+        };
+        if let Some(took) = took {
+            probed.took = Some(took);
+        }
+        probed.fault = fault.or(probed.fault);
         let is_stopping = probed
             .stopping_since
             .is_some_and(|since| now.duration_since(since).is_ok_and(|elapsed| elapsed < STOPS_WITHIN));
-        match took {
-            Some(took) if is_stopping => {
-                (probed.took, probed.failed, probed.failing_since) = (Some(took), 0, None);
-            }
-            Some(took) => {
+        match (took, fault) {
+            (Some(_), None) if is_stopping => (probed.failed, probed.failing_since) = (0, None),
+            (Some(took), None) => {
                 probed.stopping_since = None;
-                probed.took = Some(took);
                 probed.minimum.add(took, at);
                 probed.minimum.expire(at);
                 probed.good = probed.good.saturating_add(1);
                 probed.failed = 0;
-                probed.is_out &= probed.good < GOOD;
+                probed.is_out &= probed.good < probed.good_needed();
                 if !probed.is_out {
                     probed.failing_since = None;
                 }
             }
-            None => {
+            (_, Some(_)) | (None, None) => {
                 probed.stopping_since = None;
                 probed.good = 0;
                 probed.failed = probed.failed.saturating_add(1);
                 probed.failing_since = probed.failing_since.or(Some(now));
-                probed.is_out |= probed.took.is_some() && probed.failed >= FAILED && another_answers;
+                let is_judged = probed.took.is_some() || sibling_answers;
+                if is_judged && probed.failed >= FAILED && another_answers {
+                    probed.take_out(at);
+                }
             }
         }
         match probed.answers() {
@@ -288,7 +390,7 @@ impl Results {
         let mut changed = false;
         for address in gateways {
             let Some(probed) = self.probed.get_mut(address) else { continue };
-            let is_of_peer = probed.networks.iter().all(|network| is_network_of(network, peer));
+            let is_of_peer = probed.way.networks.iter().all(|network| is_network_of(network, peer));
             if is_of_peer && probed.stopping_since.is_some() != since.is_some() {
                 probed.stopping_since = since;
                 probed.good = 0;
@@ -358,7 +460,7 @@ impl Liveness {
         let mut measured: BTreeMap<Network, Measured> = BTreeMap::new();
         for probed in results.probed.values() {
             let Some(age) = probed.minimum.last().map(|last| now.duration_since(last)) else { continue };
-            for network in probed.networks.iter().filter(|network| **network != results.own) {
+            for network in probed.way.networks.iter().filter(|network| **network != results.own) {
                 let minimum = minima.get(network).copied();
                 let of_network = measured.entry(network.clone()).or_insert(Measured { minimum, age });
                 of_network.age = of_network.age.min(age);
@@ -373,20 +475,27 @@ impl Liveness {
         let of_these = results
             .probed
             .values()
-            .filter(|probed| probed.networks.iter().any(|network| networks.contains(network)));
+            .filter(|probed| probed.way.networks.iter().any(|network| networks.contains(network)));
         of_these.into_iter().any(Probed::answers)
     }
 
-    /// Probes the gateways of the newest snapshot for ever.
-    pub async fn run(self, reader: Reader, aggregator: Handle) {
-        let connect = |address| async move { TcpStream::connect::<SocketAddr>(address).await.is_ok() };
-        self.probe_all(reader, connect, |probes| aggregator.use_probes(probes)).await;
+    /// Probes the gateways of the newest snapshot for ever, without those of this process.
+    pub async fn run(self, reader: Reader, aggregator: Handle, own: Arc<OwnAddresses>) {
+        let greeting: Arc<[u8]> = greeting(PROBE_NAME).into();
+        let ask = |address, greets: bool| visit(address, greets.then(|| greeting.clone()));
+        let is_own = |address: SocketAddr| own.is_own(address);
+        self.probe_all(reader, ask, is_own, |probes| aggregator.use_probes(probes)).await;
     }
 
-    /// Probes by `connect`, which returns true if it succeeds, and publishes the results whenever they change.
-    async fn probe_all<F>(self, reader: Reader, connect: impl Fn(SocketAddr) -> F, publish: impl Fn(Probes))
-    where
-        F: Future<Output = bool>,
+    /// Probes by `visit`, which sends a hello if its second argument is true, and publishes the results whenever they change.
+    async fn probe_all<F>(
+        self,
+        reader: Reader,
+        visit: impl Fn(SocketAddr, bool) -> F,
+        is_own: impl Fn(SocketAddr) -> bool,
+        publish: impl Fn(Probes),
+    ) where
+        F: Future<Output = Outcome>,
     {
         let mut look = interval(EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -395,15 +504,17 @@ impl Liveness {
             tokio::select! {
                 _ = look.tick() => {
                     let snapshot = reader.latest();
-                    let new = self.results().replace(&snapshot.policy.node.network, known(&snapshot));
-                    probes.extend(new.into_iter().map(|address| probe(address, offset(address), &connect)));
+                    let mut known = known(&snapshot);
+                    known.retain(|address, _| !is_own(*address));
+                    let new = self.results().replace(&snapshot.policy.node.network, known);
+                    probes.extend(new.into_iter().map(|address| self.probe(address, offset(address), &visit)));
                     self.results().settle(Instant::now());
                 }
                 () = self.0.changed.notified() => {}
-                Some((address, took, is_good)) = probes.next() => {
-                    let noted = self.results().note(address, is_good.then_some(took), (SystemTime::now(), Instant::now()));
+                Some((address, begun, outcome)) = probes.next() => {
+                    let noted = self.results().note(address, outcome, (SystemTime::now(), Instant::now()));
                     if noted.is_some() {
-                        probes.push(probe(address, EVERY.saturating_sub(took), &connect));
+                        probes.push(self.probe(address, EVERY.saturating_sub(begun.elapsed()), &visit));
                     }
                     if noted != Some(true) {
                         continue;
@@ -414,20 +525,36 @@ impl Liveness {
             publish(results);
         }
     }
+
+    /// Probes the address after a while; returns the time of the begin too.
+    async fn probe<F: Future<Output = Outcome>>(
+        &self,
+        address: SocketAddr,
+        after: Duration,
+        visit: &impl Fn(SocketAddr, bool) -> F,
+    ) -> (SocketAddr, Instant, Outcome) {
+        sleep(after).await;
+        let begun = Instant::now();
+        let greets = self.results().probed.get(&address).is_some_and(Probed::greets);
+        (address, begun, visit(address, greets).await)
+    }
 }
 
 /// Returns the addresses and ports of the gateways that viewers connect to, with the networks that each leads to. At most
 /// [`PROBED_MAX`]; those of peers come last, so that a peer with many gateways takes no other's place.
-fn known(snapshot: &Snapshot) -> BTreeMap<SocketAddr, BTreeSet<Network>> {
-    let mut known: BTreeMap<SocketAddr, BTreeSet<Network>> = BTreeMap::new();
-    let is_probed = |entry: &NetworkEntry| entry.is_probed && entry.access == Access::Gateway;
+fn known(snapshot: &Snapshot) -> BTreeMap<SocketAddr, Way> {
+    let mut known: BTreeMap<SocketAddr, Way> = BTreeMap::new();
+    let is_probed =
+        |entry: &NetworkEntry| entry.probes != GatewayProbes::Off && entry.access == Access::Gateway;
     let networks = snapshot.networks().iter().filter(|(_, entry)| is_probed(entry));
     let (of_peers, own): (Vec<_>, Vec<_>) =
         networks.partition(|(network, _)| is_place_of_peer(network.as_str()));
     for (network, entry) in own.into_iter().chain(of_peers) {
         for address in entry.known().flat_map(|gateway| gateway.entrances()) {
             if known.len() < PROBED_MAX || known.contains_key(&address) {
-                known.entry(address).or_default().insert(network.clone());
+                let way = known.entry(address).or_insert_with(|| Way { greets: true, ..Way::default() });
+                way.networks.insert(network.clone());
+                way.greets &= entry.probes == GatewayProbes::Hello;
             }
         }
     }
@@ -441,16 +568,28 @@ fn offset(address: SocketAddr) -> Duration {
     EVERY.mul_f64(hasher.finish() as f64 / u64::MAX as f64)
 }
 
-/// Connects to the address after a while; returns the time that the connect took, and whether it succeeded.
-async fn probe<F: Future<Output = bool>>(
-    address: SocketAddr,
-    after: Duration,
-    connect: &impl Fn(SocketAddr) -> F,
-) -> (SocketAddr, Duration, bool) {
-    sleep(after).await;
+/// Connects to the address, and sends it a hello if there is one.
+async fn visit(address: SocketAddr, hello: Option<Arc<[u8]>>) -> Outcome {
     let begun = Instant::now();
-    let connected = timeout(WITHIN, connect(address)).await;
-    (address, begun.elapsed(), connected == Ok(true))
+    let mut stream = match timeout(WITHIN, TcpStream::connect(address)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+            return Outcome::Failed(Fault::Refused);
+        }
+        Ok(Err(_)) | Err(_) => return Outcome::Failed(Fault::Unconnected),
+    };
+    let took = begun.elapsed();
+    let Some(hello) = hello else { return Outcome::Connected(took, None) };
+    let answer = async {
+        stream.write_all(&hello).await?;
+        stream.read(&mut [0; 1]).await
+    };
+    let answer = match timeout(WITHIN, answer).await {
+        Ok(Ok(1..)) => Answer::Bytes,
+        Ok(Ok(0) | Err(_)) => Answer::Closed,
+        Err(_) => Answer::None,
+    };
+    Outcome::Connected(took, Some(answer))
 }
 
 #[cfg(test)]

@@ -94,10 +94,10 @@ impl Parts {
         succession: Succession,
     ) -> Result<Self, String> {
         let Succession { sockets, instance, waits } = succession;
-        let (inbox, stop) = (Inbox::default(), Stop::default());
+        let (inbox, stop, own) = (Inbox::default(), Stop::default(), OwnAddresses::new());
         let (registries, reader) =
-            Registries::start(config, &inbox, &telemetry.control, (scope, &stop), waits).await?;
-        let (own, scope) = (OwnAddresses::new(), scope.clone());
+            Registries::start(config, (&inbox, &own), &telemetry.control, (scope, &stop), waits).await?;
+        let scope = scope.clone();
         let handles = Handles { reader, telemetry, own, scope, stop, sockets };
         let scope = &handles.scope;
         let identity = CertificateRotation::start(scope);

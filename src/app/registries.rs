@@ -32,6 +32,7 @@ use isthmus_kubernetes::{reviews::TokenReviewer, sources as kubernetes};
 use isthmus_model::drain::Drain;
 use isthmus_model::place::ClusterId;
 use isthmus_model::time::unix_seconds;
+use isthmus_net::own::OwnAddresses;
 use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::imports::registry::PeerRegistry;
 use isthmus_snapshot::Snapshot;
@@ -67,7 +68,7 @@ impl Registries {
     /// Starts to read the registries of a config, and publishes the first snapshot, which has the services of the config itself.
     pub(super) async fn start(
         config: &Config,
-        inbox: &Inbox,
+        (inbox, own): (&Inbox, &Arc<OwnAddresses>),
         telemetry: &Arc<Control>,
         (scope, stop): (&Scope, &Stop),
         is_held: bool,
@@ -91,7 +92,7 @@ impl Registries {
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
         // The result is ignored, since only this line sets the reader.
         let _ = snapshots.set(reader.clone());
-        scope.spawn(liveness.clone().run(reader.clone(), aggregator.clone()));
+        scope.spawn(liveness.clone().run(reader.clone(), aggregator.clone(), own.clone()));
         let (state, specs) = (config.aggregator.state.clone(), config.registries.clone());
         let (handle, drain_scope) = (aggregator.clone(), scope.clone());
         let orders = move || DrainOrders::start(handle, state.as_deref(), &specs, drain_scope);

@@ -30,7 +30,7 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPol
             gateways: gateways
                 .filter_map(|(at, fields, node)| gateway(&fields, node, &list.index(at), problems))
                 .collect(),
-            is_probed: fields.get(&keys::Network::PROBE),
+            probes: fields.get(&keys::Network::PROBE),
             distance: fields.get(&keys::Network::DISTANCE).unwrap_or_default(),
             cost: fields.get(&keys::Network::COST).unwrap_or_default(),
         });

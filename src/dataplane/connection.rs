@@ -13,6 +13,7 @@ use super::hbone;
 use super::peek::{Peeked, Replay, peek};
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
+use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
@@ -23,6 +24,8 @@ use isthmus_snapshot::policy::{Listener, ProxyProtocol};
 enum Ending {
     /// The client closed the connection before its first byte: a load balancer's probe.
     Probe,
+    /// The client is a gateway that asks by a hello whether this process answers.
+    Greeted,
     /// The client has gone or would not understand an alert, so nothing is sent.
     Silent(Reason),
     /// The client is sent a TLS alert.
@@ -43,6 +46,11 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
     let (core, entry) = (&registration.core, &registration.entry);
     match run(core, entry, &listener, &client).await {
         Ending::Probe => core.finish_probe(entry),
+        Ending::Greeted => {
+            core.finish_probe(entry);
+            let farewell = Farewell::of(listener.refusal, Some(Alert::UnrecognizedName));
+            refuse::at_once(core, &client, farewell);
+        }
         Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
         // Connections that have not announced their source share a small limit. A client that is given time to read its alert
         // would keep other clients out, so this one is refused without waiting.
@@ -104,6 +112,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
             return Ending::Silent(Reason::EndpointUnreachable);
         }
         Peeked::Probe => return Ending::Probe,
+        Peeked::Greeted => return Ending::Greeted,
         Peeked::Gone => return Ending::Silent(Reason::ClientGone),
         Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
         Peeked::Refused(reason) => return Ending::Refused(reason),

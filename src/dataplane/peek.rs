@@ -14,6 +14,7 @@ use super::core::{Core, NO_SOURCE, admit_caller, newest};
 use super::entry::Entry;
 use super::eviction::announced;
 use isthmus_model::alpn::Protocols;
+use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
 use isthmus_model::service::CallerKind;
@@ -44,6 +45,8 @@ pub(crate) enum Peeked {
     Own,
     /// The client closed the connection before its first byte.
     Probe,
+    /// The client is a gateway that probes this one by a hello with the name of probes.
+    Greeted,
     /// The client closed the connection before its hello was complete.
     Gone,
 }
@@ -360,6 +363,9 @@ fn conclude(
             }));
         }
     };
+    if hello.server_name.is_some_and(|name| name == PROBE_NAME.as_bytes()) {
+        return Some(Peeked::Greeted);
+    }
     let after = entry.accepted.elapsed();
     core.local.hello(after);
     entry.record.borrow_mut().hello = Some(after);

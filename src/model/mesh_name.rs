@@ -1,6 +1,10 @@
 //! The SNI dialect of Istio's meshes: `outbound_.<service port>_.<subset>_.<hostname>`. If no route has exactly the requested
 //! name, admission looks up the service, port and subset that the name contains.
 
+/// The name in the hellos by which gateways probe each other. No service can have it, as `.invalid` never exists (RFC 6761 §6.4), and no
+/// wildcard route takes it.
+pub const PROBE_NAME: &str = "outbound_.1_._.isthmus-probe.invalid";
+
 /// The parts of a mesh name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshName<'a> {

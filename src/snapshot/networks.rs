@@ -11,7 +11,7 @@ use prefix_trie::PrefixMap;
 
 use super::drains::{ActiveDrain, Drains};
 use super::inputs::{Inputs, Probes, RoundTrips};
-use super::policy::{Access, Gateway, NetworkPolicy};
+use super::policy::{Access, Gateway, GatewayProbes, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;
 use super::steering::Cost;
@@ -48,8 +48,8 @@ pub(super) enum GatewayDrains {
 pub struct NetworkEntry {
     /// How endpoints of this network are reached from other networks.
     pub access: Access,
-    /// True if the gateways are probed.
-    pub is_probed: bool,
+    /// How the gateways are probed.
+    pub probes: GatewayProbes,
     /// The round-trip times from viewers on other networks, as far as the config sets them.
     pub distance: BTreeMap<Network, Duration>,
     /// The costs of traffic from viewers on other networks.
@@ -294,7 +294,7 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     }
     Some(NetworkEntry {
         access: configured.map(|policy| policy.access).unwrap_or_default(),
-        is_probed: configured.is_none_or(|policy| policy.is_probed),
+        probes: configured.map(|policy| policy.probes).unwrap_or_default(),
         distance: configured.map(|policy| policy.distance.clone()).unwrap_or_default(),
         cost: configured.map(|policy| policy.cost.clone()).unwrap_or_default(),
         round_trips: inputs

@@ -131,6 +131,18 @@ pub struct Mesh {
     pub trust_domain: TrustDomain,
 }
 
+/// How the gateways of a network are probed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GatewayProbes {
+    /// Not at all.
+    Off,
+    /// By connecting.
+    Connect,
+    /// By connecting, and every other time by a ClientHello.
+    #[default]
+    Hello,
+}
+
 /// The settings of one network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkPolicy {
@@ -143,8 +155,8 @@ pub struct NetworkPolicy {
     pub cidrs: Vec<IpNet>,
     /// The gateways of the network.
     pub gateways: Vec<Gateway>,
-    /// True if the gateways are probed, so that viewers do not get one that has ceased to answer.
-    pub is_probed: bool,
+    /// How the gateways are probed, so that viewers do not get one that has ceased to answer.
+    pub probes: GatewayProbes,
     /// The round-trip times from viewers on other networks, as far as the operator sets them.
     pub distance: BTreeMap<Network, Duration>,
     /// The costs of traffic from viewers on other networks.

@@ -17,8 +17,8 @@ use crate::listing::Listing;
 use crate::name_index::NameMap;
 use crate::peer::Peer;
 use crate::policy::{
-    Access, ExportRule, ExportScope, Gateway, NetworkPolicy, Policy, Route, RouteEndpoint, RouteName,
-    RouteTarget, Tuning,
+    Access, ExportRule, ExportScope, Gateway, GatewayProbes, NetworkPolicy, Policy, Route, RouteEndpoint,
+    RouteName, RouteTarget, Tuning,
 };
 use crate::routes::Resolved;
 use crate::shard::Standing;
@@ -80,7 +80,7 @@ fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
             access,
             cidrs: vec![format!("10.{number}.0.0/16").parse().expect("legal")],
             gateways,
-            is_probed: true,
+            probes: GatewayProbes::default(),
             distance: BTreeMap::new(),
             cost: BTreeMap::new(),
         })

@@ -16,8 +16,9 @@ use super::inputs::{Inputs, Probes};
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
 use super::policy::{
-    Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol, LocalityMode,
-    Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, ServiceTuning, Timeouts, Tuning,
+    Access, ExportRule, ExportScope, Gateway, GatewayProbes, HboneLimits, Limits, Listener, ListenerProtocol,
+    LocalityMode, Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, ServiceTuning,
+    Timeouts, Tuning,
 };
 use super::routes::Resolved;
 use super::shard::Shard;
@@ -182,7 +183,7 @@ pub fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
         access: Access::Gateway,
         cidrs: Vec::new(),
         gateways,
-        is_probed: true,
+        probes: GatewayProbes::default(),
         distance: BTreeMap::new(),
         cost: BTreeMap::new(),
     }

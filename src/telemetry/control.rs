@@ -130,7 +130,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("isthmus_connections_active", "Open connections and CONNECT streams, from accept to their end."),
     (
         "isthmus_probes_total",
-        "Connections that the client closed before the gateway read a byte, by listener: probes of load balancers and of other gateways. \
+        "Connections that the client closed before the gateway read a byte, or whose hello is that of a gateway's probe, by listener. \
          isthmus_connections_total does not count them.",
     ),
     (

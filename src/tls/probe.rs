@@ -10,7 +10,7 @@ use rustls::client::{Resumption, verify_server_name};
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, Error};
+use rustls::{ClientConfig, ClientConnection, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
@@ -93,6 +93,18 @@ where
         (Err(error), None) => refused(&error),
         (Ok(_), None) => Answer::Failed("the endpoint has no certificate".to_owned()),
     }
+}
+
+/// Returns a ClientHello with this server name, or nothing if it cannot be one.
+pub fn greeting(name: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let (Ok(config), Ok(name)) = (config(Arc::default(), &PROBED), ServerName::try_from(name.to_owned()))
+        && let Ok(mut client) = ClientConnection::new(config.into(), name)
+    {
+        // Memory takes all bytes.
+        let _ = client.write_tls(&mut bytes);
+    }
+    bytes
 }
 
 fn refused(error: &io::Error) -> Answer {

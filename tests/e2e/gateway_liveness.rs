@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::horizon_envoy::{Traffic, envoy};
 use crate::problems::run;
+use crate::support::backend::{Silent, refusing};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::horizon::{
@@ -29,10 +30,14 @@ fn is(control: &Gateway, address: SocketAddr, state: &str) -> Value {
 }
 
 fn problem(control: &Gateway) -> Option<String> {
+    problems(control).into_iter().next()
+}
+
+fn problems(control: &Gateway) -> Vec<String> {
     let status = control.json("/api/v1/status");
-    let problems = status["problems"].as_array()?;
-    let of_gateway = problems.iter().find(|problem| problem["code"] == "gateway_unreachable")?;
-    Some(of_gateway["text"].as_str()?.to_owned())
+    let all = status["problems"].as_array().cloned().unwrap_or_default();
+    let of_gateways = all.iter().filter(|problem| problem["code"] == "gateway_unreachable");
+    of_gateways.filter_map(|problem| Some(problem["text"].as_str()?.to_owned())).collect()
 }
 
 #[test]
@@ -88,13 +93,20 @@ fn the_last_gateway_of_a_network_stays_and_one_that_never_answered_is_not_judged
     let registries = tempfile::tempdir().expect("a folder");
     put(registries.path(), "east.yaml", "  []\n");
     put(registries.path(), "west.yaml", "  []\n");
-    let never = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let silent = Silent::new();
+    let (never, refuses) = (silent.address, refusing());
     let mut west = west_gateway_at(registries.path(), "127.0.0.1:0");
     let alive = west.listener("mesh");
     let south = "  net-south: {probe: off, gateways: [{address: 192.0.2.7, sniPort: 15443}]}\n";
-    let control =
-        Gateway::start(&control_plane_with(registries.path(), &[alive, never], "127.0.0.1:0", south));
+    let control = Gateway::start(&control_plane_with(
+        registries.path(),
+        &[alive, never, refuses],
+        "127.0.0.1:0",
+        south,
+    ));
     is(&control, alive, "answers");
+    // It would refuse clients too.
+    assert_eq!(is(&control, refuses, "unreachable")["usable"], false);
     assert_eq!(is(&control, never, "never_answered")["usable"], true);
     let south = gateways(&control).into_iter().find(|one| one["network"] == "net-south").expect("listed");
     assert_eq!(
@@ -104,8 +116,34 @@ fn the_last_gateway_of_a_network_stays_and_one_that_never_answered_is_not_judged
     );
     west.kill();
     assert_eq!(is(&control, alive, "unreachable")["usable"], true, "no other one answers");
-    let text = eventually("the problem", || problem(&control));
-    assert!(text.contains("this host may be cut off"), "{text}");
+    eventually("the problem", || {
+        problems(&control).into_iter().find(|text| text.contains("this host may be cut off"))
+    });
     let table = run(&control, &["get", "gateways"]);
     assert!(table.contains("unreachable") && table.contains("never_answered"), "{table}");
+}
+
+/// The kernel of a process that hangs accepts connections. The hellos of probes find it, and disturb nobody: they are in no log and no
+/// list of failures.
+#[test]
+fn a_gateway_that_hangs_is_taken_out_by_hellos_that_it_does_not_answer() {
+    let registries = tempfile::tempdir().expect("a folder");
+    put(registries.path(), "east.yaml", "  []\n");
+    put(registries.path(), "west.yaml", "  []\n");
+    let west = [(); 2].map(|()| west_gateway_at(registries.path(), "127.0.0.1:0"));
+    let [hangs, other] = west.each_ref().map(|gateway| gateway.listener("mesh"));
+    let control = Gateway::start(&control_plane_with(registries.path(), &[hangs, other], "127.0.0.1:0", ""));
+    is(&control, hangs, "answers");
+    let probes = || west[1].metric("isthmus_probes_total", &["listener=\"mesh\""]);
+    eventually("probes of both kinds", || (probes() >= 4.0).then_some(()));
+    west[0].signal("STOP");
+    assert_eq!(is(&control, hangs, "unreachable")["usable"], false);
+    let text = problem(&control).expect("a problem");
+    assert!(text.contains("answers no hello as it did before; clients get the other gateways"), "{text}");
+    west[0].signal("CONT");
+    assert_eq!(is(&control, hangs, "answers")["usable"], true);
+    for gateway in &west {
+        assert!(gateway.access_log().is_empty(), "{:?}", gateway.access_log());
+        assert_eq!(gateway.json("/api/v1/failures"), Value::Array(Vec::new()));
+    }
 }

@@ -8,7 +8,7 @@ use isthmus_document::key::keys;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_model::endpoint::Weight;
-use isthmus_snapshot::policy::Access;
+use isthmus_snapshot::policy::{Access, GatewayProbes};
 
 use super::steering::CostPerGib;
 
@@ -23,9 +23,10 @@ keys! {
         CIDRS "cidrs": form::List<form::Cidr> => "none";
         /// Gateways through which other networks reach the network.
         GATEWAYS "gateways": form::List<Gateway> => "none";
-        /// If on, this replica connects to each gateway once a second. Clients do not get a gateway that has ceased to answer
-        /// while another gateway of the network answers.
-        PROBE "probe": form::Boolean = true;
+        /// If on, this replica connects to each gateway once a second, and sends every other time a ClientHello with the name
+        /// `outbound_.1_._.isthmus-probe.invalid`; `tcp`: it only connects. Clients do not get a gateway that has ceased to answer
+        /// while another gateway of the network answers. A gateway of Istio closes and logs each hello.
+        PROBE "probe": Probing = GatewayProbes::default();
         /// Round-trip time from clients on each of these networks. It wins over measured times.
         DISTANCE "distance": form::MapOf<form::NetworkName, form::Timeout> => "measured by this replica or a peer, or else by locality";
         /// Cost per GiB of traffic from clients on each of these networks, in any currency. `steering.costWeight` makes it a
@@ -167,6 +168,38 @@ keys! {
         NETWORKS "networks": form::NonEmpty<form::NetworkName> => "any";
         /// Clusters that the clients may claim.
         CLUSTERS "clusters": form::NonEmpty<form::ClusterName> => "any";
+    }
+}
+
+/// `true`, `false`, `on` or `off`, or `tcp`.
+#[derive(Debug)]
+pub(crate) struct Probing;
+
+impl Form for Probing {
+    type Value = GatewayProbes;
+    const KIND: Kind = Kind::Union(&Union {
+        name: "probing",
+        expects: "true, false or tcp",
+        kinds: &[Kind::Boolean, Kind::Choice(&["tcp"])],
+    });
+
+    fn read(node: &Node) -> Option<GatewayProbes> {
+        match node.switch() {
+            Some(true) => Some(GatewayProbes::Hello),
+            Some(false) => Some(GatewayProbes::Off),
+            None => (node.text()? == "tcp").then_some(GatewayProbes::Connect),
+        }
+    }
+}
+
+impl Written for Probing {
+    fn write(value: &GatewayProbes) -> String {
+        let word = match value {
+            GatewayProbes::Off => "false",
+            GatewayProbes::Connect => "tcp",
+            GatewayProbes::Hello => "true",
+        };
+        word.to_owned()
     }
 }
 
