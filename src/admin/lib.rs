@@ -199,6 +199,8 @@ pub struct Sources {
     pub dataplane: Control,
     /// The operators' orders to drain.
     pub drain_orders: DrainOrders,
+    /// The owner of the registries.
+    pub owner: isthmus_aggregator::owner::Handle,
     /// The status of registries and of resolved host names.
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
     /// The results of the probes of gateways.

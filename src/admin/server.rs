@@ -25,8 +25,8 @@ use self::connection::serve_connection;
 use self::explanations::{explain_and_probe, explain_name, horizon_of, trace};
 use self::guard::{guard, own_host_only};
 use self::orders::{
-    close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, end_drain, invitation_of,
-    invite_peer, join_peer, log_level, order_drain, plan_drain, reload, upgrade,
+    accept_registry, close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, end_drain,
+    invitation_of, invite_peer, join_peer, log_level, order_drain, plan_drain, reload, upgrade,
 };
 use self::pages::{asset, dashboard_page, overview_of};
 use self::probes::{livez, metrics, readyz};
@@ -158,6 +158,7 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/endpoints/drain", post(drain_endpoint))
         .route("/endpoints/disable", post(disable_endpoint))
         .route("/endpoints/enable", post(enable_endpoint))
+        .route("/registries/accept", post(accept_registry))
         .route("/connections/close", post(close_connection))
         .route("/reload", post(reload))
         .route("/drain", post(drain))

@@ -28,6 +28,8 @@ use isthmus_tasks::throttle::LogThrottle;
 
 /// How long clients keep the endpoints of a registry that was never read, if registries never expire.
 const UNREAD: Duration = Duration::from_secs(3600);
+/// The least time for which a full listing is held back that leaves nothing of a registry.
+const EMPTIED_HOLD: Duration = Duration::from_secs(600);
 /// The largest number of flawed objects kept by name; further ones are counted.
 const FLAWS_MAX: usize = 1_000;
 /// The largest number of lines stored per flawed object.
@@ -91,6 +93,8 @@ enum Phase {
     /// An update is held back until it has persisted.
     Held {
         until: Instant,
+        /// True if the update leaves nothing.
+        is_emptied: bool,
         /// When the registry became stale, if it was stale before the held update arrived.
         stale: Option<Instant>,
     },
@@ -104,6 +108,8 @@ struct Draft {
     dirty: Dirty,
     /// The keys that the listing has named.
     named: HashSet<Key>,
+    /// True if it is a full listing, perhaps with changes after it.
+    is_listing: bool,
 }
 
 /// The effect of changes on the shard in use.
@@ -317,14 +323,17 @@ impl Lifecycle {
         // The held update is dropped, because the draft includes it.
         self.withheld = None;
         let withdrawal = Withdrawal::between(&self.shard, &draft.shard, &draft.dirty, &self.lost, now);
-        if !withdrawal.is_suspicious() || options.withdrawal_hold.is_zero() {
+        let is_emptied = self.is_emptied_by(&draft);
+        if !(withdrawal.is_suspicious() || is_emptied) || options.withdrawal_hold.is_zero() {
             self.lost.note(withdrawal.services, &draft.shard, now);
             return self.accept(draft);
         }
+        let hold =
+            if is_emptied { EMPTIED_HOLD.max(options.withdrawal_hold) } else { options.withdrawal_hold };
         let text = format!(
             "an update is held back, because it would leave {} of {} services without a ready endpoint; the gateway applies \
-             the update after {:?}, unless a later one restores the services",
-            withdrawal.lost, withdrawal.ready, options.withdrawal_hold
+             the update after {hold:?}, unless a later one restores the services, and at once by `isthmus registry accept {}`",
+            withdrawal.lost, withdrawal.ready, self.spec.name
         );
         if !matches!(self.phase, Phase::Held { .. }) {
             self.count(RegistryError::MassWithdrawal);
@@ -335,14 +344,41 @@ impl Lifecycle {
         // A suspicious update that follows a held update does not restart the hold, because it shows that the same withdrawal
         // persists.
         let (until, stale) = match &self.phase {
-            Phase::Held { until, stale, .. } => (*until, *stale),
-            Phase::Stale { since } => (now + options.withdrawal_hold, Some(*since)),
-            Phase::Missing | Phase::Live => (now + options.withdrawal_hold, None),
+            Phase::Held { until, stale, is_emptied: was_emptied } if *was_emptied || !is_emptied => {
+                (*until, *stale)
+            }
+            Phase::Held { stale, .. } => (now + hold, *stale),
+            Phase::Stale { since } => (now + hold, Some(*since)),
+            Phase::Missing | Phase::Live => (now + hold, None),
         };
         self.problems = vec![text];
         self.withheld = Some(draft);
-        self.phase = Phase::Held { until, stale };
+        self.phase = Phase::Held { until, is_emptied, stale };
         Effect::default()
+    }
+
+    /// Returns true if the draft is a full listing without a service of a registry that had ready ones. A store that was lost and made
+    /// anew says this. A file and a peer say it on purpose.
+    fn is_emptied_by(&self, draft: &Draft) -> bool {
+        let may_be_lost = !matches!(self.spec.kind, RegistryKind::File { .. } | RegistryKind::Peer(_));
+        let is_in_use =
+            self.shard.origin.standing != Standing::Expired && self.shard.counts().ready_services > 0;
+        may_be_lost && draft.is_listing && is_in_use && draft.shard.counts().services == 0
+    }
+
+    /// Applies the update that is held back, by an operator's order; `None` if none is.
+    pub(super) fn accept_held(&mut self) -> Option<Effect> {
+        let Phase::Held { .. } = self.phase else { return None };
+        let before = self.state();
+        let next = self.newest_state();
+        tracing::warn!(
+            registry = &*self.spec.name,
+            "the update that was held back is applied by an operator's order"
+        );
+        self.lost = LostServices::default();
+        let effect = self.accept(next);
+        self.entered(before);
+        Some(effect)
     }
 
     /// Applies the time limits that have passed; returns the effect, if there is one.
@@ -572,7 +608,7 @@ impl Lifecycle {
 
 impl Draft {
     fn of(shard: &Shard) -> Self {
-        Self { shard: shard.clone(), dirty: Dirty::default(), named: HashSet::new() }
+        Self { shard: shard.clone(), dirty: Dirty::default(), named: HashSet::new(), is_listing: false }
     }
 
     fn put(&mut self, item: Item) {
@@ -590,6 +626,7 @@ impl Draft {
         let gone: Vec<Key> = self.shard.keys().filter(|key| !self.named.contains(key)).collect();
         gone.iter().for_each(|key| self.shard.remove(key, &mut self.dirty));
         self.named = HashSet::new();
+        self.is_listing = true;
         self
     }
 }

@@ -77,6 +77,7 @@ pub struct Handle {
     trust_roots: watch::Sender<Arc<TrustRoots>>,
     probes: watch::Sender<Arc<Probes>>,
     drain_orders: watch::Sender<DrainOrders>,
+    accepts: mpsc::Sender<(Arc<str>, AcceptReply)>,
     copies: CopyStore,
 }
 
@@ -85,6 +86,23 @@ pub type DrainOrders = Arc<Vec<Arc<Drain>>>;
 
 /// Sends the result of applying a config to the caller.
 type Reply = oneshot::Sender<Result<(), NotApplied>>;
+
+/// Sends the result of the order to accept what is held back.
+type AcceptReply = oneshot::Sender<Result<(), NotAccepted>>;
+
+/// The reason why an update that is held back was not applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAccepted {
+    /// There is no registry of this name.
+    #[error("there is no registry of this name: see `isthmus get registries`")]
+    Unknown,
+    /// Nothing of the registry is held back.
+    #[error("no update of the registry is held back")]
+    NothingHeld,
+    /// The owner task has ended.
+    #[error("the aggregator has ended")]
+    Ended,
+}
 
 /// The reason why a config was not applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -103,6 +121,13 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.configure.send((sources, reply)).await.map_err(|_| NotApplied::Ended)?;
         answer.await.map_err(|_| NotApplied::Ended)?
+    }
+
+    /// Applies the update of a registry that is held back; returns when the snapshot is published.
+    pub async fn accept(&self, registry: &str) -> Result<(), NotAccepted> {
+        let (reply, answer) = oneshot::channel();
+        self.accepts.send((registry.into(), reply)).await.map_err(|_| NotAccepted::Ended)?;
+        answer.await.map_err(|_| NotAccepted::Ended)?
     }
 
     /// Replaces the roots of trust domains that xDS clients receive, if the new roots differ.
@@ -204,6 +229,7 @@ struct Owner {
 /// The channels from which the owner task receives its messages.
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
+    accepts: mpsc::Receiver<(Arc<str>, AcceptReply)>,
     trust_roots: watch::Receiver<Arc<TrustRoots>>,
     probes: watch::Receiver<Arc<Probes>>,
     drain_orders: watch::Receiver<DrainOrders>,
@@ -215,6 +241,7 @@ struct Inbox {
 /// A message to the owner.
 enum Message {
     Configure(Box<Sources>, Reply),
+    Accept(Arc<str>, AcceptReply),
     TrustRoots(Arc<TrustRoots>),
     Probes(Arc<Probes>),
     DrainOrders(DrainOrders),
@@ -242,6 +269,7 @@ impl Inbox {
         tokio::select! {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
+            Some((registry, reply)) = self.accepts.recv() => Some(Message::Accept(registry, reply)),
             Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
             Ok(()) = self.probes.changed() => Some(Message::Probes(self.probes.borrow_and_update().clone())),
             Ok(()) = self.drain_orders.changed() => Some(Message::DrainOrders(self.drain_orders.borrow_and_update().clone())),
@@ -309,6 +337,7 @@ impl Owner {
         let own = Arc::new(own_shard(sources.services));
         let addresses = Addresses::start(&sources.options);
         let (configure, configures) = mpsc::channel(QUEUE);
+        let (accepts, orders_to_accept) = mpsc::channel(QUEUE);
         let (changes, changed) = mpsc::channel(QUEUE);
         let (answers, answered) = mpsc::channel(QUEUE);
         let (news, copies_news) = mpsc::channel(QUEUE);
@@ -373,6 +402,7 @@ impl Owner {
         owner.publish_status();
         let inbox = Inbox {
             configures,
+            accepts: orders_to_accept,
             trust_roots: trust_roots_used,
             probes: probes_used,
             drain_orders: drain_orders_used,
@@ -380,7 +410,8 @@ impl Owner {
             answers: answered,
             copies: copies_news,
         };
-        let handle = Handle { configure, status: statuses, trust_roots, probes, drain_orders, copies };
+        let handle =
+            Handle { configure, status: statuses, trust_roots, probes, drain_orders, accepts, copies };
         (owner, inbox, handle, reader)
     }
 
@@ -414,6 +445,12 @@ impl Owner {
                     // The sender of the config may be gone.
                     let _ = reply.send(self.configure(*sources, now));
                 }
+                Message::Accept(registry, reply) => {
+                    // What the order is about includes the changes before it.
+                    self.publish_round(std::mem::take(&mut round), now);
+                    // The sender of the order may be gone.
+                    let _ = reply.send(self.accept(&registry, now));
+                }
                 Message::TrustRoots(roots) => {
                     self.trust_roots = roots;
                     round.dirty.trust_roots = true;
@@ -432,6 +469,20 @@ impl Owner {
         self.publish_round(round, now);
         self.registries.iter().for_each(Followed::show_items);
         self.publish_status();
+    }
+
+    /// Publishes the update of a registry that is held back.
+    fn accept(&mut self, registry: &str, now: Instant) -> Result<(), NotAccepted> {
+        let known = self.registries.iter().find(|followed| *followed.life.spec.name == *registry);
+        let epoch = known.ok_or(NotAccepted::Unknown)?.life.epoch;
+        let (mut round, mut is_held) = (Round::default(), false);
+        self.change(epoch, now, &mut round, |life| {
+            let effect = life.accept_held();
+            is_held = effect.is_some();
+            effect.unwrap_or_default()
+        });
+        self.publish_round(round, now);
+        if is_held { Ok(()) } else { Err(NotAccepted::NothingHeld) }
     }
 
     fn next_epoch(&mut self) -> Epoch {

@@ -238,6 +238,7 @@ impl Parts {
             links: self.links.table(),
             dataplane: self.dataplane.control(),
             drain_orders: self.registries.drain_orders.clone(),
+            owner: self.registries.aggregator.clone(),
             aggregator: self.registries.aggregator.status.clone(),
             liveness: self.registries.liveness.clone(),
             telemetry,

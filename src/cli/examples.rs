@@ -98,7 +98,8 @@ pub(super) const PEER: &str = "Examples:
 pub(super) const REGISTRY: &str = "Examples:
   isthmus registry put services.yaml --etcd http://127.0.0.1:2379     write services
   isthmus registry list --etcd http://127.0.0.1:2379                  read them
-  isthmus registry delete shop/checkout.shop.mesh --etcd http://127.0.0.1:2379";
+  isthmus registry delete shop/checkout.shop.mesh --etcd http://127.0.0.1:2379
+  isthmus registry accept etcd-west                                   apply what the gateway holds back";
 
 pub(super) const CERTS: &str = "Examples:
   isthmus certs --dir tls --workload istio-system/eastwest            a CA, and the gateway's certificate

@@ -61,6 +61,11 @@ pub(super) fn close(id: u64, admin: &Admin, out: &mut impl Write) -> Result<(), 
     print_response(client::post(&admin.url(), &format!("/api/v1/connections/close?id={id}"))?, out)
 }
 
+pub(super) fn accept_registry(name: &str, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    let path = format!("/api/v1/registries/accept?{}", client::query(&[("name", name)]));
+    print_response(client::post(&admin.url(), &path)?, out)
+}
+
 pub(super) fn log_level(level: &str, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
     let path = format!("/api/v1/log-level?{}", client::query(&[("level", level)]));
     print_response(client::post(&admin.url(), &path)?, out)

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
+use super::arguments::Admin;
+use super::orders::accept_registry;
 use isthmus_aggregator::etcd::client::{Connector, EtcdClient, EtcdFault, MemberFault};
 use isthmus_aggregator::etcd::keys::{Keys, shown};
 use isthmus_aggregator::etcd::listing::{Listing, Page};
@@ -47,7 +49,11 @@ const LIST_EXAMPLES: &str = "Examples:
 
 The YAML and JSON output is a document that `put` accepts. Keys with mistakes are listed on stderr, and the exit code is then 1.";
 
-/// What is done with a registry in etcd.
+const ACCEPT_EXAMPLES: &str = "Examples:
+  isthmus get registries              names the registries, with their state: `held`
+  isthmus registry accept etcd-west";
+
+/// What is done with a registry in etcd, or with what a registry says.
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
     /// Write the services of a document, one key per service
@@ -79,6 +85,14 @@ pub(super) enum Action {
         /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
+    },
+    /// Apply an update of a registry of any kind that the running gateway holds back
+    #[command(after_help = ACCEPT_EXAMPLES)]
+    Accept {
+        /// Name of the registry, as `isthmus get registries` shows it
+        name: String,
+        #[command(flatten)]
+        admin: Admin,
     },
 }
 
@@ -143,6 +157,7 @@ pub(super) fn run(action: Action, out: &mut impl Write) -> Result<(), Failure> {
             let keys = server.keys();
             server.connected(async |client| list(client, &keys, output, out).await)
         }
+        Action::Accept { name, admin } => accept_registry(&name, &admin, out),
     }
 }
 

@@ -347,6 +347,31 @@ fn an_etcd_with_another_history_is_listed_anew() {
     counts(&gateway, 1);
 }
 
+/// An etcd whose data is lost says that there is nothing. Its services stay, few as they are, until an operator says that it is right.
+#[test]
+fn an_etcd_that_comes_back_empty_takes_nothing_away() {
+    let Some(binary) = binary() else { return };
+    let mut etcd = Etcd::start(&binary, &[]);
+    put(&etcd, NAME, 7001);
+    let gateway = start(&etcd);
+    leads_to(&gateway, NAME, 7001);
+    let name = status(&gateway)["name"].as_str().expect("a name").to_owned();
+    let accept = || crate::problems::run(&gateway, &["registry", "accept", &name]);
+    assert!(accept().contains("no update of the registry is held back"));
+    etcd.kill();
+    etcd.forget();
+    etcd.restart();
+    let held = becomes(&gateway, "held");
+    assert_eq!(ports(&gateway, NAME), ["7001"], "{held:#}");
+    assert!(
+        complains(&gateway, "it would leave 1 of 1 services")
+            .contains(&format!("isthmus registry accept {name}"))
+    );
+    assert!(accept().contains("is applied"));
+    becomes(&gateway, "live");
+    is_gone(&gateway, NAME);
+}
+
 #[test]
 fn wrong_credentials_are_named_and_right_ones_taken_when_they_come() {
     let Some(binary) = binary() else { return };

@@ -12,6 +12,7 @@ use super::response::{error, json_response};
 use crate::drains::{self, Mode};
 use crate::maintenance::{self, Order, Refused};
 use crate::{Command, Sources, Upgraded, enrolment};
+use isthmus_aggregator::owner::NotAccepted;
 use isthmus_dataplane::withdrawals::Withdrawal;
 
 pub(super) async fn reload(State(sources): State<Sources>) -> Response {
@@ -94,6 +95,22 @@ pub(super) async fn end_drain(State(sources): State<Sources>, Query(query): Para
     };
     let result = drains::withdraw(&sources, kind, name).await;
     maintenance_response(result.map(|result| json!({ "result": result })))
+}
+
+pub(super) async fn accept_registry(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    let (Some(name), 1) = (query.get("name"), query.len()) else {
+        return error(
+            StatusCode::BAD_REQUEST,
+            "give the name of the registry, and nothing else: ?name=etcd-west",
+        );
+    };
+    let accepted = sources.owner.accept(name).await;
+    let refused = |why: NotAccepted| match why {
+        NotAccepted::Unknown => Refused::Unknown(why.to_string()),
+        NotAccepted::NothingHeld | NotAccepted::Ended => Refused::Conflict(why.to_string()),
+    };
+    let result = accepted.map_err(refused);
+    maintenance_response(result.map(|()| json!({ "result": "the update that was held back is applied" })))
 }
 
 pub(super) async fn close_connection(State(sources): State<Sources>, Query(query): Parameters) -> Response {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::spec::RegistryKind;
+use crate::spec::etcd::{EtcdSpec, PREFIX};
 use isthmus_document::services::read_registry;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
@@ -244,6 +245,57 @@ fn what_is_held_is_forgotten_when_the_registry_cannot_be_read() {
     scenario.good(3);
     assert_eq!(scenario.pass(30), Some(20));
     scenario.is(RegistryState::Live, 3);
+}
+
+/// A registry whose store may be lost and made anew.
+fn etcd(services: usize) -> Scenario {
+    let mut scenario = Scenario::new();
+    let spec = EtcdSpec { endpoints: Vec::new(), prefix: PREFIX.into(), tls: None, login: None };
+    scenario.registry.spec.kind = RegistryKind::Etcd(spec);
+    scenario.good(services);
+    scenario
+}
+
+#[test]
+fn an_empty_listing_is_held_for_ten_minutes_however_few_services_there_were() {
+    let mut scenario = etcd(1);
+    assert_eq!(scenario.good(0), 0);
+    scenario.is(RegistryState::Held, 1);
+    assert_eq!(scenario.pass(599), None);
+    assert_eq!(scenario.good(0), 0, "it does not begin anew");
+    assert_eq!(scenario.pass(1), Some(1));
+    scenario.is(RegistryState::Live, 0);
+    // A service that comes back ends it; what is removed one by one was removed on purpose.
+    let mut scenario = etcd(2);
+    scenario.good(0);
+    scenario.good(1);
+    scenario.is(RegistryState::Live, 1);
+    scenario.apply(removals(0..1));
+    scenario.is(RegistryState::Live, 0);
+    // A mass withdrawal that becomes an empty listing is held for as long.
+    let mut scenario = etcd(20);
+    scenario.good(3);
+    scenario.pass(20);
+    scenario.good(0);
+    assert_eq!(scenario.pass(580), None);
+    assert_eq!(scenario.pass(20), Some(20));
+    // A file says what its author wants.
+    let mut scenario = Scenario::new();
+    scenario.good(1);
+    scenario.good(0);
+    scenario.is(RegistryState::Live, 0);
+}
+
+#[test]
+fn what_is_held_is_applied_by_an_order() {
+    let mut scenario = etcd(2);
+    assert!(scenario.registry.accept_held().is_none());
+    scenario.good(0);
+    assert!(scenario.registry.status().problems[0].contains("isthmus registry accept west.yaml"));
+    let effect = scenario.registry.accept_held().expect("it was held");
+    assert!(effect.accepted && effect.dirty.services.len() == 2);
+    scenario.is(RegistryState::Live, 0);
+    assert_eq!(scenario.pass(600), None);
 }
 
 #[test]
