@@ -348,13 +348,15 @@ impl Relay<'_> {
             reset_on_close(&self.connected.socket);
             return self.closed(reason);
         }
-        if self.is_repeatable() {
+        // A client that has left needs no other endpoint.
+        let is_over = self.taken || self.failure.is_some();
+        if !is_over && self.is_repeatable() {
             return End::NotTaken(reason, Retry::Another);
         }
         if reason != Reason::EndpointClosed {
             reset_on_close(self.client);
         }
-        if self.taken { self.closed(reason) } else { End::NotTaken(reason, Retry::GiveUp) }
+        if is_over { self.closed(reason) } else { End::NotTaken(reason, Retry::GiveUp) }
     }
 
     /// Returns the end of a connection that a side has ended.
