@@ -44,7 +44,10 @@ impl ClusterHistory {
     /// Returns the properties to render for a service port, and updates the history.
     pub fn keep(&self, snapshot: &Snapshot, service: &ServiceView, port: &PortView, now: Instant) -> Kept {
         let peers = Peers::of(snapshot, service, port);
-        let timeout = connect_timeout::wanted(snapshot, service, port);
+        let is_fresh = self.0.get(&service.key.hostname).is_some_and(|ports| {
+            ports.get(&port.port).is_some_and(|entry| entry.connect_timeout.is_fresh(now))
+        });
+        let timeout = connect_timeout::wanted(snapshot, service, port, is_fresh);
         let mut ports = self.0.entry(service.key.hostname.clone()).or_default();
         let entry = ports.entry(port.port).or_default();
         // An older snapshot does not override a newer one.
@@ -59,7 +62,7 @@ impl ClusterHistory {
         Kept { peers: entry.peers.clone(), connect_timeout: entry.connect_timeout.value() }
     }
 
-    /// Returns the services of which a connect timeout changes if they are rendered now.
+    /// Returns the services of which a connect timeout may change if they are rendered now.
     pub fn due(&self, now: Instant) -> Vec<HostName> {
         let is_due = |entry: &Entry| entry.connect_timeout.is_due(now);
         let due = self.0.iter().filter(|ports| ports.value().values().any(is_due));
