@@ -405,17 +405,22 @@ fn prefix(named: &str) -> String {
     named.split('-').next().unwrap_or_default().to_ascii_lowercase()
 }
 
-/// Returns the protocol of a port.
+/// The beginning of the name of a port of gRPC-Web.
+const GRPC_WEB: &str = "grpc-web";
+
+/// Returns the protocol of a port, as istiod derives it.
 fn protocol(port: &Port) -> PortProtocol {
     match port.app_protocol.as_str() {
         "kubernetes.io/h2c" => return PortProtocol::Http2,
-        "kubernetes.io/ws" | "kubernetes.io/wss" => return PortProtocol::Http,
+        "kubernetes.io/ws" => return PortProtocol::Http,
+        "kubernetes.io/wss" => return PortProtocol::Https,
         _ => {}
     }
     let named = named_protocol(port);
-    let lower = named.to_ascii_lowercase();
-    if lower == "grpc-web" || lower.starts_with("grpc-web-") {
-        return PortProtocol::Http;
+    // gRPC-Web is for browsers: what comes to the service is gRPC.
+    let begin = named.get(..GRPC_WEB.len());
+    if begin.is_some_and(|begin| begin.eq_ignore_ascii_case(GRPC_WEB)) {
+        return PortProtocol::Grpc;
     }
     match prefix(named).as_str() {
         "http" => PortProtocol::Http,
@@ -439,9 +444,11 @@ mod tests {
         };
         assert_eq!(spoken("", "http"), PortProtocol::Http);
         assert_eq!(spoken("", "HTTP2-api"), PortProtocol::Http2);
-        assert_eq!(spoken("", "grpc-web"), PortProtocol::Http);
-        assert_eq!(spoken("", "grpc-web-ui"), PortProtocol::Http);
-        assert_eq!(spoken("", "grpc-websocket"), PortProtocol::Grpc);
+        assert_eq!(spoken("", "grpc-web"), PortProtocol::Grpc);
+        assert_eq!(spoken("http", "grpc-web"), PortProtocol::Http);
+        assert_eq!(spoken("GRPC-Web", "http"), PortProtocol::Grpc);
+        assert_eq!(spoken("kubernetes.io/ws", "tcp"), PortProtocol::Http);
+        assert_eq!(spoken("kubernetes.io/wss", "tcp"), PortProtocol::Https);
         assert_eq!(spoken("", "https-443"), PortProtocol::Https);
         assert_eq!(spoken("", "tls"), PortProtocol::Tls);
         assert_eq!(spoken("", "mongo"), PortProtocol::Tcp);
