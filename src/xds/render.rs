@@ -394,11 +394,21 @@ fn mutual_tls(sni: String, alpn_protocols: Vec<String>, peers: &Peers) -> tls::U
     tls::UpstreamTlsContext {
         sni,
         common_tls_context: Some(tls::CommonTlsContext {
+            tls_params: Some(tls_1_2_and_1_3()),
             alpn_protocols,
             tls_certificate_sds_secret_configs: vec![secret(CERTIFICATE_SECRET)],
             validation_context_type: Some(validation),
-            ..tls::CommonTlsContext::default()
         }),
+    }
+}
+
+/// Returns the versions of TLS that clients speak. By itself, an Envoy that is a client speaks TLS 1.2 at most, which a mesh may not
+/// accept.
+fn tls_1_2_and_1_3() -> tls::TlsParameters {
+    use tls::tls_parameters::TlsProtocol::{TlSv12, TlSv13};
+    tls::TlsParameters {
+        tls_minimum_protocol_version: TlSv12.into(),
+        tls_maximum_protocol_version: TlSv13.into(),
     }
 }
 
