@@ -240,7 +240,13 @@ fn with_services(policy: &Arc<Policy>, scope: &RegistryScope, services: Vec<List
 fn service(listed: &Listed) -> Option<Service> {
     let port = |port: &api::service::Port| {
         let protocol = PortProtocol::ALL.into_iter().find(|protocol| protocol.text() == port.protocol)?;
-        Some(ServicePort { name: (*port.name).into(), port: port.port, target_port: port.port, protocol })
+        Some(ServicePort {
+            name: (*port.name).into(),
+            port: port.port,
+            target_port: port.port,
+            is_target_named: false,
+            protocol,
+        })
     };
     let hostname = HostName::parse(&listed.hostname).ok()?;
     Some(Service {

@@ -226,6 +226,7 @@ impl ServiceReader {
                 name,
                 port,
                 target_port: fields.get(&keys::ServicePort::TARGET_PORT).unwrap_or(port),
+                is_target_named: false,
                 protocol: fields.get(&keys::ServicePort::PROTOCOL),
             };
             ports.push((port, node.position));

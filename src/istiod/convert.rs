@@ -69,8 +69,9 @@ pub(crate) fn ports(service: &Service, texts: &mut Interner) -> Vec<ServicePort>
         };
         if ports.iter().all(|known| known.port != number) {
             let name = texts.text(&number.to_string());
-            let target_port = port(one.target_port).unwrap_or(number);
-            ports.push(ServicePort { name, port: number, target_port, protocol });
+            let target = port(one.target_port);
+            let (target_port, is_target_named) = (target.unwrap_or(number), target.is_none());
+            ports.push(ServicePort { name, port: number, target_port, is_target_named, protocol });
         }
     }
     ports

@@ -91,6 +91,10 @@ pub struct ServicePort {
     /// The port on which endpoints listen for this service port, unless they have a port of their own.
     #[serde(deserialize_with = "stored::port")]
     pub target_port: u16,
+    /// True if every endpoint has a port of its own, because the target port is a name for which each pod has its number. An endpoint
+    /// without one does not serve the port.
+    #[serde(default)]
+    pub is_target_named: bool,
     /// The application protocol.
     pub protocol: PortProtocol,
 }

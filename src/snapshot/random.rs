@@ -134,7 +134,13 @@ fn ports() -> impl Strategy<Value = Vec<ServicePort>> {
         let mut ports: Vec<ServicePort> = Vec::new();
         for (name, port, target_port, protocol) in all {
             if ports.iter().all(|known| &*known.name != name && known.port != port) {
-                ports.push(ServicePort { name: name.into(), port, target_port, protocol });
+                ports.push(ServicePort {
+                    name: name.into(),
+                    port,
+                    target_port,
+                    is_target_named: false,
+                    protocol,
+                });
             }
         }
         ports

@@ -435,6 +435,12 @@ impl ServiceView {
         serving.next().map(|(_, own)| own.target_port)
     }
 
+    /// Returns the same; `None` if the target port is a name, so that each endpoint that serves the port has its own.
+    pub fn fixed_target_port(&self, port: &PortView) -> Option<u16> {
+        let mut serving = serving_parts(&self.parts, &port.name, port.port, port.protocol);
+        serving.next().filter(|(_, own)| !own.is_target_named).map(|(_, own)| own.target_port)
+    }
+
     /// Returns the endpoints of a subset that the port does not get because of their registry, each as network, cluster, weight
     /// and the standing of the registry because of which they are not used. Without a standing, there is a conflict: the registry
     /// uses the name or number of the port for another port than an earlier registry does.

@@ -216,7 +216,13 @@ pub fn endpoint(host: &str, weight_value: u32) -> Endpoint {
 }
 
 pub fn port(number: u16, protocol: PortProtocol) -> ServicePort {
-    ServicePort { name: format!("p{number}").into(), port: number, target_port: 8080, protocol }
+    ServicePort {
+        name: format!("p{number}").into(),
+        port: number,
+        target_port: 8080,
+        is_target_named: false,
+        protocol,
+    }
 }
 
 pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) -> Service {

@@ -345,7 +345,8 @@ fn service_of(
     let addresses = addresses(found, viewer);
     let ports = found.ports.iter().map(|port| proto::Port {
         service_port: port.port.into(),
-        target_port: found.target_port(port).unwrap_or_default().into(),
+        // A workload that does not name the port would otherwise be called at this one.
+        target_port: found.fixed_target_port(port).unwrap_or_default().into(),
         app_protocol: app_protocol(port.protocol).into(),
     });
     let short = short_name(found);

@@ -246,6 +246,7 @@ fn service_port(port: &PortRecord) -> ServicePort {
         name: if port.name.is_empty() { number.to_string().into() } else { port.name.clone() },
         port: number,
         target_port: port.target.unwrap_or(number),
+        is_target_named: port.target.is_none(),
         protocol: port.protocol,
     }
 }

@@ -100,7 +100,7 @@ fn port(port: &proto::Port, interner: &mut Interner) -> Result<ServicePort, Stri
     let protocol = PortProtocol::ALL.into_iter().find(|protocol| protocol.text() == port.protocol);
     let protocol = protocol.ok_or("a port has an unknown protocol")?;
     let name = interner.text(text("name of a port", &port.name)?);
-    Ok(ServicePort { name, port: number, target_port: number, protocol })
+    Ok(ServicePort { name, port: number, target_port: number, is_target_named: false, protocol })
 }
 
 /// Decodes a record whose numbers of ports and groups are within the limits.

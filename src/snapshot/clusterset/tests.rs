@@ -36,7 +36,13 @@ fn export(created: &str) -> Export {
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
-    ServicePort { name: name.into(), port: number, target_port: number, protocol: PortProtocol::Tcp }
+    ServicePort {
+        name: name.into(),
+        port: number,
+        target_port: number,
+        is_target_named: false,
+        protocol: PortProtocol::Tcp,
+    }
 }
 
 /// Returns the shard of a cluster that exports the service; without `export`, the shard has the service but no ServiceExport.
