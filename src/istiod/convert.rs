@@ -311,6 +311,7 @@ pub(crate) fn for_ztunnels(
             TunnelProtocol::Hbone => Encapsulation::Hbone,
             TunnelProtocol::None | TunnelProtocol::LegacyIstioMtls => Encapsulation::None,
         },
+        has_native_tunnel: workload.native_tunnel,
         is_on_host_network: workload.network_mode() == NetworkMode::HostNetwork,
         policies,
         waypoint: None,

@@ -34,6 +34,9 @@ pub struct Workload {
     pub identity: Option<Identity>,
     /// The encapsulation that the workload accepts.
     pub encapsulation: Encapsulation,
+    /// True if the workload itself accepts it, and not the ztunnel of its node.
+    #[serde(default)]
+    pub has_native_tunnel: bool,
     /// True if the addresses are those of the node, so that several workloads have them.
     pub is_on_host_network: bool,
     /// The policies that select the workload by its labels, as `namespace/name`, in order.

@@ -511,6 +511,7 @@ pub fn neighbour(of: &Neighbour<'_>, members: &[(Arc<str>, &Member)], viewer: &V
             made.node = known.node.to_string();
             made.locality = locality_of(&known.locality);
             made.waypoint = known.waypoint.as_ref().map(by_hostname);
+            made.native_tunnel = known.has_native_tunnel;
             let mode = if known.is_on_host_network {
                 proto::NetworkMode::HostNetwork
             } else {

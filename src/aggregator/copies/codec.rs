@@ -192,6 +192,7 @@ mod tests {
             locality: Locality::default(),
             identity: None,
             encapsulation: Encapsulation::Hbone,
+            has_native_tunnel: false,
             is_on_host_network: false,
             policies: vec!["n/p".into()],
             waypoint: None,

@@ -209,6 +209,7 @@ fn workload(
         locality: sources.locality(&Instance::of_pod(pod)),
         identity: pod.template.identity.clone(),
         encapsulation: pod.template.encapsulation,
+        has_native_tunnel: own.has_native_tunnel,
         is_on_host_network: own.is_on_host_network,
         policies: policies.selecting(namespace, &own.labels),
         waypoint: of_pod(sources.tables, namespace, &own.labels),

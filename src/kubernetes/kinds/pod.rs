@@ -96,6 +96,8 @@ pub(crate) struct PodRecord {
 pub(crate) struct AmbientPod {
     pub(crate) name: Arc<str>,
     pub(crate) labels: Labels,
+    /// True if the pod itself ends the tunnels of its callers.
+    pub(crate) has_native_tunnel: bool,
     pub(crate) is_on_host_network: bool,
     pub(crate) names: Arc<WorkloadNames>,
 }
@@ -120,8 +122,8 @@ impl PodRecord {
         let labels = metadata.labels.iter().filter(|(name, _)| is_kept(name));
         let redirected = metadata.annotations.get("ambient.istio.io/redirection");
         let tunnels = label("networking.istio.io/tunnel").unwrap_or_default();
-        let by_hbone = redirected.is_some_and(|state| state == "enabled")
-            || tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
+        let has_native_tunnel = tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
+        let by_hbone = has_native_tunnel || redirected.is_some_and(|state| state == "enabled");
         let locality = label("istio-locality").map(|text| text.replace('.', "/"));
         let template = PodTemplate {
             namespace: texts.text(&metadata.namespace),
@@ -138,7 +140,8 @@ impl PodRecord {
         let ambient = reading.spec.ambient.then(|| {
             let labels = texts.labels(&metadata.labels);
             let (name, is_on_host_network) = (metadata.name.as_str().into(), spec.host_network);
-            Box::new(AmbientPod { name, labels, is_on_host_network, names: names(metadata, texts) })
+            let names = names(metadata, texts);
+            Box::new(AmbientPod { name, labels, has_native_tunnel, is_on_host_network, names })
         });
         Self {
             ambient,

@@ -52,6 +52,7 @@ fn pod(name: &str, ips: &[&str], account: &str, is_on_host_network: bool) -> Ite
         locality: Default::default(),
         identity: Some(identity(account)),
         encapsulation: Encapsulation::Hbone,
+        has_native_tunnel: false,
         is_on_host_network,
         policies: Vec::new(),
         waypoint: None,
