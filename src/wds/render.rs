@@ -34,6 +34,9 @@ mod waypoint;
 
 use self::waypoint::{WaypointOf, waypoint};
 
+/// The trust domain of a workload that names none.
+const DEFAULT_TRUST_DOMAIN: &str = "cluster.local";
+
 /// The resources of one service, as a viewer gets them.
 #[derive(Debug)]
 pub struct ServiceResources {
@@ -578,7 +581,11 @@ pub fn read_alias(name: &str) -> Option<Arc<str>> {
     Some(alias(&Network::new(network), canonical_ip(ip.parse().ok()?)))
 }
 
-fn made_workload(workload: proto::Workload) -> Made {
+fn made_workload(mut workload: proto::Workload) -> Made {
+    // The default is not sent, as by istiod: each pod would carry it.
+    if workload.trust_domain == DEFAULT_TRUST_DOMAIN {
+        workload.trust_domain.clear();
+    }
     let name: Arc<str> = workload.uid.as_str().into();
     let address = proto::Address { r#type: Some(Type::Workload(workload)) };
     let resource = Arc::new(Resource::of_type(Kind::Address.type_url(), name, &address));
