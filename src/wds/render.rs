@@ -427,15 +427,16 @@ fn families(families: ServiceFamilies) -> proto::IpFamilies {
     }
 }
 
-/// Returns the virtual addresses of a service that a viewer can use: those of its own cluster, or else those that belong to no
-/// cluster. The ranges of two clusters usually overlap.
-fn addresses(found: &ServiceView, viewer: &Viewer) -> BTreeSet<IpAddr> {
+/// Returns the virtual addresses of a service that a viewer can use, in the order in which the service has them: those of its own
+/// cluster, or else those that belong to no cluster. The ranges of two clusters usually overlap.
+fn addresses(found: &ServiceView, viewer: &Viewer) -> Vec<IpAddr> {
     if found.import.is_some() {
-        return found.addresses.iter().copied().collect();
+        return found.addresses.clone();
     }
-    let of = |cluster: &ClusterId| -> BTreeSet<IpAddr> {
+    let of = |cluster: &ClusterId| -> Vec<IpAddr> {
         let parts = found.parts.iter().filter(|part| part.origin.cluster == *cluster);
-        parts.flat_map(|part| part.service.addresses.iter().copied()).collect()
+        let mut seen = BTreeSet::new();
+        parts.flat_map(|part| part.service.addresses.iter().copied()).filter(|ip| seen.insert(*ip)).collect()
     };
     let own = of(&viewer.cluster);
     if own.is_empty() { of(&ClusterId::default()) } else { own }
