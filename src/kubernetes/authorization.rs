@@ -177,8 +177,10 @@ pub(super) enum MutualTls {
     /// The mode of the namespace, or else of the mesh, applies.
     #[default]
     Unset,
-    /// They are accepted.
+    /// They are accepted, as well as those with it.
     Permissive,
+    /// Only they are expected.
+    Disabled,
     /// They are refused.
     Strict,
 }
@@ -188,7 +190,8 @@ impl MutualTls {
     pub(super) fn read(text: &str) -> Self {
         match text {
             "" | "UNSET" => Self::Unset,
-            "PERMISSIVE" | "DISABLE" => Self::Permissive,
+            "PERMISSIVE" => Self::Permissive,
+            "DISABLE" => Self::Disabled,
             _ => Self::Strict,
         }
     }

@@ -172,8 +172,14 @@ impl<'a> Policies<'a> {
             .min_by_key(|(_, record)| &record.created);
         let inherited = self.mode_of(namespace);
         let mode = of_workload.map_or(inherited, |(_, record)| record.mode.or(inherited));
-        let of_ports = of_workload
-            .filter(|(key, record)| of_ports(&key.name, &key.namespace, mode, &record.ports).is_some());
+        // As with istiod, `DISABLE` opens a port only of a workload that is strict by itself.
+        let is_meant = |record: &PeerRecord| {
+            let inherits = record.mode == MutualTls::Unset && inherited == MutualTls::Strict;
+            !inherits || record.ports.values().any(|of| *of == MutualTls::Permissive)
+        };
+        let of_ports = of_workload.filter(|(key, record)| {
+            is_meant(record) && of_ports(&key.name, &key.namespace, mode, &record.ports).is_some()
+        });
         match of_ports {
             Some((key, _)) => {
                 selecting.push(format!("{namespace}/{OF_PEER_AUTHENTICATION}{}", key.name).into());
