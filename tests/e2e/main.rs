@@ -54,6 +54,7 @@ mod hostile_peer;
 mod identity;
 mod interop;
 mod istiod;
+mod istiod_fields;
 mod kernel_memory;
 mod kube_fake;
 mod kube_records;
