@@ -248,7 +248,7 @@ impl<'a> Sources<'a> {
             let own = instance.ports.get(&*port.name).copied();
             if own != Some(port.target.unwrap_or(port.number)) {
                 // The port 0 says that the pod does not have the named port.
-                ports.insert(port.name.clone(), own.unwrap_or(0));
+                ports.insert(port.service_name(), own.unwrap_or(0));
             }
         }
         EndpointTemplate {

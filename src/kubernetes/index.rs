@@ -396,6 +396,30 @@ mod tests {
     }
 
     #[test]
+    fn the_port_of_a_service_may_have_no_name_and_a_target_that_pods_name() {
+        let spec = KubernetesSpec { manual_endpoints: true, ..KubernetesSpec::plain() };
+        let domain = spec.trust_domain.clone();
+        let kinds = [Kind::Service, Kind::EndpointSlice];
+        let watches = kinds.map(|kind| (kind, None)).to_vec();
+        let mut index = Index::new(Arc::new(spec), ClusterId::new("east"), domain, watches);
+        let service = r#"{"metadata":{"namespace":"shop","name":"web"},
+            "spec":{"ports":[{"port":80,"targetPort":"http"}]}}"#;
+        let slice = r#"{"metadata":{"namespace":"shop","name":"web-1","labels":{"kubernetes.io/service-name":"web"}},
+            "addressType":"IPv4","ports":[{"port":8080}],"endpoints":[{"addresses":["10.0.0.1"]}]}"#;
+        for (watch, object) in [service, slice].into_iter().enumerate() {
+            let object = kinds[watch].read(object).expect("legal");
+            index.apply(Event { watch, kind: kinds[watch], what: What::Put(object) });
+        }
+        let changes = index.changes();
+        let mut services = changes.iter().filter_map(|change| match change {
+            Change::Put(Item::Service(service)) => Some(service),
+            _ => None,
+        });
+        let service = services.next().expect("a service");
+        assert_eq!(service.endpoints[0].template.port_for(&service.ports[0]), Some(8080));
+    }
+
+    #[test]
     fn namespaces_are_awaited_where_one_of_them_names_the_network() {
         let forbidden = || index_of(KubernetesSpec::plain(), What::Complete, failing(StatusCode::FORBIDDEN));
         assert!(!forbidden().watches.is_ready(Failures::Accept));

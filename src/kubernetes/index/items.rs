@@ -243,7 +243,7 @@ fn subsets(tables: &Tables, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Ar
 fn service_port(port: &PortRecord) -> ServicePort {
     let number = port.number;
     ServicePort {
-        name: if port.name.is_empty() { number.to_string().into() } else { port.name.clone() },
+        name: port.service_name(),
         port: number,
         target_port: port.target.unwrap_or(number),
         is_target_named: port.target.is_none(),

@@ -204,6 +204,13 @@ pub(crate) struct PortRecord {
     pub(crate) node_port: Option<u16>,
 }
 
+impl PortRecord {
+    /// Returns the name of the service port that is made from this port.
+    pub(crate) fn service_name(&self) -> Arc<str> {
+        if self.name.is_empty() { self.number.to_string().into() } else { self.name.clone() }
+    }
+}
+
 /// The settings of a Service that is the gateway of a network.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entrance {
