@@ -179,8 +179,8 @@ pub(super) enum MutualTls {
     Unset,
     /// They are accepted, as well as those with it.
     Permissive,
-    /// Only they are expected.
-    Disabled,
+    /// They are accepted, and mutual TLS is not.
+    Disable,
     /// They are refused.
     Strict,
 }
@@ -191,7 +191,7 @@ impl MutualTls {
         match text {
             "" | "UNSET" => Self::Unset,
             "PERMISSIVE" => Self::Permissive,
-            "DISABLE" => Self::Disabled,
+            "DISABLE" => Self::Disable,
             _ => Self::Strict,
         }
     }

@@ -9,10 +9,13 @@ use super::interner::{Interner, PodTemplate};
 use super::kinds::Tables;
 use super::kinds::endpoint_slice::{SliceEndpoint, SliceRecord};
 use super::kinds::pod::PodRecord;
-use super::kinds::service::ServiceRecord;
+use super::kinds::service::{PortRecord, ServiceRecord};
+use super::mutual_tls::ServiceTls;
 use super::table::{ObjectKey, Uid};
 use isthmus_model::address::Host;
-use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, Labels, OwnPorts, Weight};
+use isthmus_model::endpoint::{
+    DeclaredTls, Endpoint, EndpointTemplate, Health, Labels, OwnPorts, TlsMode, Weight,
+};
 use isthmus_model::place::{Locality, Network};
 use isthmus_model::service::Withheld;
 
@@ -62,6 +65,7 @@ pub(super) fn made<'a>(
     sources: &Sources<'a>,
     key: &ObjectKey,
     service: &ServiceRecord,
+    tls: &ServiceTls<'_>,
     texts: &mut Interner,
 ) -> Made {
     let mut made = Made::default();
@@ -99,7 +103,7 @@ pub(super) fn made<'a>(
                 Health::Draining if !is_any_ready => Health::Healthy,
                 health => health,
             },
-            template: texts.endpoint_template(sources.template(&instance, service, network)),
+            template: texts.endpoint_template(sources.template(&instance, service, network, tls)),
         };
         all.push((endpoint, instance.hostname));
     }
@@ -240,6 +244,7 @@ impl<'a> Sources<'a> {
         instance: &Instance<'_>,
         service: &ServiceRecord,
         network: Option<Network>,
+        tls: &ServiceTls<'_>,
     ) -> EndpointTemplate {
         let none = PodTemplate::default();
         let template = instance.pod.map_or(&none, |pod| &pod.template);
@@ -251,15 +256,22 @@ impl<'a> Sources<'a> {
                 ports.insert(port.service_name(), own.unwrap_or(0));
             }
         }
+        let mesh_tls = instance.pod.filter(|_| template.is_meshed).and_then(|pod| {
+            let own = |port: &PortRecord| instance.ports.get(&*port.name).copied();
+            let all =
+                service.ports.iter().filter_map(|port| Some((port.service_name(), port.number, own(port)?)));
+            tls.off(pod.labels(), all)
+        });
         EndpointTemplate {
             ports,
             labels: self.labels(instance, &template.labels),
             network,
             tls: Some(if template.is_meshed {
-                DeclaredTls::Mode(isthmus_model::endpoint::TlsMode::Mesh)
+                DeclaredTls::Mode(TlsMode::Mesh)
             } else {
                 DeclaredTls::Application
             }),
+            mesh_tls,
             encapsulation: template.encapsulation,
             identity: template.identity.clone(),
             ..EndpointTemplate::default()

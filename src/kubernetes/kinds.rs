@@ -107,6 +107,8 @@ enum Namespaces {
     OfServices,
     /// The namespaces whose services are read, and the namespaces that may have gateways.
     OfServicesAndGateways,
+    /// The namespaces whose services are read, and the system namespace of the mesh.
+    OfServicesAndSystem,
     /// The system namespace of the mesh.
     System,
     /// All namespaces, whichever are read otherwise.
@@ -259,7 +261,12 @@ impl Kind {
                 Namespaces::System => BTreeSet::from([&spec.system_namespace]),
                 Namespaces::OfServices if is_apart => only.iter().collect(),
                 Namespaces::OfServicesAndGateways if is_apart => only.iter().chain(gateways).collect(),
+                // The policies of all pods are for ztunnels.
+                Namespaces::OfServicesAndSystem if is_apart && !spec.ambient => {
+                    only.iter().chain([&spec.system_namespace]).collect()
+                }
                 Namespaces::None
+                | Namespaces::OfServicesAndSystem
                 | Namespaces::Every
                 | Namespaces::OfServices
                 | Namespaces::OfServicesAndGateways => {

@@ -131,6 +131,39 @@ impl DeclaredTls {
     }
 }
 
+/// The kind of object that turns the mesh's mutual TLS off on a port of a workload in the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum MeshTlsOff {
+    /// A DestinationRule, by which clients do not use the mesh's mutual TLS.
+    DestinationRule,
+    /// A PeerAuthentication, by which the workload does not accept the mesh's mutual TLS.
+    PeerAuthentication,
+}
+
+impl MeshTlsOff {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::DestinationRule, Self::PeerAuthentication];
+
+    /// Returns the value as `explain` shows it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::DestinationRule => "mTLS off by DestinationRule",
+            Self::PeerAuthentication => "mTLS off by PeerAuthentication",
+        }
+    }
+}
+
+/// The state of the mesh's mutual TLS on a service port of a workload in the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PortMeshTls {
+    /// The name of the service port.
+    pub port: Arc<str>,
+    /// The subset by which callers ask for the port, in lower case; empty: every subset that has no entry of its own.
+    pub subset: Arc<str>,
+    /// The kind of object that turns mutual TLS off; `None`: it is on.
+    pub off: Option<MeshTlsOff>,
+}
+
 /// The encapsulation that an endpoint accepts beside plain TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Encapsulation {
@@ -239,6 +272,9 @@ pub struct EndpointTemplate {
     pub network: Option<Network>,
     /// The TLS mode; `None`: `own` on ports of protocol TLS or HTTPS, else `mesh`.
     pub tls: Option<DeclaredTls>,
+    /// The ports on which the mesh's mutual TLS is off, or off for some subsets; `None`: it is on for every port, if `tls` is `mesh`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh_tls: Option<Arc<[PortMeshTls]>>,
     /// The encapsulation that the endpoint accepts.
     pub encapsulation: Encapsulation,
     /// The SPIFFE ID that clients verify; `None` if the registry declares none.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::address::{stored_ips, stored_socket};
-use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, TlsMode};
+use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, MeshTlsOff, TlsMode};
 use super::identity::Identity;
 use super::import::Import;
 use super::load_balancing::{LoadBalancing, ServiceFamilies};
@@ -217,14 +217,26 @@ impl Withheld {
 }
 
 impl EndpointTemplate {
-    /// Returns the TLS mode on ports of a protocol.
-    pub fn tls_on(&self, protocol: PortProtocol) -> TlsMode {
-        match self.tls {
-            None => protocol.default_tls(),
+    /// Returns the TLS mode on a service port for callers that ask for a subset; empty: for no subset. Where the mesh's mutual TLS is
+    /// off, the mode is that of a workload outside the mesh.
+    pub fn tls_on(&self, port: &ServicePort, subset: &str) -> TlsMode {
+        let declared = match self.mesh_tls_off(port, subset) {
+            Some(_) => Some(DeclaredTls::Application),
+            None => self.tls,
+        };
+        match declared {
+            None => port.protocol.default_tls(),
             Some(DeclaredTls::Mode(mode)) => mode,
-            Some(DeclaredTls::Application) if protocol.is_tls() => TlsMode::Own,
+            Some(DeclaredTls::Application) if port.protocol.is_tls() => TlsMode::Own,
             Some(DeclaredTls::Application) => TlsMode::None,
         }
+    }
+
+    /// Returns the kind of object that turns the mesh's mutual TLS off on a service port for callers that ask for a subset.
+    pub fn mesh_tls_off(&self, port: &ServicePort, subset: &str) -> Option<MeshTlsOff> {
+        let entries = self.mesh_tls.as_deref()?;
+        let of = |subset: &str| entries.iter().find(|one| *one.port == *port.name && *one.subset == *subset);
+        of(subset).or_else(|| of(""))?.off
     }
 
     /// Returns the port on which the endpoint listens for a service port; `None` if it does not listen for it.

@@ -13,7 +13,7 @@ use super::port_endpoint::{PortEndpoint, on_own_network};
 use super::routes::{RouteEntry, addresses, places};
 use super::service_view::{PortView, ServiceView};
 use super::shard::Standing;
-use isthmus_model::endpoint::{Encapsulation, HBONE_PORT};
+use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, MeshTlsOff};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::Withheld;
@@ -39,6 +39,8 @@ pub enum OmissionReason {
     NoTunnel,
     /// Nobody has written the endpoint's TLS mode, and no rule with `tls: own` admits the caller to it.
     OutsideMesh,
+    /// An object turns the mesh's mutual TLS off on the port of the endpoint, and no rule with `tls: own` admits the caller to it.
+    MeshTlsOff(MeshTlsOff),
     /// The export rules do not cover the endpoint's cluster.
     OtherCluster,
     /// The registry could not be read for some time, and another registry that can be read has ready endpoints.
@@ -51,7 +53,7 @@ pub enum OmissionReason {
 
 impl OmissionReason {
     /// All values, in the order of `docs/reasons.md`.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::OtherNetwork,
         Self::Unresolved,
         Self::AddressNotAllowed,
@@ -61,6 +63,8 @@ impl OmissionReason {
         Self::OtherTlsMode,
         Self::NoTunnel,
         Self::OutsideMesh,
+        Self::MeshTlsOff(MeshTlsOff::DestinationRule),
+        Self::MeshTlsOff(MeshTlsOff::PeerAuthentication),
         Self::OtherCluster,
         Self::Demoted,
         Self::Expired,
@@ -82,6 +86,7 @@ impl OmissionReason {
             Self::OtherTlsMode => "other TLS mode",
             Self::NoTunnel => "no tunnel",
             Self::OutsideMesh => "outside the mesh",
+            Self::MeshTlsOff(by) => by.text(),
             Self::OtherCluster => "other cluster",
             Self::Demoted => "registry demoted",
             Self::Expired => "registry expired",
@@ -123,6 +128,14 @@ impl OmissionReason {
             Self::OutsideMesh => {
                 "The endpoint is of Kubernetes or an istiod, and has no mTLS of the mesh, or the client used a plain host name. Only an export \
                  rule with `tls: own` leads there."
+            }
+            Self::MeshTlsOff(MeshTlsOff::DestinationRule) => {
+                "A DestinationRule gives the port a `tls.mode` other than `ISTIO_MUTUAL`, so the gateway does not lead mesh callers \
+                 there, as istiod's gateway does not. Only an export rule with `tls: own` leads there."
+            }
+            Self::MeshTlsOff(MeshTlsOff::PeerAuthentication) => {
+                "A PeerAuthentication has `DISABLE` for the mesh, the namespace, the pod or its port, so the endpoint does not accept \
+                 mTLS of the mesh. Only an export rule with `tls: own` leads there."
             }
             Self::OtherCluster => {
                 "The export rule that allows the caller does not offer the endpoint's cluster: the rule names other \
@@ -300,6 +313,7 @@ fn of_port(
             }
             continue;
         }
+        let found = found.in_subset(subset);
         let here = found.addresses(&snapshot.resolved);
         let is_chosen = || {
             let mut all = chosen.iter().flat_map(|chosen| chosen.endpoints());
@@ -320,7 +334,10 @@ fn of_port(
         } else if offer.is_some_and(|offer| !is_among(&offer.clusters, &found.origin.cluster)) {
             OmissionReason::OtherCluster
         } else if offer.is_some_and(|offer| !offer.has(&found, asked)) {
-            OmissionReason::OutsideMesh
+            match found.mesh_tls_off.filter(|_| asked != AskedBy::Hostname) {
+                Some(by) => OmissionReason::MeshTlsOff(by),
+                None => OmissionReason::OutsideMesh,
+            }
         } else if is_chosen() {
             continue;
         } else {

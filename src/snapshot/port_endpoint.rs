@@ -10,7 +10,7 @@ use super::routes::{Resolved, addresses};
 use super::shard::{Origin, Standing};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, TlsMode};
+use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, MeshTlsOff, TlsMode};
 use isthmus_model::place::Network;
 use isthmus_model::service::{Service, ServicePort};
 
@@ -27,6 +27,10 @@ pub struct PortEndpoint<'a> {
     pub port: u16,
     /// The TLS mode of the endpoint.
     pub tls: TlsMode,
+    /// The port as the registry of the endpoint defines it.
+    own: &'a ServicePort,
+    /// The kind of object that turns the mesh's mutual TLS off on the port of the endpoint, if one does.
+    pub mesh_tls_off: Option<MeshTlsOff>,
     /// The parts of [`PARTS`] of the endpoint's weight that planned drains leave; 0: the endpoint is in reserve.
     pub left: u8,
 }
@@ -47,10 +51,25 @@ impl<'a> PortEndpoint<'a> {
                 network: network_of(endpoint, origin, networks),
                 origin,
                 port: endpoint.template.port_for(own)?,
-                tls: endpoint.template.tls_on(own.protocol),
+                tls: endpoint.template.tls_on(own, ""),
+                mesh_tls_off: endpoint.template.mesh_tls_off(own, ""),
+                own,
                 left: left.and_then(|left| left.get(at).copied()).unwrap_or(PARTS),
             })
         })
+    }
+
+    /// Returns the endpoint as callers have it that ask for a subset, which may have its own rule for the mesh's mutual TLS.
+    pub(super) fn in_subset(self, subset: &str) -> Self {
+        let template = &self.endpoint.template;
+        match template.mesh_tls {
+            None => self,
+            Some(_) => Self {
+                tls: template.tls_on(self.own, subset),
+                mesh_tls_off: template.mesh_tls_off(self.own, subset),
+                ..self
+            },
+        }
     }
 
     /// Returns true if the registry is live and reports the endpoint as healthy, and the endpoint has an address. An endpoint
@@ -76,7 +95,11 @@ impl<'a> PortEndpoint<'a> {
             AskedBy::MeshName => self.tls != TlsMode::Mesh,
             AskedBy::Hostname => true,
             // The TLS of a tunnel is that of the mesh, whatever the stream carries.
-            AskedBy::Authority => self.tls != TlsMode::Mesh && self.encapsulation() == Encapsulation::None,
+            // Nor do rules for the mesh's mutual TLS apply to it: a workload in the mesh stays in the mesh.
+            AskedBy::Authority => {
+                let is_meshed = self.tls == TlsMode::Mesh || self.mesh_tls_off.is_some();
+                !is_meshed && self.encapsulation() == Encapsulation::None
+            }
             // Such callers come by routes, to which no export rule applies.
             AskedBy::Tcp => false,
         }

@@ -28,7 +28,8 @@ use crate::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{
-    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight,
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, MeshTlsOff, PortMeshTls, TlsMode,
+    Weight,
 };
 use isthmus_model::identity::IdentityPattern;
 use isthmus_model::place::{ClusterId, Locality, Network};
@@ -107,8 +108,9 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
     let labels = prop_oneof![2 => Just(None), 1 => Just(Some("1")), 1 => Just(Some("2"))];
     let ports = option::weighted(0.2, select(vec![15443_u16, 9443]));
     let encapsulation = prop_oneof![2 => Just(Encapsulation::None), 1 => Just(Encapsulation::Hbone)];
-    (host, network, health, (tls, encapsulation), labels, ports, localities(), weights()).prop_map(
-        |(host, network, health, (tls, encapsulation), label, port, locality, weight)| {
+    let tls = (tls, option::weighted(0.3, mesh_tls()), encapsulation);
+    (host, network, health, tls, labels, ports, localities(), weights()).prop_map(
+        |(host, network, health, (tls, mesh_tls, encapsulation), label, port, locality, weight)| {
             let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
             let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
             let tls = tls.map(DeclaredTls::Mode);
@@ -117,12 +119,22 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
                 labels,
                 network,
                 tls,
+                mesh_tls: mesh_tls.map(Into::into),
                 encapsulation,
                 ..EndpointTemplate::default()
             };
             Endpoint { host, locality, weight, health, template: template.into() }
         },
     )
+}
+
+/// Returns ports on which the mesh's mutual TLS is off, for all callers or for those that ask for a subset.
+fn mesh_tls() -> impl Strategy<Value = Vec<PortMeshTls>> {
+    let off = option::of(select(MeshTlsOff::ALL.to_vec()));
+    let one = (select(vec!["x", "y", "z"]), select(vec!["", "v1", "v2"]), off);
+    let one =
+        one.prop_map(|(port, subset, off)| PortMeshTls { port: port.into(), subset: subset.into(), off });
+    vec(one, 1..3)
 }
 
 fn ports() -> impl Strategy<Value = Vec<ServicePort>> {

@@ -422,10 +422,13 @@ impl ServiceView {
         subset: &str,
         networks: &'a NetworkTable,
     ) -> Option<impl Iterator<Item = PortEndpoint<'a>>> {
-        let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
+        let subset = if subset.is_empty() { None } else { Some(self.subsets.get_key_value(subset)?) };
         let counting = self.counting_parts(port);
         let all = counting.flat_map(move |(part, own)| part.endpoints(own, networks));
-        Some(all.filter(move |found| labels.is_none_or(|labels| found.has(labels))))
+        Some(all.filter_map(move |found| match subset {
+            None => Some(found),
+            Some((name, labels)) => found.has(labels).then(|| found.in_subset(name)),
+        }))
     }
 
     /// Returns the target port of a service port in the first registry that has the port; single endpoints may have another
@@ -753,7 +756,10 @@ fn port_view(
     let everything = Labels::default();
     let subsets: BTreeMap<Arc<str>, SubsetCandidates> = std::iter::once((Arc::default(), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
-        .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, site)))
+        .map(|(name, labels)| {
+            let candidates = subset_candidates(&here, (&name, labels), &group, tuning, site);
+            (name, candidates)
+        })
         .collect();
     let is_written = serving_parts(parts, &port.name, port.port, port.protocol)
         .any(|(part, _)| part.origin.tls == TlsSource::Written);

@@ -23,7 +23,7 @@ use super::steering::{Group, ServiceSteering, SteeringMode};
 use super::weights::{Share, share, whole};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
+use isthmus_model::endpoint::{Encapsulation, Health, MeshTlsOff, TlsMode};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::Withheld;
 
@@ -258,6 +258,9 @@ pub enum ExclusionReason {
     /// Nobody has written the TLS mode of the endpoints, and no export rule with `tls: own` admits callers of the viewer's protocol
     /// to them.
     OutsideMesh,
+    /// An object turns the mesh's mutual TLS off on the port of the endpoints, and no export rule with `tls: own` admits callers of
+    /// the viewer's protocol to them.
+    MeshTlsOff(MeshTlsOff),
     /// The endpoints do not accept HBONE.
     NoTunnel,
     /// The endpoints speak no TLS, so that only HBONE callers reach them.
@@ -288,6 +291,7 @@ impl ExclusionReason {
             Self::NoAddress => "no address",
             Self::NotExported => "not exported",
             Self::OutsideMesh => "outside the mesh",
+            Self::MeshTlsOff(by) => by.text(),
             Self::NoTunnel => "no tunnel",
             Self::NoTls => "no TLS",
             Self::OtherTls => "other TLS mode",
@@ -521,7 +525,12 @@ impl<'a> Horizon<'a> {
             behind.modes.insert(mode);
         }
         if !exported {
-            return Err(if is_covered { ExclusionReason::OutsideMesh } else { ExclusionReason::NotExported });
+            let off = endpoint.mesh_tls_off.filter(|_| self.asked() == AskedBy::MeshName);
+            return Err(match off {
+                _ if !is_covered => ExclusionReason::NotExported,
+                Some(by) => ExclusionReason::MeshTlsOff(by),
+                None => ExclusionReason::OutsideMesh,
+            });
         }
         let sum = behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default();
         sum.weight += weight;

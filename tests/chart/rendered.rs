@@ -270,20 +270,25 @@ fn each_right_comes_with_its_feature_alone() {
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), base);
     assert!(of_kind(&objects, "Role").is_empty());
     // Each feature adds its own rules.
-    let features: [(&str, &str, &[&str], &str); 4] = [
-        ("kubernetes.gateways.enabled=true", "gateway.networking.k8s.io/gateways", &[], ""),
-        ("kubernetes.destinationRules=true", "networking.istio.io/destinationrules", &[], ""),
-        ("kubernetes.meshConfig=true", "", &["/configmaps get,list,watch istio"], "istio-system"),
+    let features: [(&str, &[&str], &[&str], &str); 4] = [
+        ("kubernetes.gateways.enabled=true", &["gateway.networking.k8s.io/gateways"], &[], ""),
+        (
+            "kubernetes.destinationRules=true",
+            &["networking.istio.io/destinationrules", "security.istio.io/peerauthentications"],
+            &[],
+            "",
+        ),
+        ("kubernetes.meshConfig=true", &[], &["/configmaps get,list,watch istio"], "istio-system"),
         (
             "remoteClusters.watch.enabled=true,remoteClusters.watch.namespace=far",
-            "",
+            &[],
             &["/secrets list,watch"],
             "far",
         ),
     ];
     for (feature, added, role, namespace) in features {
         let objects = render(&["--set", &format!("{none},{feature}")]);
-        let added: Vec<String> = (!added.is_empty()).then(|| read(added)).into_iter().collect();
+        let added: Vec<String> = added.iter().map(|kind| read(kind)).collect();
         let wanted = sorted([&base[..], &added].concat());
         assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), wanted, "{feature}");
         let roles = of_kind(&objects, "Role");

@@ -162,3 +162,65 @@ fn bytes_reach_a_pod_outside_the_mesh_only_under_a_rule_with_tls_own() {
     let mut session = tls(gateway.listener("default"), DASH).expect("a handshake");
     assert_eq!(call(&mut session, "hello").expect("an answer"), "hello");
 }
+
+#[test]
+fn a_port_whose_mutual_tls_an_object_turns_off_is_outside_the_mesh_and_explain_names_the_kind_of_object() {
+    let fake = FakeKube::start();
+    fake.change(|world| world.installed.extend(["destinationrules", "peerauthentications"]));
+    for namespace in ["shop", "istio-system"] {
+        fake.put(&json!({"kind": "Namespace", "metadata": {"name": namespace}}));
+    }
+    fake.put(&json!({"kind": "Node", "metadata": {"name": "n1"}}));
+    for (number, name) in [(1, "plain"), (2, "ruled"), (3, "accepting")] {
+        with_pod(&fake, &format!("shop/{name}"), ("http", None), number, true);
+    }
+    let rule = json!({
+        "kind": "DestinationRule", "metadata": {"namespace": "shop", "name": "ruled"},
+        "spec": {"host": "ruled", "trafficPolicy": {"tls": {"mode": "SIMPLE"}}}
+    });
+    let off = |namespace: &str, mode: &str| {
+        json!({"kind": "PeerAuthentication", "metadata": {"namespace": namespace, "name": "all"},
+               "spec": {"mtls": {"mode": mode}}})
+    };
+    fake.put(&rule);
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("east.kubeconfig"), fake.kubeconfig()).expect("written");
+    let config = config("{services: [\"*.local\"], tls: mesh}")
+        .replace("namespaces:", "destinationRules: true, namespaces:")
+        .replace("node:", "networks: {far: {}}\nnode:");
+    let gateway = Gateway::start_in(folder, &config, &[]);
+    let name = |service: &str| format!("outbound_.443_._.{service}.shop.svc.cluster.local");
+    let opens = |wanted: &[&str]| {
+        let wanted: Vec<String> = wanted.iter().map(|one| format!("{} [\"mesh\"]", name(one))).collect();
+        eventually("the open names", || (exposed(&gateway) == wanted).then_some(()));
+    };
+    let why = |service: &str| {
+        let explained = gateway.json(&format!("/api/v1/explain?sni={}", name(service)));
+        format!("{} {}", explained["reason"], explained["omitted"][0]["why"])
+    };
+    opens(&["accepting", "plain"]);
+    assert_eq!(why("ruled"), "\"no_endpoints\" \"mTLS off by DestinationRule\"");
+
+    // A client on the pod's network gets the pod nevertheless, and one on another network gets no gateway.
+    let view = |network: &str, service: &str| {
+        let path = format!(
+            "/api/v1/horizon?network={network}&cluster=east&service={service}.shop.svc.cluster.local&port=443"
+        );
+        let found = gateway.json(&path);
+        format!("{} {}", found["entries"][0]["address"], found["missing"][0]["why"])
+    };
+    assert_eq!(view("net", "ruled"), "\"10.244.1.2:8443\" null");
+    assert_eq!(view("far", "plain"), "null \"no usable gateway\"");
+    assert_eq!(view("far", "ruled"), "null \"mTLS off by DestinationRule\"");
+
+    fake.put(&off("istio-system", "DISABLE"));
+    opens(&[]);
+    assert_eq!(why("plain"), "\"no_endpoints\" \"mTLS off by PeerAuthentication\"");
+    fake.put(&off("shop", "STRICT"));
+    opens(&["accepting", "plain"]);
+    fake.delete("peerauthentications", "shop/all");
+    opens(&[]);
+    fake.delete("peerauthentications", "istio-system/all");
+    fake.delete("destinationrules", "shop/ruled");
+    opens(&["accepting", "plain", "ruled"]);
+}

@@ -22,7 +22,7 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
-{{/* Marks and subsets of services. */}}
+{{/* Marks of services. */}}
 {{- define "isthmus.role.marks" -}}
 {{- $features := include "isthmus.role.features" . | fromJson }}
 - apiGroups: [multicluster.x-k8s.io]
@@ -46,9 +46,16 @@ what is in namespaces are in Roles, without it in the ClusterRole.
   resources: [endpointslices]
   verbs: [get, create, patch, delete]
 {{- end }}
-{{- if $features.destinationRules }}
+{{- end }}
+
+{{/* Rules of the mesh for services: their subsets, and where mTLS is off. */}}
+{{- define "isthmus.role.destinationRules" -}}
+{{- if (include "isthmus.role.features" . | fromJson).destinationRules }}
 - apiGroups: [networking.istio.io]
   resources: [destinationrules]
+  verbs: [list, watch]
+- apiGroups: [security.istio.io]
+  resources: [peerauthentications]
   verbs: [list, watch]
 {{- end }}
 {{- end }}
@@ -122,6 +129,7 @@ reads all namespaces.
 {{ include "isthmus.role.services" . }}
 {{- include "isthmus.role.gateways" . }}
 {{- include "isthmus.role.marks" . }}
+{{- include "isthmus.role.destinationRules" . }}
 {{- include "isthmus.role.gatewayApi" . }}
 {{- end }}
 {{- end }}

@@ -39,7 +39,7 @@ pub struct KubernetesSpec {
     pub namespaces: NamespaceChoice,
     /// True if endpoints without a pod are used.
     pub manual_endpoints: bool,
-    /// True if the subsets of DestinationRules are read.
+    /// True if DestinationRules are read, with their subsets and TLS modes, and PeerAuthentications.
     pub destination_rules: bool,
     /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
     pub gateways: Option<Vec<Arc<str>>>,

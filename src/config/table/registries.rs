@@ -27,7 +27,8 @@ pub(crate) const MANUAL_ENDPOINTS: Defaulted<form::Boolean> = Defaulted::new(
 pub(crate) const DESTINATION_RULES: Defaulted<form::Boolean> = Defaulted::new(
     "destinationRules",
     || false,
-    "`true`: the subsets of DestinationRules (`networking.istio.io/v1`) become subsets of the services.",
+    "`true`: the subsets of DestinationRules (`networking.istio.io/v1`) become subsets of the services, and a port counts as \
+     outside the mesh where a DestinationRule or a PeerAuthentication (`security.istio.io`) turns mTLS off.",
 );
 pub(crate) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key::optional(
     "gateways",

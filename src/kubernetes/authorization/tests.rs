@@ -117,7 +117,7 @@ fn a_condition_that_ztunnels_cannot_judge_never_admits_more() {
 
 #[test]
 fn ports_that_differ_from_the_mode_get_a_policy() {
-    use MutualTls::{Disabled, Permissive, Strict, Unset};
+    use MutualTls::{Disable, Permissive, Strict, Unset};
     let of = |mode, ports: &[(u16, MutualTls)]| {
         let ports = ports.iter().copied().collect();
         let message = of_ports("p", "shop", mode, &ports)?;
@@ -134,7 +134,7 @@ fn ports_that_differ_from_the_mode_get_a_policy() {
     assert_eq!(of(Permissive, &[(80, Permissive), (81, Strict), (82, Unset)]), Some((vec![81], vec![])));
     assert_eq!(of(Unset, &[(80, Unset)]), None);
     assert_eq!(of(Strict, &[(80, Strict)]), None);
-    assert_eq!(of(Strict, &[(80, Disabled)]), Some((vec![], vec![80])));
-    assert_eq!(MutualTls::read("DISABLE"), Disabled);
+    assert_eq!(of(Strict, &[(80, Disable)]), Some((vec![], vec![80])));
+    assert_eq!(MutualTls::read("DISABLE"), Disable);
     assert_eq!(MutualTls::read("SOMETHING_NEW"), Strict);
 }

@@ -10,7 +10,8 @@ use super::super::endpoints::{Instance, Sources};
 use super::super::kinds::peer_authentication::PeerRecord;
 use super::super::kinds::pod::PodRecord;
 use super::super::kinds::{Kind, Tables};
-use super::super::table::{ObjectKey, Uid};
+use super::super::mutual_tls::{PeerModes, is_of_workloads};
+use super::super::table::Uid;
 use super::Index;
 use super::waypoints::of_pod;
 use isthmus_model::ambient::{ClusterFacts, Workload};
@@ -56,13 +57,14 @@ impl Index {
         if pods.is_empty() {
             return;
         }
-        let policies = Policies::of(&self.tables);
+        let mut policies = Policies::of(&self.tables);
         let network = self.tables.network();
         let sources = Sources { tables: &self.tables, network: &network, has_subset_of_node: false };
         for uid in pods {
             let pod = self.tables.pods.here(&uid);
-            let made =
-                pod.and_then(|pod| workload(pod, self.cluster.as_str(), &sources, &policies)).map(Arc::new);
+            let made = pod
+                .and_then(|pod| workload(pod, self.cluster.as_str(), &sources, &mut policies))
+                .map(Arc::new);
             let before = self.ambient.keys.get(&uid).cloned();
             if let Some(before) = before.filter(|before| made.as_ref().is_none_or(|made| made.uid != *before))
             {
@@ -112,9 +114,8 @@ fn facts(tables: &Tables) -> ClusterFacts {
         authorizations.insert(key.to_string().into(), policy.message.clone());
     }
     authorizations.insert(format!("{root}/{STATIC_STRICT}").into(), static_strict(root));
-    let policies = Policies::of(tables);
     for (key, record) in tables.peers.iter().filter(|(key, record)| is_of_workloads(key, record, root)) {
-        let mode = record.mode.or(policies.mode_of(&key.namespace));
+        let mode = record.mode.or(PeerModes::of(tables, &key.namespace).inherited());
         if let Some(message) = of_ports(&key.name, &key.namespace, mode, &record.ports) {
             let name = format!("{}/{OF_PEER_AUTHENTICATION}{}", key.namespace, key.name);
             authorizations.insert(name.into(), message);
@@ -123,39 +124,20 @@ fn facts(tables: &Tables) -> ClusterFacts {
     ClusterFacts { network: tables.network(), authorizations }
 }
 
-/// Returns true if a PeerAuthentication is for single workloads. One in the root namespace is not.
-fn is_of_workloads(key: &ObjectKey, record: &PeerRecord, root: &Arc<str>) -> bool {
-    !record.selector.is_empty() && key.namespace != *root
-}
-
 /// The policies by which workloads are selected.
 struct Policies<'a> {
     tables: &'a Tables,
-    /// The mode of each namespace; that of the root namespace is the mesh's.
-    modes: BTreeMap<&'a Arc<str>, (&'a Arc<str>, MutualTls)>,
+    /// The PeerAuthentications of each namespace that has workloads.
+    peers: BTreeMap<&'a Arc<str>, PeerModes<'a>>,
 }
 
 impl<'a> Policies<'a> {
     fn of(tables: &'a Tables) -> Self {
-        let mut modes: BTreeMap<&'a Arc<str>, (&'a Arc<str>, MutualTls)> = BTreeMap::new();
-        for (key, record) in tables.peers.iter().filter(|(_, record)| record.selector.is_empty()) {
-            // The oldest one of a namespace applies.
-            let oldest = modes.entry(&key.namespace).or_insert((&record.created, record.mode));
-            if record.created < *oldest.0 {
-                *oldest = (&record.created, record.mode);
-            }
-        }
-        Self { tables, modes }
-    }
-
-    /// Returns the mode of the workloads of a namespace.
-    fn mode_of(&self, namespace: &Arc<str>) -> MutualTls {
-        let of = |namespace| self.modes.get(namespace).map(|(_, mode)| *mode).unwrap_or_default();
-        of(namespace).or(of(&self.tables.spec.system_namespace))
+        Self { tables, peers: BTreeMap::new() }
     }
 
     /// Returns the policies that select a workload, in order.
-    fn selecting(&self, namespace: &Arc<str>, labels: &Labels) -> Vec<Arc<str>> {
+    fn selecting(&mut self, namespace: &'a Arc<str>, labels: &Labels) -> Vec<Arc<str>> {
         let root = &self.tables.spec.system_namespace;
         let mut selecting: Vec<Arc<str>> = Vec::new();
         let roots = if namespace == root { None } else { Some(root) };
@@ -166,12 +148,10 @@ impl<'a> Policies<'a> {
                 }
             }
         }
-        let of_workload = self.tables.peers.inside(namespace);
-        let of_workload = of_workload
-            .filter(|(key, record)| is_of_workloads(key, record, root) && labels.has_all(&record.selector))
-            .min_by_key(|(_, record)| &record.created);
-        let inherited = self.mode_of(namespace);
-        let mode = of_workload.map_or(inherited, |(_, record)| record.mode.or(inherited));
+        let tables = self.tables;
+        let peers = self.peers.entry(namespace).or_insert_with(|| PeerModes::of(tables, namespace));
+        let (mode, of_workload) = peers.of_workload(labels);
+        let inherited = peers.inherited();
         // As with istiod, `DISABLE` opens a port only of a workload that is strict by itself.
         let is_meant = |record: &PeerRecord| {
             let inherits = record.mode == MutualTls::Unset && inherited == MutualTls::Strict;
@@ -193,11 +173,11 @@ impl<'a> Policies<'a> {
 }
 
 /// Returns a pod as a workload; `None` if it has no address, or is on a network that the registry may not have.
-fn workload(
-    pod: &PodRecord,
+fn workload<'a>(
+    pod: &'a PodRecord,
     cluster: &str,
     sources: &Sources<'_>,
-    policies: &Policies<'_>,
+    policies: &mut Policies<'a>,
 ) -> Option<Workload> {
     let own = pod.ambient.as_deref()?;
     let namespace = &pod.template.namespace;

@@ -1,16 +1,16 @@
 //! Makes the registry items of a Service and the objects that belong to it.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::super::endpoints::{Made, NODE_LABEL, Sources, made};
 use super::super::kinds::Tables;
-use super::super::kinds::destination_rule::RuleRecord;
+use super::super::kinds::destination_rule::{Reach, RuleRecord};
 use super::super::kinds::service::{
     DRAIN, DRAIN_BYTES_MAX, EXPORT_TO, Entrance, PortRecord, ServiceClass, ServiceRecord, TooLong, Unmarkable,
 };
+use super::super::mutual_tls::{PeerModes, ServiceTls};
 use super::super::table::{ObjectKey, Rows as _};
 use super::Index;
 use super::waypoints::{of_service, service_key};
@@ -56,10 +56,10 @@ impl Index {
         let Some(service_key) = service_key(tables, key) else { return ServiceItems::default() };
         let hostname = service_key.hostname.clone();
         let network = tables.network();
-        let subsets = subsets(tables, key, &hostname);
+        let Ruled { subsets, tls } = ruled(tables, key, &hostname);
         let has_subset_of_node = subsets.values().any(|labels| labels.get(NODE_LABEL).is_some());
         let sources = Sources { tables, network: &network, has_subset_of_node };
-        let Made { endpoints, named, withheld } = made(&sources, key, record, &mut self.texts);
+        let Made { endpoints, named, withheld } = made(&sources, key, record, &tls, &mut self.texts);
         let waypoint = of_service(tables, key, record, || self.waypoints_unknown());
         let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
         // A waypoint of another network is used only if none is here, as with istiod.
@@ -213,31 +213,58 @@ fn drains(
     Ok(drains)
 }
 
-/// Returns the service's subsets from DestinationRules. As for istiod, the first of the gateway's namespace (unless it is the system
-/// namespace), the service's and the system namespace that has a rule for the service counts alone, and there the rules whose
-/// host names the service most closely. If several of these have a subset, the one of the oldest rule is used.
-fn subsets(tables: &Tables, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
+/// What DestinationRules and PeerAuthentications say of a service.
+struct Ruled<'a> {
+    subsets: BTreeMap<Arc<str>, Labels>,
+    tls: ServiceTls<'a>,
+}
+
+/// Returns the subsets of a service, and its rules for mutual TLS. If several rules for the service have a subset, the one of the oldest
+/// rule is used, and so is the `trafficPolicy` of the oldest rule that has one.
+fn ruled<'a>(tables: &'a Tables, key: &'a ObjectKey, hostname: &HostName) -> Ruled<'a> {
     let mut subsets = BTreeMap::new();
-    if tables.rules.len() == 0 {
-        return subsets;
+    let mut tls = ServiceTls::default();
+    if !tables.spec.destination_rules {
+        return Ruled { subsets, tls };
     }
-    let system = &tables.spec.system_namespace;
-    let viewer = Some(&tables.spec.viewer).filter(|viewer| *viewer != system);
-    for namespace in viewer.into_iter().chain([&key.namespace, system]) {
-        let short = (*namespace == key.namespace).then_some(&*key.name);
-        let closeness = |rule: &RuleRecord| rule.closeness(hostname.as_str(), short);
-        let named = tables.rules.inside(namespace);
-        let mut rules: Vec<_> = named.filter_map(|(key, rule)| Some((closeness(rule)?, key, rule))).collect();
-        rules.sort_by_key(|&(closeness, key, rule)| (Reverse(closeness), &rule.created, key));
-        let Some(&(closest, ..)) = rules.first() else { continue };
-        for (_, _, rule) in rules.into_iter().take_while(|(closeness, ..)| *closeness == closest) {
-            for (name, labels) in &rule.subsets {
-                subsets.entry(name.clone()).or_insert_with(|| labels.clone());
-            }
+    tls.peers = PeerModes::of(tables, &key.namespace);
+    let rules = rules_for(tables, key, hostname);
+    tls.policy = rules.iter().find_map(|rule| rule.tls.as_deref());
+    for (name, subset) in rules.iter().flat_map(|rule| &rule.subsets) {
+        if subsets.contains_key(name) {
+            continue;
         }
-        break;
+        subsets.insert(name.clone(), subset.labels.clone());
+        if let Some(own) = &subset.tls {
+            tls.subsets.entry(name.to_ascii_lowercase().into()).or_insert(own);
+        }
     }
-    subsets
+    Ruled { subsets, tls }
+}
+
+/// Returns the DestinationRules for a service, oldest first. As for istiod, the first of these namespaces that has a rule for the service
+/// counts alone, and there the rules whose host names the service most closely: the gateway's, with private rules alone if that is
+/// the system namespace; the service's; the system namespace.
+fn rules_for<'a>(tables: &'a Tables, key: &'a ObjectKey, hostname: &HostName) -> Vec<&'a RuleRecord> {
+    if tables.rules.len() == 0 {
+        return Vec::new();
+    }
+    let (viewer, system) = (&tables.spec.viewer, &tables.spec.system_namespace);
+    let first: &[Reach] = if viewer == system { &[Reach::Private] } else { &[Reach::Shown] };
+    let exported: &[Reach] = &[Reach::Shown, Reach::Hidden];
+    for (namespace, reaches) in [(viewer, first), (&key.namespace, exported), (system, exported)] {
+        let short = (*namespace == key.namespace).then_some(&*key.name);
+        let named = tables.rules.inside(namespace).filter(|(_, rule)| reaches.contains(&rule.reach));
+        let closeness = |rule: &RuleRecord| rule.closeness(hostname.as_str(), short);
+        let mut rules: Vec<_> = named.filter_map(|(key, rule)| Some((closeness(rule)?, key, rule))).collect();
+        let closest = rules.iter().map(|(closeness, ..)| *closeness).max();
+        rules.retain(|(closeness, _, rule)| Some(*closeness) == closest && rule.reach != Reach::Hidden);
+        rules.sort_by_key(|&(_, key, rule)| (&rule.created, key));
+        if !rules.is_empty() {
+            return rules.into_iter().map(|(.., rule)| rule).collect();
+        }
+    }
+    Vec::new()
 }
 
 fn service_port(port: &PortRecord) -> ServicePort {
@@ -281,7 +308,9 @@ mod tests {
     /// Returns the names of the subsets that the gateway in the namespace `viewer` gives the service `shop/web` by these rules, each with
     /// its namespace, its name, and further fields of its spec.
     fn subsets_of(viewer: &str, rules: &[(&str, &str, &str)]) -> String {
-        let spec = Arc::new(KubernetesSpec { viewer: viewer.into(), ..KubernetesSpec::plain() });
+        let plain = KubernetesSpec::plain();
+        let spec = KubernetesSpec { viewer: viewer.into(), destination_rules: true, ..plain };
+        let spec = Arc::new(spec);
         let (mut tables, mut texts) = (Tables::new(spec.clone()), Interner::default());
         let mut reading = Reading { trust_domain: &spec.trust_domain, spec: &spec, texts: &mut texts };
         for (namespace, name, more) in rules {
@@ -293,7 +322,7 @@ mod tests {
         }
         let key = ObjectKey { namespace: "shop".into(), name: "web".into() };
         let hostname = HostName::parse("web.shop.svc.cluster.local").expect("legal");
-        subsets(&tables, &key, &hostname).keys().map(|name| &**name).collect::<Vec<_>>().join(" ")
+        ruled(&tables, &key, &hostname).subsets.keys().map(|name| &**name).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

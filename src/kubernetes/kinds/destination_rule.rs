@@ -1,14 +1,15 @@
-//! DestinationRules: the subsets of services. A rule counts if it is visible in the gateway's namespace and is meant for all proxies.
+//! DestinationRules: the subsets of services, and whether clients use the mesh's mutual TLS. A rule counts if it is meant for all
+//! proxies, and a proxy in the gateway's namespace may look it up.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::de::IgnoredAny;
 
-use super::service::names_viewer;
-use super::{Facts, Reading, Tables, Watched};
+use super::{Facts, Namespaces, Reading, Tables, Watched};
 use crate::objects::{Meta, Texts, objects};
 use crate::table::{ObjectKey, Table, Touched};
+use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::endpoint::Labels;
 
 objects! {
@@ -19,8 +20,13 @@ objects! {
         subsets: Vec<Subset>,
         export_to: Vec<String>,
         workload_selector: Option<IgnoredAny>,
+        traffic_policy: Option<TrafficPolicy>,
     }
-    Subset { name: String, labels: Texts, }
+    Subset { name: String, labels: Texts, traffic_policy: Option<TrafficPolicy>, }
+    TrafficPolicy { tls: Option<TlsSettings>, port_level_settings: Vec<PortSettings>, }
+    PortSettings { port: PortSelector, tls: Option<TlsSettings>, }
+    PortSelector { number: u16, }
+    TlsSettings { mode: String, }
 }
 
 impl Watched for DestinationRule {
@@ -28,6 +34,7 @@ impl Watched for DestinationRule {
         plural: "destinationrules",
         versions: &["apis/networking.istio.io/v1"],
         is_custom: true,
+        namespaces: Namespaces::OfServicesAndSystem,
         is_wanted: |spec| spec.destination_rules,
         is_required: |spec| spec.destination_rules,
         ..Facts::CORE
@@ -36,18 +43,28 @@ impl Watched for DestinationRule {
     type Rows = Table<ObjectKey, RuleRecord>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<RuleRecord> {
-        let (viewer, texts) = (&*reading.spec.viewer, &mut *reading.texts);
-        let export_to = self.spec.export_to.iter().map(String::as_str);
-        let is_visible =
-            self.spec.export_to.is_empty() || names_viewer(export_to, &self.metadata.namespace, viewer);
-        if self.spec.workload_selector.is_some() || !is_visible {
+        let (spec, texts) = (reading.spec, &mut *reading.texts);
+        if self.spec.workload_selector.is_some() {
             return None;
         }
-        let subsets = self.spec.subsets.iter();
-        let subsets =
-            subsets.map(|subset| (texts.text(&subset.name), texts.labels(&subset.labels))).collect();
+        let reach = Reach::of(&self.spec.export_to, &self.metadata.namespace, spec)?;
+        let subsets = self.spec.subsets.iter().map(|subset| {
+            let tls = subset.traffic_policy.as_ref().map(TlsPolicy::read).filter(|tls| !tls.is_empty());
+            (
+                texts.text(&subset.name),
+                RuleSubset { labels: texts.labels(&subset.labels), tls: tls.map(Box::new) },
+            )
+        });
+        let subsets = subsets.collect();
+        let tls = self.spec.traffic_policy.as_ref().map(TlsPolicy::read);
         let created = texts.text(&self.metadata.creation_timestamp);
-        Some(RuleRecord { host: texts.text(&self.spec.host), created, subsets })
+        Some(RuleRecord {
+            host: texts.text(&self.spec.host),
+            created,
+            reach,
+            tls: tls.map(Box::new),
+            subsets,
+        })
     }
 
     fn touch(touched: Touched<ObjectKey, RuleRecord>, tables: &mut Tables) {
@@ -75,12 +92,93 @@ fn mark_host(host: &str, namespace: &Arc<str>, tables: &mut Tables) {
     }
 }
 
-/// The subsets of a DestinationRule.
+/// A DestinationRule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RuleRecord {
     pub(crate) host: Arc<str>,
     pub(crate) created: Arc<str>,
-    pub(crate) subsets: BTreeMap<Arc<str>, Labels>,
+    pub(crate) reach: Reach,
+    /// The rule's `trafficPolicy`; `None`: it has none, so that a younger rule for the same host may have one.
+    pub(crate) tls: Option<Box<TlsPolicy>>,
+    pub(crate) subsets: BTreeMap<Arc<str>, RuleSubset>,
+}
+
+/// A subset of a DestinationRule.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RuleSubset {
+    pub(crate) labels: Labels,
+    /// The subset's own TLS modes; `None`: those of the rule apply.
+    pub(crate) tls: Option<Box<TlsPolicy>>,
+}
+
+/// The proxies that may look up a DestinationRule, as `exportTo` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those of the rule's own namespace, which is the gateway's and the system namespace.
+    Private,
+    /// The gateway, among others.
+    Shown,
+    /// Others than the gateway. The rule takes the place of less specific rules in its namespace nevertheless.
+    Hidden,
+}
+
+impl Reach {
+    /// Returns the reach of a rule in `namespace`; `None` if it has no effect on a gateway in the spec's namespace.
+    fn of(export_to: &[String], namespace: &str, spec: &KubernetesSpec) -> Option<Self> {
+        let (viewer, has) = (&*spec.viewer, |wanted: &str| export_to.iter().any(|one| one == wanted));
+        let is_public = export_to.is_empty() || has("*");
+        let is_own = |one: &String| one == "." || one == namespace;
+        let is_private = !export_to.is_empty()
+            && export_to.iter().all(is_own)
+            && export_to.iter().all(|one| *one == export_to[0]);
+        let is_shown = is_public || has(viewer);
+        match (namespace == viewer, viewer == &*spec.system_namespace) {
+            (true, true) if is_private => Some(Self::Private),
+            (true, false) if is_shown || has(".") => Some(Self::Shown),
+            (false, _) if is_private => None,
+            _ => Some(if is_shown { Self::Shown } else { Self::Hidden }),
+        }
+    }
+}
+
+/// Tells whether clients use the mesh's mutual TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientTls {
+    /// The mode `ISTIO_MUTUAL`.
+    Mesh,
+    /// Any other mode.
+    Other,
+}
+
+/// The TLS modes of a `trafficPolicy`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct TlsPolicy {
+    /// The mode of ports that have none of their own; `None`: the policy does not say.
+    mode: Option<ClientTls>,
+    /// The modes of single ports, by the number of the service port. Of several for one port the first counts.
+    ports: Box<[(u16, ClientTls)]>,
+}
+
+impl TlsPolicy {
+    fn read(policy: &TrafficPolicy) -> Self {
+        let mode = |tls: &TlsSettings| match tls.mode.as_str() {
+            "ISTIO_MUTUAL" => ClientTls::Mesh,
+            _ => ClientTls::Other,
+        };
+        let ports = policy.port_level_settings.iter();
+        let ports = ports.filter_map(|own| Some((own.port.number, mode(own.tls.as_ref()?))));
+        Self { mode: policy.tls.as_ref().map(mode), ports: ports.collect() }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the mode of a service port.
+    pub(crate) fn mode_of(&self, port: u16) -> Option<ClientTls> {
+        let own = self.ports.iter().find(|(number, _)| *number == port);
+        own.map(|(_, mode)| *mode).or(self.mode)
+    }
 }
 
 impl RuleRecord {

@@ -1,4 +1,5 @@
-//! PeerAuthentications: whether workloads accept connections without mutual TLS. How they become policies is in `authorization`.
+//! PeerAuthentications: whether workloads accept connections with and without mutual TLS. How they become policies is in
+//! `authorization`, and which one applies in `mutual_tls`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ impl Watched for PeerAuthentication {
         plural: "peerauthentications",
         versions: &["apis/security.istio.io/v1", "apis/security.istio.io/v1beta1"],
         is_custom: true,
-        namespaces: Namespaces::Every,
-        is_wanted: |spec| spec.ambient,
+        namespaces: Namespaces::OfServicesAndSystem,
+        is_wanted: |spec| spec.ambient || spec.destination_rules,
         ..Facts::CORE
     };
 
@@ -38,8 +39,15 @@ impl Watched for PeerAuthentication {
         })
     }
 
-    fn touch(_: Touched<ObjectKey, PeerRecord>, tables: &mut Tables) {
+    /// Marks what is made for ztunnels, and the services whose pods the PeerAuthentication may select.
+    fn touch(touched: Touched<ObjectKey, PeerRecord>, tables: &mut Tables) {
         tables.dirty.mark_ambient();
+        if !tables.spec.destination_rules {
+            return;
+        }
+        let namespace = &touched.key.namespace;
+        tables.dirty.is_all |= *namespace == tables.spec.system_namespace;
+        tables.dirty.services.extend(tables.services.inside(namespace).map(|(key, _)| key.clone()));
     }
 }
 

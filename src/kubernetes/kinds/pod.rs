@@ -108,6 +108,11 @@ impl PodRecord {
         self.node.as_deref()
     }
 
+    /// Returns the labels of the pod; without those that are dropped, unless ztunnels need them.
+    pub(crate) fn labels(&self) -> &Labels {
+        self.ambient.as_ref().map_or(&self.template.labels, |ambient| &ambient.labels)
+    }
+
     /// Reads a pod.
     fn read(object: &Pod, reading: &mut Reading<'_>) -> Self {
         let (trust_domain, texts) = (reading.trust_domain, &mut *reading.texts);

@@ -394,11 +394,7 @@ fn is_visible(list: &str, namespace: &str, viewer: &str) -> bool {
 
 /// Returns true if one of the names in an `exportTo` of an object in `namespace` stands for the namespace `viewer`: `*`, its name, or
 /// `.` if it is the object's own.
-pub(super) fn names_viewer<'a>(
-    mut names: impl Iterator<Item = &'a str>,
-    namespace: &str,
-    viewer: &str,
-) -> bool {
+fn names_viewer<'a>(mut names: impl Iterator<Item = &'a str>, namespace: &str, viewer: &str) -> bool {
     names.any(|one| one == "*" || one == viewer || (one == "." && namespace == viewer))
 }
 

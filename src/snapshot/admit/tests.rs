@@ -5,7 +5,9 @@ use super::*;
 use crate::policy::Policy;
 use crate::testing::{Mesh, endpoint, host_name, inferred, peer, port, rule, scoped, service, shard};
 use isthmus_model::authority::Authority;
-use isthmus_model::endpoint::{DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, TlsMode};
+use isthmus_model::endpoint::{
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, MeshTlsOff, PortMeshTls, TlsMode,
+};
 use isthmus_model::name::NamePattern;
 use isthmus_model::service::{CallerKind, PortProtocol, ServiceKey};
 
@@ -17,8 +19,16 @@ fn declared(host: &str, tls: DeclaredTls, encapsulation: Encapsulation) -> Endpo
     Endpoint { template: template.into(), ..endpoint(host, 1) }
 }
 
-/// Returns an endpoint of each kind that a registry in Kubernetes makes: with a sidecar, in the ambient mesh, and outside the mesh.
+/// Returns an endpoint of each kind that a registry in Kubernetes makes: with a sidecar, with a sidecar and without mutual TLS on its
+/// port, in the ambient mesh, and outside the mesh.
 fn pod(kind: &str, host: &str) -> Endpoint {
+    if kind == "off" {
+        let sidecar = pod("sidecar", host);
+        let off = Some(MeshTlsOff::PeerAuthentication);
+        let off = PortMeshTls { port: port(443, PortProtocol::Tcp).name, subset: "".into(), off };
+        let template = EndpointTemplate { mesh_tls: Some([off].into()), ..(*sidecar.template).clone() };
+        return Endpoint { template: template.into(), ..sidecar };
+    }
     let (tls, encapsulation) = match kind {
         "sidecar" => (DeclaredTls::Mode(TlsMode::Mesh), Encapsulation::None),
         "ambient" => (DeclaredTls::Application, Encapsulation::Hbone),
@@ -95,6 +105,8 @@ fn a_rule_leads_to_inferred_modes_outside_the_mesh_only_with_tls_own() {
     let table = [
         (Tls, "sidecar", MESH, [true, false, true, true]),
         (Tls, "sidecar", OWN, [true, true, true, true]),
+        (Tls, "off", MESH, [false, false, true, true]),
+        (Tls, "off", OWN, [true, true, true, true]),
         (Tls, "ambient", MESH, [false, false, true, true]),
         (Tls, "ambient", OWN, [true, true, true, true]),
         (Tls, "outside", MESH, [false, false, false, false]),
@@ -102,6 +114,8 @@ fn a_rule_leads_to_inferred_modes_outside_the_mesh_only_with_tls_own() {
         // A plain host name needs a port of protocol TLS, and endpoints without TLS are reached by HBONE alone.
         (Tcp, "sidecar", MESH, [true, false, true, true]),
         (Tcp, "sidecar", OWN, [true, false, true, true]),
+        (Tcp, "off", MESH, [false, false, true, true]),
+        (Tcp, "off", OWN, [false, false, true, true]),
         (Tcp, "ambient", MESH, [false, false, true, true]),
         (Tcp, "ambient", OWN, [false, false, true, true]),
         (Tcp, "outside", MESH, [false, false, false, false]),

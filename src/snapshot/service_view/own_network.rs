@@ -14,13 +14,15 @@ use isthmus_model::place::Locality;
 
 pub(super) fn subset_candidates(
     here: &[PortEndpoint<'_>],
-    labels: &Labels,
+    (subset, labels): (&str, &Labels),
     group: &Arc<str>,
     tuning: &Arc<Tuning>,
     site: Site<'_>,
 ) -> SubsetCandidates {
     let lists = Lists { group, tuning, site };
-    let chosen: Vec<&PortEndpoint<'_>> = here.iter().filter(|here| here.has(labels)).collect();
+    let chosen: Vec<PortEndpoint<'_>> =
+        here.iter().filter(|here| here.has(labels)).map(|here| here.in_subset(subset)).collect();
+    let chosen: Vec<&PortEndpoint<'_>> = chosen.iter().collect();
     let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
     let by_mesh_name = lists.of_mode(&chosen, mesh);
     let by_hostname = if mesh == own { by_mesh_name.clone() } else { lists.of_mode(&chosen, own) };

@@ -176,7 +176,7 @@ impl Rules<'_> {
         let tunnelled = endpoint.endpoint.template.encapsulation == Encapsulation::Hbone;
         is_written
             || match (self.by_hbone(), self.viewer.client) {
-                (true, _) => tunnelled || endpoint.tls == TlsMode::Mesh,
+                (true, _) => tunnelled || endpoint.tls == TlsMode::Mesh || endpoint.mesh_tls_off.is_some(),
                 (false, ClientKind::Envoy) => endpoint.tls == TlsMode::Mesh,
                 (false, ClientKind::Grpc) => false,
             }
@@ -327,7 +327,12 @@ impl Rules<'_> {
             Some(ExclusionReason::NoTunnel)
         } else if !self.is_exported(endpoint) {
             let is_covered = self.is_covered(|rule| Self::has_cluster(rule, &endpoint.origin.cluster));
-            Some(if is_covered { ExclusionReason::OutsideMesh } else { ExclusionReason::NotExported })
+            let is_by_mesh_name = !self.by_hbone() && self.viewer.client == ClientKind::Envoy;
+            Some(match endpoint.mesh_tls_off.filter(|_| is_by_mesh_name) {
+                _ if !is_covered => ExclusionReason::NotExported,
+                Some(by) => ExclusionReason::MeshTlsOff(by),
+                None => ExclusionReason::OutsideMesh,
+            })
         } else if !self.by_hbone() && self.viewer.client == ClientKind::Grpc && !self.has_host_route() {
             Some(ExclusionReason::NoHostRoute)
         } else if !self.by_hbone() && endpoint.tls == TlsMode::None {
@@ -621,6 +626,6 @@ fn random_meshes_have_everything_in_them() {
             }
         }
     }
-    assert_eq!(reasons.len(), 13, "{reasons:?}");
+    assert_eq!(reasons.len(), 15, "{reasons:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }
