@@ -22,7 +22,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::admit::{admit, admit_source};
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
 use isthmus_snapshot::decision::{Admission, AdmissionRequest, Requested, RouteMatch, Trace, alert_of};
-use isthmus_snapshot::export_tls::names_namespace;
+use isthmus_snapshot::export_tls::Guard;
 use isthmus_snapshot::missing::missing_for;
 use isthmus_snapshot::near::near;
 use isthmus_snapshot::omitted::{self, Omitted};
@@ -393,29 +393,34 @@ fn not_applying(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&st
     rules.sort_by(|one, other| one.name.cmp(&other.name));
     rules.dedup_by(|one, other| one.name == other.name);
     let hidden_by = hidden_by(service);
-    let text = |rule: &Arc<ExportRule>| match &rule.marked {
+    let unnamed = |rule: &ExportRule| {
+        service.guard().filter(|guard| !guard.is_named(&rule.services, &service.export_name))
+    };
+    let text = |rule: &Arc<ExportRule>| match (&rule.marked, unnamed(rule)) {
         _ if !hidden_by.is_empty() => format!(
             "export rule {} does not apply, because {} is hidden from the gateway by {}",
             rule.name,
             service.export_name,
             hidden_by.join(", ")
         ),
-        _ if service.is_guarded()
-            && !names_namespace(&rule.services, &service.export_name, &service.namespace) =>
-        {
-            format!(
-                "export rule {} does not reach the namespace {}, because it is that of Kubernetes or of the mesh's control plane, and \
-                 no pattern of the rule names it",
-                rule.name, service.namespace
-            )
-        }
-        Some(mark) => format!(
+        (_, Some(Guard::Namespace(namespace))) => format!(
+            "export rule {} does not reach the namespace {namespace}, because it is that of Kubernetes or of the mesh's control plane, and \
+             no pattern of the rule names it",
+            rule.name
+        ),
+        (_, Some(Guard::ClusterLocal(name))) => format!(
+            "export rule {} does not reach {}, because the mesh keeps {name} to its own cluster, and no pattern of the rule names as much",
+            rule.name, service.export_name
+        ),
+        (Some(mark), None) => format!(
             "export rule {}: requires {}, and no registry has it for {}",
             rule.name,
             mark.text(),
             service.export_name
         ),
-        None => format!("export rule {} names clusters that do not have {}", rule.name, service.export_name),
+        (None, None) => {
+            format!("export rule {} names clusters that do not have {}", rule.name, service.export_name)
+        }
     };
     rules.iter().map(text).collect()
 }

@@ -321,6 +321,7 @@ mod tests {
     use super::*;
     use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, Knows, LeaseSpec, NamespaceChoice};
     use isthmus_model::place::Network;
+    use isthmus_snapshot::change::MarkKind;
 
     /// Returns an index whose watches of services and namespaces are in these states.
     fn index(services: What, namespaces: What) -> Index {
@@ -393,6 +394,54 @@ mod tests {
             assert_eq!(index.work(), touched, "{host} and the host before");
             let _ = index.changes();
         }
+    }
+
+    #[test]
+    fn services_that_the_mesh_keeps_to_their_cluster_are_marked_and_their_names_of_the_set_are_not() {
+        let spec = KubernetesSpec { mesh_config: true, ..KubernetesSpec::plain() };
+        let domain = spec.trust_domain.clone();
+        let kinds = [Kind::Service, Kind::ServiceExport, Kind::ConfigMap];
+        let watches = kinds.map(|kind| (kind, None)).to_vec();
+        let mut index = Index::new(Arc::new(spec), ClusterId::new("east"), domain, watches);
+        let put = |index: &mut Index, watch: usize, metadata: &str, more: &str| {
+            let object = format!(r#"{{"metadata":{{{metadata}}},{more}}}"#);
+            let object = kinds[watch].read(&object).expect("legal");
+            index.apply(Event { watch, kind: kinds[watch], what: What::Put(object) });
+        };
+        let ports = r#""spec":{"ports":[{"port":80}]}"#;
+        for namespace in ["kube-system", "shop"] {
+            let metadata = format!(r#""namespace":"{namespace}","name":"web""#);
+            put(&mut index, 0, &metadata, ports);
+            put(&mut index, 1, &metadata, r#""spec":{}"#);
+        }
+        let marked = |index: &mut Index| {
+            let changes = index.changes();
+            let mut marks: Vec<String> = changes
+                .iter()
+                .filter_map(|change| match change {
+                    Change::Put(Item::Mark(mark)) if mark.kind == MarkKind::ClusterLocal => {
+                        Some(format!("{} {}", mark.key.service.hostname, mark.key.object))
+                    }
+                    Change::Remove(Key::Mark(key)) => {
+                        Some(format!("not {} {}", key.service.hostname, key.object))
+                    }
+                    _ => None,
+                })
+                .collect();
+            marks.sort();
+            marks
+        };
+        let (system, shop) = ("web.kube-system.svc.cluster.local", "web.shop.svc.cluster.local");
+        let of_system = format!("{system} *.kube-system.svc.cluster.local");
+        assert_eq!(marked(&mut index), std::slice::from_ref(&of_system));
+        let mesh = format!("serviceSettings: [{{settings: {{clusterLocal: true}}, hosts: [{shop}]}}]");
+        let istio = r#""namespace":"istio-system","name":"istio""#;
+        put(&mut index, 2, istio, &format!(r#""data":{{"mesh":"{mesh}"}}"#));
+        assert_eq!(marked(&mut index), [of_system.clone(), format!("{shop} {shop}")]);
+        put(&mut index, 2, istio, r#""data":{"mesh":"trustDomain: cluster.local"}"#);
+        assert_eq!(marked(&mut index), [format!("not {shop} {shop}"), of_system]);
+        put(&mut index, 2, istio, r#""data":{"mesh":"trustDomain: cluster.local\n"}"#);
+        assert_eq!(index.work(), 0, "nothing that matters has changed");
     }
 
     #[test]

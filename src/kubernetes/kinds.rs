@@ -33,6 +33,7 @@ use serde::de::DeserializeOwned;
 use self::authorization_policy::AuthorizationPolicy;
 use self::class_gateway::ClassGateway;
 pub(super) use self::config_map::ConfigMap;
+use self::config_map::LocalHosts;
 use self::destination_rule::DestinationRule;
 use self::endpoint_slice::{EndpointSlice, SliceRecord};
 use self::gateway::Gateway;
@@ -174,6 +175,8 @@ macro_rules! kinds {
             slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
             /// The labels of a namespace that is not known.
             no_labels: Labels,
+            /// The host names that a mesh without a configuration keeps to each cluster.
+            default_local: LocalHosts,
             pub(super) dirty: Dirty,
         }
 
@@ -186,6 +189,7 @@ macro_rules! kinds {
         impl Tables {
             pub(super) fn new(spec: Arc<KubernetesSpec>) -> Self {
                 Self {
+                    default_local: LocalHosts::of(None, &spec),
                     spec,
                     $($table: <$kind as Watched>::Rows::default(),)*
                     slices_of: BTreeMap::new(),
@@ -418,6 +422,12 @@ impl Tables {
     pub(super) fn slices_of(&self, service: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
         let slices = self.slices_of.get(service).into_iter().flatten();
         slices.filter_map(|name| self.slices.get(name))
+    }
+
+    /// Returns the host names that the mesh keeps to each cluster.
+    pub(super) fn local_hosts(&self) -> &LocalHosts {
+        let named = self.mesh_configs.iter().next();
+        named.map_or(&self.default_local, |(_, record)| &record.local)
     }
 
     /// Returns the labels of a namespace; none if it is not known.

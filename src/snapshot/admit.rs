@@ -60,12 +60,12 @@ impl<'a> Asking<'a> {
     /// admitted.
     fn still_offers(&self, permit: &PeerPermit) -> bool {
         let service = self.snapshot.service(permit.hostname.as_str());
-        let is_guarded = service.is_some_and(|service| service.is_guarded());
+        let guard = service.and_then(|service| service.guard());
         let mut same = self.peers.peers().filter(|peer| peer.name == permit.peer);
         same.any(|peer| {
-            let rule = peer.export_of(&permit.hostname, &permit.namespace, is_guarded);
+            let rule = peer.export_of(&permit.hostname, guard);
             rule.is_some_and(|rule| rule.tls() >= permit.tls)
-                && peer.offers(&permit.hostname, &permit.namespace, is_guarded, &permit.name)
+                && peer.offers(&permit.hostname, &permit.namespace, guard, &permit.name)
         })
     }
 

@@ -215,6 +215,9 @@ pub enum MarkKind {
     Namespace,
     /// An annotation that hides the service from the gateway: no export rule applies to the service in this cluster.
     Hidden,
+    /// A setting of the mesh that keeps the service to callers of its own cluster, unless an export rule names as much as the setting.
+    /// The object of the mark is the host name in the setting, which may begin with `*.`.
+    ClusterLocal,
 }
 
 /// The key of a mark in its registry.

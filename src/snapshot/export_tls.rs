@@ -1,5 +1,5 @@
-//! The source of endpoints' TLS modes (an operator or a registry), and the words by which export rules open endpoints. `port_endpoint`
-//! decides which word an endpoint needs; `exports` applies the rules.
+//! The source of endpoints' TLS modes (an operator or a registry), and the words by which export rules open endpoints and services.
+//! `port_endpoint` decides which word an endpoint needs; `exports` applies the rules.
 
 use std::sync::Arc;
 
@@ -66,16 +66,31 @@ pub enum AskedBy {
     Tcp,
 }
 
-/// Returns true if one of the patterns matches a host name and names the namespace that is in it: by the whole name, or as `*.NAMESPACE.svc`
-/// and what follows.
-pub fn names_namespace(patterns: &[NamePattern], hostname: &str, namespace: &str) -> bool {
-    let place = format!(".{namespace}.svc.");
-    let named = hostname.find(&place).map(|at| &hostname[at + 1..]);
-    patterns.iter().any(|pattern| match pattern {
-        NamePattern::Exact(name) => name.as_str() == hostname,
-        NamePattern::Suffix(suffix) => {
-            pattern.matches(hostname) && named.is_some_and(|named| suffix.as_str().len() >= named.len())
-        }
-        NamePattern::Any => false,
-    })
+/// What the patterns of a rule have to name so that the rule offers a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard<'a> {
+    /// The namespace of the service, or the service.
+    Namespace(&'a str),
+    /// This host name, which may begin with `*.`, or one under it: the mesh keeps what it names to its own cluster.
+    ClusterLocal(&'a str),
+}
+
+impl Guard<'_> {
+    /// Returns true if one of the patterns matches a host name, and names what the guard asks for.
+    pub fn is_named(self, patterns: &[NamePattern], hostname: &str) -> bool {
+        let named = match self {
+            Self::Namespace(namespace) => {
+                let place = format!(".{namespace}.svc.");
+                hostname.find(&place).map(|at| &hostname[at + 1..])
+            }
+            Self::ClusterLocal(name) => name.strip_prefix('*').map(|end| end.trim_start_matches('.')),
+        };
+        patterns.iter().any(|pattern| match pattern {
+            NamePattern::Exact(name) => name.as_str() == hostname,
+            NamePattern::Suffix(suffix) => {
+                pattern.matches(hostname) && named.is_some_and(|named| suffix.as_str().len() >= named.len())
+            }
+            NamePattern::Any => false,
+        })
+    }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::delta::Delta;
+use super::export_tls::Guard;
 use super::owners::OwnerMap;
 use super::peer::{Peer, PeerExport};
 use super::service_view::ServiceView;
@@ -94,9 +95,9 @@ impl PeerNames {
 
     /// Replaces the names under which peers know a service: `old` is the service before a change, and `new` after it.
     pub(super) fn renew(&mut self, old: Option<&ServiceView>, new: Option<&ServiceView>) {
-        fn named(view: Option<&ServiceView>) -> Option<(&HostName, &str, bool)> {
+        fn named(view: Option<&ServiceView>) -> Option<(&HostName, &str, Option<Guard<'_>>)> {
             let view = view.filter(|view| view.import.is_none() && view.is_visible())?;
-            Some((&view.key.hostname, &view.namespace, view.is_guarded()))
+            Some((&view.key.hostname, &view.namespace, view.guard()))
         }
         let (before, after) = (named(old), named(new));
         if before == after {
@@ -104,7 +105,7 @@ impl PeerNames {
         }
         for table in &mut self.tables {
             let claim = |named: Option<(_, _, _)>| {
-                named.and_then(|(host, namespace, is_guarded)| table.peer.claim(host, namespace, is_guarded))
+                named.and_then(|(host, namespace, guard)| table.peer.claim(host, namespace, guard))
             };
             let (before, after) = (claim(before), claim(after));
             if before.is_none() && after.is_none() {
@@ -140,8 +141,13 @@ struct Claim<'a> {
 
 impl Peer {
     /// Returns the name that the peer's rules give a service of this mesh; `None` if no rule offers the service.
-    fn claim<'a>(&self, service: &'a HostName, namespace: &str, is_guarded: bool) -> Option<Claim<'a>> {
-        let rule = self.export_of(service, namespace, is_guarded)?;
+    fn claim<'a>(
+        &self,
+        service: &'a HostName,
+        namespace: &str,
+        guard: Option<Guard<'_>>,
+    ) -> Option<Claim<'a>> {
+        let rule = self.export_of(service, guard)?;
         Some(Claim { service, name: rule.exported_name(service, namespace) })
     }
 
@@ -151,8 +157,14 @@ impl Peer {
     }
 
     /// Returns true if the rules offer the peer this service under this name.
-    pub(super) fn offers(&self, service: &HostName, namespace: &str, is_guarded: bool, name: &str) -> bool {
-        let claim = self.claim(service, namespace, is_guarded);
+    pub(super) fn offers(
+        &self,
+        service: &HostName,
+        namespace: &str,
+        guard: Option<Guard<'_>>,
+        name: &str,
+    ) -> bool {
+        let claim = self.claim(service, namespace, guard);
         claim.is_some_and(|claim| claim.name.is_ok_and(|given| given.as_str() == name))
     }
 }
@@ -272,7 +284,7 @@ impl Snapshot {
             .flat_map(|name| [held.service(name.as_str()), self.service(name.as_str())]);
         let ours = views.flatten().filter(|view| view.import.is_none());
         let names = ours.filter_map(|view| {
-            table.peer.claim(&view.key.hostname, &view.namespace, view.is_guarded())?.name.ok()
+            table.peer.claim(&view.key.hostname, &view.namespace, view.guard())?.name.ok()
         });
         Some(names.collect())
     }

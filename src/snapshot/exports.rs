@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::change::{Mark, MarkKind};
-use super::export_tls::{AskedBy, ExportTls, names_namespace};
+use super::export_tls::{AskedBy, ExportTls, Guard};
 use super::name_index::PatternMap;
 use super::policy::{ExportRule, MarkCondition, admits, has_listener};
 use super::port_endpoint::PortEndpoint;
@@ -88,8 +88,8 @@ pub struct Marked<'a> {
     pub cluster: &'a ClusterId,
     /// The marks of the service.
     pub marks: &'a [Mark],
-    /// The namespace, if only rules that name it offer the service.
-    pub guarded: Option<&'a str>,
+    /// What rules have to name to offer the service; `None`: nothing more than the service.
+    pub guard: Option<Guard<'a>>,
 }
 
 impl ExportIndex {
@@ -134,14 +134,13 @@ impl ExportIndex {
     }
 
     /// Returns the rules that apply to a service port, in the order of the file. `marked` is the service in each cluster. A rule is
-    /// limited to the clusters that do not hide the service, that have the mark which the rule requires, and whose namespace the
-    /// rule names if that is guarded; without such a cluster it does not apply.
+    /// limited to the clusters that do not hide the service, that have the mark which the rule requires, and whose guard the rule names; without such a cluster it does not apply.
     pub fn applying(&self, name: &str, port: u16, marked: &[Marked<'_>]) -> Vec<Arc<ExportRule>> {
         self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(name, marked)).collect()
     }
 
     /// Returns the rules that cover a service port but do not apply, because each cluster lacks the mark that they require, hides
-    /// the service, or has it in a guarded namespace that they do not name.
+    /// the service, or guards it by what they do not name.
     pub fn not_applying(&self, name: &str, port: u16, applying: &[Arc<ExportRule>]) -> Vec<Arc<ExportRule>> {
         let applies = |rule: &ExportRule| applying.iter().any(|applied| applied.name == rule.name);
         self.covering(name, port).into_iter().filter(|rule| !applies(rule)).collect()
@@ -151,6 +150,11 @@ impl ExportIndex {
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
+}
+
+/// Returns the host name in the setting that keeps the service to its own cluster, if one of the marks has it.
+pub(super) fn cluster_local(marks: &[Mark]) -> Option<&str> {
+    marks.iter().find(|mark| mark.kind == MarkKind::ClusterLocal).map(|mark| &*mark.key.object)
 }
 
 /// Returns true if one of the marks hides the service from the gateway.
@@ -172,12 +176,11 @@ impl MarkCondition {
 
 impl ExportRule {
     /// Limits the rule to those of its clusters that do not hide the service, in which the service has the mark that the rule
-    /// requires, and whose namespace the rule names if that is guarded; `None` if there is no such cluster. Returns a rule that
+    /// requires, and whose guard the rule names; `None` if there is no such cluster. Returns a rule that
     /// requires no mark unchanged if no cluster hides or guards the service.
     fn narrowed(self: Arc<Self>, hostname: &str, marked: &[Marked<'_>]) -> Option<Arc<Self>> {
         let is_shut = |one: &Marked<'_>| {
-            let is_named = |namespace| names_namespace(&self.services, hostname, namespace);
-            is_hidden(one.marks) || one.guarded.is_some_and(|namespace| !is_named(namespace))
+            is_hidden(one.marks) || one.guard.is_some_and(|guard| !guard.is_named(&self.services, hostname))
         };
         if self.marked.is_none() && !marked.iter().any(is_shut) {
             return Some(self);
@@ -326,7 +329,7 @@ mod tests {
         let (east, west) = (ClusterId::new("east"), ClusterId::new("west"));
         let marked = ExportRule { marked: Some(MarkCondition::ServiceExport), ..rule(&["*"]) };
         let clusters = |rule: &ExportRule, marks: &[(&ClusterId, &[Mark])]| {
-            let marked = marks.iter().map(|(cluster, marks)| Marked { cluster, marks, guarded: None });
+            let marked = marks.iter().map(|(cluster, marks)| Marked { cluster, marks, guard: None });
             let marked: Vec<Marked<'_>> = marked.collect();
             let applying = ExportIndex::new(&[rule.clone().into()]).applying("a.shop.mesh", 80, &marked);
             let names = |rule: &Arc<ExportRule>| rule.clusters.iter().map(ToString::to_string).collect();

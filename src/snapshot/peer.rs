@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::export_tls::{ExportTls, names_namespace};
+use super::export_tls::{ExportTls, Guard};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::name::{HostName, NameError, NamePattern};
 use isthmus_model::place::Network;
@@ -202,15 +202,15 @@ impl Peer {
         format!("{}/{namespace}", self.name)
     }
 
-    /// Returns the rule that offers a service of this mesh to the peer. If the service `is_guarded`, only rules that name its
-    /// namespace do.
-    pub fn export_of(&self, hostname: &HostName, namespace: &str, is_guarded: bool) -> Option<&PeerExport> {
+    /// Returns the rule that offers a service of this mesh to the peer. If the service has a guard, only rules that name what it asks
+    /// for do.
+    pub fn export_of(&self, hostname: &HostName, guard: Option<Guard<'_>>) -> Option<&PeerExport> {
         let hostname = hostname.as_str();
         let none_of = |patterns: &[NamePattern]| !patterns.iter().any(|pattern| pattern.matches(hostname));
         self.exports.iter().find(|rule| {
             rule.services.iter().any(|pattern| pattern.matches(hostname))
                 && none_of(&rule.except)
-                && (!is_guarded || names_namespace(&rule.services, hostname, namespace))
+                && guard.is_none_or(|guard| guard.is_named(&rule.services, hostname))
         })
     }
 

@@ -14,8 +14,8 @@ use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
 use super::change::Mark;
 use super::clusterset::{ExportConflict, Exported, conflict};
-use super::export_tls::{AskedBy, ExportTls, TlsSource, names_namespace};
-use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among, is_hidden};
+use super::export_tls::{AskedBy, ExportTls, Guard, TlsSource};
+use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, cluster_local, is_among, is_hidden};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
 use super::peer::{Peer, PeerExport};
@@ -126,10 +126,11 @@ impl Part {
         self.left.as_deref().and_then(|left| left.get(at).copied()).unwrap_or(PARTS)
     }
 
-    /// Returns the namespace of the service, if only rules that name it offer the service.
-    fn guarded(&self) -> Option<&str> {
+    /// Returns what rules have to name to offer the service; `None`: nothing more than the service.
+    fn guard(&self) -> Option<Guard<'_>> {
         let namespace = &*self.service.key.namespace;
-        self.origin.tls.guards(namespace).then_some(namespace)
+        let of_namespace = || self.origin.tls.guards(namespace).then_some(Guard::Namespace(namespace));
+        cluster_local(&self.marks).map(Guard::ClusterLocal).or_else(of_namespace)
     }
 
     /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
@@ -295,14 +296,12 @@ impl PortView {
 }
 
 impl ServiceView {
-    /// Returns the clusters whose endpoints a peer's rule offers: those that do not hide the service from the gateway, and whose
-    /// namespace the rule names if that is guarded; `None`: all.
+    /// Returns the clusters whose endpoints a peer's rule offers: those that do not hide the service from the gateway, and whose guard
+    /// the rule names; `None`: all.
     pub(super) fn clusters_for(&self, rule: &PeerExport) -> OfferedClusters {
-        let is_named =
-            |namespace: &str| names_namespace(&rule.services, self.key.hostname.as_str(), namespace);
-        let is_shut = |part: &&Part| {
-            is_hidden(&part.marks) || part.guarded().is_some_and(|namespace| !is_named(namespace))
-        };
+        let is_named = |guard: Guard<'_>| guard.is_named(&rule.services, self.key.hostname.as_str());
+        let is_shut =
+            |part: &&Part| is_hidden(&part.marks) || part.guard().is_some_and(|guard| !is_named(guard));
         self.parts.iter().find(is_shut)?;
         let offered = self.parts.iter().filter(|part| !is_shut(part));
         Some(offered.map(|part| part.origin.cluster.clone()).collect())
@@ -313,15 +312,23 @@ impl ServiceView {
         self.parts.is_empty() || self.parts.iter().any(|part| !is_hidden(&part.marks))
     }
 
-    /// Returns true if only rules that name the namespace offer the service, in each cluster that does not hide it.
-    pub fn is_guarded(&self) -> bool {
-        let mut visible = self.parts.iter().filter(|part| !is_hidden(&part.marks));
-        visible.all(|part| part.guarded().is_some())
+    /// Returns what rules have to name to offer the service; `None` if they need to name nothing more in a cluster that does not hide
+    /// the service.
+    pub fn guard(&self) -> Option<Guard<'_>> {
+        let visible = self.parts.iter().filter(|part| !is_hidden(&part.marks));
+        let guards: Option<Vec<Guard<'_>>> = visible.map(Part::guard).collect();
+        guards.map(|guards| guards.first().copied().unwrap_or(Guard::Namespace(&self.namespace)))
+    }
+
+    /// Returns the clusters that keep the service to their own callers.
+    pub fn local_clusters(&self) -> impl Iterator<Item = &ClusterId> {
+        let local = self.parts.iter().filter(|part| cluster_local(&part.marks).is_some());
+        local.map(|part| &part.origin.cluster)
     }
 
     /// Returns the rule that offers the service to a peer.
     pub fn rule_for<'p>(&self, peer: &'p Peer) -> Option<&'p PeerExport> {
-        peer.export_of(&self.key.hostname, &self.namespace, self.is_guarded())
+        peer.export_of(&self.key.hostname, self.guard())
     }
 
     /// Returns the endpoints that a peer's rule offers.
@@ -780,7 +787,7 @@ fn rules(parts: &[Part], port: u16, exports: &ExportIndex) -> Vec<Arc<ExportRule
     let marked = parts.iter().map(|part| Marked {
         cluster: &part.origin.cluster,
         marks: &part.marks,
-        guarded: part.guarded(),
+        guard: part.guard(),
     });
     let marked: Vec<Marked<'_>> = marked.collect();
     exports.applying(first.service.export_name().as_str(), port, &marked)

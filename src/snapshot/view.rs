@@ -70,8 +70,8 @@ impl Viewer {
 /// network, and the service is not steered.
 #[derive(Debug)]
 pub struct Neighbourhood {
-    /// The networks, in order. `None` if the network of any endpoint is unknown: which viewers get that endpoint depends on their
-    /// clusters.
+    /// The networks, in order. `None` if the network of any endpoint is unknown, or a cluster keeps the service to its own callers:
+    /// which viewers get an endpoint depends on their clusters.
     networks: Option<Box<[Network]>>,
     /// True if the distances from the viewer's network matter.
     is_steered: bool,
@@ -81,7 +81,9 @@ impl Neighbourhood {
     /// Returns the networks of a service's endpoints; none if no such service exists.
     pub fn of(snapshot: &Snapshot, hostname: &str) -> Self {
         let networks = snapshot.service(hostname).map(|service| service.networks.clone()).unwrap_or_default();
-        let is_known = networks.iter().all(|network| !network.is_unknown());
+        let is_local =
+            snapshot.service(hostname).is_some_and(|service| service.local_clusters().next().is_some());
+        let is_known = !is_local && networks.iter().all(|network| !network.is_unknown());
         let is_steered = snapshot.service(hostname).is_some_and(|service| {
             let tuning = snapshot.policy.tuning.of(&service.name);
             tuning.steering.is_on()
@@ -253,6 +255,8 @@ pub enum ExclusionReason {
     Unready,
     /// The endpoint is on the viewer's network, but has no address to which the viewer can connect.
     NoAddress,
+    /// The cluster of the endpoints keeps the service to its own callers, and no export rule names it.
+    ClusterLocal,
     /// No export rule admits callers of the viewer's protocol to the endpoints.
     NotExported,
     /// Nobody has written the TLS mode of the endpoints, and no export rule with `tls: own` admits callers of the viewer's protocol
@@ -289,6 +293,7 @@ impl ExclusionReason {
             Self::NotVisible => "not visible",
             Self::Unready => "unready",
             Self::NoAddress => "no address",
+            Self::ClusterLocal => "cluster-local",
             Self::NotExported => "not exported",
             Self::OutsideMesh => "outside the mesh",
             Self::MeshTlsOff(by) => by.text(),
@@ -367,6 +372,8 @@ struct Horizon<'a> {
     is_import: bool,
     /// True if the endpoints on the viewer's own network come first.
     prefers_near: bool,
+    /// The clusters other than the viewer's that keep the service to their own callers, and for which no export rule applies.
+    local_to: Vec<&'a ClusterId>,
     steering: &'a ServiceSteering,
     pass: Pass,
     /// True if a drain leaves nothing of an endpoint, or of all gateways to it, so that it is in reserve.
@@ -390,7 +397,14 @@ impl<'a> Horizon<'a> {
         pass: Pass,
     ) -> Self {
         let tls = port.rules.iter().filter(|rule| is_for(rule, viewer)).map(|rule| rule.tls()).max();
+        // A viewer whose cluster is not known may be in any of them.
+        let is_foreign = |cluster: &&ClusterId| {
+            !viewer.cluster.as_str().is_empty()
+                && **cluster != viewer.cluster
+                && !port.rules.iter().any(|rule| rule.has_cluster(cluster))
+        };
         Self {
+            local_to: service.local_clusters().filter(is_foreign).collect(),
             snapshot,
             port,
             viewer,
@@ -453,7 +467,7 @@ impl<'a> Horizon<'a> {
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
         let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
-        if self.parts(endpoint.left) == 0 {
+        if self.parts(endpoint.left) == 0 && !self.local_to.contains(&cluster) {
             self.has_drained = true;
             // Gateways choose a mode among all ready endpoints, drained or not.
             if !self.is_near(network, cluster)
@@ -467,6 +481,8 @@ impl<'a> Horizon<'a> {
         let seen = self.viewer.sees.is_empty() || network.is_unknown() || self.viewer.sees.contains(network);
         let placed = if !seen {
             Err(ExclusionReason::NotVisible)
+        } else if self.local_to.contains(&cluster) {
+            Err(ExclusionReason::ClusterLocal)
         } else if self.is_near(network, cluster) {
             self.add_neighbour(endpoint)
         } else {
@@ -475,7 +491,11 @@ impl<'a> Horizon<'a> {
         if let Err(reason) = placed {
             self.exclude(network, cluster, weight, reason);
         }
-        if seen && self.steering.is_on() && endpoint.endpoint.health == Health::Unhealthy {
+        if seen
+            && self.steering.is_on()
+            && !self.local_to.contains(&cluster)
+            && endpoint.endpoint.health == Health::Unhealthy
+        {
             self.note_not_ready(endpoint, weight);
         }
     }

@@ -27,7 +27,8 @@ pub struct KubernetesSpec {
     pub networks: Vec<Network>,
     /// The trust domain of the pods' identities.
     pub trust_domain: TrustDomain,
-    /// True if a trust domain in the ConfigMap `istio` of the system namespace replaces `trust_domain`.
+    /// True if a trust domain in the ConfigMap `istio` of the system namespace replaces `trust_domain`, and the `serviceSettings` there
+    /// name services that are kept to their cluster.
     pub mesh_config: bool,
     /// The suffix of services' host names.
     pub cluster_domain: HostName,

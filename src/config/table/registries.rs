@@ -13,7 +13,7 @@ pub(crate) const TRUST_DOMAIN: Key<form::TrustDomain> =
 pub(crate) const MESH_CONFIG: Defaulted<form::Boolean> = Defaulted::new(
     "meshConfig",
     || false,
-    "`true`: the trust domain in the ConfigMap `istio` of the system namespace applies, if there is one.",
+    "`true`: the trust domain and `clusterLocal` in the ConfigMap `istio` of the system namespace apply, if there is one.",
 );
 pub(crate) const SYSTEM: Defaulted<form::Text> =
     Defaulted::new("systemNamespace", || SYSTEM_NAMESPACE.into(), "Namespace of the mesh's control plane.");

@@ -23,7 +23,7 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
     assert_eq!(west.limits, PeerLimits { connections: 7, ..PeerLimits::default() });
     let is_exported = |name: &str| {
         let name = isthmus_model::name::HostName::parse(name).expect("legal");
-        west.export_of(&name, "shop", false).is_some()
+        west.export_of(&name, None).is_some()
     };
     assert!(is_exported("b.shop.mesh") && !is_exported("a.shop.mesh"));
     assert_eq!(west.import_of("x.pay.west.global").and_then(|rule| rule.limit), Some(10));

@@ -121,21 +121,17 @@ impl Index {
             }
         }
         services.push(service);
-        let marks = match &record.unmarkable {
-            None => marks(key, is_exported, &record.labels, namespace),
-            Some(Unmarkable::Hidden(list)) => {
-                let object = format!("{EXPORT_TO} {list:?} of Service {key}").into();
-                vec![(MarkKind::Hidden, object, Labels::default())]
-            }
-            Some(Unmarkable::NodeLocal) => Vec::new(),
-        };
+        let marks = marks(tables, key, record, &hostname);
         if !withheld.is_empty() {
             self.withheld.insert(key.clone(), withheld);
         }
         self.waypoints_ignored.extend(waypoint.ignored.map(|why| (key.clone(), why)));
         let of_service = |service: Service| {
             let is_alias = alias.as_ref() == Some(&service.key.hostname);
-            let marks = marks.iter().map(|(kind, object, labels)| {
+            // A ServiceExport makes names for all clusters.
+            let is_of_set = service.key.hostname.as_str().ends_with(&format!(".{DOMAIN}"));
+            let marks = marks.iter().filter(|(kind, ..)| *kind != MarkKind::ClusterLocal || !is_of_set);
+            let marks = marks.map(|(kind, object, labels)| {
                 let key = MarkKey { service: service.key.clone(), object: object.clone() };
                 let export = export.clone().filter(|_| is_alias && *kind == MarkKind::ServiceExport);
                 Item::Mark(Mark { key, kind: *kind, labels: labels.clone(), export })
@@ -278,23 +274,41 @@ fn service_port(port: &PortRecord) -> ServicePort {
     }
 }
 
-/// Returns the marks of a service: its ServiceExport, its own labels, and the labels of its namespace.
+/// Returns the marks of a service: its ServiceExport, its own labels, and the labels of its namespace, or the annotation that hides it;
+/// and the setting of the mesh that keeps it to its cluster.
 fn marks(
+    tables: &Tables,
     key: &ObjectKey,
-    is_exported: bool,
-    labels: &Labels,
-    namespace: &Labels,
+    record: &ServiceRecord,
+    hostname: &HostName,
 ) -> Vec<(MarkKind, Arc<str>, Labels)> {
     let mut marks = Vec::new();
-    if is_exported {
-        marks.push((MarkKind::ServiceExport, format!("ServiceExport {key}").into(), Labels::default()));
+    match &record.unmarkable {
+        None => {
+            let namespace = tables.labels_of(&key.namespace);
+            if tables.exports.get(key).is_some() {
+                marks.push((
+                    MarkKind::ServiceExport,
+                    format!("ServiceExport {key}").into(),
+                    Labels::default(),
+                ));
+            }
+            if !record.labels.is_empty() {
+                marks.push((MarkKind::Service, format!("Service {key}").into(), record.labels.clone()));
+            }
+            if !namespace.is_empty() {
+                let object = format!("Namespace {}", key.namespace).into();
+                marks.push((MarkKind::Namespace, object, namespace.clone()));
+            }
+        }
+        Some(Unmarkable::Hidden(list)) => {
+            let object = format!("{EXPORT_TO} {list:?} of Service {key}").into();
+            marks.push((MarkKind::Hidden, object, Labels::default()));
+        }
+        Some(Unmarkable::NodeLocal) => {}
     }
-    if !labels.is_empty() {
-        marks.push((MarkKind::Service, format!("Service {key}").into(), labels.clone()));
-    }
-    if !namespace.is_empty() {
-        marks.push((MarkKind::Namespace, format!("Namespace {}", key.namespace).into(), namespace.clone()));
-    }
+    let local = tables.local_hosts().local(hostname.as_str());
+    marks.extend(local.map(|host| (MarkKind::ClusterLocal, host.clone(), Labels::default())));
     marks
 }
 

@@ -4,10 +4,13 @@ mod drained;
 mod properties;
 
 use super::*;
+use crate::change::{Dirty, Item, Mark, MarkKey, MarkKind};
 use crate::inputs::{MeasuredBy, Probes, RoundTrip};
 use crate::policy::{Gateway, NetworkPolicy, Policy, Tuning};
 use crate::steering::{Distance, Source};
-use crate::testing::{Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard};
+use crate::testing::{
+    Mesh, endpoint, gateway, host_name, network, place, policy, port, rule, scoped, service, shard,
+};
 use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels};
 use isthmus_model::import::Import;
 use isthmus_model::service::PortProtocol;
@@ -69,7 +72,7 @@ fn a_cluster_of_three_zones_is_one_entry_of_its_total() {
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "6")]);
     assert_eq!(seen(&mesh, &east()).entries[0].locality, place("us"));
     let near = service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.1", 4)]);
-    mesh.shards.push(crate::testing::scoped(shard("a", "east", vec![near])));
+    mesh.shards.push(scoped(shard("a", "east", vec![near])));
     assert_eq!(entries(&mesh, &east()), [entry("10.1.0.1:8080", 2, "4"), entry("192.0.2.1:15443", 3, "6")]);
 }
 
@@ -285,6 +288,57 @@ fn a_viewer_sees_the_networks_it_asked_for() {
 }
 
 #[test]
+fn a_service_that_a_cluster_keeps_to_itself_is_for_its_callers_and_for_rules_that_name_it() {
+    let host = "kdns.kube-system.svc.cluster.local";
+    let of = |address| vec![service(host, vec![port(443, PortProtocol::Tcp)], vec![endpoint(address, 1)])];
+    let mark = Mark {
+        key: MarkKey {
+            service: of("10.1.0.1")[0].key.clone(),
+            object: "*.kube-system.svc.cluster.local".into(),
+        },
+        kind: MarkKind::ClusterLocal,
+        labels: Labels::default(),
+        export: None,
+    };
+    let gateways = vec![gateway("192.0.2.1", 1)];
+    let mesh = |rules: &[&str]| {
+        let shards = [shard("a", "east", of("10.1.0.1")), shard("b", "east", of("10.1.0.2"))];
+        let mut mesh = Mesh::new(vec![network("west", gateways.clone())], Vec::new());
+        let shards = shards.into_iter().chain([shard("c", "west", of("10.2.0.1"))]).map(|listing| {
+            let mut shard = (*scoped(listing)).clone();
+            shard.put(Item::Mark(mark.clone()), &mut Dirty::default());
+            Arc::new(shard)
+        });
+        mesh.shards = shards.collect();
+        Arc::make_mut(&mut mesh.policy).exports = rules.iter().map(|name| rule(name)).collect();
+        mesh
+    };
+    let seen = |mesh: &Mesh, viewer: &Viewer| {
+        let snapshot = mesh.snapshot();
+        let service = snapshot.service(host).expect("a service");
+        let reduced = Neighbourhood::of(&snapshot, host).reduce(&Arc::new(viewer.clone()));
+        let found = view(&snapshot, service, &service.ports[0], "", &reduced).expect("all of it");
+        let addresses = found.entries.iter().map(|entry| entry.address.ip().to_string());
+        let reasons = found.excluded.iter().map(|excluded| excluded.reason.text());
+        (addresses.collect::<Vec<_>>().join(" "), reasons.collect::<Vec<_>>().join(", "))
+    };
+    let kept = |addresses: &str| (addresses.to_owned(), "cluster-local, cluster-local".to_owned());
+    for rules in [&[][..], &["*"], &["*.svc.cluster.local"]] {
+        let mesh = mesh(rules);
+        assert_eq!(seen(&mesh, &viewer("east", "a")), kept("10.1.0.1"), "{rules:?}");
+        assert_eq!(seen(&mesh, &viewer("east", "b")), kept("10.1.0.2"), "{rules:?}");
+        assert_eq!(seen(&mesh, &viewer("west", "c")), kept("10.2.0.1"), "{rules:?}");
+        assert!(mesh.snapshot().service(host).expect("a service").ports[0].rules.is_empty(), "{rules:?}");
+    }
+    let all = |addresses: &str| (addresses.to_owned(), String::new());
+    for name in ["*.kube-system.svc.cluster.local", host] {
+        assert_eq!(seen(&mesh(&[name]), &viewer("east", "a")), all("10.1.0.1 10.1.0.2 192.0.2.1"), "{name}");
+    }
+    // Nobody knows in which cluster this caller is.
+    assert_eq!(seen(&mesh(&[]), &viewer("east", "")).0, "10.1.0.1 10.1.0.2");
+}
+
+#[test]
 fn the_unknown_network_is_for_its_own_and_its_cluster() {
     let services = |endpoints| vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints)];
     let lost = shard("c", "", services(vec![endpoint("10.2.0.1", 1)]));
@@ -396,7 +450,7 @@ fn a_neighbour_at_a_gateways_address_is_one_entry() {
         Arc::make_mut(&mut near.template).ports = [(Arc::from("p443"), 15443)].into();
         let mut mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
         let near = shard("a", "east", vec![service(SERVICE, ports, vec![near])]);
-        mesh.shards.push(crate::testing::scoped(near));
+        mesh.shards.push(scoped(near));
         mesh
     };
     assert_eq!(entries(&mesh(TlsMode::Mesh), &east()), [entry("192.0.2.1:15443", 1, "4")]);
@@ -477,7 +531,7 @@ fn the_largest_weights_are_scaled() {
     let near = |weight| {
         let endpoints = vec![endpoint("10.1.0.1", weight)];
         let near = shard("a", "east", vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints)]);
-        crate::testing::scoped(near)
+        scoped(near)
     };
     mesh.shards.push(near(1));
     let gateways = |weight| [entry("192.0.2.1:15443", weight, &max), entry("192.0.2.2:15443", weight, &max)];

@@ -21,7 +21,7 @@ fn mesh() -> Mesh {
     let mut mesh = west(vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 1)], far);
     let near = vec![endpoint("10.1.0.1", 1), endpoint("10.1.0.2", 1)];
     let near = service(SERVICE, vec![port(443, PortProtocol::Tcp)], near);
-    mesh.shards.push(crate::testing::scoped(shard("a", "east", vec![near])));
+    mesh.shards.push(scoped(shard("a", "east", vec![near])));
     mesh
 }
 
