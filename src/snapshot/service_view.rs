@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+mod offer;
 mod own_network;
 pub mod waypoint;
 
@@ -14,11 +15,10 @@ use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
 use super::change::Mark;
 use super::clusterset::{ExportConflict, Exported, conflict};
-use super::export_tls::{AskedBy, ExportTls, Guard, TlsSource};
-use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, cluster_local, is_among, is_hidden};
+use super::export_tls::{AskedBy, ExportTls, TlsSource};
+use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
-use super::peer::{Peer, PeerExport};
 use super::policy::{ExportRule, Tuning};
 use super::port_endpoint::{PortEndpoint, has_labels, is_own_network, network_of, on_own_network};
 use super::recent::{Recent, identities_of};
@@ -124,13 +124,6 @@ impl Part {
     /// Returns the parts of [`PARTS`] that drains leave of the endpoint at this index.
     pub(super) fn left_of(&self, at: usize) -> u8 {
         self.left.as_deref().and_then(|left| left.get(at).copied()).unwrap_or(PARTS)
-    }
-
-    /// Returns what rules have to name to offer the service; `None`: nothing more than the service.
-    fn guard(&self) -> Option<Guard<'_>> {
-        let namespace = &*self.service.key.namespace;
-        let of_namespace = || self.origin.tls.guards(namespace).then_some(Guard::Namespace(namespace));
-        cluster_local(&self.marks).map(Guard::ClusterLocal).or_else(of_namespace)
     }
 
     /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
@@ -296,46 +289,6 @@ impl PortView {
 }
 
 impl ServiceView {
-    /// Returns the clusters whose endpoints a peer's rule offers: those that do not hide the service from the gateway, and whose guard
-    /// the rule names; `None`: all.
-    pub(super) fn clusters_for(&self, rule: &PeerExport) -> OfferedClusters {
-        let is_named = |guard: Guard<'_>| guard.is_named(&rule.services, self.key.hostname.as_str());
-        let is_shut =
-            |part: &&Part| is_hidden(&part.marks) || part.guard().is_some_and(|guard| !is_named(guard));
-        self.parts.iter().find(is_shut)?;
-        let offered = self.parts.iter().filter(|part| !is_shut(part));
-        Some(offered.map(|part| part.origin.cluster.clone()).collect())
-    }
-
-    /// Returns true if a cluster does not hide the service from the gateway.
-    pub(super) fn is_visible(&self) -> bool {
-        self.parts.is_empty() || self.parts.iter().any(|part| !is_hidden(&part.marks))
-    }
-
-    /// Returns what rules have to name to offer the service; `None` if they need to name nothing more in a cluster that does not hide
-    /// the service.
-    pub fn guard(&self) -> Option<Guard<'_>> {
-        let visible = self.parts.iter().filter(|part| !is_hidden(&part.marks));
-        let guards: Option<Vec<Guard<'_>>> = visible.map(Part::guard).collect();
-        guards.map(|guards| guards.first().copied().unwrap_or(Guard::Namespace(&self.namespace)))
-    }
-
-    /// Returns the clusters that keep the service to their own callers.
-    pub fn local_clusters(&self) -> impl Iterator<Item = &ClusterId> {
-        let local = self.parts.iter().filter(|part| cluster_local(&part.marks).is_some());
-        local.map(|part| &part.origin.cluster)
-    }
-
-    /// Returns the rule that offers the service to a peer.
-    pub fn rule_for<'p>(&self, peer: &'p Peer) -> Option<&'p PeerExport> {
-        peer.export_of(&self.key.hostname, self.guard())
-    }
-
-    /// Returns the endpoints that a peer's rule offers.
-    pub fn offer_for(&self, rule: &PeerExport) -> Offer {
-        Offer::of(self.clusters_for(rule), rule.tls())
-    }
-
     /// Returns true if export rules lead callers to the service: one of them offers an endpoint, or there is no endpoint yet.
     pub fn is_offered(&self, networks: &NetworkTable) -> bool {
         let ports = || self.ports.iter().filter(|port| !port.rules.is_empty());

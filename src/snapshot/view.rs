@@ -23,15 +23,16 @@ use super::steering::{Group, ServiceSteering, SteeringMode};
 use super::weights::{Share, share, whole};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
-use isthmus_model::endpoint::{Encapsulation, Health, MeshTlsOff, TlsMode};
+use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::place::{ClusterId, Locality, Network};
-use isthmus_model::service::Withheld;
 
 mod capacity;
+mod exclusion;
 mod gateways;
 mod steered;
 
 pub use self::capacity::capacities;
+pub use self::exclusion::ExclusionReason;
 use self::gateways::UsableGateway;
 pub use self::steered::distance;
 
@@ -243,71 +244,6 @@ pub struct Excluded {
     pub weight: u64,
     /// The reason why the viewer does not get the endpoints.
     pub reason: ExclusionReason,
-}
-
-/// The reason why endpoints are excluded from a view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ExclusionReason {
-    /// The viewer wants to see only other networks.
-    NotVisible,
-    /// The endpoints are unhealthy or draining. This excludes them if they are behind a gateway, or if the viewer's kind of
-    /// client cannot use such endpoints.
-    Unready,
-    /// The endpoint is on the viewer's network, but has no address to which the viewer can connect.
-    NoAddress,
-    /// The cluster of the endpoints keeps the service to its own callers, and no export rule names it.
-    ClusterLocal,
-    /// No export rule admits callers of the viewer's protocol to the endpoints.
-    NotExported,
-    /// Nobody has written the TLS mode of the endpoints, and no export rule with `tls: own` admits callers of the viewer's protocol
-    /// to them.
-    OutsideMesh,
-    /// An object turns the mesh's mutual TLS off on the port of the endpoints, and no export rule with `tls: own` admits callers of
-    /// the viewer's protocol to them.
-    MeshTlsOff(MeshTlsOff),
-    /// The endpoints do not accept HBONE.
-    NoTunnel,
-    /// The endpoints speak no TLS, so that only HBONE callers reach them.
-    NoTls,
-    /// The endpoints do not speak the TLS mode that the gateway chooses for this port.
-    OtherTls,
-    /// This kind of client calls gateways only by host name, and the gateway does not route the host name to this port.
-    NoHostRoute,
-    /// The network of the endpoints has no gateway that the viewer can use.
-    NoUsableGateway,
-    /// The registry of the endpoints has the port under another number, name or protocol than an earlier registry.
-    PortConflict,
-    /// The registry of the endpoints could not be read for so long that its endpoints are used only for ports without ready
-    /// endpoints of other registries.
-    Demoted,
-    /// The registry of the endpoints could not be read for so long that its endpoints are not used.
-    Expired,
-    /// The registry itself withholds the endpoints.
-    Withheld(Withheld),
-}
-
-impl ExclusionReason {
-    /// Returns the value as the API shows it.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::NotVisible => "not visible",
-            Self::Unready => "unready",
-            Self::NoAddress => "no address",
-            Self::ClusterLocal => "cluster-local",
-            Self::NotExported => "not exported",
-            Self::OutsideMesh => "outside the mesh",
-            Self::MeshTlsOff(by) => by.text(),
-            Self::NoTunnel => "no tunnel",
-            Self::NoTls => "no TLS",
-            Self::OtherTls => "other TLS mode",
-            Self::NoHostRoute => "no route by host name",
-            Self::NoUsableGateway => "no usable gateway",
-            Self::PortConflict => "port conflict",
-            Self::Demoted => "registry demoted",
-            Self::Expired => "registry expired",
-            Self::Withheld(why) => why.text(),
-        }
-    }
 }
 
 /// Returns the endpoints of a service port and subset as `viewer` gets them; `None` if the service does not
