@@ -25,11 +25,11 @@ use std::time::SystemTime;
 
 use self::listeners::{Listener, Parent, ParentId, ParentKind, Parents};
 use self::names::Names;
-use self::routes::{Evaluated, object_of};
+use self::routes::{Evaluated, object_of, parent_of};
 use self::status::{ListenerStatus, Status, Verdict};
 use self::writer::{Due, Target, Wanted};
 use super::kinds::gateway_class::{ClassRecord, NOT_SERVED};
-use super::kinds::gateway_route::{RouteId, RouteKind, RouteRecord};
+use super::kinds::gateway_route::{ParentRecord, RouteId, RouteKind, RouteRecord};
 use super::kinds::{DirtyGatewayApi, Tables};
 use super::table::ObjectKey;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
@@ -42,6 +42,15 @@ const FEATURES: &[&str] = &["Gateway", "ListenerSet", "ReferenceGrant", "TCPRout
 
 /// The largest number of lines about Gateways.
 const NOTES_MAX: usize = 5;
+
+/// The extent to which the Gateways of a cluster, their classes and their ListenerSets are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// All of them have been listed.
+    All,
+    /// Some of them could not be read.
+    Some,
+}
 
 /// The objects of the Gateway API of a cluster, evaluated.
 #[derive(Debug, Default)]
@@ -89,7 +98,7 @@ impl GatewayApi {
         &mut self,
         spec: &GatewayApiSpec,
         dirty: DirtyGatewayApi,
-        tables: &Tables,
+        (tables, known): (&Tables, Known),
         changes: &mut Vec<Change>,
     ) {
         let DirtyGatewayApi { is_all, mut routes, backends } = dirty;
@@ -112,7 +121,7 @@ impl GatewayApi {
         for id in &routes {
             concerned.extend(self.renew_route(id, tables, &too_many, now, changes));
         }
-        self.renew_due(spec, tables, &concerned);
+        self.renew_due(spec, (tables, known), &concerned);
     }
 
     /// Renews the routes that are beyond the limit of their namespaces, the youngest ones, and adds those that have passed it in either
@@ -207,13 +216,21 @@ impl GatewayApi {
 
     /// Renews the list of objects whose status may have to be written. Gateways are always on it, because their status also depends
     /// on what the process serves.
-    fn renew_due(&mut self, spec: &GatewayApiSpec, tables: &Tables, routes: &BTreeSet<RouteId>) {
+    fn renew_due(
+        &mut self,
+        spec: &GatewayApiSpec,
+        (tables, known): (&Tables, Known),
+        routes: &BTreeSet<RouteId>,
+    ) {
         for id in routes {
             let target = Target::Route(id.clone());
-            let found = self.routes.get(id).and_then(|found| found.status(id, &self.names));
-            let due = found.zip(record_of(id, tables)).and_then(|(status, record)| {
-                let is_due = status.digest() != record.stamp.digest;
-                let stamp = record.stamp.clone();
+            let found = self.routes.get(id).zip(record_of(id, tables));
+            let due = found.and_then(|(found, record)| {
+                let entries = record.own.iter().map(|entry| &entry.parent);
+                let kept = entries.filter(|parent| !self.is_own(spec, (tables, known), id, parent));
+                let status = Status { kept: kept.cloned().collect(), ..found.status(id, &self.names) };
+                let stamp = record.stamp_without(&status.kept);
+                let is_due = status.digest() != stamp.digest;
                 is_due.then_some(Wanted { status, stamp, is_blank: !record.has_status, served: None })
             });
             self.set_due(target, due);
@@ -250,6 +267,38 @@ impl GatewayApi {
             all.push((Target::Parent(id.clone()), wanted));
         }
         all.into_iter().for_each(|(target, wanted)| self.set_due(target, Some(wanted)));
+    }
+
+    /// Returns true if an entry for this parent, in the status of a route that has it from Isthmus, is this release's to write or to
+    /// withdraw: the parent is served by this release, or by nobody of this controller. Another release writes the entries for
+    /// Gateways of its class.
+    fn is_own(
+        &self,
+        spec: &GatewayApiSpec,
+        (tables, known): (&Tables, Known),
+        (_, route): &RouteId,
+        parent: &ParentRecord,
+    ) -> bool {
+        let Some(parent) = parent_of(parent, route) else { return true };
+        if self.parents.contains_key(&parent) {
+            return true;
+        }
+        let only = &tables.spec.namespaces.only;
+        // An object that is not known does not exist only if it would be known.
+        let is_gone =
+            |key: &ObjectKey| known == Known::All && (only.is_empty() || only.contains(&key.namespace));
+        let gateway = match parent {
+            (ParentKind::Gateway, key) => key,
+            (ParentKind::ListenerSet, key) => match tables.listener_sets.get(&key) {
+                Some(set) => set.gateway.clone(),
+                None => return is_gone(&key),
+            },
+        };
+        match tables.class_gateways.get(&gateway) {
+            None => is_gone(&gateway),
+            Some(found) if found.class == spec.class => true,
+            Some(found) => known == Known::All && tables.gateway_classes.get(&found.class).is_none(),
+        }
     }
 
     /// Sets the status that an object should have; `None`: it need not be written.

@@ -17,8 +17,8 @@ use self::items::{ServiceItems, annotation};
 use self::unreadable::Unreadable;
 use self::watches::{WatchState, Watches};
 use super::exports::Exports;
-use super::gateway_api::GatewayApi;
 use super::gateway_api::writer::Due;
+use super::gateway_api::{GatewayApi, Known};
 use super::gateways;
 use super::interner::Interner;
 use super::kinds::service::{ServiceClass, Unmarkable};
@@ -60,6 +60,8 @@ pub(super) struct Index {
     /// The items for ztunnels that were sent.
     ambient: SentAmbient,
     gateway_api: GatewayApi,
+    /// The extent to which Gateways were known after the last event.
+    known_gateways: Known,
 }
 
 impl Index {
@@ -88,6 +90,7 @@ impl Index {
             flawed_drains: BTreeSet::new(),
             ambient: SentAmbient::default(),
             gateway_api: GatewayApi::default(),
+            known_gateways: Known::Some,
         }
     }
 
@@ -131,6 +134,10 @@ impl Index {
             }
             What::Failing(why, status) => self.watches.all[watch].failing = Some((why, status)),
             What::Resumed => self.watches.all[watch].failing = None,
+        }
+        let known = self.watches.known_gateways();
+        if std::mem::replace(&mut self.known_gateways, known) != known {
+            self.tables.dirty.gateway_api.is_all |= self.tables.spec.gateway_api.is_some();
         }
         // The policies are known only if their watches have listed all of them.
         self.tables.dirty.facts |= matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
@@ -222,7 +229,8 @@ impl Index {
         self.renew_ambient(&mut changes);
         let of_gateway_api = std::mem::take(&mut self.tables.dirty.gateway_api);
         if let Some(spec) = self.tables.spec.gateway_api.clone().filter(|_| !of_gateway_api.is_empty()) {
-            self.gateway_api.renew(&spec, of_gateway_api, &self.tables, &mut changes);
+            let known = self.watches.known_gateways();
+            self.gateway_api.renew(&spec, of_gateway_api, (&self.tables, known), &mut changes);
         }
         changes.extend(self.unreadable.changes());
         if is_listing {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::gateway_api::GatewayApi;
 use super::gateway_api::writer::Wanted;
+use super::gateway_api::{GatewayApi, Known};
 use super::interner::Interner;
 use super::kinds::{Kind, Object, Reading, Tables};
 use isthmus_aggregator::spec::kubernetes::{
@@ -40,8 +40,15 @@ struct Typed {
 
 impl Default for World {
     fn default() -> Self {
+        Self::of_class("isthmus")
+    }
+}
+
+impl World {
+    /// Returns a world with the objects that every cluster has, which serves the Gateways of this class.
+    pub fn of_class(class: &str) -> Self {
         let spec = GatewayApiSpec {
-            class: "isthmus".into(),
+            class: class.into(),
             ports: vec![443, 8443],
             addresses: Host::parse("192.0.2.1").into_iter().collect(),
             pool: Vec::new(),
@@ -59,9 +66,7 @@ impl Default for World {
         }
         world
     }
-}
 
-impl World {
     /// Stores an object, a JSON text. Returns its kind and name; `None` if it cannot be read.
     pub fn apply(&mut self, object: &str) -> Option<String> {
         let (kind, object) = read(object)?;
@@ -82,7 +87,7 @@ impl World {
     pub fn renew(&mut self) -> Vec<Change> {
         let dirty = std::mem::take(&mut self.tables.dirty.gateway_api);
         let mut changes = Vec::new();
-        self.api.renew(&self.spec, dirty, &self.tables, &mut changes);
+        self.api.renew(&self.spec, dirty, (&self.tables, Known::All), &mut changes);
         changes
     }
 

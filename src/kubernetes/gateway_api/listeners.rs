@@ -117,7 +117,8 @@ pub(crate) fn evaluate(spec: &GatewayApiSpec, tables: &Tables, host: &HostAddres
     if tables.gateway_classes.get(&spec.class).is_none_or(|class| class.has_parameters) {
         return parents;
     }
-    let mut gateways: Vec<(&ObjectKey, &ClassGatewayRecord)> = tables.class_gateways.iter().collect();
+    let gateways = tables.class_gateways.iter().filter(|(_, gateway)| gateway.class == spec.class);
+    let mut gateways: Vec<(&ObjectKey, &ClassGatewayRecord)> = gateways.collect();
     gateways.sort_by_key(|(key, gateway)| (&gateway.created, *key));
     let mut sets: Vec<(&ObjectKey, &ListenerSetRecord)> = tables.listener_sets.iter().collect();
     sets.sort_by_key(|(key, set)| (&set.created, *key));

@@ -53,8 +53,8 @@ pub(crate) trait Owners {
 }
 
 impl Evaluated {
-    /// Returns the status of the route; `None` if no parent is of this controller.
-    pub(crate) fn status(&self, id: &RouteId, owners: &impl Owners) -> Option<Status> {
+    /// Returns the status of the route, with an entry for each parent that is of this controller.
+    pub(crate) fn status(&self, id: &RouteId, owners: &impl Owners) -> Status {
         let object = object_of(id);
         let of_parent = |OfParent { reference, claims }: &OfParent| {
             let accepted = match claims {
@@ -65,8 +65,7 @@ impl Evaluated {
             ParentStatus { parent: reference.clone(), conditions }
         };
         let parents: Vec<ParentStatus> = self.parents.iter().map(of_parent).collect();
-        let status = Status { generation: self.generation, parents, ..Status::default() };
-        Some(status).filter(|status| !status.parents.is_empty())
+        Status { generation: self.generation, parents, ..Status::default() }
     }
 }
 
@@ -157,11 +156,11 @@ pub(crate) fn evaluate(
             backends: backends.into(),
         })
     });
-    Evaluated { item, attached, parents: of_parents, resolved, generation: route.stamp.generation }
+    Evaluated { item, attached, parents: of_parents, resolved, generation: route.generation() }
 }
 
 /// Returns the object that a reference names; `None` if it can be none of this controller.
-fn parent_of(reference: &ParentRecord, route: &ObjectKey) -> Option<ParentId> {
+pub(crate) fn parent_of(reference: &ParentRecord, route: &ObjectKey) -> Option<ParentId> {
     if reference.group.as_deref().unwrap_or(GROUP) != GROUP {
         return None;
     }

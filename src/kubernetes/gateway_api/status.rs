@@ -42,6 +42,8 @@ pub(crate) struct Status {
     pub(crate) listeners: Vec<ListenerStatus>,
     pub(crate) attached_sets: usize,
     pub(crate) parents: Vec<ParentStatus>,
+    /// The parents of a route whose entries another release of Isthmus writes. They are kept as they are.
+    pub(crate) kept: Vec<ParentRecord>,
     /// The names of supported features, sorted.
     pub(crate) features: &'static [&'static str],
 }
@@ -81,8 +83,9 @@ impl Status {
             conditions(&mut digest, &listener.name, &listener.conditions);
         }
         for parent in &self.parents {
-            let place = parent.parent.digest(&mut digest);
-            conditions(&mut digest, &place, &parent.conditions);
+            let all: Vec<Condition> =
+                parent.conditions.iter().map(|one| read_back(one, generation)).collect();
+            digest.entry(parent.parent.digest(&all));
         }
         digest.finish()
     }
@@ -128,8 +131,10 @@ impl Status {
     /// Returns the `status` of a route whose status is `before`.
     pub(crate) fn of_route(&self, before: &Value, now: &str) -> Value {
         let known = before["parents"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let (own, others): (Vec<&Value>, Vec<&Value>) =
-            known.iter().partition(|parent| parent["controllerName"] == CONTROLLER);
+        let kept: Vec<Value> = self.kept.iter().map(reference).collect();
+        let is_own =
+            |entry: &&Value| entry["controllerName"] == CONTROLLER && !kept.contains(&entry["parentRef"]);
+        let (own, others): (Vec<&Value>, Vec<&Value>) = known.iter().partition(is_own);
         let parents = self.parents.iter().map(|parent| {
             let reference = reference(&parent.parent);
             let before = own.iter().find(|known| known["parentRef"] == reference);

@@ -2,6 +2,7 @@
 
 mod listeners;
 mod names;
+mod withdrawn;
 
 use serde_json::{Value, json};
 

@@ -89,14 +89,34 @@ impl Wanted {
 /// The name of a replica, and what it serves.
 type Replica = (String, Served);
 
+/// A status that was written.
+struct Written {
+    /// The UID of the object.
+    uid: Arc<str>,
+    digest: u64,
+    at: Instant,
+    /// True once the object was read with the status.
+    is_seen: bool,
+    /// True if the object had lost the same status shortly after it was written.
+    is_repair: bool,
+}
+
+impl Written {
+    /// Returns true if the status is not to be written to the object once more. A status that was seen and is lost is written again at
+    /// once, but not a second time.
+    fn suffices(&self, uid: &str, digest: u64) -> bool {
+        *self.uid == *uid && self.digest == digest && (!self.is_seen || self.is_repair)
+    }
+}
+
 /// Writes the status.
 pub(crate) struct StatusWriter {
     client: Arc<Client>,
     /// The name of this replica.
     name: Arc<str>,
     world: LaterReader,
-    /// The digests that were written last, and when.
-    written: BTreeMap<Target, (u64, Instant)>,
+    /// What was written last.
+    written: BTreeMap<Target, Written>,
     refused: Refused<Target>,
     /// The generations of Gateways that not every replica serves, and since when.
     waiting: BTreeMap<Target, (i64, Instant)>,
@@ -127,7 +147,11 @@ impl Turns for StatusWriter {
     const SETTLE: Option<Duration> = Some(Duration::from_millis(200));
 
     async fn turn(&mut self, due: &Arc<Due>, lease: &mut Lease) -> Result<Duration, Fault> {
-        self.written.retain(|target, (_, at)| due.contains_key(target) && at.elapsed() < AGAIN_AFTER);
+        self.written.retain(|_, written| written.at.elapsed() < AGAIN_AFTER);
+        for (target, written) in &mut self.written {
+            // A route is due only while its status differs.
+            written.is_seen |= due.get(target).is_none_or(|wanted| wanted.stamp.digest == written.digest);
+        }
         self.refused.forget(|target| due.contains_key(target));
         if due.is_empty() {
             lease.let_go();
@@ -153,7 +177,8 @@ impl Turns for StatusWriter {
         let differing = differing.filter_map(|(target, wanted)| {
             let status = judged(target, wanted, &replicas, waiting, now)?;
             let digest = status.digest();
-            let is_written = self.written.get(target).is_some_and(|(written, _)| *written == digest);
+            let written = self.written.get(target);
+            let is_written = written.is_some_and(|written| written.suffices(&wanted.stamp.uid, digest));
             (digest != wanted.stamp.digest && !is_written)
                 .then(|| (target.clone(), wanted.clone(), status, digest))
         });
@@ -163,9 +188,17 @@ impl Turns for StatusWriter {
         for some in differing.chunks(TOGETHER) {
             let writes = some.iter().map(|(target, wanted, status, _)| self.write(target, wanted, status));
             let results = join_all(writes).await;
-            for ((target, _, _, digest), result) in some.iter().zip(results) {
+            for ((target, wanted, _, digest), result) in some.iter().zip(results) {
                 match result {
-                    Ok(()) => drop(self.written.insert(target.clone(), (*digest, Instant::now()))),
+                    Ok(()) => {
+                        let uid = wanted.stamp.uid.clone();
+                        let before = self.written.get(target);
+                        let is_repair =
+                            before.is_some_and(|before| before.uid == uid && before.digest == *digest);
+                        let at = Instant::now();
+                        let written = Written { uid, digest: *digest, at, is_seen: false, is_repair };
+                        self.written.insert(target.clone(), written);
+                    }
                     // The object has changed, and the watch will report the new version.
                     Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {}
                     Err(fault) if fault.status().is_some() => {
@@ -301,7 +334,7 @@ mod tests {
     fn wanted(generation: i64) -> Wanted {
         let yes = || Verdict::yes("Programmed", "connections are served");
         let status = Status { generation, conditions: vec![("Programmed", yes())], ..Status::default() };
-        let stamp = Stamp { generation, resource_version: "1".into(), digest: 0 };
+        let stamp = Stamp { generation, resource_version: "1".into(), ..Stamp::default() };
         Wanted { status, stamp, is_blank: false, served: Some(("Gateway a/b".into(), generation)) }
     }
 
@@ -338,13 +371,12 @@ mod tests {
         assert!(message.ends_with("yet: 0, 1, 2, 3, 4 and 2 more"), "{message}");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_status_that_does_not_stay_is_written_again_after_thirty_seconds() {
-        let scope = Scope::default();
-        let (client, mut requests) = scripted::server(&scope).await;
+    /// Returns a client of a server that takes every write, the Lease of the writer, and the times of the writes of statuses.
+    async fn server(scope: &Scope) -> (Arc<Client>, Lease, mpsc::Receiver<Instant>) {
+        let (client, mut requests) = scripted::server(scope).await;
         let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
-        let mut lease = Lease::new(client.clone(), spec, StatusWriter::LEASE);
-        let (noted, mut patches) = mpsc::channel(64);
+        let lease = Lease::new(client.clone(), spec, StatusWriter::LEASE);
+        let (noted, patches) = mpsc::channel(64);
         scope.spawn(async move {
             loop {
                 let asked = requests.next().await;
@@ -360,6 +392,13 @@ mod tests {
                 }
             }
         });
+        (client, lease, patches)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_does_not_stay_is_written_again_after_thirty_seconds() {
+        let scope = Scope::default();
+        let (client, mut lease, mut patches) = server(&scope).await;
         let mut writer = StatusWriter::new(client, "a".into(), LaterReader::default());
         let target = Target::Class("x".into());
         let due = Arc::new(Due::from([(target, Arc::new(Wanted { served: None, ..wanted(1) }))]));
@@ -370,5 +409,28 @@ mod tests {
         }
         let written: Vec<Instant> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
         assert_eq!(written, [begun, begun + Duration::from_secs(30)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_was_created_again_or_has_lost_its_status_is_written_at_once() {
+        let scope = Scope::default();
+        let (client, mut lease, mut patches) = server(&scope).await;
+        let mut writer = StatusWriter::new(client, "a".into(), LaterReader::default());
+        let digest = wanted(1).status.digest();
+        let begun = Instant::now();
+        // The UID and the digest of the object that is read, from this second on.
+        let read = [(0, "u", 0), (2, "u", digest), (4, "u", 0), (6, "u", digest), (8, "u", 0), (50, "v", 0)];
+        for second in 0..55 {
+            let (_, uid, digest) = read.into_iter().rev().find(|(from, ..)| *from <= second).expect("read");
+            let stamp = Stamp { uid: uid.into(), digest, ..wanted(1).stamp };
+            let wanted = Wanted { served: None, stamp, ..wanted(1) };
+            let due = Arc::new(Due::from([(Target::Class("x".into()), Arc::new(wanted))]));
+            writer.turn(&due, &mut lease).await.expect("the server answers");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let written = std::iter::from_fn(|| patches.try_recv().ok());
+        let written: Vec<u64> = written.map(|at: Instant| (at - begun).as_secs()).collect();
+        // The status is lost at 4 and at 8: once it is written at once, and then after 30 s. At 50 the object is a new one.
+        assert_eq!(written, [0, 4, 34, 50]);
     }
 }

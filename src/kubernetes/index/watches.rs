@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
+use super::super::gateway_api::Known;
 use super::super::kinds::Kind;
 use super::super::watch::WatchId;
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
@@ -139,6 +140,17 @@ impl Watches {
         // Both have the same watches, because the spec decides what is watched.
         let pairs = self.all.iter().zip(&in_use.all);
         pairs.filter(move |(own, used)| !own.is_read() && has(used)).map(|(own, _)| own)
+    }
+
+    /// Returns the extent to which the objects are known that may be parents of routes.
+    pub(crate) fn known_gateways(&self) -> Known {
+        let is_of_parents =
+            |kind| matches!(kind, Kind::GatewayClass | Kind::ClassGateway | Kind::ListenerSet);
+        let mut watches = self.all.iter().filter(|watch| is_of_parents(watch.kind));
+        match watches.all(|watch| watch.is_read() && watch.too_many == 0) {
+            true => Known::All,
+            false => Known::Some,
+        }
     }
 
     /// Returns a line for each kind whose failure holds back the first listing for a while, or without end.

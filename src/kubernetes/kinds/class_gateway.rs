@@ -1,6 +1,7 @@
 //! Gateways of the Gateway API that a GatewayClass of Isthmus may serve, and the listeners that they have in common with ListenerSets.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde::de::IgnoredAny;
 
@@ -102,7 +103,6 @@ impl Watched for ClassGateway {
         plural: "gateways",
         versions: &["apis/gateway.networking.k8s.io/v1"],
         is_custom: true,
-        objects_max: 10_000,
         is_wanted: |spec| spec.gateway_api.is_some(),
         is_required: |spec| spec.gateway_api.is_some(),
         ..Facts::CORE
@@ -111,10 +111,14 @@ impl Watched for ClassGateway {
     type Rows = Table<ObjectKey, ClassGatewayRecord>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<ClassGatewayRecord> {
-        // Most Gateways of a cluster may be those of other controllers, of which nothing is kept.
         let Self { metadata, spec, status } = self;
-        reading.spec.gateway_api.as_ref().is_some_and(|api| *api.class == *spec.gateway_class_name).then(
-            || ClassGatewayRecord {
+        let served = reading.spec.gateway_api.as_ref()?;
+        let class = reading.texts.text(&spec.gateway_class_name);
+        // Of the Gateways of other classes, which may be most of them, only the class is kept.
+        Some(match class == served.class {
+            false => ClassGatewayRecord { class, ..ClassGatewayRecord::default() },
+            true => ClassGatewayRecord {
+                class,
                 created: metadata.created().into(),
                 addresses: spec.addresses.clone(),
                 shown: status.addresses.iter().filter_map(|address| address.value.parse().ok()).collect(),
@@ -123,7 +127,7 @@ impl Watched for ClassGateway {
                 allowed_listeners: spec.allowed_listeners.namespaces.clone(),
                 stamp: Stamp::of(metadata, |digest| status.add_to(digest)),
             },
-        )
+        })
     }
 
     fn touch(_: Touched<ObjectKey, ClassGatewayRecord>, tables: &mut Tables) {
@@ -131,9 +135,10 @@ impl Watched for ClassGateway {
     }
 }
 
-/// A Gateway of the class that Isthmus serves.
-#[derive(Debug, PartialEq, Eq)]
+/// A Gateway of the class that Isthmus serves; of another class, the other fields have their defaults.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClassGatewayRecord {
+    pub(crate) class: Arc<str>,
     pub(crate) created: Box<str>,
     pub(crate) addresses: Vec<RequestedAddress>,
     /// The addresses of the status.

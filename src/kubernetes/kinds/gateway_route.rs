@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::gateway_class::CONTROLLER;
-use super::gateway_status::{Conditions, Digest, Stamp};
+use super::gateway_status::{Condition, Conditions, Digest, Stamp};
 use super::{Facts, Reading, Tables, Watched};
 use crate::interner::Interner;
 use crate::objects::{Meta, objects};
@@ -113,7 +113,17 @@ pub(crate) struct RouteRecord {
     pub(crate) rules: usize,
     /// True if the status has entries of other controllers, or of Isthmus.
     pub(crate) has_status: bool,
-    pub(crate) stamp: Stamp,
+    /// The entries of Isthmus in the status.
+    pub(crate) own: Box<[OwnEntry]>,
+    /// The version of the object. Its digest is that of no status.
+    stamp: Stamp,
+}
+
+/// An entry of a route's status that a release of Isthmus has written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct OwnEntry {
+    pub(crate) parent: ParentRecord,
+    digest: u64,
 }
 
 /// A reference to a Gateway or ListenerSet.
@@ -162,14 +172,29 @@ impl RouteRecord {
             backends,
             rules: spec.rules.len(),
             has_status: !status.parents.is_empty(),
-            stamp: Stamp::of(metadata, |digest| {
+            own: {
                 let own = status.parents.iter().filter(|parent| parent.controller_name == CONTROLLER);
-                own.for_each(|parent| {
-                    let place = ParentRecord::read(&parent.parent_ref, texts).digest(digest);
-                    digest.conditions(&place, &parent.conditions);
+                let own = own.map(|entry| {
+                    let parent = ParentRecord::read(&entry.parent_ref, texts);
+                    let digest = parent.digest(&entry.conditions);
+                    OwnEntry { parent, digest }
                 });
-            }),
+                own.collect()
+            },
+            stamp: Stamp::of(metadata, |_| ()),
         }
+    }
+
+    /// Returns the version of the object, with the digest of the entries of Isthmus in its status, but for those of these parents.
+    pub(crate) fn stamp_without(&self, kept: &[ParentRecord]) -> Stamp {
+        let mut digest = Digest::default();
+        let own = self.own.iter().filter(|entry| !kept.contains(&entry.parent));
+        own.for_each(|entry| digest.entry(entry.digest));
+        Stamp { digest: digest.finish(), ..self.stamp.clone() }
+    }
+
+    pub(crate) fn generation(&self) -> i64 {
+        self.stamp.generation
     }
 }
 
@@ -186,13 +211,15 @@ impl ParentRecord {
         }
     }
 
-    /// Adds an entry of the status for this parent to a digest. Returns the place of its conditions.
-    pub(crate) fn digest(&self, digest: &mut Digest) -> String {
+    /// Returns the digest of an entry of the status for this parent.
+    pub(crate) fn digest(&self, conditions: &[Condition]) -> u64 {
         let place = format!(
             "{:?} {:?} {:?} {:?} {:?} {:?}",
             self.group, self.kind, self.namespace, self.name, self.section, self.port
         );
+        let mut digest = Digest::default();
         digest.part(&["parent", &place]);
-        place
+        digest.conditions(&place, conditions);
+        digest.finish()
     }
 }

@@ -27,8 +27,10 @@ pub(crate) fn is_own(kind: &str) -> bool {
 }
 
 /// The version of an object, and what its status has.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp {
+    /// The UID, by which an object that was deleted and created again differs from the one before.
+    pub(crate) uid: Arc<str>,
     pub(crate) generation: i64,
     pub(crate) resource_version: Arc<str>,
     /// The digest of the parts of the status that Isthmus writes.
@@ -41,6 +43,7 @@ impl Stamp {
         let mut digest = Digest::default();
         add(&mut digest);
         Self {
+            uid: metadata.uid.as_str().into(),
             generation: metadata.generation,
             resource_version: metadata.resource_version.as_str().into(),
             digest: digest.finish(),
@@ -66,6 +69,11 @@ impl Digest {
         for Condition { kind, status, reason, message, observed_generation } in own {
             self.part(&[place, kind, status, reason, message, &observed_generation.to_string()]);
         }
+    }
+
+    /// Adds an entry of a route's status, of which this is the digest.
+    pub(crate) fn entry(&mut self, digest: u64) {
+        self.0.push(digest);
     }
 
     pub(crate) fn finish(mut self) -> u64 {

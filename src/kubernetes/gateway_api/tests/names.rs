@@ -17,7 +17,7 @@ fn accepted(world: &World, key: &str) -> String {
 fn accepted_of(world: &World, kind: RouteKind, key: &str) -> String {
     let (namespace, name) = split(key);
     let id = (kind, ObjectKey { namespace: namespace.into(), name: name.into() });
-    let found = world.api.routes.get(&id).and_then(|found| found.status(&id, &world.api.names));
+    let found = world.api.routes.get(&id).map(|found| found.status(&id, &world.api.names));
     let status = found.expect("a status");
     let (_, Verdict { is_true, reason, message }) = &status.parents[0].conditions[0];
     match is_true {
