@@ -77,7 +77,7 @@ fn a_gateway_that_has_never_answered_is_not_judged() {
 #[test]
 fn a_gateway_that_refuses_is_out_though_it_never_answered_if_another_of_its_network_answers() {
     let mut results = results();
-    let mut refuse = |results: &mut Results, number| {
+    let refuse = |results: &mut Results, number| {
         for _ in 0..3 {
             let refused = Outcome::Failed(Fault::Refused);
             results.note(at(number), refused, (SystemTime::UNIX_EPOCH, Instant::now()));
