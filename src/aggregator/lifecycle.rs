@@ -370,27 +370,24 @@ impl Lifecycle {
     pub(super) fn accept_held(&mut self) -> Option<Effect> {
         let Phase::Held { .. } = self.phase else { return None };
         let before = self.state();
-        let next = self.newest_state();
-        tracing::warn!(
-            registry = &*self.spec.name,
-            "the update that was held back is applied by an operator's order"
-        );
-        self.lost = LostServices::default();
-        let effect = self.accept(next);
+        let effect = self.apply_held(", by an operator's order");
         self.entered(before);
         Some(effect)
+    }
+
+    /// Applies the update that is held back; `why` ends the line in the log.
+    fn apply_held(&mut self, why: &str) -> Effect {
+        let next = self.newest_state();
+        tracing::warn!(registry = &*self.spec.name, "the update that was held back is applied{why}");
+        self.lost = LostServices::default();
+        self.accept(next)
     }
 
     /// Applies the time limits that have passed; returns the effect, if there is one.
     pub(super) fn tick(&mut self, now: Instant, options: &Options) -> Option<Effect> {
         let before = self.state();
         let effect = match &mut self.phase {
-            Phase::Held { until, .. } if *until <= now => {
-                let next = self.newest_state();
-                tracing::warn!(registry = &*self.spec.name, "the update that was held back is applied");
-                self.lost = LostServices::default();
-                self.accept(next)
-            }
+            Phase::Held { until, .. } if *until <= now => self.apply_held(""),
             Phase::Stale { since } => {
                 let silent = now.duration_since(*since);
                 let idle = self.worked.map_or(silent, |worked| silent.min(now.duration_since(worked)));
