@@ -80,12 +80,12 @@ pub enum State {
         since: SystemTime,
         /// True if it is taken out. It is not if no gateway of any other network answers.
         is_out: bool,
-        /// What became of the last probe that failed.
+        /// The fault of the last probe that failed.
         fault: Fault,
     },
 }
 
-/// What became of a probe that failed.
+/// The fault of a probe that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// The connection was refused.
@@ -168,7 +168,7 @@ impl Probed {
     /// Returns the number of good probes in a row that end the present outage.
     fn good_needed(&self) -> u32 {
         let earlier = self.outages.len().saturating_sub(1);
-        GOOD.saturating_mul(1 << earlier.min(OUTAGES_MAX)).min(GOOD_MAX)
+        (GOOD << earlier).min(GOOD_MAX)
     }
 
     fn take_out(&mut self, at: Instant) {
@@ -338,24 +338,23 @@ impl Results {
         let another_answers = answering.iter().any(|other| *other != address);
         let was_out = probed.is_out;
         probed.greets_next = !probed.greets_next;
-        let (took, fault) = match outcome {
-            Outcome::Connected(took, Some(answer)) if answer < probed.best => (Some(took), Some(Fault::Mute)),
+        let result = match outcome {
+            Outcome::Connected(_, Some(answer)) if answer < probed.best => Err(Fault::Mute),
             Outcome::Connected(took, answer) => {
                 probed.best = probed.best.max(answer.unwrap_or_default());
-                (Some(took), None)
+                Ok(took)
             }
-            Outcome::Failed(fault) => (None, Some(fault)),
+            Outcome::Failed(fault) => Err(fault),
         };
-        if let Some(took) = took {
+        if let Outcome::Connected(took, _) = outcome {
             probed.took = Some(took);
         }
-        probed.fault = fault.or(probed.fault);
         let is_stopping = probed
             .stopping_since
             .is_some_and(|since| now.duration_since(since).is_ok_and(|elapsed| elapsed < STOPS_WITHIN));
-        match (took, fault) {
-            (Some(_), None) if is_stopping => (probed.failed, probed.failing_since) = (0, None),
-            (Some(took), None) => {
+        match result {
+            Ok(_) if is_stopping => (probed.failed, probed.failing_since) = (0, None),
+            Ok(took) => {
                 probed.stopping_since = None;
                 probed.minimum.add(took, at);
                 probed.minimum.expire(at);
@@ -366,7 +365,8 @@ impl Results {
                     probed.failing_since = None;
                 }
             }
-            (_, Some(_)) | (None, None) => {
+            Err(fault) => {
+                probed.fault = Some(fault);
                 probed.stopping_since = None;
                 probed.good = 0;
                 probed.failed = probed.failed.saturating_add(1);
