@@ -185,7 +185,7 @@ fn kubectl(sources: &Sources, drain: &Drain) -> Option<String> {
     let DrainTarget::Service(name) = &drain.target else { return None };
     let snapshot = sources.reader.latest();
     let service = snapshot.service(name.as_str())?;
-    let aggregator = sources.aggregator.borrow().clone();
+    let aggregator = sources.aggregator.status.borrow().clone();
     // Only API servers have a version.
     let is_cluster = |registry: &str| {
         let mut named = aggregator.registries.iter().filter(|status| *status.name == *registry);

@@ -51,12 +51,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use certificates::Identities;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use isthmus_ads::status::Clients;
 use isthmus_aggregator::drain_orders::DrainOrders;
 use isthmus_aggregator::liveness::Liveness;
-use isthmus_aggregator::status::Status as AggregatorStatus;
+use isthmus_aggregator::owner::Handle;
 use isthmus_dataplane::handle::{Control, EffectiveLimits};
 use isthmus_dns::server::Server as DnsServer;
 use isthmus_model::place::ClusterId;
@@ -199,10 +199,8 @@ pub struct Sources {
     pub dataplane: Control,
     /// The operators' orders to drain.
     pub drain_orders: DrainOrders,
-    /// The owner of the registries.
-    pub owner: isthmus_aggregator::owner::Handle,
-    /// The status of registries and of resolved host names.
-    pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
+    /// The handle to the registries, with their status and that of resolved host names.
+    pub aggregator: Handle,
     /// The results of the probes of gateways.
     pub liveness: Liveness,
     /// The metrics and the failures list.
@@ -233,6 +231,6 @@ impl Sources {
         let names = self.names.as_ref().map(|server| server.is_serving());
         let trust = self.identities.trust_gate(self.reader.latest().policy.takes_hbone(), SystemTime::now());
         let further = readiness::Further { identity: self.identities.gate(), trust, names };
-        readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, further)
+        readiness::gates(&self.program.load(), &self.aggregator.status.borrow(), own_cluster, further)
     }
 }

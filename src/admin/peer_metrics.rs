@@ -22,7 +22,7 @@ pub const DESCRIPTIONS: [(&str, &str); 3] = [
 pub(super) fn expose(sources: &Sources, exposition: &mut Exposition) {
     let snapshot = sources.reader.latest();
     let [up, rtt, services] = DESCRIPTIONS;
-    for linked in Linked::all(&snapshot, &sources.links, &sources.aggregator.borrow()) {
+    for linked in Linked::all(&snapshot, &sources.links, &sources.aggregator.status.borrow()) {
         let of = ("peer", &*linked.peer.name);
         let mut add = |(name, help), labels: &[(&'static str, &str)], value: f64| {
             exposition.family(name, Kind::Gauge, help).add(labels.iter().copied(), value);

@@ -272,7 +272,7 @@ pub fn peers(sources: &Sources) -> Vec<api::peer::Peer> {
             name,
         }
     };
-    Linked::all(snapshot, &sources.links, &sources.aggregator.borrow()).into_iter().map(one).collect()
+    Linked::all(snapshot, &sources.links, &sources.aggregator.status.borrow()).into_iter().map(one).collect()
 }
 
 /// Returns why there may be no link with a peer that connects to us.

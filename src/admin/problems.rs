@@ -103,7 +103,7 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
 /// Returns the problems that can be found without a search through all services or endpoints.
 fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
-    let aggregator = sources.aggregator.borrow().clone();
+    let aggregator = sources.aggregator.status.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
     sources.history.settled(&mut all, Instant::now());
     let states = sources.liveness.states();

@@ -219,7 +219,7 @@ async fn one_peer(State(sources): State<Sources>, Path(name): Path<String>) -> R
 }
 
 async fn registries(State(sources): State<Sources>) -> Response {
-    json_response(&views::registries(&sources.aggregator.borrow()))
+    json_response(&views::registries(&sources.aggregator.status.borrow()))
 }
 
 async fn routes(State(sources): State<Sources>) -> Response {

@@ -36,7 +36,7 @@ use isthmus_telemetry::clock::rfc3339;
 pub fn status(sources: &Sources) -> Status {
     let snapshot = sources.reader.latest();
     let program = sources.program.load();
-    let aggregator = sources.aggregator.borrow().clone();
+    let aggregator = sources.aggregator.status.borrow().clone();
     let gates = sources.gates(&snapshot.policy.node.cluster);
     let problems = problems(sources);
     let conflicts = problems.iter().filter(|problem| problem.code == Code::ServiceConflict);

@@ -104,7 +104,7 @@ pub(super) async fn accept_registry(State(sources): State<Sources>, Query(query)
             "give the name of the registry, and nothing else: ?name=etcd-west",
         );
     };
-    let accepted = sources.owner.accept(name).await;
+    let accepted = sources.aggregator.accept(name).await;
     let refused = |why: NotAccepted| match why {
         NotAccepted::Unknown => Refused::Unknown(why.to_string()),
         NotAccepted::NothingHeld | NotAccepted::Ended => Refused::Conflict(why.to_string()),

@@ -32,7 +32,7 @@ pub(super) async fn metrics(State(sources): State<Sources>) -> Response {
     let snapshot = sources.reader.latest();
     gateway_metrics::expose(&snapshot, &sources.liveness, &mut exposition);
     steering::expose(&snapshot, &mut exposition);
-    registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
+    registry_metrics::expose(&sources.aggregator.status.borrow().registries, &mut exposition);
     peer_metrics::expose(&sources, &mut exposition);
     process::expose(&mut exposition);
     let text = exposition.text();
