@@ -446,7 +446,7 @@ impl Owner {
                     let _ = reply.send(self.configure(*sources, now));
                 }
                 Message::Accept(registry, reply) => {
-                    // What the order is about includes the changes before it.
+                    // The changes before the order may change what is held back.
                     self.publish_round(std::mem::take(&mut round), now);
                     // The sender of the order may be gone.
                     let _ = reply.send(self.accept(&registry, now));

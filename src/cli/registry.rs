@@ -53,7 +53,7 @@ const ACCEPT_EXAMPLES: &str = "Examples:
   isthmus get registries              names the registries, with their state: `held`
   isthmus registry accept etcd-west";
 
-/// What is done with a registry in etcd, or with what a registry says.
+/// The commands about registries.
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
     /// Write the services of a document, one key per service

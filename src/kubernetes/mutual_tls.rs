@@ -1,4 +1,4 @@
-//! Whether clients use the mesh's mutual TLS on a service's ports, as istiod decides for its gateway: by the DestinationRules of the
+//! Decides whether clients use the mesh's mutual TLS on a service's ports, as istiod does for its gateway: by the DestinationRules of the
 //! service, else by the PeerAuthentications of the workload.
 
 use std::collections::BTreeMap;

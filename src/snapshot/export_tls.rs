@@ -66,7 +66,7 @@ pub enum AskedBy {
     Tcp,
 }
 
-/// What the patterns of a rule have to name so that the rule offers a service.
+/// The least that a pattern of a rule must name, so that the rule offers a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard<'a> {
     /// The namespace of the service, or the service.

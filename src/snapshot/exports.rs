@@ -88,7 +88,7 @@ pub struct Marked<'a> {
     pub cluster: &'a ClusterId,
     /// The marks of the service.
     pub marks: &'a [Mark],
-    /// What rules have to name to offer the service; `None`: nothing more than the service.
+    /// The least that a rule must name to offer the service; `None`: nothing more than the service.
     pub guard: Option<Guard<'a>>,
 }
 

@@ -98,7 +98,7 @@ pub fn looks_like(bytes: &[u8]) -> Option<&'static str> {
     OTHER_PROTOCOLS.iter().find(|(prefix, _)| bytes.starts_with(prefix)).map(|(_, name)| *name)
 }
 
-/// What the first bytes of a server's answer to a ClientHello say.
+/// The meaning of the first bytes of a server's answer to a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerAnswer {
     /// The handshake goes on, as far as the bytes show.

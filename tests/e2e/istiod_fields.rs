@@ -1,4 +1,4 @@
-//! What the gateway sends to ztunnels and to Envoys for the objects of one cluster is what an istiod sends for the same objects, field by
+//! The gateway sends ztunnels and Envoys for the objects of one cluster what an istiod sends for the same objects, field by
 //! field, but for the differences that are listed here. The istiod's values are in `tests/golden/istiod.json`, which
 //! `tests/interop/istiod_fields.py` writes with a running istiod.
 

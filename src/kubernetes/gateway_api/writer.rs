@@ -115,7 +115,7 @@ pub(crate) struct StatusWriter {
     /// The name of this replica.
     name: Arc<str>,
     world: LaterReader,
-    /// What was written last.
+    /// The statuses that were written last.
     written: BTreeMap<Target, Written>,
     refused: Refused<Target>,
     /// The generations of Gateways that not every replica serves, and since when.

@@ -209,7 +209,7 @@ fn drains(
     Ok(drains)
 }
 
-/// What DestinationRules and PeerAuthentications say of a service.
+/// The rules that DestinationRules and PeerAuthentications have for a service.
 struct Ruled<'a> {
     subsets: BTreeMap<Arc<str>, Labels>,
     tls: ServiceTls<'a>,

@@ -114,7 +114,7 @@ impl Watched for ClassGateway {
         let Self { metadata, spec, status } = self;
         let served = reading.spec.gateway_api.as_ref()?;
         let class = reading.texts.text(&spec.gateway_class_name);
-        // Of the Gateways of other classes, which may be most of them, only the class is kept.
+        // Gateways of other classes may be most of them, so only their class is kept.
         Some(match class == served.class {
             false => ClassGatewayRecord { class, ..ClassGatewayRecord::default() },
             true => ClassGatewayRecord {

@@ -114,7 +114,7 @@ pub(crate) struct RuleSubset {
 /// The proxies that may look up a DestinationRule, as `exportTo` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Those of the rule's own namespace, which is the gateway's and the system namespace.
+    /// The proxies of the rule's own namespace, which is the gateway's and the system namespace.
     Private,
     /// The gateway, among others.
     Shown,

@@ -1,4 +1,4 @@
-//! What the rules for exports and for peers offer of a service: the clusters that do not hide it, and what a rule has to name.
+//! The part of a service that rules for exports and for peers offer: the clusters that do not hide it, and the least that a rule must name.
 
 use super::{Part, ServiceView};
 use crate::export_tls::Guard;
