@@ -449,6 +449,7 @@ impl Reader<'_> {
         self.gateway_ports = ports.collect();
         Some(GatewayApiSpec {
             class: of.get(&keys::GatewayApi::CLASS).unwrap_or_default(),
+            controller: of.get(&keys::GatewayApi::CONTROLLER),
             ports: self.gateway_ports.iter().map(|port| port.port).collect(),
             addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
             pool: of.get(&keys::GatewayApi::POOL).unwrap_or_default(),

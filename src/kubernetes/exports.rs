@@ -16,7 +16,7 @@ use super::kinds::service_export::ExportCondition;
 use super::lease::{Lease, RENEW_EVERY};
 use super::table::ObjectKey;
 use super::writer::Turns;
-use super::writing::{Duty, Refused, Writing};
+use super::writing::{Duty, Lack, Refused, Writing};
 use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
@@ -88,9 +88,15 @@ impl ExportWriter {
 
 impl Turns for ExportWriter {
     type Objects = Exports;
-    const LEASE: &'static str = "isthmus-service-exports";
-    const DUTY: &'static Duty =
-        &Duty { subject: "conditions of ServiceExports", grant: "kubernetes.serviceExports.conditions" };
+    const DUTY: &'static Duty = &Duty {
+        subject: "conditions of ServiceExports",
+        grant: "kubernetes.serviceExports.conditions",
+        lack: Lack::Fact,
+    };
+
+    fn lease(&self) -> String {
+        "isthmus-service-exports".to_owned()
+    }
 
     async fn turn(&mut self, exports: &Arc<Exports>, lease: &mut Lease) -> Result<Duration, Fault> {
         self.written.retain(|key, _| exports.contains_key(key));

@@ -3,15 +3,18 @@
 //!
 //! - `listeners`, `routes`: the evaluation, as functions of the objects. `grants`: references across namespaces. `addresses`: the
 //!   addresses that Gateways have for themselves. `names`: whose a name is.
-//! - `status`: the status of an object. `writer`: writes it.
+//! - `status`: the status of an object. `writer`: writes it. `events`: events about what it says.
+//!   `replicas`: those that have to serve it.
 //!
 //! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
 //! and everything is evaluated again.
 
 mod addresses;
+mod events;
 pub(super) mod grants;
 pub(super) mod listeners;
 mod names;
+mod replicas;
 pub(super) mod routes;
 pub(super) mod status;
 #[cfg(test)]
@@ -28,8 +31,10 @@ use self::names::Names;
 use self::routes::{Evaluated, object_of, parent_of};
 use self::status::{ListenerStatus, Status, Verdict};
 use self::writer::{Due, Target, Wanted};
+use super::kinds::class_gateway::mark_of_class;
 use super::kinds::gateway_class::{ClassRecord, NOT_SERVED};
 use super::kinds::gateway_route::{ParentRecord, RouteId, RouteKind, RouteRecord};
+use super::kinds::gateway_status::Stamp;
 use super::kinds::{DirtyGatewayApi, Tables};
 use super::table::ObjectKey;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
@@ -235,6 +240,7 @@ impl GatewayApi {
             });
             self.set_due(target, due);
         }
+        let leaving = self.leaving(spec, tables, known);
         let count = self.due.len();
         let parents = &self.parents;
         // Another release may serve a class of another name, so a decision about that class stays.
@@ -245,11 +251,11 @@ impl GatewayApi {
         let names: BTreeSet<&Arc<str>> = classes().map(|(name, _)| name).collect();
         self.due.retain(|target, _| match target {
             Target::Route(_) => true,
-            Target::Parent(id) => parents.contains_key(id),
+            Target::Parent(id) => parents.contains_key(id) || leaving.contains_key(id),
             Target::Class(name) => names.contains(name),
         });
         self.due_is_new |= self.due.len() != count;
-        let mut all = Vec::new();
+        let mut all: Vec<_> = leaving.into_iter().map(|(id, wanted)| (Target::Parent(id), wanted)).collect();
         for (name, class) in classes() {
             let status = status_of_class(&spec.class, name, class);
             let wanted = Wanted { status, stamp: class.stamp.clone(), is_blank: false, served: None };
@@ -257,7 +263,7 @@ impl GatewayApi {
         }
         for (id, parent) in &self.parents {
             let object = format!("{} {}", ParentKind::Gateway.text(), parent.gateway);
-            let status = status_of(parent, |listener| {
+            let status = status_of(&spec.class, parent, |listener| {
                 self.attached.get(&(id.clone(), listener.to_owned())).copied().unwrap_or(0)
             });
             let generation = self.parents.get(&(ParentKind::Gateway, parent.gateway.clone()));
@@ -267,6 +273,27 @@ impl GatewayApi {
             all.push((Target::Parent(id.clone()), wanted));
         }
         all.into_iter().for_each(|(target, wanted)| self.set_due(target, Some(wanted)));
+    }
+
+    /// Returns the Gateways and ListenerSets that are served by no release any more, but have the conditions that this release has
+    /// written. Once these are withdrawn, the object is left to others.
+    fn leaving(&self, spec: &GatewayApiSpec, tables: &Tables, known: Known) -> BTreeMap<ParentId, Wanted> {
+        if known != Known::All {
+            return BTreeMap::new();
+        }
+        let gateways = tables.class_gateways.iter().filter(|(_, gateway)| gateway.is_written);
+        let gateways =
+            gateways.map(|(key, gateway)| ((ParentKind::Gateway, key.clone()), key, &gateway.stamp));
+        let sets = tables.listener_sets.iter().filter(|(_, set)| set.is_written);
+        let sets = sets.map(|(key, set)| ((ParentKind::ListenerSet, key.clone()), &set.gateway, &set.stamp));
+        let all = gateways.chain(sets).filter(|(id, gateway, _)| {
+            !self.parents.contains_key(id) && !is_of_another_release(spec, tables, gateway)
+        });
+        let wanted = |stamp: &Stamp| {
+            let stamp = stamp.clone();
+            Wanted { status: withdrawn(spec, stamp.generation), stamp, is_blank: false, served: None }
+        };
+        all.map(|(id, _, stamp)| (id, wanted(stamp))).collect()
     }
 
     /// Returns true if an entry for this parent, in the status of a route that has it from Isthmus, is this release's to write or to
@@ -347,6 +374,23 @@ fn status_of_class(served: &Arc<str>, name: &Arc<str>, class: &ClassRecord) -> S
     Status { generation: class.stamp.generation, conditions, features, ..Status::default() }
 }
 
+/// Returns true if the Gateway is of a class of this controller that another release may serve.
+fn is_of_another_release(spec: &GatewayApiSpec, tables: &Tables, gateway: &ObjectKey) -> bool {
+    let class = tables.class_gateways.get(gateway).map(|gateway| &gateway.class);
+    class.is_some_and(|class| *class != spec.class && tables.gateway_classes.get(class).is_some())
+}
+
+/// Returns the status of a Gateway or ListenerSet that is served no more.
+fn withdrawn(spec: &GatewayApiSpec, generation: i64) -> Status {
+    let why = format!("no GatewayClass of the controller {} serves this object", spec.controller);
+    let verdict = || Verdict::no("Pending", why.clone());
+    Status {
+        generation,
+        conditions: vec![("Accepted", verdict()), ("Programmed", verdict())],
+        ..Status::default()
+    }
+}
+
 /// Returns true if the host has the address, so that clients can connect to it.
 fn is_local(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast() && UdpSocket::bind((address, 0)).is_ok()
@@ -354,7 +398,7 @@ fn is_local(address: IpAddr) -> bool {
 
 /// Returns the status of a Gateway or ListenerSet. The condition `Programmed` is that of a process that serves it, and is judged by
 /// the writer.
-fn status_of(parent: &Parent, attached: impl Fn(&str) -> usize) -> Status {
+fn status_of(class: &str, parent: &Parent, attached: impl Fn(&str) -> usize) -> Status {
     let programmed = |accepted: &Verdict| match (&parent.unreachable, accepted.is_true) {
         (_, false) => Verdict::no("Invalid", accepted.message.clone()),
         (Some(why), true) => why.clone(),
@@ -374,13 +418,15 @@ fn status_of(parent: &Parent, attached: impl Fn(&str) -> usize) -> Status {
             ],
         }
     };
+    let message = mark_of_class(class) + &parent.accepted.message;
+    let accepted = Verdict { message, ..parent.accepted.clone() };
     let address = |host: &Host| match host {
         Host::Name(name) => ("Hostname", name.to_string()),
         Host::Ip(_) | Host::Ips(_) => ("IPAddress", host.to_string()),
     };
     Status {
         generation: parent.stamp.generation,
-        conditions: vec![("Accepted", parent.accepted.clone()), ("Programmed", programmed(&parent.accepted))],
+        conditions: vec![("Accepted", accepted), ("Programmed", programmed(&parent.accepted))],
         addresses: parent.addresses.iter().map(address).collect(),
         listeners: parent.listeners.iter().map(listener).collect(),
         attached_sets: parent.sets,

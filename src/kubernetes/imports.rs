@@ -18,7 +18,7 @@ use super::objects::Texts;
 use super::own_objects::{OwnObjects, There, Wanted};
 use super::table::ObjectKey;
 use super::writer::Turns;
-use super::writing::{Duty, Writing};
+use super::writing::{Duty, Lack, Writing};
 use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::{ClusterId, Network};
@@ -27,8 +27,11 @@ use isthmus_snapshot::clusterset_service::ClusterSetService;
 use isthmus_world::{LaterReader, Reader};
 
 /// The writes of the slices of imports, and their right.
-const SLICES: Duty =
-    Duty { subject: "EndpointSlices of ServiceImports", grant: "kubernetes.serviceImports.slices" };
+const SLICES: Duty = Duty {
+    subject: "EndpointSlices of ServiceImports",
+    grant: "kubernetes.serviceImports.slices",
+    lack: Lack::Problem,
+};
 /// The prefix of the names of peers among those of clusters. A slash cannot be in a DNS label, which these names are.
 const PEER: (&str, &str) = ("peer/", "peer-");
 
@@ -74,8 +77,12 @@ impl ImportWriter {
 
 impl Turns for ImportWriter {
     type Objects = Imports;
-    const LEASE: &'static str = "isthmus-service-imports";
-    const DUTY: &'static Duty = &Duty { subject: "ServiceImports", grant: "kubernetes.serviceImports.write" };
+    const DUTY: &'static Duty =
+        &Duty { subject: "ServiceImports", grant: "kubernetes.serviceImports.write", lack: Lack::Problem };
+
+    fn lease(&self) -> String {
+        "isthmus-service-imports".to_owned()
+    }
 
     async fn turn(&mut self, there: &Arc<Imports>, lease: &mut Lease) -> Result<Duration, Fault> {
         let Some(snapshot) = self.world.get().map(Reader::latest).filter(|_| there.is_known) else {

@@ -327,7 +327,8 @@ mod tests {
 
     use super::watches::Failures;
     use super::*;
-    use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, Knows, LeaseSpec, NamespaceChoice};
+    use crate::testing::spec_of;
+    use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, Knows, LeaseSpec};
     use isthmus_model::place::Network;
     use isthmus_snapshot::change::MarkKind;
 
@@ -528,16 +529,7 @@ mod tests {
         let writer = LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster };
         let marked = KubernetesSpec { export_writer: Some(writer.clone()), ..KubernetesSpec::plain() };
         assert_eq!(lines(&of(marked)), ["serviceexports: it has none"]);
-        let api = GatewayApiSpec {
-            class: "isthmus".into(),
-            ports: vec![443],
-            addresses: Vec::new(),
-            pool: Vec::new(),
-            requestable: Vec::new(),
-            from: NamespaceChoice::default(),
-            routes_per_namespace: 1_000,
-            writer,
-        };
+        let api = GatewayApiSpec { writer, ..spec_of("isthmus") };
         let mut index = of(KubernetesSpec { gateway_api: Some(api), ..KubernetesSpec::plain() });
         let without =
             ["gatewayclasses: it has none", "gateways: it has none", "referencegrants: it has none"];

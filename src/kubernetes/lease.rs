@@ -26,7 +26,7 @@ const KNOWS: &str = "isthmus.dev/clusters";
 pub(super) struct Lease {
     client: Arc<Client>,
     spec: LeaseSpec,
-    name: &'static str,
+    name: String,
     /// The content of the Lease at the last read, and the time of the first read that had this content.
     seen: Option<(Value, Instant)>,
     /// When this replica last renewed the Lease; `None`: this replica does not hold it.
@@ -37,7 +37,7 @@ pub(super) struct Lease {
 
 impl Lease {
     /// Returns a Lease of this name that this replica does not hold yet.
-    pub(super) fn new(client: Arc<Client>, spec: LeaseSpec, name: &'static str) -> Self {
+    pub(super) fn new(client: Arc<Client>, spec: LeaseSpec, name: String) -> Self {
         // Replicas may share a name, but only one of them may write, so each adds a random number to its name.
         let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
         let notes = Notes::new(&spec.holder);
@@ -213,7 +213,7 @@ mod tests {
     fn lease(client: &Arc<Client>, holder: &str) -> Lease {
         let spec =
             LeaseSpec { namespace: "istio-system".into(), holder: holder.into(), knows: Knows::OwnCluster };
-        Lease::new(client.clone(), spec, "x")
+        Lease::new(client.clone(), spec, "x".to_owned())
     }
 
     #[tokio::test(start_paused = true)]

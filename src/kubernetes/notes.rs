@@ -36,6 +36,12 @@ pub(super) struct Note {
     renewal: u64,
 }
 
+impl Note {
+    pub(super) fn new(name: &str, serves: Served) -> Self {
+        Self { name: name.to_owned(), serves, renewal: RandomState::new().hash_one(()) }
+    }
+}
+
 /// The notes of a Lease, as one replica knows them.
 pub(super) struct Notes {
     annotation: String,
@@ -92,9 +98,7 @@ impl Notes {
             |name: &String| self.others.get(name).is_some_and(|(_, since)| now - *since < GONE_AFTER);
         annotations.retain(|name, _| !name.starts_with(PREFIX) || is_running(name));
         if self.is_due(now) {
-            let renewal = RandomState::new().hash_one(());
-            let note = |serves| Note { name: self.name.clone(), serves, renewal };
-            self.written = self.serves.clone().map(|serves| (note(serves), now));
+            self.written = self.serves.clone().map(|serves| (Note::new(&self.name, serves), now));
         }
         if let Some((note, _)) = self.written.as_ref().filter(|_| self.serves.is_some()) {
             annotations.insert(self.annotation.clone(), json!(note).to_string().into());

@@ -302,6 +302,7 @@ fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
 mod tests {
     use super::super::kinds::imported_slice::{ImportedSlice, SliceContent};
     use super::super::scripted;
+    use super::super::writing::Lack;
     use super::*;
     use isthmus_tasks::scope::Scope;
 
@@ -332,7 +333,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_object_that_does_not_stay_as_it_was_written_is_written_again_after_thirty_seconds() {
-        const DUTY: Duty = Duty { subject: "x", grant: "x" };
+        const DUTY: Duty = Duty { subject: "x", grant: "x", lack: Lack::Fact };
         let client = Arc::new(scripted::client(&Scope::default()));
         let mut objects = OwnObjects::<ImportedSlice>::new(client, &DUTY);
         let content = |cluster: &str| SliceContent {

@@ -429,7 +429,7 @@ impl Session {
         });
         let due = spec.gateway_api.as_ref().map(|spec| {
             let lease = spec.writer.clone();
-            let turns = StatusWriter::new(client.clone(), lease.holder.clone(), world.clone());
+            let turns = StatusWriter::new(client.clone(), spec, world.clone());
             Writer::spawn(turns, (client.clone(), lease), &cluster, (&scope, &stop))
         });
         let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {

@@ -9,7 +9,7 @@ use super::gateway_api::{GatewayApi, Known};
 use super::interner::Interner;
 use super::kinds::{Kind, Object, Reading, Tables};
 use isthmus_aggregator::spec::kubernetes::{
-    GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec, NamespaceChoice,
+    GATEWAY_CONTROLLER, GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec, NamespaceChoice,
 };
 use isthmus_model::address::Host;
 use isthmus_snapshot::change::Change;
@@ -44,19 +44,25 @@ impl Default for World {
     }
 }
 
+/// Returns a spec for the Gateways of a class.
+pub(crate) fn spec_of(class: &str) -> GatewayApiSpec {
+    GatewayApiSpec {
+        controller: GATEWAY_CONTROLLER.into(),
+        class: class.into(),
+        ports: vec![443, 8443],
+        addresses: Host::parse("192.0.2.1").into_iter().collect(),
+        pool: Vec::new(),
+        requestable: "127.0.0.0/16".parse().into_iter().collect(),
+        from: NamespaceChoice::default(),
+        routes_per_namespace: 1_000,
+        writer: LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster },
+    }
+}
+
 impl World {
     /// Returns a world with the objects that every cluster has, which serves the Gateways of this class.
     pub fn of_class(class: &str) -> Self {
-        let spec = GatewayApiSpec {
-            class: class.into(),
-            ports: vec![443, 8443],
-            addresses: Host::parse("192.0.2.1").into_iter().collect(),
-            pool: Vec::new(),
-            requestable: "127.0.0.0/16".parse().into_iter().collect(),
-            from: NamespaceChoice::default(),
-            routes_per_namespace: 1_000,
-            writer: LeaseSpec { namespace: "n".into(), holder: "h".into(), knows: Knows::OwnCluster },
-        };
+        let spec = spec_of(class);
         let cluster = KubernetesSpec { gateway_api: Some(spec.clone()), ..KubernetesSpec::plain() };
         let tables = Tables::new(Arc::new(cluster));
         let mut world = Self { tables, texts: Interner::default(), api: GatewayApi::default(), spec };

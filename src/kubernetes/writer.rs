@@ -20,13 +20,14 @@ use isthmus_tasks::stop::{Stop, Stopped};
 pub(super) trait Turns: Send + 'static {
     /// The objects that the session has read for this writer.
     type Objects: Default + Send + Sync + 'static;
-    /// The name of the Lease.
-    const LEASE: &'static str;
     /// The writes, and their right.
     const DUTY: &'static Duty;
     /// The time from a change of the objects to the next turn, in which further changes arrive; `None`: a change waits for the
     /// renewal of the Lease.
     const SETTLE: Option<Duration> = None;
+
+    /// Returns the name of the Lease.
+    fn lease(&self) -> String;
 
     /// Renews the Lease, and writes what is due if this replica holds it. Returns the time until the next turn. Fails if the Lease
     /// cannot be renewed, or the server does not answer.
@@ -58,7 +59,7 @@ impl<O: Default + Send + Sync + 'static> Writer<O> {
     ) -> Self {
         let (objects, objects_there) = watch::channel(Arc::default());
         let (result, writing) = watch::channel(Writing::default());
-        let lease = Lease::new(client, spec, T::LEASE);
+        let lease = Lease::new(client, spec, turns.lease());
         let task = run(turns, lease, objects_there, (cluster.clone(), result), stop.receiver());
         Self { objects, writing, duty: T::DUTY, task: scope.spawn(task).abort_handle() }
     }
@@ -118,6 +119,7 @@ mod tests {
 
     use super::super::gateway_api::writer::StatusWriter;
     use super::super::scripted;
+    use super::super::writing::Lack;
     use super::*;
     use http::StatusCode;
     use isthmus_aggregator::spec::kubernetes::Knows;
@@ -127,9 +129,12 @@ mod tests {
 
     impl Turns for Noting {
         type Objects = u32;
-        const LEASE: &'static str = "x";
-        const DUTY: &'static Duty = &Duty { subject: "x", grant: "x" };
+        const DUTY: &'static Duty = &Duty { subject: "x", grant: "x", lack: Lack::Fact };
         const SETTLE: Option<Duration> = StatusWriter::SETTLE;
+
+        fn lease(&self) -> String {
+            "x".to_owned()
+        }
 
         async fn turn(&mut self, objects: &Arc<u32>, lease: &mut Lease) -> Result<Duration, Fault> {
             lease.renew().await?;

@@ -22,6 +22,17 @@ pub(super) struct Duty {
     pub(super) subject: &'static str,
     /// The value of the chart that grants the right.
     pub(super) grant: &'static str,
+    /// What a right that is not granted is.
+    pub(super) lack: Lack,
+}
+
+/// What the lack of the right to write is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lack {
+    /// A choice of the operator: nothing in the config asks for these writes.
+    Fact,
+    /// A problem, because the config asks for these writes.
+    Problem,
 }
 
 /// The result of the last attempt to write.
@@ -30,8 +41,7 @@ pub(super) enum Writing {
     /// Everything was written, or nothing had to be.
     #[default]
     Works,
-    /// The API server forbids it. What is written is a service to the owners of the objects, and nothing else depends on it, so an
-    /// operator may choose not to grant this right.
+    /// The API server forbids it.
     Forbidden(String),
     /// The attempt failed for another reason, which is a problem of the registry.
     Fails(String),
@@ -39,7 +49,7 @@ pub(super) enum Writing {
 
 impl Writing {
     pub(super) fn of(fault: &Fault, duty: &Duty) -> Self {
-        let Duty { subject, grant } = duty;
+        let Duty { subject, grant, .. } = duty;
         match fault.status() {
             Some(StatusCode::FORBIDDEN) => {
                 Self::Forbidden(format!("not written: {fault}; the chart grants the right with {grant}"))
@@ -74,11 +84,14 @@ impl Writing {
         });
     }
 
-    /// Adds this to the report on how a registry is read. Only a failure is a problem.
+    /// Adds this to the report on how a registry is read.
     pub(super) fn describe(&self, duty: &Duty, report: &mut Report) {
         match self {
             Self::Works => {}
-            Self::Forbidden(why) => report.facts.push((duty.subject, why.clone())),
+            Self::Forbidden(why) => match duty.lack {
+                Lack::Fact => report.facts.push((duty.subject, why.clone())),
+                Lack::Problem => report.problems.push(format!("{}: {why}", duty.subject)),
+            },
             Self::Fails(why) => report.problems.push(why.clone()),
         }
     }
@@ -131,22 +144,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_right_to_write_that_was_not_granted_is_a_fact_and_every_other_failure_a_problem() {
-        let duty = Duty { subject: "status", grant: "a.value" };
-        let reported = |status| {
+    fn a_right_to_write_that_is_missing_is_a_problem_if_the_config_asks_for_the_writes() {
+        let reported = |status, lack| {
+            let duty = Duty { subject: "status", grant: "a.value", lack };
             let mut report = Report::default();
             let fault = Fault::Refused { status, message: "no".into(), retry_after: None };
             Writing::of(&fault, &duty).describe(&duty, &mut report);
             (report.facts.len(), report.problems.len())
         };
-        assert_eq!(reported(StatusCode::FORBIDDEN), (1, 0));
-        assert_eq!(reported(StatusCode::INTERNAL_SERVER_ERROR), (0, 1));
+        assert_eq!(reported(StatusCode::FORBIDDEN, Lack::Fact), (1, 0));
+        assert_eq!(reported(StatusCode::FORBIDDEN, Lack::Problem), (0, 1));
+        assert_eq!(reported(StatusCode::INTERNAL_SERVER_ERROR, Lack::Fact), (0, 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_right_that_is_missing_is_tried_again_after_a_minute_and_a_server_that_fails_after_two_seconds()
     {
-        let duty = Duty { subject: "status", grant: "a.value" };
+        let duty = Duty { subject: "status", grant: "a.value", lack: Lack::Fact };
         let mut refused = Refused::new();
         let fault = |status| Fault::Refused { status, message: "no".into(), retry_after: None };
         let (forbidden, failing) = (fault(StatusCode::FORBIDDEN), fault(StatusCode::INTERNAL_SERVER_ERROR));
@@ -163,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_reported_rather_than_a_missing_right() {
-        let duty = Duty { subject: "status", grant: "a.value" };
+        let duty = Duty { subject: "status", grant: "a.value", lack: Lack::Fact };
         let mut refused = Refused::new();
         assert_eq!(refused.result(), Writing::Works);
         for (object, status) in [(1, StatusCode::FORBIDDEN), (2, StatusCode::INTERNAL_SERVER_ERROR)] {

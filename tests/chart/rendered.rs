@@ -347,7 +347,7 @@ fn each_right_comes_with_its_feature_alone() {
     );
     assert_eq!(
         rules(object(&objects, "Role", &format!("{RELEASE}-leader")))[1],
-        "coordination.k8s.io/leases get,update isthmus-gateway-api"
+        "coordination.k8s.io/leases get,update isthmus-gateway-api-isthmus"
     );
     assert_eq!(
         object(&objects, "GatewayClass", "isthmus")["spec"]["controllerName"],

@@ -576,7 +576,7 @@ fn two_replicas_serve_and_one_of_them_writes() {
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
     let on = |port: u16| config("").replace("[443, 8443]", &format!("[443, {port}]"));
     let first = gateway(&cluster, &on(8443));
-    let lease = at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-gateway-api");
+    let lease = at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-gateway-api-isthmus");
     becomes(cluster.admin(), &lease, |lease| {
         lease["spec"]["holderIdentity"].to_string().contains("replica_")
     });

@@ -234,9 +234,15 @@ registries:
       {{- if $features.gatewayApi }}
       gatewayApi:
         class: {{ $kubernetes.gatewayApi.class | quote }}
+        {{- with $kubernetes.gatewayApi.controllerName }}
+        controllerName: {{ . | quote }}
+        {{- end }}
         ports: {{ toJson $kubernetes.gatewayApi.ports }}
         {{- with $kubernetes.gatewayApi.addresses }}
         addresses: {{ toJson . }}
+        {{- end }}
+        {{- with $kubernetes.gatewayApi.pool }}
+        pool: {{ toJson . }}
         {{- end }}
         {{- with $kubernetes.gatewayApi.requestable }}
         requestable: {{ toJson . }}

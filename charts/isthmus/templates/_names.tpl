@@ -68,13 +68,13 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The Leases of the replicas that write to the API server: one of each for all releases of a namespace. */}}
+{{/* The Leases of the replicas that write to the API server: one of each for all releases of a namespace, but of the Gateway API one for each class. */}}
 {{- define "isthmus.leases" -}}
 {{- $features := include "isthmus.role.features" . | fromJson -}}
 {{- $leases := list -}}
 {{- if $features.leader }}{{ $leases = append $leases "isthmus-service-exports" }}{{ end -}}
 {{- if $features.imports }}{{ $leases = append $leases "isthmus-service-imports" }}{{ end -}}
-{{- if $features.gatewayApi }}{{ $leases = append $leases "isthmus-gateway-api" }}{{ end -}}
+{{- if $features.gatewayApi }}{{ $leases = append $leases (printf "isthmus-gateway-api-%s" .root.Values.kubernetes.gatewayApi.class) }}{{ end -}}
 {{- join ", " $leases -}}
 {{- end }}
 

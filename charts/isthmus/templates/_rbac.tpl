@@ -72,6 +72,9 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gateways/status, listenersets/status, tlsroutes/status, tcproutes/status]
   verbs: [patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
 {{- end }}
 {{- end }}
 

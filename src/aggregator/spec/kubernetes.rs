@@ -83,11 +83,16 @@ impl ServiceImports {
 
 isthmus_model::words!(ServiceImports);
 
+/// The `controllerName` of the GatewayClasses that a release serves if the config sets none.
+pub const GATEWAY_CONTROLLER: &str = "isthmus.io/gateway-controller";
+
 /// The Gateways of the Gateway API that this process serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayApiSpec {
     /// The name of the GatewayClass.
     pub class: Arc<str>,
+    /// The `controllerName` of the GatewayClass, and of the entries that this release writes into the status of routes.
+    pub controller: Arc<str>,
     /// The ports that Gateways may listen on.
     pub ports: Vec<u16>,
     /// The addresses at which clients reach this process, for the status of Gateways that request none.

@@ -1,11 +1,29 @@
 //! The keys of `registries`: the sources of services, and the items that each may give.
 
+use std::sync::Arc;
+
 use isthmus_aggregator::spec::etcd::PREFIX;
-use isthmus_aggregator::spec::kubernetes::SYSTEM_NAMESPACE;
-use isthmus_aggregator::spec::kubernetes::ServiceImports;
-use isthmus_document::form;
+use isthmus_aggregator::spec::kubernetes::{GATEWAY_CONTROLLER, SYSTEM_NAMESPACE, ServiceImports};
+use isthmus_document::form::{self, text_forms};
 use isthmus_document::key::{Defaulted, Key, keys};
+use isthmus_document::problem::InvalidValue;
+use isthmus_model::name::HostName;
 use isthmus_snapshot::policy::RefusalMode;
+
+text_forms! {
+    /// The name of a controller of the Gateway API.
+    pub(crate) ControllerName: Arc<str> = controller_name, "controllerName", "^[a-z0-9.-]+/[A-Za-z0-9/._~%!$&'()*+,;=:-]+$",
+        "a domain and a path, such as example.com/gateways";
+}
+
+/// Reads a `GatewayController`: a host name and a path of RFC 3986, together up to 253 characters.
+fn controller_name(text: &str) -> Result<Arc<str>, InvalidValue> {
+    let (domain, path) = text.split_once('/').ok_or("")?;
+    let is_of_path = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte);
+    let is_domain = HostName::parse(domain).is_ok_and(|name| name.as_str() == domain);
+    let is_legal = is_domain && !path.is_empty() && path.bytes().all(is_of_path) && text.len() <= 253;
+    if is_legal { Ok(text.into()) } else { Err("".into()) }
+}
 
 // The keys that `kubernetes` and `kubernetesClusters` share.
 pub(crate) const TRUST_DOMAIN: Key<form::TrustDomain> =
@@ -155,12 +173,13 @@ keys! {
         NAMESPACE "namespace": form::Text => required;
     }
 
-    /// Gateways of the Gateway API that this process serves: those of one GatewayClass, whose `controllerName` is
-    /// `isthmus.io/gateway-controller`, with their ListenerSets, TLSRoutes and TCPRoutes (`gateway.networking.k8s.io/v1`). All
-    /// replicas serve them, and one of them writes their status.
+    /// Gateways of the Gateway API that this process serves: those of one GatewayClass, with their ListenerSets, TLSRoutes and
+    /// TCPRoutes (`gateway.networking.k8s.io/v1`). All replicas serve them, and one of them writes their status.
     pub(crate) GatewayApi "gatewayApi" {
         /// Name of the GatewayClass.
         CLASS "class": form::Text => required;
+        /// The `controllerName` of the GatewayClass. The status of a class with another one is not written.
+        CONTROLLER "controllerName": ControllerName = Arc::from(GATEWAY_CONTROLLER);
         /// Ports that Gateways may listen on. The gateway opens them on all addresses, as listeners with the names
         /// `gateway-PORT`; no other listener may have one of them. On these ports, routes of Gateways apply, and those of
         /// `routes` that name no other listener; of two equal names, that of `routes` wins. Exports do not apply.

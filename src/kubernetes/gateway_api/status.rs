@@ -3,7 +3,6 @@
 
 use serde_json::{Value, json};
 
-use super::super::kinds::gateway_class::CONTROLLER;
 use super::super::kinds::gateway_route::{ParentRecord, RouteKind};
 use super::super::kinds::gateway_status::{Condition, Digest, is_own};
 use super::grants::GROUP;
@@ -128,19 +127,19 @@ impl Status {
         status
     }
 
-    /// Returns the `status` of a route whose status is `before`.
-    pub(crate) fn of_route(&self, before: &Value, now: &str) -> Value {
+    /// Returns the `status` of a route whose status is `before`. The entries of this controller are those of the release.
+    pub(crate) fn of_route(&self, controller: &str, before: &Value, now: &str) -> Value {
         let known = before["parents"].as_array().map(Vec::as_slice).unwrap_or_default();
         let kept: Vec<Value> = self.kept.iter().map(reference).collect();
         let is_own =
-            |entry: &&Value| entry["controllerName"] == CONTROLLER && !kept.contains(&entry["parentRef"]);
+            |entry: &&Value| entry["controllerName"] == *controller && !kept.contains(&entry["parentRef"]);
         let (own, others): (Vec<&Value>, Vec<&Value>) = known.iter().partition(is_own);
         let parents = self.parents.iter().map(|parent| {
             let reference = reference(&parent.parent);
             let before = own.iter().find(|known| known["parentRef"] == reference);
             let before = before.map_or(&Value::Null, |known| &known["conditions"]);
             json!({
-                "parentRef": reference, "controllerName": CONTROLLER,
+                "parentRef": reference, "controllerName": controller,
                 "conditions": self.conditions(&parent.conditions, before, now),
             })
         });
@@ -199,6 +198,8 @@ fn reference(parent: &ParentRecord) -> Value {
 mod tests {
     use super::*;
 
+    const CONTROLLER: &str = "isthmus.io/gateway-controller";
+
     fn parent(name: &str) -> ParentRecord {
         ParentRecord {
             group: Some("gateway.networking.k8s.io".into()),
@@ -227,7 +228,7 @@ mod tests {
         let own = json!({"parentRef": {"group": "gateway.networking.k8s.io", "name": "edge", "port": 443},
             "controllerName": CONTROLLER, "conditions": old});
         let gone = json!({"parentRef": {"name": "gone"}, "controllerName": CONTROLLER, "conditions": []});
-        let after = status.of_route(&json!({"parents": [own, foreign, gone]}), "now");
+        let after = status.of_route(CONTROLLER, &json!({"parents": [own, foreign, gone]}), "now");
         let parents = after["parents"].as_array().expect("a list");
         assert_eq!(parents.len(), 2);
         assert_eq!(parents[0], foreign);

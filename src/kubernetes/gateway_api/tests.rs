@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::super::kinds::Kind;
 use super::*;
 use crate::testing::World;
-use isthmus_aggregator::spec::kubernetes::NamespaceChoice;
+use isthmus_aggregator::spec::kubernetes::{GATEWAY_CONTROLLER, NamespaceChoice};
 use isthmus_snapshot::gateway_api::Backend;
 
 impl World {
@@ -358,7 +358,7 @@ fn the_digest_of_a_status_is_that_of_the_object_once_it_is_written() {
         written["status"] = match &target {
             Target::Class(_) => wanted.status.of_class(&Value::Null, "now"),
             Target::Parent(_) => wanted.status.of_gateway(&Value::Null, "now"),
-            Target::Route(_) => wanted.status.of_route(&Value::Null, "now"),
+            Target::Route(_) => wanted.status.of_route(GATEWAY_CONTROLLER, &Value::Null, "now"),
         };
         world.put(&written);
     }

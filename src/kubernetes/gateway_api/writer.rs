@@ -18,9 +18,12 @@ use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
 use super::super::notes::Served;
 use super::super::writer::Turns;
-use super::super::writing::{Duty, Refused, Writing};
+use super::super::writing::{Duty, Lack, Refused, Writing};
+use super::events::Events;
 use super::listeners::{ParentId, ParentKind};
+use super::replicas::{Replica, counting};
 use super::status::{Status, Verdict};
+use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
@@ -45,6 +48,17 @@ pub(crate) enum Target {
     Class(Arc<str>),
     Parent(ParentId),
     Route(RouteId),
+}
+
+impl Target {
+    /// Returns the name of the object's kind.
+    pub(super) fn text(&self) -> &'static str {
+        match self {
+            Self::Class(_) => "GatewayClass",
+            Self::Parent((kind, _)) => kind.text(),
+            Self::Route((kind, _)) => kind.text(),
+        }
+    }
 }
 
 /// The status that an object should have.
@@ -86,9 +100,6 @@ impl Wanted {
     }
 }
 
-/// The name of a replica, and what it serves.
-type Replica = (String, Served);
-
 /// A status that was written.
 struct Written {
     /// The UID of the object.
@@ -112,12 +123,16 @@ impl Written {
 /// Writes the status.
 pub(crate) struct StatusWriter {
     client: Arc<Client>,
-    /// The name of this replica.
+    /// The name of this replica, and the namespace of the replicas.
     name: Arc<str>,
+    namespace: Arc<str>,
+    class: Arc<str>,
+    controller: Arc<str>,
     world: LaterReader,
     /// The statuses that were written last.
     written: BTreeMap<Target, Written>,
     refused: Refused<Target>,
+    events: Events,
     /// The generations of Gateways that not every replica serves, and since when.
     waiting: BTreeMap<Target, (i64, Instant)>,
     /// True once this replica has served all Gateways. A replica that starts holds up no status.
@@ -125,10 +140,15 @@ pub(crate) struct StatusWriter {
 }
 
 impl StatusWriter {
-    pub(crate) fn new(client: Arc<Client>, name: Arc<str>, world: LaterReader) -> Self {
+    pub(crate) fn new(client: Arc<Client>, spec: &GatewayApiSpec, world: LaterReader) -> Self {
+        let reporter = (spec.controller.clone(), spec.writer.holder.clone());
         Self {
+            events: Events::new(client.clone(), reporter),
             client,
-            name,
+            name: spec.writer.holder.clone(),
+            namespace: spec.writer.namespace.clone(),
+            class: spec.class.clone(),
+            controller: spec.controller.clone(),
             world,
             written: BTreeMap::new(),
             refused: Refused::new(),
@@ -140,11 +160,18 @@ impl StatusWriter {
 
 impl Turns for StatusWriter {
     type Objects = Due;
-    const LEASE: &'static str = "isthmus-gateway-api";
-    const DUTY: &'static Duty =
-        &Duty { subject: "status of the Gateway API", grant: "kubernetes.gatewayApi.class" };
+    const DUTY: &'static Duty = &Duty {
+        subject: "status of the Gateway API",
+        grant: "kubernetes.gatewayApi.class",
+        lack: Lack::Problem,
+    };
     /// Meanwhile the process begins to serve the change.
     const SETTLE: Option<Duration> = Some(Duration::from_millis(200));
+
+    /// Each release has a class, and replicas of its own.
+    fn lease(&self) -> String {
+        format!("isthmus-gateway-api-{}", self.class)
+    }
 
     async fn turn(&mut self, due: &Arc<Due>, lease: &mut Lease) -> Result<Duration, Fault> {
         self.written.retain(|_, written| written.at.elapsed() < AGAIN_AFTER);
@@ -169,8 +196,8 @@ impl Turns for StatusWriter {
             return Ok(RENEW_EVERY);
         }
         let now = Instant::now();
-        let others = lease.notes.others(now).into_iter().map(|note| (note.name, note.serves));
-        let replicas: Vec<Replica> = others.chain([(self.name.to_string(), serves)]).collect();
+        let mut replicas = counting(&self.client, &self.namespace, lease.notes.others(now), due).await;
+        replicas.push((self.name.to_string(), serves));
         let (refused, waiting) = (&self.refused, &mut self.waiting);
         waiting.retain(|target, _| due.contains_key(target));
         let differing = due.iter().filter(|(target, _)| !refused.contains(target));
@@ -185,10 +212,11 @@ impl Turns for StatusWriter {
         let differing: Vec<_> = differing.take(WRITES_MAX).collect();
         // Further objects may wait to be written.
         let pause = if differing.len() == WRITES_MAX { Duration::ZERO } else { RENEW_EVERY };
+        self.events.begin();
         for some in differing.chunks(TOGETHER) {
             let writes = some.iter().map(|(target, wanted, status, _)| self.write(target, wanted, status));
             let results = join_all(writes).await;
-            for ((target, wanted, _, digest), result) in some.iter().zip(results) {
+            for ((target, wanted, status, digest), result) in some.iter().zip(results) {
                 match result {
                     Ok(()) => {
                         let uid = wanted.stamp.uid.clone();
@@ -197,6 +225,7 @@ impl Turns for StatusWriter {
                             before.is_some_and(|before| before.uid == uid && before.digest == *digest);
                         let at = Instant::now();
                         let written = Written { uid, digest: *digest, at, is_seen: false, is_repair };
+                        self.events.send(target, &written.uid, status).await;
                         self.written.insert(target.clone(), written);
                     }
                     // The object has changed, and the watch will report the new version.
@@ -257,14 +286,17 @@ impl StatusWriter {
         let path = path(version, target);
         let now = rfc3339(SystemTime::now());
         let (version, status) = if wanted.is_blank {
-            (Value::from(&*wanted.stamp.resource_version), status.of_route(&Value::Null, &now))
+            (
+                Value::from(&*wanted.stamp.resource_version),
+                status.of_route(&self.controller, &Value::Null, &now),
+            )
         } else {
             let object = self.client.object(&path).await?;
             let object: Value =
                 serde_json::from_slice(&object).map_err(|error| Fault::Answer(error.to_string()))?;
             let before = &object["status"];
             let status = match target {
-                Target::Route(_) => status.of_route(before, &now),
+                Target::Route(_) => status.of_route(&self.controller, before, &now),
                 Target::Parent((ParentKind::Gateway, _)) => status.of_gateway(before, &now),
                 Target::Parent((ParentKind::ListenerSet, _)) => status.of_listeners(before, &now),
                 Target::Class(_) => status.of_class(before, &now),
@@ -301,7 +333,7 @@ fn judged(
 }
 
 /// Returns the kind of an object.
-fn kind_of(target: &Target) -> Kind {
+pub(super) fn kind_of(target: &Target) -> Kind {
     match target {
         Target::Class(_) => Kind::GatewayClass,
         Target::Parent((ParentKind::Gateway, _)) => Kind::ClassGateway,
@@ -327,6 +359,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::super::super::scripted;
+    use super::super::super::testing::spec_of;
     use super::*;
     use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
     use isthmus_tasks::scope::Scope;
@@ -375,7 +408,7 @@ mod tests {
     async fn server(scope: &Scope) -> (Arc<Client>, Lease, mpsc::Receiver<Instant>) {
         let (client, mut requests) = scripted::server(scope).await;
         let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
-        let lease = Lease::new(client.clone(), spec, StatusWriter::LEASE);
+        let lease = Lease::new(client.clone(), spec, "isthmus-gateway-api-isthmus".into());
         let (noted, patches) = mpsc::channel(64);
         scope.spawn(async move {
             loop {
@@ -399,7 +432,7 @@ mod tests {
     async fn a_status_that_does_not_stay_is_written_again_after_thirty_seconds() {
         let scope = Scope::default();
         let (client, mut lease, mut patches) = server(&scope).await;
-        let mut writer = StatusWriter::new(client, "a".into(), LaterReader::default());
+        let mut writer = StatusWriter::new(client, &spec_of("isthmus"), LaterReader::default());
         let target = Target::Class("x".into());
         let due = Arc::new(Due::from([(target, Arc::new(Wanted { served: None, ..wanted(1) }))]));
         let begun = Instant::now();
@@ -415,7 +448,7 @@ mod tests {
     async fn an_object_that_was_created_again_or_has_lost_its_status_is_written_at_once() {
         let scope = Scope::default();
         let (client, mut lease, mut patches) = server(&scope).await;
-        let mut writer = StatusWriter::new(client, "a".into(), LaterReader::default());
+        let mut writer = StatusWriter::new(client, &spec_of("isthmus"), LaterReader::default());
         let digest = wanted(1).status.digest();
         let begun = Instant::now();
         // The UID and the digest of the object that is read, from this second on.

@@ -78,7 +78,19 @@ impl ListenerTls {
     }
 }
 
+/// Returns the beginning of the message of the condition `Accepted`, by which a release recognises the conditions that it has written
+/// to a Gateway or ListenerSet: the API has no field for their controller.
+pub(crate) fn mark_of_class(class: &str) -> String {
+    format!("GatewayClass {class}: ")
+}
+
 impl ListenersStatus {
+    /// Returns true if a release that serves this class has written the condition `Accepted`.
+    pub(crate) fn is_of_class(&self, class: &str) -> bool {
+        let mark = mark_of_class(class);
+        self.conditions.iter().any(|found| found.kind == "Accepted" && found.message.starts_with(&mark))
+    }
+
     /// Adds the status to a digest.
     pub(crate) fn add_to(&self, digest: &mut Digest) {
         for address in &self.addresses {
@@ -115,17 +127,23 @@ impl Watched for ClassGateway {
         let served = reading.spec.gateway_api.as_ref()?;
         let class = reading.texts.text(&spec.gateway_class_name);
         // Gateways of other classes may be most of them, so only their class is kept.
+        let is_written = status.is_of_class(&served.class);
+        let stamp = || Stamp::of(metadata, |digest| status.add_to(digest));
         Some(match class == served.class {
+            false if is_written => {
+                ClassGatewayRecord { class, is_written, stamp: stamp(), ..ClassGatewayRecord::default() }
+            }
             false => ClassGatewayRecord { class, ..ClassGatewayRecord::default() },
             true => ClassGatewayRecord {
                 class,
+                is_written,
                 created: metadata.created().into(),
                 addresses: spec.addresses.clone(),
                 shown: status.addresses.iter().filter_map(|address| address.value.parse().ok()).collect(),
                 listeners: spec.listeners.iter().take(LISTENERS_MAX).cloned().collect(),
                 has_parameters: spec.infrastructure.parameters_ref.is_some(),
                 allowed_listeners: spec.allowed_listeners.namespaces.clone(),
-                stamp: Stamp::of(metadata, |digest| status.add_to(digest)),
+                stamp: stamp(),
             },
         })
     }
@@ -139,6 +157,8 @@ impl Watched for ClassGateway {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClassGatewayRecord {
     pub(crate) class: Arc<str>,
+    /// True if the condition `Accepted` is that of a release that serves the class. Such a Gateway of another class has a stamp, too.
+    pub(crate) is_written: bool,
     pub(crate) created: Box<str>,
     pub(crate) addresses: Vec<RequestedAddress>,
     /// The addresses of the status.

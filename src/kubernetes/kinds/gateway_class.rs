@@ -9,10 +9,7 @@ use super::{Facts, Namespaces, Reading, Tables, Watched};
 use crate::objects::{Meta, objects};
 use crate::table::{Table, Touched};
 
-/// The controller of the GatewayClasses that Isthmus serves.
-pub(crate) const CONTROLLER: &str = "isthmus.io/gateway-controller";
-
-/// The reason why a class of [`CONTROLLER`] is not accepted, if no gateway that reads it is configured for it.
+/// The reason why a class of this controller is not accepted, if no gateway that reads it is configured for it.
 pub(crate) const NOT_SERVED: &str = "NotServed";
 
 objects! {
@@ -36,9 +33,10 @@ impl Watched for GatewayClass {
 
     type Rows = Table<Arc<str>, ClassRecord>;
 
-    /// Only classes of [`CONTROLLER`] are kept.
-    fn record(&self, _: &mut Reading<'_>) -> Option<ClassRecord> {
-        (self.spec.controller_name == CONTROLLER).then(|| ClassRecord {
+    /// Only classes of this controller are kept.
+    fn record(&self, reading: &mut Reading<'_>) -> Option<ClassRecord> {
+        let controller = &reading.spec.gateway_api.as_ref()?.controller;
+        (self.spec.controller_name == **controller).then(|| ClassRecord {
             has_parameters: self.spec.parameters_ref.is_some(),
             is_undecided: self.status.conditions.iter().all(|condition| {
                 condition.kind != "Accepted"
@@ -59,7 +57,7 @@ impl Watched for GatewayClass {
     }
 }
 
-/// A GatewayClass of [`CONTROLLER`].
+/// A GatewayClass of this controller.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ClassRecord {
     /// True if the class refers to parameters, of which Isthmus knows none.

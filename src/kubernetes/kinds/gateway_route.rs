@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::gateway_class::CONTROLLER;
 use super::gateway_status::{Condition, Conditions, Digest, Stamp};
 use super::{Facts, Reading, Tables, Watched};
 use crate::interner::Interner;
@@ -74,7 +73,7 @@ impl Watched for TlsRoute {
     type Rows = Table<ObjectKey, Box<RouteRecord>>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<Box<RouteRecord>> {
-        Some(Box::new(RouteRecord::read(&self.metadata, &self.spec, &self.status, reading.texts)))
+        Some(Box::new(RouteRecord::read((&self.metadata, &self.spec, &self.status), reading)))
     }
 
     fn touch(touched: Touched<ObjectKey, Box<RouteRecord>>, tables: &mut Tables) {
@@ -93,7 +92,7 @@ impl Watched for TcpRoute {
     type Rows = Table<ObjectKey, Box<RouteRecord>>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<Box<RouteRecord>> {
-        Some(Box::new(RouteRecord::read(&self.metadata, &self.spec, &self.status, reading.texts)))
+        Some(Box::new(RouteRecord::read((&self.metadata, &self.spec, &self.status), reading)))
     }
 
     fn touch(touched: Touched<ObjectKey, Box<RouteRecord>>, tables: &mut Tables) {
@@ -150,7 +149,9 @@ pub(crate) struct BackendRecord {
 }
 
 impl RouteRecord {
-    fn read(metadata: &Meta, spec: &RouteSpec, status: &RouteStatus, texts: &mut Interner) -> Self {
+    fn read((metadata, spec, status): (&Meta, &RouteSpec, &RouteStatus), reading: &mut Reading<'_>) -> Self {
+        let Reading { spec: of, texts, .. } = reading;
+        let controller = of.gateway_api.as_ref().map(|served| &*served.controller);
         let first = spec.rules.first().map(|rule| rule.backend_refs.as_slice()).unwrap_or_default();
         let mut backend = |found: &BackendRef| BackendRecord {
             group: texts.text(found.group.as_deref().unwrap_or_default()),
@@ -173,7 +174,7 @@ impl RouteRecord {
             rules: spec.rules.len(),
             has_status: !status.parents.is_empty(),
             own: {
-                let own = status.parents.iter().filter(|parent| parent.controller_name == CONTROLLER);
+                let own = status.parents.iter().filter(|parent| Some(&*parent.controller_name) == controller);
                 let own = own.map(|entry| {
                     let parent = ParentRecord::read(&entry.parent_ref, texts);
                     let digest = parent.digest(&entry.conditions);

@@ -39,6 +39,7 @@ impl Watched for ListenerSet {
                 name: reading.texts.text(&parent_ref.name),
             },
             listeners: listeners.iter().take(LISTENERS_MAX).cloned().collect(),
+            is_written: reading.spec.gateway_api.as_ref().is_some_and(|of| status.is_of_class(&of.class)),
             stamp: Stamp::of(metadata, |digest| status.add_to(digest)),
         })
     }
@@ -54,5 +55,7 @@ pub(crate) struct ListenerSetRecord {
     pub(crate) created: Box<str>,
     pub(crate) gateway: ObjectKey,
     pub(crate) listeners: Vec<ListenerSpec>,
+    /// True if the condition `Accepted` is that of a release that serves the class.
+    pub(crate) is_written: bool,
     pub(crate) stamp: Stamp,
 }

@@ -744,7 +744,7 @@ fn only_the_namespaces_that_may_have_gateways_have_some() {
     world.spec.from = choice(&["infra"], &[]);
     assert_eq!(had(&mut world), ["infra/a 127.0.0.7:443", "other/c NotAllowed"]);
     let (_, refused) = world.api.parents.iter().find(|((_, key), _)| *key.name == *"c").expect("the Gateway");
-    let status = status_of(refused, |_| 0);
+    let status = status_of("isthmus", refused, |_| 0);
     let all = status.listeners.iter().flat_map(|listener| &listener.conditions).chain(&status.conditions);
     assert!(all.filter(|(kind, _)| *kind == "Programmed").all(|(_, verdict)| !verdict.is_true));
 }

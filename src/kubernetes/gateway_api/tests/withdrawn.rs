@@ -1,10 +1,9 @@
-//! A property: after any sequence of changes, the statuses of routes are those that the objects as they are now give, whatever was written
-//! before, with two releases in one cluster.
+//! A property: after any sequence of changes, the statuses are those that the objects as they are now give, whatever was written before,
+//! with two releases in one cluster.
 
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::kinds::gateway_class::CONTROLLER;
 
 /// A generator of random numbers (SplitMix64).
 struct Random(u64);
@@ -34,7 +33,7 @@ fn key_of(object: &Value) -> String {
 }
 
 fn class(name: &str) -> Value {
-    let controller = if name == "foreign" { "other/controller" } else { CONTROLLER };
+    let controller = if name == "foreign" { "other/controller" } else { GATEWAY_CONTROLLER };
     json!({"kind": "GatewayClass", "metadata": {"name": name}, "spec": {"controllerName": controller}})
 }
 
@@ -113,7 +112,14 @@ impl Cluster {
                 let class = CLASSES[random.below(3)];
                 let spec = json!({"gatewayClassName": class, "listeners": [listener("tls", json!({}))],
                     "allowedListeners": {"namespaces": {"from": "All"}}});
-                self.apply(object("Gateway", &format!("infra/{gateway}"), 1, spec));
+                let mut new = object("Gateway", &format!("infra/{gateway}"), 1, spec);
+                self.apply(new.clone());
+                if class == "foreign" && random.below(2) == 0 {
+                    new["metadata"] = self.objects[&key_of(&new)]["metadata"].clone();
+                    new["status"] = json!({"conditions": [
+                        {"type": "Accepted", "status": "True", "reason": "Accepted", "message": THEIRS}]});
+                    self.store(new);
+                }
                 format!("{gateway} of {class}")
             }
             6 => {
@@ -160,24 +166,56 @@ impl Cluster {
         }
     }
 
-    /// Writes the statuses of routes until both releases are at rest. Returns the number of writes.
-    fn settle(&mut self) -> usize {
-        for writes in 0..20 {
+    /// Writes statuses until both releases are at rest.
+    fn settle(&mut self) {
+        for _ in 0..40 {
             let due = self.releases.iter_mut().find_map(|release| {
                 release.renew();
                 let due = release.api.due.iter();
-                due.filter(|(target, _)| matches!(target, Target::Route(_)))
+                due.filter(|(target, _)| !matches!(target, Target::Class(_)))
                     .find(|(_, wanted)| wanted.status.digest() != wanted.stamp.digest)
                     .map(|(target, wanted)| (target.clone(), wanted.clone()))
             });
-            let Some((Target::Route((_, key)), wanted)) = due else { return writes };
-            let mut route =
-                self.objects[&key_of(&object("TLSRoute", &key.to_string(), 1, Value::Null))].clone();
-            assert_eq!(route["metadata"]["uid"], *wanted.stamp.uid, "the object that was read");
-            route["status"] = wanted.status.of_route(&route["status"], "now");
-            self.store(route);
+            let Some((target, Wanted { status, stamp, .. })) = due.map(|(of, due)| (of, (*due).clone()))
+            else {
+                return;
+            };
+            let (kind, key) = match &target {
+                Target::Route((_, key)) => ("TLSRoute", key),
+                Target::Parent((kind, key)) => (kind.text(), key),
+                Target::Class(_) => unreachable!("filtered"),
+            };
+            let mut object = self.objects[&key_of(&object(kind, &key.to_string(), 1, Value::Null))].clone();
+            assert_eq!(object["metadata"]["uid"], *stamp.uid, "the object that was read");
+            let before = &object["status"];
+            object["status"] = match target {
+                Target::Route(_) => status.of_route(GATEWAY_CONTROLLER, before, "now"),
+                Target::Parent((ParentKind::Gateway, _)) => status.of_gateway(before, "now"),
+                Target::Parent(_) | Target::Class(_) => status.of_listeners(before, "now"),
+            };
+            self.store(object);
         }
         panic!("the releases do not come to rest")
+    }
+
+    /// Asserts that the conditions of every Gateway and ListenerSet are those of the release that serves it, if one does, and that no
+    /// object that none serves has conditions of a release.
+    fn check_parents(&self, context: &dyn Fn() -> String) {
+        for object in self.objects.values() {
+            let Some(kind) = [ParentKind::Gateway, ParentKind::ListenerSet]
+                .into_iter()
+                .find(|kind| object["kind"] == kind.text())
+            else {
+                continue;
+            };
+            let text = |field: &str| object["metadata"][field].as_str().expect("a text").into();
+            let id = (kind, ObjectKey { namespace: text("namespace"), name: text("name") });
+            for release in &self.releases {
+                let mark = mark_of_class(&release.spec.class);
+                let is_served = release.api.parents.contains_key(&id);
+                assert_eq!(accepted(object).starts_with(&mark), is_served, "{object:#}, {}", context());
+            }
+        }
     }
 
     /// Returns the entries of Isthmus that each route has, and those of others.
@@ -186,7 +224,11 @@ impl Cluster {
         for route in self.objects.values().filter(|object| object["kind"] == "TLSRoute") {
             for entry in route["status"]["parents"].as_array().into_iter().flatten() {
                 let text = format!("{} {entry}", route["metadata"]["name"]);
-                if entry["controllerName"] == CONTROLLER { all.0.push(text) } else { all.1.push(text) }
+                if entry["controllerName"] == GATEWAY_CONTROLLER {
+                    all.0.push(text)
+                } else {
+                    all.1.push(text)
+                }
             }
         }
         all.0.sort();
@@ -205,9 +247,19 @@ impl Cluster {
     }
 }
 
+/// The message of a condition of another controller.
+const THEIRS: &str = "theirs";
+
+/// Returns the message of the condition `Accepted` of a Gateway or ListenerSet.
+fn accepted(object: &Value) -> &str {
+    let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    let found = conditions.find(|condition| condition["type"] == "Accepted");
+    found.and_then(|condition| condition["message"].as_str()).unwrap_or_default()
+}
+
 #[test]
-fn the_statuses_of_routes_are_those_of_the_objects_as_they_are_now_in_every_sequence() {
-    let mut withdrawn = 0;
+fn the_statuses_are_those_of_the_objects_as_they_are_now_in_every_sequence() {
+    let (mut withdrawn, mut left, mut theirs) = (0, 0, 0);
     for seed in 0..60 {
         let (mut random, mut cluster) = (Random(seed), Cluster::new());
         let mut changes = Vec::new();
@@ -215,7 +267,20 @@ fn the_statuses_of_routes_are_those_of_the_objects_as_they_are_now_in_every_sequ
             let before = cluster.entries();
             changes.push(cluster.change(&mut random));
             let others = cluster.entries().1;
+            let count = |cluster: &Cluster, text: &str| {
+                cluster.objects.values().filter(|object| accepted(object).contains(text)).count()
+            };
+            let gone = count(&cluster, "no GatewayClass of");
+            let is_theirs = |object: &&Value| accepted(object) == THEIRS;
+            let foreign: Vec<String> = cluster.objects.values().filter(is_theirs).map(key_of).collect();
             cluster.settle();
+            cluster.check_parents(&|| format!("seed {seed} after {changes:#?}"));
+            left += count(&cluster, "no GatewayClass of").saturating_sub(gone);
+            theirs += foreign.len();
+            for key in foreign {
+                let after = accepted(&cluster.objects[&key]);
+                assert!(after == THEIRS || after.starts_with("GatewayClass "), "{after}: {key}, seed {seed}");
+            }
             let mut anew = cluster.anew();
             anew.settle();
             let found = cluster.entries();
@@ -224,5 +289,5 @@ fn the_statuses_of_routes_are_those_of_the_objects_as_they_are_now_in_every_sequ
             withdrawn += usize::from(found.0.len() < before.0.len());
         }
     }
-    assert!(withdrawn > 50, "{withdrawn} withdrawals");
+    assert!(withdrawn > 50 && left > 50 && theirs > 50, "{withdrawn} {left} {theirs}");
 }
